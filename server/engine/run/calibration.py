@@ -2,8 +2,9 @@
 
 import dataclasses
 import math
+import operator
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import TypeAlias
 
@@ -18,6 +19,7 @@ from attention_serving.server.engine.run.cost import (
     TIMED_SIZES_ON_DEVICE,
     RunCost,
     fit,
+    time_in_turns,
     time_runs,
 )
 from attention_serving.server.engine.run.execute import run_batch
@@ -61,34 +63,28 @@ class _Graph:
     def cost(self) -> RunCost:
         """Times runs of several sizes, up to one that takes long enough."""
         clock = time.thread_time if self._model.runs_on_host else time.perf_counter
-        seconds = self._time(self._timed_sizes, clock)
+        run = partial(self._run, parallel=False)
+        seconds = time_runs(self._possible(self._timed_sizes), run, clock)
         return fit(self._operations(seconds), list(seconds.values()))
 
     def parallel_cost(self, one_thread: RunCost) -> RunCost:
         """The cost of runs on all threads, in terms of that on one.
 
-        Both are timed again by the wall clock: the clock of one thread leaves out the time in which other
+        Both are timed by the wall clock: the clock of one thread leaves out the time in which other
         processes have the core, so that one thread would look faster on a busy machine.
         """
-        all_seconds = self._time(TIMED_SIZES_ALONE, time.perf_counter, parallel=True)
-        one_seconds = self._time(TIMED_SIZES_ALONE, time.perf_counter)
-        timed = [size for size in all_seconds if size in one_seconds]
-        operations = self._operations(timed)
-        ratios = [all_seconds[size] / one_seconds[size] for size in timed]
-        return fit(
-            operations,
-            [ratio * one_thread.seconds(*run) for ratio, run in zip(ratios, operations, strict=True)],
-        )
+        one, every = (partial(self._run, parallel=parallel) for parallel in (False, True))
+        ratios = time_in_turns(self._possible(TIMED_SIZES_ALONE), every, one)
+        operations = self._operations(ratios)
+        alone = (one_thread.seconds(*run) for run in operations)
+        return fit(operations, list(map(operator.mul, ratios.values(), alone)))
 
-    def _time(
-        self, sizes: Iterable[Size], clock: Callable[[], float], *, parallel: bool = False
-    ) -> dict[Size, float]:
-        """Times runs of those sizes that are nearest to the given ones, of those that the graph takes."""
-        possible = [
+    def _possible(self, sizes: Iterable[Size]) -> list[Size]:
+        """The nearest sizes that the graph takes."""
+        return [
             (max(count, 2) if self._ragged else count, int(min(length + self._ragged, self._longest)))
             for count, length in sizes
         ]
-        return time_runs(possible, partial(self._run, parallel=parallel), clock)
 
     def _operations(self, sizes: Iterable[Size]) -> list[tuple[int, int]]:
         return [self._model.operations(count, length, length) for count, length in sizes]

@@ -32,6 +32,8 @@ TIMED_SECONDS, MOST_TIMED_SECONDS = 0.005, 0.025
 MOST_TIMED_ROUNDS = 10
 # At least so many runs of each size are timed on a clock that goes on while other processes have the core.
 LEAST_TIMED_ROUNDS = 2
+# Two ways to run a size are compared at least twice, and until each has taken so long.
+COMPARED_SECONDS = 0.01
 # Two runs agree if the longer one takes at most this many times as long.
 AGREEMENT = 1.1
 # Fewer operations for each second are taken for none: their cost would not be finite.
@@ -111,6 +113,49 @@ def time_runs(
         if durations[size] > LONG_ENOUGH_SECONDS:
             break
     return durations
+
+
+def time_in_turns(
+    sizes: Iterable[tuple[int, int]],
+    first: Callable[[int, int], object],
+    second: Callable[[int, int], object],
+) -> dict[tuple[int, int], float]:
+    """Compares two ways to run each size by the wall clock: duration of the first divided by the second.
+
+    All sizes and both ways are timed by turns. Another process that has a core for some milliseconds then
+    disturbs a few runs of each, and not all runs of one.
+
+    Args:
+        sizes: Number of sequences, and length of each, in ascending order.
+        first: Runs a size.
+        second: Runs it in another way.
+
+    Raises:
+        MemoryError: The first run needs more memory than there is. Later sizes are then skipped instead.
+    """
+    found: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
+    waiting, turn = list(sizes), 0
+    while waiting:
+        turn += 1
+        for index, size in enumerate(waiting):
+            durations = found.setdefault(size, ([], []))
+            try:
+                for run, taken in zip((first, second), durations, strict=True):
+                    for _ in range(LEAST_TIMED_ROUNDS):  # the first one finds the caches of the other way
+                        started = time.perf_counter()
+                        run(*size)
+                        taken.append(time.perf_counter() - started)
+            except MemoryError:
+                if not all(durations):
+                    del found[size]
+                if not found:
+                    raise
+                waiting[index:] = []
+            else:
+                if max(map(min, durations)) > LONG_ENOUGH_SECONDS:
+                    waiting[index + 1 :] = []
+        waiting = [size for size in waiting if turn == 1 or min(map(sum, found[size])) < COMPARED_SECONDS]
+    return {size: min(first) / min(second) for size, (first, second) in found.items()}
 
 
 def _shortest(call: Callable[[], object], clock: Callable[[], float]) -> float:

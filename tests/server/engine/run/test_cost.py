@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from hypothesis import assume, example, given
@@ -17,6 +18,7 @@ from attention_serving.server.engine.run.cost import (
     TIMED_SIZES,
     RunCost,
     fit,
+    time_in_turns,
     time_runs,
 )
 
@@ -140,3 +142,32 @@ def test_runs_are_not_repeated_without_end(seconds: float) -> None:
 def test_larger_sizes_are_skipped_once_a_run_takes_long() -> None:
     clock = Clock([0.9 * LONG_ENOUGH_SECONDS] * 2 + [2 * LONG_ENOUGH_SECONDS] * 2)
     assert list(time_runs(TIMED_SIZES, clock.run, clock)) == list(TIMED_SIZES[:2])
+
+
+def ratios(monkeypatch: pytest.MonkeyPatch, first: Sequence[float], second: Sequence[float]) -> list[float]:
+    """Of two ways to run two sizes, whose runs take these times one after another."""
+    clock = Clock([])
+    ways = [iter(first), iter(second)]
+    monkeypatch.setattr(time, "perf_counter", clock)
+
+    def run(way: int, _count: int, _length: int) -> None:
+        try:
+            clock.now += next(ways[way])
+        except StopIteration:
+            raise MemoryError from None
+
+    sizes = [(1, 1), (1, 16)]
+    return list(time_in_turns(sizes, partial(run, 0), partial(run, 1)).values())
+
+
+def test_ways_to_run_are_compared_by_their_shortest_runs_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first turn of both sizes is disturbed, the second is not.
+    first, second = [8.0, 8.0, 4.0, 4.0, 0.5, 0.25, 1.0, 0.75], [9.0, 9.0, 9.0, 9.0, 0.5, 0.5, 1.0, 1.0]
+    small, large = ([LONG_ENOUGH_SECONDS / 10 * each for each in taken] for taken in (first, second))
+    assert ratios(monkeypatch, small, large) == pytest.approx([0.5, 0.75])
+
+
+def test_ways_to_run_are_compared_at_sizes_that_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ratios(monkeypatch, [0.01, 0.01], [0.02, 0.02, 0.02]) == pytest.approx([0.5])
+    with pytest.raises(MemoryError):
+        ratios(monkeypatch, [], [])
