@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import re
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
@@ -27,20 +26,19 @@ log = logging.getLogger(__name__)
 SHUTTING_DOWN = "the server is shutting down; retry on another server"
 UNEXPECTED = "the server failed unexpectedly; its log has the details"
 CLIENT_LEFT = 499
-HTML = "text/html; charset=utf-8"
 DOCS = Path(__file__).with_name("docs.html")
 # A checkout has the page in the client's distribution, from which the build of this one copies it.
 EXPLORER = Path(__file__).with_name("explorer.html")
 if not EXPLORER.exists():
     EXPLORER = Path(__file__).parents[3] / "clients/python/src/attention_client/_explorer.html"
-# The page loads nothing but this server's own description.
-DOCS_HEADERS = {
-    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline';"
-    " connect-src 'self'",
+# What a page may load is in its own policy. Here is what only a header can state.
+PAGE_HEADERS = {
+    "content-type": "text/html; charset=utf-8",
+    "content-security-policy": "frame-ancestors 'none'",
+    "cache-control": "no-cache",
+    "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
-# The policy that the explorer states itself: the hashes of its script and style, and this server only.
-POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]+)">')
 
 
 def create_application(service: Service) -> Router:
@@ -50,10 +48,9 @@ def create_application(service: Service) -> Router:
         for path in route.paths:
             found[path][route.verb] = route.handle
     found["/openapi.json"]["GET"] = _openapi
-    found["/docs"]["GET"] = partial(_page, DOCS.read_bytes(), DOCS_HEADERS)
+    found["/docs"]["GET"] = partial(_page, DOCS.read_bytes())
     if service.settings.http_explore:
-        page = EXPLORER.read_bytes()
-        found["/explore"]["GET"] = partial(_page, page, explorer_headers(page.decode()))
+        found["/explore"]["GET"] = partial(_page, EXPLORER.read_bytes())
         found["/explore/models"]["GET"] = _explorer_models
     routes = [Route(path, Endpoint(service, path, handlers)) for path, handlers in found.items()]
     return Router(routes, redirect_slashes=False, default=Endpoint(service, "", {}))
@@ -116,28 +113,11 @@ async def _openapi(_exchange: Exchange) -> Reply:
     return Reply([orjson.dumps(document(), option=orjson.OPT_INDENT_2)])
 
 
-async def _page(content: bytes, headers: Mapping[str, str], _exchange: Exchange) -> Reply:
-    return Reply([content], media_type=HTML, headers=headers)
+async def _page(content: bytes, _exchange: Exchange) -> Reply:
+    return Reply([content], headers=PAGE_HEADERS)
 
 
 async def _explorer_models(exchange: Exchange) -> Reply:
     """The models that the caller may read, as attention.v1 describes them."""
     models = await embeddings.list_models(exchange)
     return Reply([orjson.dumps({"models": [to_json(model) for model in models]})])
-
-
-def explorer_headers(page: str) -> dict[str, str]:
-    """Headers of the explorer: the policy that it states itself, and what only a header can state.
-
-    Raises:
-        ValueError: The page does not state a policy.
-    """
-    found = POLICY.search(page)
-    if found is None:
-        raise ValueError(f"{EXPLORER.name} does not state a content security policy")
-    return {
-        "content-security-policy": f"{found[1]}; frame-ancestors 'none'",
-        "cache-control": "no-cache",
-        "referrer-policy": "no-referrer",
-        "x-content-type-options": "nosniff",
-    }

@@ -70,9 +70,9 @@ OPTIONS = (
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # A server that starts again is found within a second.
+    # A server that starts again is found within a second. One attempt may take longer on a busy machine.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 # gRPC codes, by the status that clients of HTTP know for the same. Source: google/rpc/code.proto.
@@ -269,7 +269,7 @@ class Exchange:
         service: What all requests share.
         scope: The request, as ASGI describes it.
         parameters: The parameters of the path.
-        headers: The headers; of several with one name, the last.
+        headers: The headers; of several with one name, the first.
         record: What is noted of the request.
         memory: The memory of the request and its answer.
         body_complete: Whether all of the body has been read, or there is none.

@@ -112,8 +112,9 @@ class Connection(HttpToolsProtocol):
             self._refuse(error)
 
     def on_message_begin(self) -> None:
-        """A request begins."""
-        self._began = time.monotonic()
+        """A request begins. The time of the first one began with the connection."""
+        if self.cycle is not None:
+            self._began = time.monotonic()
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -251,14 +252,23 @@ def _invalid(status: int, reason: str) -> HTTPException:
     return HTTPException(status, f"the request is not valid: {reason}")
 
 
-class _Server(uvicorn.Server):
-    """Listens with what uvicorn cannot be told, and watches its connections."""
+class HttpServer(uvicorn.Server):
+    """Listens with what uvicorn cannot be told, and watches its connections. Belongs to one event loop."""
 
-    def __init__(self, service: Service) -> None:
-        settings, grace = service.settings, service.settings.grace_seconds
+    def __init__(self, options: HttpOptions) -> None:
+        """Listens with `serve`, until `should_exit` is set.
+
+        Args:
+            options: What the process does.
+
+        Raises:
+            TlsError: A certificate cannot be used.
+        """
+        settings, grace = options.settings, options.settings.grace_seconds
+        self._service = Service(options)
         super().__init__(
             uvicorn.Config(
-                create_application(service),
+                create_application(self._service),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -271,6 +281,18 @@ class _Server(uvicorn.Server):
         )
         self._connect = partial(Connection, settings, self.config, self.server_state, {})
         self._certificates = current_certificates(settings.tls_files)
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves, and returns when the requests in progress have been answered."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_log_error)
+        # Work on large bodies holds the interpreter's lock most of the time: more threads would not finish it
+        # sooner, and each would take turns from the event loop.
+        loop.set_default_executor(ThreadPoolExecutor(1, "large-bodies", initializer=_lower_priority))
+        watching = loop.create_task(self._watch())
+        await super().serve(sockets)
+        watching.cancel()
+        await self._service.close()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -294,7 +316,7 @@ class _Server(uvicorn.Server):
             each.listen(BACKLOG)  # asyncio has told the system that only one may wait
         self.started = True
 
-    async def watch(self) -> None:
+    async def _watch(self) -> None:
         """Ends connections whose clients take too long, until it is cancelled."""
         while True:
             await asyncio.sleep(CHECK_SECONDS)
@@ -303,7 +325,7 @@ class _Server(uvicorn.Server):
 
 
 def serve(options: HttpOptions, sockets: Sequence[socket.socket], pipe: Any = None) -> None:
-    """Serves until it is asked to stop, and returns when the requests in progress have been answered.
+    """Serves until the process is asked to stop, and returns when requests in progress have been answered.
 
     Args:
         options: What the process does.
@@ -327,12 +349,7 @@ def _child(pipe: Any, assignment: tuple[HttpOptions, list[int]]) -> None:
 
 
 async def _serve(options: HttpOptions, sockets: list[socket.socket], pipe: Any) -> None:
-    loop, service = asyncio.get_running_loop(), Service(options)
-    server = _Server(service)
-    loop.set_exception_handler(_log_error)
-    # Work on large bodies holds the interpreter's lock most of the time: more threads would not finish it
-    # sooner, and each would take turns from the event loop.
-    loop.set_default_executor(ThreadPoolExecutor(1, "large-bodies", initializer=_lower_priority))
+    loop, server = asyncio.get_running_loop(), HttpServer(options)
 
     def stop_at_signal(request: StopRequest) -> None:
         log.info("draining", extra=request.fields)
@@ -354,10 +371,7 @@ async def _serve(options: HttpOptions, sockets: list[socket.socket], pipe: Any) 
         loop.add_reader(pipe.fileno(), receive)
         with suppress(OSError):  # the parent has ended
             pipe.send(State.SERVING)
-    watching = loop.create_task(server.watch())
     await server.serve(sockets)
-    watching.cancel()
-    await service.close()
 
 
 def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -287,7 +287,7 @@ class Served:
         self.server = RpcServer(
             dataclasses.replace(defaults, **options), observer or self.calls, guard=guard, recorder=recorder
         )
-        self._target = f"{defaults.host}:{self.server.bind()}"
+        self.target = f"{defaults.host}:{self.server.bind()}"
         self.server.start(self.engine)
         self.channel = self.connect()
 
@@ -302,7 +302,7 @@ class Served:
     def connect(self) -> grpc.Channel:
         """A new connection. It does not buffer more messages than gRPC must."""
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
-        return grpc.insecure_channel(self._target, options)
+        return grpc.insecure_channel(self.target, options)
 
     def __enter__(self) -> Self:
         return self

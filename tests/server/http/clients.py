@@ -12,7 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 HOST = "127.0.0.1"
+# Limits of the HTTP server that tests share.
+MAX_BYTES, PLACES = 1 << 20, 2
 Array = np.ndarray[Any, np.dtype[Any]]
+INFER = "/v2/models/m/infer"
 
 
 class Answer(NamedTuple):
@@ -81,13 +84,22 @@ def head(path: str, *headers: str, method: str = "POST") -> bytes:
     return "\r\n".join([f"{method} {path} HTTP/1.1", f"Host: {HOST}", *headers, "", ""]).encode()
 
 
-def tensor(name: str, array: Array, datatype: str = "FP32", *, flat: bool = False) -> dict[str, Any]:
+def tensor(name: str, array: Array) -> dict[str, Any]:
     """An input whose elements are JSON."""
-    data = array.ravel().tolist() if flat else array.tolist()
-    return {"name": name, "shape": list(array.shape), "datatype": datatype, "data": data}
+    return {"name": name, "shape": list(array.shape), "datatype": "FP32", "data": array.tolist()}
 
 
 def binary_body(document: Mapping[str, Any], *data: bytes) -> tuple[bytes, dict[str, str]]:
     """A body of JSON and binary tensors, and the header that goes with it."""
     json_part = json.dumps(document).encode()
     return b"".join([json_part, *data]), {"Inference-Header-Content-Length": str(len(json_part))}
+
+
+# A good request of inference.
+REQUEST = {"inputs": [tensor("query", np.arange(24, dtype=np.float32).reshape(2, 3, 4))]}
+
+
+def post(connection: socket.socket, document: object = REQUEST) -> None:
+    """Sends a request of inference, whose answer is read later."""
+    body = json.dumps(document).encode()
+    connection.sendall(head(INFER, f"Content-Length: {len(body)}") + body)

@@ -1,8 +1,6 @@
-"""A gRPC server whose answers a test writes, and the HTTP process in front of it.
+"""A gRPC server whose answers a test writes, and the HTTP server in front of it, both in this process."""
 
-It is a real server of the protocol's generated code. What the project's own server answers is tested with it.
-"""
-
+import asyncio
 import subprocess
 import sys
 import threading
@@ -14,14 +12,31 @@ from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.wrappers_pb2 import StringValue
 
+from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.protos.inference import open_inference_pb2_grpc as pb_grpc
+from attention_serving.server.addresses import listen
+from attention_serving.server.http.child import HttpOptions
+from attention_serving.server.http.server import HttpServer
 from attention_serving.server.security.peers import ACCESS_CHECK
+from attention_serving.server.settings import Settings
 from tests.server.http.clients import HOST
 from tests.server.samples import ROOT
+from tests.server.seams import PATIENCE_SECONDS
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+SERVICES = (SERVICE, attention_pb2.DESCRIPTOR.services_by_name["AttentionService"])
+# The classes of request and reply of each method.
+METHODS: dict[str, tuple[Any, Any]] = {
+    f"/{service.full_name}/{method.name}": (
+        GetMessageClass(method.input_type),
+        GetMessageClass(method.output_type),
+    )
+    for service in SERVICES
+    for method in service.methods
+} | {ACCESS_CHECK: (StringValue, StringValue)}
 Behaviour = Callable[[Any, grpc.ServicerContext], Message]
 
 
@@ -33,61 +48,48 @@ class Received(NamedTuple):
     metadata: dict[str, str]
 
 
-class Scripted:
+class Scripted(grpc.GenericRpcHandler):
     """Answers calls as a test says, and records them.
 
     Attributes:
         port: Its port.
         calls: What has arrived.
-        behaviours: What answers a method; by default an empty reply does.
+        behaviours: What answers a method, by its last name; by default an empty reply does.
     """
 
     def __init__(self) -> None:
         self.calls: SimpleQueue[Received] = SimpleQueue()
         self.behaviours: dict[str, Behaviour] = {}
-        self._server = grpc.server(ThreadPoolExecutor(16))
-        # The class is abstract to type checkers; the methods are set below.
-        servicer = pb_grpc.GRPCInferenceServiceServicer()  # type: ignore[abstract]
-        for method in SERVICE.methods:
-            if method.name != "ModelStreamInfer":
-                setattr(servicer, method.name, self._handler(method.name))
-        pb_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, self._server)
-        self._server.add_generic_rpc_handlers((self._access(),))
+        self._server = grpc.server(ThreadPoolExecutor(16), [self])
         self.port = self._server.add_insecure_port(f"{HOST}:0")
         self._server.start()
 
-    def next(self) -> Received:
-        """The next call."""
-        return self.calls.get(timeout=60)
-
-    def close(self) -> None:
-        self._server.stop(0).wait()
-
-    def _access(self) -> grpc.GenericRpcHandler:
-        """Answers every question whether a caller may call with yes."""
-
-        def check(request: bytes, context: grpc.ServicerContext) -> bytes:
-            metadata = {str(key): str(value) for key, value in context.invocation_metadata()}
-            self.calls.put(Received("Check", request, metadata))
-            return b""
-
-        service, _, method = ACCESS_CHECK[1:].partition("/")
-        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            method: grpc.unary_unary_rpc_method_handler(check)
-        }
-        return grpc.method_handlers_generic_handler(service, handlers)
-
-    def _handler(self, name: str) -> Behaviour:
-        reply = getattr(pb, SERVICE.methods_by_name[name].output_type.name)
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        path = details.method
+        name, (request_type, reply_type) = path.rpartition("/")[2], METHODS[path]
 
         def handle(request: Any, context: grpc.ServicerContext) -> Message:
             metadata = {str(key): str(value) for key, value in context.invocation_metadata()}
             self.calls.put(Received(name, request, metadata))
-            behaviour = self.behaviours.get(name)
-            answer: Message = behaviour(request, context) if behaviour else reply()
-            return answer
+            return self.behaviours.get(name, lambda *_: reply_type())(request, context)
 
-        return handle
+        return grpc.unary_unary_rpc_method_handler(
+            handle, request_type.FromString, reply_type.SerializeToString
+        )
+
+    def next(self, method: str = "") -> Received:
+        """The next call, or the next one of a method."""
+        while True:
+            received = self.calls.get(timeout=PATIENCE_SECONDS)
+            if method in ("", received.method):
+                return received
+
+    def answer(self, method: str, reply: Message) -> None:
+        """Answers a method with this reply from now on."""
+        self.behaviours[method] = lambda *_: reply
+
+    def close(self) -> None:
+        self._server.stop(0).wait()
 
 
 class Blocked:
@@ -99,7 +101,7 @@ class Blocked:
 
     def __call__(self, request: Any, context: grpc.ServicerContext) -> Message:
         context.add_callback(self._ended)
-        self._released.wait(60)
+        self._released.wait(PATIENCE_SECONDS)
         return pb.ModelInferResponse(model_name=request.model_name)
 
     def _ended(self) -> None:
@@ -110,15 +112,68 @@ class Blocked:
         self._released.set()
 
 
-class Front(NamedTuple):
-    """A running HTTP process."""
+class Front:
+    """A running HTTP server.
+
+    Attributes:
+        port: Its port.
+    """
+
+    def __init__(self, options: HttpOptions) -> None:
+        sockets = listen(HOST, 0)
+        self.port: int = sockets[0].getsockname()[1]
+        self._server: HttpServer | None = None
+        created = threading.Event()
+
+        async def serve() -> None:
+            self._server = HttpServer(options)
+            created.set()
+            await self._server.serve(sockets)
+
+        self._thread = threading.Thread(target=lambda: asyncio.run(serve()))
+        self._thread.start()
+        assert created.wait(PATIENCE_SECONDS)
+
+    def drain(self) -> None:
+        """Asks it to end."""
+        assert self._server is not None
+        self._server.should_exit = True
+
+    def join(self) -> None:
+        """Waits until it has ended."""
+        self._thread.join()
+
+
+@contextmanager
+def front(
+    target: str | Scripted,
+    *,
+    authorize: bool = False,
+    private_sockets: tuple[str, ...] = (),
+    **given: Any,
+) -> Iterator[Front]:
+    """Serves HTTP in front of a gRPC server with some settings until the block ends."""
+    target = target if isinstance(target, str) else f"{HOST}:{target.port}"
+    settings = Settings.model_validate({"model_repository": ".", "grace_seconds": 5, **given})
+    running = Front(
+        HttpOptions(settings=settings, target=target, authorize=authorize, private_sockets=private_sockets)
+    )
+    try:
+        yield running
+    finally:
+        running.drain()
+        running.join()
+
+
+class FrontProcess(NamedTuple):
+    """A running HTTP process without a server of its own."""
 
     process: "subprocess.Popen[str]"
     port: int
 
 
 @contextmanager
-def front(target: str, *options: str) -> Iterator[Front]:
+def front_process(target: str, *options: str) -> Iterator[FrontProcess]:
     """Runs `python -m server.http` until the block ends."""
     command = [sys.executable, "-m", "server.http", f"--target={target}", "--port=0", *options]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
@@ -126,6 +181,6 @@ def front(target: str, *options: str) -> Iterator[Front]:
             assert process.stderr is not None
             line = process.stderr.readline()
             assert " serving " in line
-            yield Front(process, int(line.split("http_port=")[1].split()[0]))
+            yield FrontProcess(process, int(line.split("http_port=")[1].split()[0]))
         finally:
             process.kill()

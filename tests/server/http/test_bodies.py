@@ -1,179 +1,208 @@
-"""Bodies that are too large, or compressed."""
+"""Bodies: sizes, compression, slowness; and that a large one delays nobody else."""
 
 import gzip
 import http.client
+import json
 import threading
-import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from attention_serving.server.http import exchange
+from attention_serving.server.http.exchange import LARGE_BYTES, run
 from attention_serving.server.http.server import MAX_CHUNKS
 from tests.chaos.process import readings, reset_peak
-from tests.server.http.clients import HOST, answer_on, ask, connected, head, tensor
-from tests.server.http.scripted import Front, Scripted, front
-from tests.server.http.test_inference import QUERY
-
-PATH = "/v2/models/m/infer"
-LIMIT = 1 << 20
-REQUEST = {"inputs": [tensor("query", QUERY)]}
-
-pytestmark = pytest.mark.timeout(120)
+from tests.server.http.clients import HOST, INFER, MAX_BYTES, REQUEST, answer_on, ask, connected, head
+from tests.server.http.scripted import Scripted, front, front_process
+from tests.server.seams import PATIENCE_SECONDS
 
 
-@pytest.fixture
-def port(scripted_front: Front) -> int:
-    return scripted_front.port
-
-
+@pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
 def test_a_body_that_is_too_large(port: int, chunked: bool) -> None:
-    body: Any = bytes(LIMIT + 1)
-    if chunked:
-        body = iter([bytes(LIMIT), b"1"])
-    answer = ask(port, PATH, body)
+    body: Any = iter([bytes(MAX_BYTES), b"1"]) if chunked else bytes(MAX_BYTES + 1)
+    answer = ask(port, INFER, body)
     assert answer.status == 413
-    assert answer.error == f"the body is larger than the limit of {LIMIT} bytes"
+    assert answer.error == f"the body is larger than the limit of {MAX_BYTES} bytes"
 
 
+@pytest.mark.usefixtures("scripted")
 def test_a_body_of_the_largest_size_is_read(port: int) -> None:
-    answer = ask(port, PATH, b" " * LIMIT)
-    assert answer.status == 400
-    assert answer.error.startswith("body: is not JSON")
+    assert ask(port, INFER, b" " * MAX_BYTES).error.startswith("body: is not JSON")
 
 
+@pytest.mark.usefixtures("scripted")
 def test_an_endless_body_is_not_read_for_ever(port: int) -> None:
     def endless() -> Iterator[bytes]:
         while True:
-            yield bytes(LIMIT)
+            yield bytes(MAX_BYTES)
 
-    try:
-        answer = ask(port, PATH, endless())
-    except ConnectionError:
-        return  # the answer was lost with the connection, which is what this client deserves
-    assert answer.status == 413
+    with suppress(ConnectionError):  # the answer may be lost with the connection, which this client deserves
+        assert ask(port, INFER, endless()).status == 413
 
 
+@pytest.mark.usefixtures("scripted")
 def test_a_client_that_waits_to_be_asked_for_its_body(port: int) -> None:
     expect = "Expect: 100-continue"
     with connected(port) as connection:
-        connection.sendall(head(PATH, expect, f"Content-Length: {LIMIT + 1}"))
-        answer = answer_on(connection)
-    assert answer.status == 413
+        connection.sendall(head(INFER, expect, f"Content-Length: {MAX_BYTES + 1}"))
+        assert answer_on(connection).status == 413
     with connected(port) as connection:
-        connection.sendall(head(PATH, expect, "Content-Length: 2"))
+        connection.sendall(head(INFER, expect, "Content-Length: 2"))
         assert connection.recv(4096).startswith(b"HTTP/1.1 100 ")
         connection.sendall(b"{}")
         assert answer_on(connection).status == 400
 
 
-@pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
-def test_a_body_that_is_too_large_decompressed(port: int, encoding: str, compress: Any) -> None:
-    body = compress(bytes(100 * LIMIT))
-    assert len(body) < LIMIT
-    answer = ask(port, PATH, body, {"Content-Encoding": encoding})
-    assert answer.status == 413
-
-
 @pytest.mark.parametrize(
-    ("body", "error"),
-    [
-        (b"{}", "the body is damaged"),
-        (gzip.compress(b"{}")[:-4], "the compressed body ends too early"),
-        (gzip.compress(b"{}") + b"{}", "data follow the compressed body"),
-        (gzip.compress(b"{}") * 2, "data follow the compressed body"),
-    ],
-    ids=["plain", "cut", "more", "two"],
+    ("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress), ("identity", bytes)]
 )
-def test_damaged_compression(port: int, body: bytes, error: str) -> None:
-    answer = ask(port, PATH, body, {"Content-Encoding": "gzip"})
-    assert answer.status == 400
-    assert answer.error.startswith(f"Content-Encoding: {error}")
+def test_a_compressed_chunked_body(scripted: Scripted, port: int, encoding: str, compress: Any) -> None:
+    body = compress(json.dumps(REQUEST).encode())
+    chunks = iter([body[at : at + 7] for at in range(0, len(body), 7)])
+    assert ask(port, INFER, chunks, {"Content-Encoding": encoding}).status == 200
+    compressed = scripted.next().request
+    assert ask(port, INFER, REQUEST).status == 200
+    assert scripted.next().request == compressed
 
 
-@pytest.mark.parametrize("encoding", ["br", "gzip, gzip", "x" * 500])
-def test_unknown_compression(port: int, encoding: str) -> None:
-    answer = ask(port, PATH, b"{}", {"Content-Encoding": encoding})
-    assert answer.status == 415
-    assert answer.error.startswith(f"Content-Encoding: is '{encoding[:100]}'")
-    assert answer.headers["accept-encoding"] == "gzip, deflate, identity"
+@pytest.mark.usefixtures("scripted")
+@pytest.mark.parametrize(
+    ("encoding", "body", "status", "error"),
+    [
+        ("gzip", gzip.compress(bytes(100 * MAX_BYTES)), 413, "the body is larger than the limit"),
+        ("gzip", b"{}", 400, "Content-Encoding: the body is damaged"),
+        ("gzip", gzip.compress(b"{}")[:-4], 400, "Content-Encoding: the compressed body ends too early"),
+        ("gzip", gzip.compress(b"{}") * 2, 400, "Content-Encoding: data follow the compressed body"),
+        ("br", b"{}", 415, "Content-Encoding: is 'br'; must be gzip, deflate or identity"),
+        ("x" * 500, b"{}", 415, f"Content-Encoding: is '{'x' * 100}'; must"),
+    ],
+    ids=["large", "plain", "cut", "two", "unknown", "long"],
+)
+def test_compression_that_is_refused(port: int, encoding: str, body: bytes, status: int, error: str) -> None:
+    answer = ask(port, INFER, body, {"Content-Encoding": encoding})
+    assert answer.status == status
+    assert answer.error.startswith(error)
+    assert ("accept-encoding" in answer.headers) is (status == 415)
 
 
-def test_a_tensor_that_is_larger_as_a_message(port: int) -> None:
-    body = b'{"inputs":[{"name":"a","shape":[300000],"datatype":"INT64","data":[0%s]}]}' % (b",0" * 299999)
-    assert len(body) < LIMIT
-    answer = ask(port, PATH, body)
-    assert answer.status == 413
-    assert "bytes as a message; the limit is 1048576" in answer.error
-
-
-def test_json_that_would_need_too_much_memory(scripted: Scripted) -> None:
-    with front(f"127.0.0.1:{scripted.port}", "--max-in-flight-bytes=1MiB") as process:
-        answer = ask(process.port, PATH, b"[" + b"[]," * 20_000 + b"[]]")
+def test_json_that_would_need_too_much_memory(shared_scripted: Scripted) -> None:
+    with front(shared_scripted, max_in_flight_bytes=MAX_BYTES) as running:
+        answer = ask(running.port, INFER, b"[" + b"[]," * 20_000 + b"[]]")
     assert answer.status == 413
     assert answer.error.startswith("the JSON could take ")
 
 
-@contextmanager
-def neighbour(port: int) -> Iterator[list[float]]:
-    """Asks again and again on a connection of its own; yields the seconds of each answer."""
-    seconds: list[float] = []
-    ended = threading.Event()
-
-    def work() -> None:
-        connection = http.client.HTTPConnection(HOST, port, timeout=60)
-        while not ended.is_set():
-            began = time.monotonic()
-            connection.request("GET", "/v2/health/live")
-            assert connection.getresponse().read()
-            seconds.append(time.monotonic() - began)
-        connection.close()
-
-    with ThreadPoolExecutor(1) as pool:
-        working = pool.submit(work)
-        try:
-            yield seconds
-        finally:
-            ended.set()
-            working.result()
+def test_bodies_share_the_memory(shared_scripted: Scripted) -> None:
+    """A request may exceed the memory if it is alone; another is refused meanwhile."""
+    with front(shared_scripted, max_in_flight_bytes=10_000) as running, connected(running.port) as first:
+        first.sendall(head(INFER, "Content-Length: 30000") + b" " * 20_000)
+        assert ask(running.port, "/v2/health/live").status == 200  # what was sent before has been read
+        answer = ask(running.port, INFER, b" " * 9000)
+        assert answer.status == 503
+        assert answer.headers["retry-after"] == "1"
+        first.sendall(b" " * 10_000)
+        assert answer_on(first).status == 413  # the JSON alone could take more
 
 
-@pytest.mark.usefixtures("server")
-def test_a_body_of_many_chunks_does_not_delay_others(front_port: int) -> None:
+@pytest.mark.usefixtures("scripted")
+def test_a_body_of_too_many_chunks(port: int) -> None:
     chunk = b"1\r\n \r\n"
-    with neighbour(front_port) as seconds:
-        with connected(front_port) as connection:
-            connection.sendall(head(PATH, "Transfer-Encoding: chunked"))
-            with suppress(ConnectionError):  # the server need not read all of it
-                connection.sendall(600_000 * chunk)
-                connection.recv(1)
-        with connected(front_port) as connection:
-            connection.sendall(head(PATH, "Transfer-Encoding: chunked") + MAX_CHUNKS * chunk + b"1\r\n")
-            answer = answer_on(connection)
-    assert max(seconds) < 0.5
+    with connected(port) as connection:
+        connection.sendall(head(INFER, "Transfer-Encoding: chunked") + MAX_CHUNKS * chunk + b"1\r\n")
+        answer = answer_on(connection)
     assert answer.status == 413
     assert answer.error == f"the request is not valid: the body has more than {MAX_CHUNKS} chunks"
 
 
-def test_compressed_bodies_neither_take_more_memory_than_is_reserved_nor_delay_others(
-    scripted: Scripted,
-) -> None:
-    mebibyte = 1 << 20
-    body = gzip.compress(bytes(128 * mebibyte))
+async def test_work_on_large_bodies_leaves_the_event_loop() -> None:
+    own = threading.get_ident()
+    assert await run(LARGE_BYTES, threading.get_ident) == own
+    assert await run(LARGE_BYTES + 1, threading.get_ident) != own
+
+
+class Stalled:
+    """A decompressor that takes as long as it has to."""
+
+    def __init__(self) -> None:
+        self.begun, self.released = threading.Event(), threading.Event()
+        self.unused_data, self.unconsumed_tail, self.eof = b"", b"", True
+
+    def __call__(self, _window: int) -> "Stalled":
+        return self
+
+    def decompress(self, _data: bytes, _most: int) -> bytes:
+        self.begun.set()
+        assert self.released.wait(PATIENCE_SECONDS)
+        return b"{}"
+
+
+@pytest.mark.usefixtures("scripted")
+def test_a_compressed_body_does_not_delay_others(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    stalled = Stalled()
+    monkeypatch.setattr(exchange.zlib, "decompressobj", stalled)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, port, INFER, b"{}", {"Content-Encoding": "gzip"})
+        assert stalled.begun.wait(PATIENCE_SECONDS)
+        assert ask(port, "/v2/health/live").status == 200
+        stalled.released.set()
+        assert asked.result().status == 400
+
+
+@pytest.mark.thorough
+def test_compressed_bodies_do_not_take_more_memory_than_is_reserved(scripted: Scripted) -> None:
+    body = gzip.compress(bytes(128 * MAX_BYTES))
     options = ("--max-message-bytes=128MiB", "--max-in-flight-bytes=128MiB")
-    with front(f"{HOST}:{scripted.port}", *options) as running:
-        ask(running.port, PATH, REQUEST)
+    with front_process(f"{HOST}:{scripted.port}", *options) as running:
+        ask(running.port, INFER, REQUEST)
         idle = reset_peak(running.process.pid)
-        with neighbour(running.port) as seconds, ThreadPoolExecutor(4) as pool:
+        with ThreadPoolExecutor(4) as pool:
             asked = [
-                pool.submit(ask, running.port, PATH, body, {"Content-Encoding": "gzip"}) for _ in range(4)
+                pool.submit(ask, running.port, INFER, body, {"Content-Encoding": "gzip"}) for _ in range(4)
             ]
             statuses = [each.result().status for each in asked]
         peak = readings(running.process.pid).peak - idle
     assert set(statuses) <= {413, 503}
-    assert peak < (128 + 64) * mebibyte
-    assert max(seconds) < 0.5
+    assert peak < (128 + 64) * MAX_BYTES
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        head(INFER, "Content-Length: 100"),
+        head(INFER, "Content-Length: 100") + b'{"inputs": ',
+        head(INFER, "Transfer-Encoding: chunked") + b"1\r\n \r\n",
+    ],
+    ids=["nothing of it", "a part of it", "a chunk"],
+)
+def test_a_body_that_does_not_arrive(shared_scripted: Scripted, start: bytes) -> None:
+    error = "the head"
+    with front(shared_scripted, message_timeout_seconds=0.2) as running:
+        while error.startswith("the head"):  # on a busy machine, it may be late too
+            with connected(running.port) as connection:
+                connection.sendall(start)
+                answer = answer_on(connection)
+                error = answer.error
+                assert answer.status == 408
+                assert answer.headers["connection"] == "close"
+                assert connection.recv(1) == b""
+    assert error == "the body did not arrive within 0.2 seconds"
+
+
+def test_a_body_that_trickles(shared_scripted: Scripted) -> None:
+    with front(shared_scripted, message_timeout_seconds=0.5) as running:
+        connection = http.client.HTTPConnection(HOST, running.port, timeout=PATIENCE_SECONDS)
+        connection.putrequest("POST", INFER)
+        connection.putheader("Transfer-Encoding", "chunked")
+        connection.endheaders()
+        connection.sock.settimeout(0.02)
+        while True:
+            connection.send(b"1\r\n \r\n")
+            with suppress(TimeoutError):
+                assert b" 408 " in connection.sock.recv(4096)
+                break
+        connection.close()

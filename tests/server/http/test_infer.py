@@ -1,0 +1,298 @@
+"""Bodies of inference: the message that one becomes, what is wrong with others, and the body of a reply."""
+
+import json
+import re
+import sys
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.api.open_inference.tensors import BYTES
+from attention_serving.server.api.tensors import DATATYPES, DTYPES
+from attention_serving.server.engine.budget import MemoryBudget, Reservation
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.http.infer import Head, decode, encode, to_bytes, to_json
+from attention_serving.server.http.schemas import memory_of
+from tests.server.http.clients import MAX_BYTES, ask, binary_body, tensor
+from tests.server.http.scripted import Scripted
+
+QUERY = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+MANY = 257
+
+
+def memory() -> Reservation:
+    return MemoryBudget(64 * MAX_BYTES).reserve(0)
+
+
+def decoded(body: Any, size: int | None = None) -> tuple[pb.ModelInferRequest, Head]:
+    """The message of a body, which may be given as a document, and what the JSON says."""
+    data = bytearray(body if isinstance(body, bytes) else json.dumps(body).encode())
+    message, head = decode(data, len(data) if size is None else size, "m", "2", MAX_BYTES, memory())
+    return pb.ModelInferRequest.FromString(message), head
+
+
+def refused(body: Any, size: int | None = None) -> str:
+    with pytest.raises(InvalidRequestError) as raised:
+        decoded(body, size)
+    return str(raised.value.message)
+
+
+SHARED = {"shared_memory_region": "a", "shared_memory_byte_size": 96, "shared_memory_offset": 4}
+DESCRIBED = {"shape": [2, 3, 4], "datatype": "FP32"}
+DOCUMENT = {
+    "id": "7",
+    "parameters": {"timeout": 5, "a": True, "b": 1.5, "c": "x", "d": 2**64 - 1, "binary_data_output": True},
+    "inputs": [
+        tensor("json", QUERY),
+        {"name": "shared", **DESCRIBED, "parameters": SHARED},
+        {"name": "binary", **DESCRIBED, "parameters": {"binary_data_size": 96, "p": -3}},
+        {"name": "text", "shape": [2], "datatype": "BYTES", "data": ["ä", ""]},
+    ],
+    "outputs": [
+        {"name": "x", "parameters": {"binary_data": False, "datatype": "FP16"}},
+        {"name": "y", "parameters": SHARED},
+    ],
+}
+
+
+def test_a_body_becomes_raw_contents() -> None:
+    body, headers = binary_body(DOCUMENT, (-QUERY).tobytes())
+    request, head = decoded(body, int(*headers.values()))
+    assert (request.model_name, request.model_version, request.id) == ("m", "2", "7")
+    assert {name: each.WhichOneof("parameter_choice") for name, each in request.parameters.items()} == {
+        "timeout": "int64_param",
+        "a": "bool_param",
+        "b": "double_param",
+        "c": "string_param",
+        "d": "uint64_param",
+    }
+    assert [each.name for each in request.inputs] == ["json", "shared", "binary", "text"]
+    assert request.inputs[1].parameters["shared_memory_offset"].int64_param == 4
+    assert dict(request.inputs[2].parameters) == {"p": pb.InferParameter(int64_param=-3)}
+    assert list(request.raw_input_contents) == [
+        QUERY.tobytes(),
+        (-QUERY).tobytes(),
+        b"\x02\0\0\0\xc3\xa4\0\0\0\0",
+    ]
+    assert dict(request.outputs[0].parameters) == {"datatype": pb.InferParameter(string_param="FP16")}
+    assert set(request.outputs[1].parameters) == set(SHARED)
+    assert (head.binary, head.outputs, head.shared) == (True, {"x": False}, {"y"})
+    assert head.timeout_seconds == pytest.approx(1, abs=0.1)  # the server's own timeout comes first
+
+
+def test_json_that_was_seen_before_has_its_own_binary_data() -> None:
+    document = {"inputs": [{"name": "a", "shape": [4], "datatype": "UINT8", "parameters": {}}]}
+    document["inputs"][0]["parameters"] = {"binary_data_size": 4}
+    for data in (b"abcd", b"efgh"):
+        body, headers = binary_body(document, data)
+        assert list(decoded(body, int(*headers.values()))[0].raw_input_contents) == [data]
+
+
+def changed(**members: Any) -> dict[str, Any]:
+    """A good request with one input, of which some members are changed; None removes a member."""
+    good = {"name": "query", "shape": [1, 2, 4], "datatype": "FP32", "data": [0.5] * 8}
+    return {"inputs": [{key: value for key, value in {**good, **members}.items() if value is not None}]}
+
+
+def requested(**parameters: Any) -> dict[str, Any]:
+    return {**changed(), "outputs": [{"name": "x", "parameters": parameters}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b"", "inputs: is required"),
+        (b"{", "body: is not JSON: "),
+        (b"[]", "body: must be an object"),
+        (b"[" * 5000, "body: is not JSON: depth limit exceeded"),
+        (b'{"inputs": [NaN]}', "body: contains NaN or infinity, which JSON cannot express; send binary"),
+        (b'{"inputs": [1e999]}', "body: is not JSON: number is infinity"),
+        ({"inputs": {}}, "inputs: must be an array"),
+        ({"inputs": [7]}, "inputs[0]: must be an object"),
+        ({"inputs": [{}] * MANY}, "inputs: has more than 256 entries"),
+        (dict.fromkeys(map(str, range(MANY)), 0), "body: has 257 members; the limit is 256"),
+        ({**changed(), "id": 7}, "id: must be a string"),
+        ({**changed(), "outputs": [{}]}, "outputs[0].name: is required"),
+        ({**changed(), "outputs": [{"name": "x"}] * MANY}, "outputs: has more than 256 entries"),
+        (
+            {**changed(), "parameters": {"a": None}},
+            "parameters[a]: must be a value of the type bool or int64",
+        ),
+        (
+            {**changed(), "parameters": {"binary_data_output": 1}},
+            "parameters[binary_data_output]: must be true",
+        ),
+        (changed(parameters=dict.fromkeys(map(str, range(MANY)), 1)), "inputs[0].parameters: has more than"),
+        (changed(datatype="FP16"), "query: FP16 has no form in JSON; send it with binary_data_size"),
+        (changed(shape=[1, -2, 4]), "inputs[0].shape[1]: is -2; must be greater than or equal to 0"),
+        (changed(shape=[1, 2**64, 4]), "inputs[0].shape[1]: must be an integer"),
+        (changed(shape=[True, 2, 4]), "inputs[0].shape[0]: must be an integer"),
+        (changed(shape=[1] * 65), "inputs[0].shape: has more than 64 entries"),
+        (changed(shape=[1 << 40, 1 << 40, 4]), "query: has 8 elements; its shape is"),
+        (changed(data=None), "query: has none of data, binary_data_size and shared_memory_region"),
+        (
+            changed(parameters=SHARED),
+            "query: has data and shared_memory_region of data, binary_data_size and",
+        ),
+        (changed(data={"a": 1}), "query: data is an object; must be an array"),
+        (
+            changed(data=[[[0.5] * 4, [0.5] * 3]]),
+            "query: data has 3 entries on axis 2; its shape is [1, 2, 4]",
+        ),
+        (changed(data=[[[0.5] * 4, 0.5]]), "query: data has a number"),
+        (changed(data=[0.5] * 7 + ["1"]), "query: data contains a string; FP32 takes numbers"),
+        (changed(data=[0.5] * 7 + [True]), "query: data contains a boolean; FP32 takes numbers"),
+        (changed(data=[0.5] * 7 + [[]]), "query: data contains an array; FP32 takes numbers"),
+        (changed(data=[0.5] * 7 + [1e39]), "query: data contains a number beyond the range of FP32"),
+        (changed(datatype="INT64"), "query: data contains a number with a fraction or beyond 64 bits; INT64"),
+        (changed(datatype="INT8", data=[128] * 8), "query: data contains a number beyond the range of INT8"),
+        (changed(datatype="UINT8", data=[-1] * 8), "query: data contains a number beyond the range of UINT8"),
+        (changed(datatype="BOOL", data=[1] * 8), "query: data contains a number; BOOL takes true and false"),
+        (changed(datatype="BYTES", data=[1] * 8), "query: data contains a number; BYTES takes strings"),
+        (requested(binary_data="yes"), "outputs[0].parameters[binary_data]: must be true or"),
+    ],
+    ids=lambda value: re.sub(r"\W+", "-", value)[:60] if isinstance(value, str) else "",
+)
+def test_other_json_is_refused(body: Any, error: str) -> None:
+    assert refused(body).startswith(error)
+
+
+def part(size: Any, **parameters: Any) -> dict[str, Any]:
+    """A request whose input is binary."""
+    return changed(data=None, parameters={"binary_data_size": size, **parameters})
+
+
+@pytest.mark.parametrize(
+    ("document", "data", "error"),
+    [
+        (part(32), bytes(31), "query: has binary_data_size 32; the body has 31 bytes left for it"),
+        (part(32), bytes(33), "body: has 33 bytes of binary data; the inputs use 32"),
+        (part(-1), b"", "inputs[0].parameters[binary_data_size]: must be an integer, 0 or more"),
+        (part("32"), bytes(32), "inputs[0].parameters[binary_data_size]: must be an integer"),
+        (part(32, **SHARED), bytes(32), "query: has binary_data_size and shared_memory_region of"),
+    ],
+)
+def test_binary_data_that_do_not_fit_are_refused(document: dict[str, Any], data: bytes, error: str) -> None:
+    body, headers = binary_body(document, data)
+    assert refused(body, int(*headers.values())).startswith(error)
+
+
+@pytest.mark.usefixtures("scripted")
+@pytest.mark.parametrize("value", ["0", "-1", "99999999999999999999", "100000", "٣"])
+def test_the_size_of_the_json_must_be_one(port: int, value: str) -> None:
+    headers = {"Inference-Header-Content-Length": value.encode().decode("latin-1")}
+    answer = ask(port, "/v2/models/m/infer", changed(), headers)
+    assert answer.status == 400
+    assert answer.error.startswith("Inference-Header-Content-Length: ")
+
+
+@pytest.mark.usefixtures("scripted")
+def test_a_tensor_that_is_larger_as_a_message_is_refused(port: int) -> None:
+    body = b'{"inputs":[{"name":"a","shape":[300000],"datatype":"INT64","data":[0%s]}]}' % (b",0" * 299999)
+    assert len(body) < MAX_BYTES
+    answer = ask(port, "/v2/models/m/infer", body)
+    assert answer.status == 413
+    assert f"bytes as a message; the limit is {MAX_BYTES}" in answer.error
+
+
+def test_a_reply_has_outputs_of_every_kind(scripted: Scripted, port: int) -> None:
+    output = pb.ModelInferResponse.InferOutputTensor
+    region = {"shared_memory_region": pb.InferParameter(string_param="a")}
+    reply = pb.ModelInferResponse(
+        model_name="m",
+        model_version="2",
+        id="7",
+        parameters={"p": pb.InferParameter(int64_param=2)},
+        outputs=[
+            output(name="shared", datatype="FP32", shape=[3], parameters=region),
+            output(name="binary", datatype="FP16", shape=[2]),
+            output(name="text", datatype="BYTES", shape=[2]),
+            output(name="flags", datatype="BOOL", shape=[2]),
+            output(name="large", datatype="UINT64", shape=[1]),
+        ],
+        raw_output_contents=[b"", b"abcd", b"\x02\0\0\0\xc3\xa4\0\0\0\0", b"\1\0", b"\xff" * 8],
+    )
+    scripted.answer("ModelInfer", reply)
+    outputs = [
+        {"name": "shared", "parameters": {"shared_memory_region": "a"}},
+        {"name": "binary", "parameters": {"binary_data": True}},
+        *({"name": name} for name in ("text", "flags", "large")),
+    ]
+    answer = ask(port, "/v2/models/m/infer", {"inputs": [], "outputs": outputs})
+    assert answer.headers["content-type"] == "application/octet-stream"
+    size = int(answer.headers["inference-header-content-length"])
+    assert answer.body[size:] == b"abcd"
+    assert json.loads(answer.body[:size]) == {
+        "model_name": "m",
+        "model_version": "2",
+        "id": "7",
+        "parameters": {"p": 2},
+        "outputs": [
+            {"name": "shared", "datatype": "FP32", "shape": [3], "parameters": {"shared_memory_region": "a"}},
+            {"name": "binary", "datatype": "FP16", "shape": [2], "parameters": {"binary_data_size": 4}},
+            {"name": "text", "datatype": "BYTES", "shape": [2], "data": ["ä", ""]},
+            {"name": "flags", "datatype": "BOOL", "shape": [2], "data": [True, False]},
+            {"name": "large", "datatype": "UINT64", "shape": [1], "data": [2**64 - 1]},
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "error"),
+    [
+        ("FP32", np.array([0, np.nan], np.float32).tobytes(), "contains NaN or infinity"),
+        ("FP64", np.array([-np.inf]).tobytes(), "contains NaN or infinity"),
+        ("FP16", b"ab", "FP16 has no form in JSON; request it with binary_data"),
+        (BYTES, b"\1\0\0\0\xff", "is not UTF-8; request it with binary_data"),
+        (BYTES, b"\1\0\0", "is not UTF-8"),
+    ],
+)
+def test_outputs_without_a_form_in_json(datatype: str, data: bytes, error: str) -> None:
+    output = pb.ModelInferResponse.InferOutputTensor(name="x", datatype=datatype)
+    reply = pb.ModelInferResponse(outputs=[output], raw_output_contents=[data])
+    _, head = decoded({"inputs": []})
+    with pytest.raises(InvalidRequestError) as raised:
+        encode(reply.SerializeToString(), head, memory())
+    assert raised.value.message.startswith(f"outputs[x]: {error}")
+
+
+def finite(dtype: np.dtype[Any]) -> st.SearchStrategy[Any]:
+    options = {"allow_nan": False, "allow_infinity": False} if dtype.kind == "f" else {}
+    shapes = arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
+    return arrays.arrays(dtype, shapes, elements=arrays.from_dtype(dtype, **options))  # type: ignore[arg-type]
+
+
+@given(st.sampled_from(list(DTYPES.values())).flatmap(finite))
+def test_finite_numbers_survive_flat_and_nested(array: Any) -> None:
+    datatype = DATATYPES[array.dtype]
+    written = orjson.dumps(to_json("x", array.tobytes(), datatype), option=orjson.OPT_SERIALIZE_NUMPY)
+    nested = array.tolist() if array.ndim else [array.tolist()]
+    for data in (orjson.loads(written), nested):
+        assert to_bytes("x", data, datatype, array.shape) == array.tobytes()
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
+def test_strings_survive(texts: list[str]) -> None:
+    data = to_bytes("x", texts, BYTES, (len(texts),))
+    assert to_json("x", data, BYTES) == texts
+
+
+def size_of(value: Any) -> int:
+    """What Python needs for a value and all that is in it, and for the pointer to it."""
+    inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    return 8 + sys.getsizeof(value) + sum(map(size_of, inner))
+
+
+ENTRIES = ("0.5", "12345678901", "[]", "[0.5]", "{}", '{"a":1.5,"bcd":{"e":[1e9,2e9,"f"]}}', '"a"', "null")
+
+
+@pytest.mark.parametrize("entry", [*ENTRIES, '"abcdefghijklmnopqrstuvwxyz\U0001d11e"', "[[[[[[[[0.5]]]]]]]]"])
+def test_the_estimate_of_memory_is_not_too_low(entry: str) -> None:
+    written = b"[" + b",".join([entry.encode()] * 1000) + b"]"
+    assert size_of(orjson.loads(written)) <= memory_of(written, len(written))

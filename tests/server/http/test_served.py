@@ -1,0 +1,258 @@
+"""HTTP in front of a real gRPC server: the numbers of gRPC, rights, and the page that draws attention."""
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attention_client import AttentionClient
+from tritonclient import http as triton
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.http import exchange
+from attention_serving.server.http.child import HttpOptions
+from attention_serving.server.http.exchange import Metadata, Service
+from attention_serving.server.security.guard import Guard
+from attention_serving.server.security.peers import forward
+from attention_serving.server.settings import Settings
+from tests.server.http.clients import HOST, Array, answer_on, ask, connected, head, tensor
+from tests.server.http.scripted import Scripted, front
+from tests.server.samples import CROSS, SELF, TEXT
+from tests.server.seams import Served
+from tests.server.security.samples import entry, watched, write_tokens
+
+RNG = np.random.default_rng(5)
+QUERY = RNG.standard_normal((2, 3, 4), dtype=np.float32)
+KEY = RNG.standard_normal((2, 5, 6), dtype=np.float32)
+VALUE = RNG.standard_normal((2, 5, 5), dtype=np.float32)
+MASK = RNG.random((2, 3, 3)) < 0.7
+WEIGHTS, CONTEXT = "attention_weights", "context_vectors"
+INFER = f"/v2/models/{SELF}/infer"
+BODY = {"inputs": [tensor("query", QUERY)]}
+# tritonclient adds to the headers that it is given.
+ALL = {"Authorization": "Bearer all-token"}
+ENTRIES = (
+    entry("all", "all-token", "infer:*", "read", "admin"),
+    entry("caller", "caller-token", f"infer:{SELF}"),
+    entry("reader", "reader-token", f"read:{SELF}"),
+)
+
+
+@pytest.fixture(scope="module")
+def served(
+    self_model: LoadedModel,
+    cross_model: LoadedModel,
+    text_model: LoadedModel,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Served]:
+    """A server that knows some identities."""
+    guard = Guard(watched(write_tokens(tmp_path_factory.mktemp("served") / "tokens.json", *ENTRIES)))
+    with Served(self_model, cross_model, text_model, guard=guard) as served:
+        yield served
+    guard.close()
+
+
+@pytest.fixture(scope="module")
+def port(served: Served) -> Iterator[int]:
+    with front(served.target, authorize=True, http_port=0, http_explore=True) as running:
+        yield running.port
+
+
+@pytest.fixture
+def client(port: int) -> Iterator[Any]:
+    with triton.InferenceServerClient(f"{HOST}:{port}") as client:
+        yield client
+
+
+def infer(
+    client: Any, model: str, inputs: dict[str, Array], outputs: list[str], *, binary: bool, **options: Any
+) -> dict[str, Array]:
+    tensors = []
+    for name, array in inputs.items():
+        made = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        made.set_data_from_numpy(array, binary_data=binary)
+        tensors.append(made)
+    requested = [triton.InferRequestedOutput(name, binary_data=binary) for name in outputs]
+    result = client.infer(model, tensors, outputs=requested, headers=dict(ALL), **options)
+    return {name: result.as_numpy(name) for name in outputs}
+
+
+@pytest.mark.parametrize("binary", [True, False], ids=["binary", "json"])
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [(SELF, {"query": QUERY}), (CROSS, {"query": QUERY, "key": KEY, "value": VALUE})],
+    ids=["self", "cross"],
+)
+def test_tritonclient_receives_the_numbers_of_grpc(
+    served: Served, client: Any, model: str, inputs: dict[str, Array], binary: bool
+) -> None:
+    with AttentionClient(served.target, token="all-token") as over_grpc:  # noqa: S106 - of a test
+        expected = over_grpc.attend(model, *inputs.values(), return_weights=True)
+    found = infer(client, model, inputs, [WEIGHTS, CONTEXT], binary=binary)
+    np.testing.assert_array_equal(found[CONTEXT], expected.context_vectors)
+    np.testing.assert_array_equal(found[WEIGHTS], expected.attention_weights)
+
+
+@pytest.mark.parametrize("binary", [True, False], ids=["binary", "json"])
+def test_texts_and_masks(client: Any, binary: bool) -> None:
+    texts = np.array([b"Life is short", b"eat dessert"], dtype=object)
+    found = infer(client, TEXT, {"text": texts}, ["lengths", CONTEXT], binary=binary)
+    assert found["lengths"].tolist() == [3, 2]
+    assert not found[CONTEXT][1, 2:].any()
+    masked = infer(client, SELF, {"query": QUERY, "attention_mask": MASK}, [WEIGHTS], binary=binary)[WEIGHTS]
+    assert not masked[np.broadcast_to(~MASK[:, None], masked.shape)].any()
+
+
+def test_tritonclient_compresses_and_names_requests(client: Any) -> None:
+    made = triton.InferInput("query", list(QUERY.shape), "FP32").set_data_from_numpy(QUERY)
+    result = client.infer(
+        SELF,
+        [made],
+        request_id="7",
+        model_version="1",
+        request_compression_algorithm="gzip",
+        response_compression_algorithm="gzip",
+        headers=dict(ALL),
+    )
+    response = result.get_response()
+    assert (response["id"], response["model_version"]) == ("7", "1")
+    assert response["outputs"][0]["parameters"] == {"binary_data_size": QUERY.nbytes}
+    with pytest.raises(InferenceServerException) as caught:
+        client.infer("absent", [made], headers=dict(ALL))
+    assert caught.value.status() == "404"
+    assert "model 'absent' does not exist" in caught.value.message()
+
+
+def bearer(token: str | None) -> dict[str, str]:
+    return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "token", "status"),
+    [
+        (INFER, BODY, "caller-token", 200),
+        (INFER, BODY, None, 401),
+        (INFER, BODY, "wrong", 401),
+        (INFER, BODY, "reader-token", 403),
+        (f"/v2/models/{CROSS}/infer", BODY, "caller-token", 403),
+        (f"/v2/models/{SELF}/ready", None, "reader-token", 200),
+        ("/v2", None, None, 401),
+        ("/v2/logging", {}, "caller-token", 403),
+        ("/v2/health/ready", None, None, 200),
+        ("/explore/models", None, None, 401),
+        ("/explore/models", None, "caller-token", 403),
+    ],
+)
+def test_requests_have_the_rights_of_their_callers(
+    port: int, path: str, body: Any, token: str | None, status: int
+) -> None:
+    answer = ask(port, path, body, bearer(token))
+    assert answer.status == status, answer.body
+    assert answer.headers.get("www-authenticate") == ("Bearer" if status == 401 else None)
+
+
+def test_a_request_without_a_body_is_refused_at_once(port: int) -> None:
+    with connected(port) as connection:
+        for _ in range(2):  # on the same connection: there was nothing to read and to drop
+            connection.sendall(head("/v2", method="GET"))
+            answer = answer_on(connection)
+            assert answer.status == 401
+            assert "connection" not in answer.headers
+
+
+LARGE, READER, CALLER = (
+    "Content-Length: 1048576",
+    *(f"Authorization: Bearer {x}-token" for x in ("reader", "caller")),
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        (INFER, [LARGE], 401),
+        (INFER, [LARGE, CALLER, CALLER], 401),
+        (INFER, [LARGE, READER], 403),
+        (f"/v2/models/{CROSS}/infer", [LARGE, CALLER], 403),
+        (f"/v2/repository/models/{SELF}/load", [LARGE, CALLER], 403),
+        ("/v1/embeddings", [LARGE], 401),
+        (INFER, ["Transfer-Encoding: chunked"], 401),
+        (INFER, ["Content-Encoding: gzip", "Content-Length: 100"], 401),
+    ],
+)
+def test_a_large_body_is_refused_before_it_is_read(
+    port: int, path: str, headers: list[str], status: int
+) -> None:
+    """Only the head is sent: it announces a body that may be large and never comes."""
+    with connected(port) as connection:
+        connection.sendall(head(path, "Expect: 100-continue", *headers))
+        assert answer_on(connection).status == status
+
+
+def test_a_large_body_of_a_known_caller_is_answered(port: int) -> None:
+    body = {"inputs": [tensor("query", np.ones((200, 100, 4), np.float32))]}
+    assert ask(port, INFER, body, bearer("caller-token")).status == 200
+
+
+async def test_an_approval_holds_for_the_same_caller_method_and_model(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It depends on all that decides about rights, and on nothing that differs from request to request."""
+    monkeypatch.setattr(exchange, "APPROVED_SECONDS", 60)
+    monkeypatch.setattr(exchange, "MAX_APPROVALS", 20)
+    settings = Settings.model_validate({"model_repository": "."})
+    service = Service(HttpOptions(settings=settings, target=f"{HOST}:{scripted.port}"))
+    token, other = ("authorization", "Bearer a"), ("authorization", "Bearer b")
+    names, others = forward(["a"]), forward(["b"])
+
+    async def questions(metadata: Metadata, rpc: str = "ModelInfer", model: str = "m") -> int:
+        before = scripted.calls.qsize()
+        await service.authorize(rpc, model, metadata)
+        return scripted.calls.qsize() - before
+
+    first = [("x-request-id", "1"), token]
+    assert await questions(first) == 1
+    again = [("x-request-id", "2"), ("traceparent", "t"), ("tracestate", "s"), token]
+    assert await questions(again) == 0
+    assert await questions(first, rpc="RepositoryModelLoad") == 1
+    assert await questions(first, model="n") == 1
+    callers: list[Metadata] = [[other], [token, other], [], [names], [others], [names, token]]
+    for metadata in callers:
+        assert await questions(metadata) == 1
+        assert await questions(metadata) == 0
+    for number in range(20):
+        await questions(first, model=f"other-{number}")
+    assert await questions(first) == 1  # the oldest approvals go first
+    monkeypatch.setattr(exchange, "APPROVED_SECONDS", 0)
+    assert [await questions(first, model="new") for _ in range(2)] == [1, 1]
+    await service.close()
+
+
+def test_the_models_of_the_explorer_are_those_that_the_caller_may_read(served: Served, port: int) -> None:
+    (described,) = ask(port, "/explore/models", headers=bearer("reader-token")).json["models"]
+    with AttentionClient(served.target, token="reader-token") as client:  # noqa: S106 - of a test
+        (model,) = client.models()
+    assert (described["name"], described["version"]) == (SELF, model.version)
+    assert described["state"] == "STATE_READY"
+    assert described["attention_patterns"] == [asdict(pattern) for pattern in model.attention_patterns]
+    assert [output["name"] for output in described["outputs"]] == [CONTEXT, WEIGHTS]
+
+
+def test_the_page_of_the_explorer_needs_no_token_and_is_the_clients(port: int) -> None:
+    answer = ask(port, "/explore")
+    page = Path(__file__).parents[3] / "clients/python/src/attention_client/_explorer.html"
+    assert (answer.status, answer.body) == (200, page.read_bytes())
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["content-security-policy"] == "frame-ancestors 'none'"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    text = answer.body.decode()
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]+)">', text)
+    (script,) = re.findall("<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    for directive in ("default-src 'none'", f"script-src 'sha256-{digest}'", "connect-src 'self'"):
+        assert f"{directive};" in policy
