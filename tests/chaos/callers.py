@@ -1,55 +1,42 @@
-"""Callers of the drains and kills: each repeats a request, compares every answer and counts every status."""
+"""Callers of the drains, kills and the soak: each repeats a request, compares answers and counts statuses."""
 
 import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
 import numpy as np
 from attention_client import AttentionClient, AttentionClientError
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from attention_serving.model.presets import build_preset
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from tests.chaos.requests import attend_message, random_rows
+from tests.chaos.process import MODEL, OWN_CONNECTION, attend_message, random_rows
 from tests.support.eager import ATOL, RTOL, Array, attend
 
-OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
 CALL_SECONDS = 60.0
 OK = "OK"
 
 
-@dataclass(frozen=True, eq=False)
 class Question:
-    """A request, and the answer of eager PyTorch: rows and context vectors, (T, d)."""
+    """A request to multi-head-768x12, and the answer of eager PyTorch: rows and context vectors, (T, d)."""
 
-    model: str
-    rows: Array
-    answer: Array
-
-    @classmethod
-    def of(cls, model: str, rows: int, width: int) -> "Question":
-        """A question about random rows."""
-        given = random_rows(rows, width)
-        return cls(model, given, attend(build_preset(model), given)[0])
-
-    @property
-    def message(self) -> pb.AttendRequest:
-        """The request."""
-        return attend_message(self.model, self.rows)
+    def __init__(self, rows: int) -> None:
+        self.rows = random_rows(rows)
+        self.message = attend_message(MODEL, self.rows)
+        self._answer = attend(build_preset(MODEL), self.rows)[0]
 
     def is_answered_by(self, response: pb.AttendResponse) -> bool:
         """Whether a response holds the answer."""
         data = np.frombuffer(response.context_vectors.data, np.float32)
-        return data.size == self.answer.size and self.matches(data.reshape(self.answer.shape))
+        return data.size == self._answer.size and self.matches(data.reshape(self._answer.shape))
 
     def matches(self, vectors: Array) -> bool:
         """Whether context vectors are the answer."""
-        return bool(np.allclose(vectors, self.answer, rtol=RTOL, atol=ATOL))
+        return bool(np.allclose(vectors, self._answer, rtol=RTOL, atol=ATOL))
 
 
 @dataclass
@@ -69,15 +56,15 @@ class Tally:
     last_answer: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def answered(self, *, right: bool, status: str = OK) -> None:
+    def answered(self, *, right: bool = True, status: str = OK) -> None:
         """Counts an answer."""
         with self._lock:
             self.statuses[status] += 1
             self.wrong += not right
             self.last_answer = max(self.last_answer, time.monotonic())
 
-    def failed(self, error: grpc.RpcError | AttentionClientError) -> str:
-        """Counts a call that failed; returns its status."""
+    def failed(self, error: grpc.RpcError | AttentionClientError) -> None:
+        """Counts a call that failed."""
         if isinstance(error, AttentionClientError):
             code, text = error.code, error.message
         else:
@@ -86,12 +73,6 @@ class Tally:
         with self._lock:
             self.statuses[name] += 1
             self.details[f"{name}: {text.partition(';')[0][:50]}"] += 1
-        return name
-
-    def end(self, call: grpc.Call) -> None:
-        """Counts the end of a stream, whatever it is."""
-        with self._lock:
-            self.statuses[call.code().name] += 1
 
 
 class Actor(threading.Thread):
@@ -101,7 +82,7 @@ class Actor(threading.Thread):
         error: What a step raised, which ended the thread; empty if none did.
     """
 
-    def __init__(self, step: Callable[[], bool], close: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, step: Callable[[], object], close: Callable[[], object] = lambda: None) -> None:
         super().__init__(daemon=True)
         self._step, self._close = step, close
         self._stopping = threading.Event()
@@ -111,7 +92,7 @@ class Actor(threading.Thread):
     def run(self) -> None:
         """Body of the thread."""
         try:
-            while not self._stopping.is_set() and self._step():
+            while not self._stopping.is_set() and self._step() is not False:
                 pass
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
@@ -123,30 +104,18 @@ class Actor(threading.Thread):
         self._stopping.set()
 
 
-def unary(target: str, question: Question, tally: Tally) -> Actor:
-    """Calls on one connection until one fails."""
-    channel = grpc.insecure_channel(target, OWN_CONNECTION)
-    stub, message = AttentionServiceStub(channel), question.message
-    return Actor(lambda: call_once(stub, message, question, tally), channel.close)
+def stop(actors: list[Actor]) -> None:
+    """Stops actors and waits for their last steps."""
+    for actor in actors:
+        actor.stop()
+    for actor in actors:
+        actor.join(CALL_SECONDS)
 
 
-def reconnecting(target: str, question: Question, tally: Tally) -> Actor:
-    """Calls, each on a new connection, until one fails."""
-    message = question.message
-
-    def step() -> bool:
-        with grpc.insecure_channel(target, OWN_CONNECTION) as channel:
-            return call_once(AttentionServiceStub(channel), message, question, tally)
-
-    return Actor(step)
-
-
-def call_once(
-    stub: AttentionServiceStub, message: pb.AttendRequest, question: Question, tally: Tally
-) -> bool:
+def call_once(channel: grpc.Channel, question: Question, tally: Tally) -> bool:
     """Makes one call and counts its end; returns whether it succeeded."""
     try:
-        response = stub.Attend(message, timeout=CALL_SECONDS)
+        response = AttentionServiceStub(channel).Attend(question.message, timeout=CALL_SECONDS)
     except grpc.RpcError as error:
         tally.failed(error)
         return False
@@ -154,18 +123,33 @@ def call_once(
     return True
 
 
+def unary(target: str, question: Question, tally: Tally) -> Actor:
+    """Calls on one connection until one fails."""
+    channel = grpc.insecure_channel(target, OWN_CONNECTION)
+    return Actor(lambda: call_once(channel, question, tally), channel.close)
+
+
+def reconnecting(target: str, question: Question, tally: Tally) -> Actor:
+    """Calls, each on a new connection, until one fails."""
+
+    def step() -> bool:
+        with grpc.insecure_channel(target, OWN_CONNECTION) as channel:
+            return call_once(channel, question, tally)
+
+    return Actor(step)
+
+
 def retrying(target: str, question: Question, tally: Tally) -> Actor:
     """Calls of attention_client with retries, which go on whatever happens."""
     client = AttentionClient(target, max_retries=4, wait_for_ready=True, timeout=CALL_SECONDS)
 
-    def step() -> bool:
+    def step() -> None:
         try:
-            result = client.attend(question.model, question.rows)
+            result = client.attend(MODEL, question.rows)
         except AttentionClientError as error:
             tally.failed(error)
-            return True
-        tally.answered(right=question.matches(result.context_vectors))
-        return True
+        else:
+            tally.answered(right=question.matches(result.context_vectors))
 
     return Actor(step, client.close)
 
@@ -182,7 +166,6 @@ def stream(
         window: Requests under way; 0 for an idle stream.
         quiet: Once it is set, no more requests are sent, and the stream stays open.
     """
-    quiet = quiet or threading.Event()
     channel = grpc.insecure_channel(target, OWN_CONNECTION)
     requests: queue.SimpleQueue[pb.AttendStreamRequest | None] = queue.SimpleQueue()
     request = pb.AttendStreamRequest(request=question.message)
@@ -193,12 +176,14 @@ def stream(
     def step() -> bool:
         try:
             for response in responses:
-                right = response.HasField("response") and question.is_answered_by(response.response)
-                status = OK if response.HasField("response") else f"stream error {response.error.reason}"
-                tally.answered(right=right or response.HasField("error"), status=status)
-                if not quiet.is_set():
+                is_answer = response.HasField("response")
+                right = not is_answer or question.is_answered_by(response.response)
+                tally.answered(
+                    right=right, status=OK if is_answer else f"stream error {response.error.reason}"
+                )
+                if quiet is None or not quiet.is_set():
                     requests.put(request)
-            tally.end(responses)
+            tally.statuses[responses.code().name] += 1
         except grpc.RpcError as error:
             tally.failed(error)
         requests.put(None)
@@ -207,32 +192,12 @@ def stream(
     return Actor(step, channel.close)
 
 
-def watch(target: str, tally: Tally) -> Actor:
-    """A health Watch, until it ends."""
-    channel = grpc.insecure_channel(target, OWN_CONNECTION)
-    states = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-
-    def step() -> bool:
-        try:
-            for _ in states:
-                pass
-            tally.end(states)
-        except grpc.RpcError as error:
-            tally.failed(error)
-        return False
-
-    return Actor(step, channel.close)
-
-
-def collect(
-    calls: "Sequence[grpc.Future[pb.AttendResponse]]", question: Question, tally: Tally
-) -> Iterator[str]:
-    """Waits for the ends of calls and counts them; yields each status."""
+def collect(calls: "Sequence[grpc.Future[pb.AttendResponse]]", question: Question, tally: Tally) -> None:
+    """Waits for the ends of calls and counts them."""
     for call in calls:
         try:
             response = call.result(CALL_SECONDS)
         except grpc.RpcError as error:
-            yield tally.failed(error)
+            tally.failed(error)
         else:
             tally.answered(right=question.is_answered_by(response))
-            yield OK

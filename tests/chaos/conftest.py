@@ -1,4 +1,4 @@
-"""Fixtures of the chaos cases: their scale, their models, and the process that generates load."""
+"""Fixtures of the chaos cases: their models, and the process that generates load."""
 
 import shutil
 from collections.abc import Iterator
@@ -8,29 +8,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks.processes import worker
-from tests.chaos import scale as scales
-from tests.chaos.scale import Scale
-from tests.server import samples
-from tests.support.artifacts import ModelSet, cached_repositories
+from tests.support.artifacts import cached_repositories
 from tests.support.repository import SETS
 
-PRESETS = ("multi-head-768x12", "rotary-768x12", "cross-768x12")
+PRESETS = ("multi-head-768x12", "rotary-768x12")
 
 
 @pytest.fixture(scope="session")
-def scale() -> Scale:
-    """How long the cases run."""
-    return scales.current()
-
-
-@pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of large and small models of several kinds, as copies."""
     folder = tmp_path_factory.mktemp("models")
-    sources = [samples.ROOT / "tests/server/samples.py"]
-    (small,) = cached_repositories(ModelSet("samples", [samples.export_samples], sources))
     (large,) = cached_repositories(next(models for models in SETS if models.name == "presets"))
-    for source in (*sorted(small.iterdir()), *(large / name for name in PRESETS)):
+    for source in (*artifacts.iterdir(), *(large / name for name in PRESETS)):
         shutil.copytree(source, folder / source.name)
     return folder
 

@@ -1,51 +1,44 @@
-"""A gRPC client that misbehaves on the level of HTTP/2: half-sent messages, and answers that are never read.
-
-The framing is that of the library h2.
-"""
+"""A gRPC client that misbehaves on the level of HTTP/2: half-sent messages, answers that are never read."""
 
 import socket
 import struct
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from h2.config import H2Configuration
-from h2.connection import H2Connection
-from h2.events import (
-    DataReceived,
-    ResponseReceived,
-    StreamEnded,
-    StreamReset,
-    TrailersReceived,
+import grpc
+from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
+from hyperframe.frame import (
+    DataFrame,
+    Frame,
+    GoAwayFrame,
+    HeadersFrame,
+    PingFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
 )
-from h2.settings import SettingCodes, Settings
-from hpack import NeverIndexedHeaderTuple
-from hyperframe.frame import Frame, GoAwayFrame, HeadersFrame
 
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER_BYTES = 9
-READ_BYTES = 1 << 16
+FRAME_BYTES = 1 << 14
+# What a sender may send on a connection before the receiver says more.
+CONNECTION_WINDOW = (1 << 16) - 1
 # The header that was put into the table of headers last, as HPACK refers to it.
 NEWEST = b"\xbe"
 PREFIX = struct.Struct(">BI")
 """What precedes each message: whether it is compressed, and its length."""
+CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 @dataclass
 class RawCall:
-    """One call: what the server has sent on its stream so far.
-
-    Attributes:
-        status: grpc-status of the trailers; None while there are none.
-        reset: The error code of RST_STREAM; None if there was none.
-        received: Bytes of messages.
-        ended_at: When it ended, on `time.monotonic`'s clock; None while it is open.
-    """
+    """How a call ended; `end` is empty while it is open."""
 
     status: int | None = None
-    reset: int | None = None
-    received: int = 0
-    ended_at: float | None = None
+    end: str = ""
 
 
 class RawConnection:
@@ -57,7 +50,7 @@ class RawConnection:
         farewell: What its GOAWAY said; empty if there was none.
     """
 
-    def __init__(self, port: int, *, window: int = 65535) -> None:
+    def __init__(self, port: int, *, window: int = CONNECTION_WINDOW) -> None:
         """Connects.
 
         Args:
@@ -65,97 +58,96 @@ class RawConnection:
             window: How many bytes of each answer the server may send; 0 lets it send none.
         """
         self._socket = socket.create_connection(("127.0.0.1", port))
-        self._connection = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
-        settings = {SettingCodes.INITIAL_WINDOW_SIZE: window, SettingCodes.ENABLE_PUSH: 0}
-        self._connection.local_settings = Settings(client=True, initial_values=settings)
-        self._connection.initiate_connection()
-        self.calls: dict[int, RawCall] = {}
-        self.closed = False
-        self.farewell = ""
+        self._encoder, self._decoder = Encoder(), Decoder()
+        self._room = CONNECTION_WINDOW
         self._received = bytearray()
-        self._authority = f"127.0.0.1:{port}"
-        self._flush()
+        self.calls: dict[int, RawCall] = {}
+        self.closed, self.farewell = False, ""
+        settings = {SettingsFrame.INITIAL_WINDOW_SIZE: window, SettingsFrame.ENABLE_PUSH: 0}
+        self._socket.sendall(PREFACE + SettingsFrame(settings=settings).serialize())
 
-    def open(self, method: str) -> int:
-        """Opens a call by its headers only; returns its stream."""
-        stream = self._connection.get_next_available_stream_id()
-        self._connection.send_headers(stream, self._head(method))
-        self.calls[stream] = RawCall()
-        self._flush()
-        return stream
+    def open(self, method: str, *, references: int = 0) -> int:
+        """Opens a call by its headers only; returns its stream.
 
-    def open_whole(self, method: str, *, references: int) -> None:
-        """Makes a call without a message, whose headers refer to one header of 4 KB that many times.
-
-        That header is sent with the first call. The others are not put into the table of headers, which has
+        With references, the call ends with its headers, which refer to one header of 4 KB that many times.
+        That header is sent with the first call; the others are not put into the table of headers, which has
         room for one of this size.
         """
-        encoder = self._connection.encoder
-        plain: list[Any] = [NeverIndexedHeaderTuple(*pair) for pair in self._head(method)]
-        large = [] if self.calls else [("a", "b" * 4000)]
-        stream = self._connection.get_next_available_stream_id()
-        block = encoder.encode(plain + large) + NEWEST * references
-        frame = HeadersFrame(stream, block, flags=("END_HEADERS", "END_STREAM"))
-        # Not through the connection, which would encode the headers itself; it learns of the stream though.
-        self._connection.send_headers(stream, plain, end_stream=True)
-        self._connection.clear_outbound_data_buffer()
-        self.calls[stream] = RawCall()
-        self._socket.sendall(frame.serialize())
-
-    def _head(self, method: str) -> list[tuple[str, str]]:
-        return [
+        stream = 2 * len(self.calls) + 1
+        headers: list[Any] = [
             (":method", "POST"),
             (":scheme", "http"),
             (":path", method),
-            (":authority", self._authority),
+            (":authority", "127.0.0.1"),
             ("te", "trailers"),
             ("content-type", "application/grpc"),
         ]
+        flags = ["END_HEADERS", *(["END_STREAM"] if references else [])]
+        if references:
+            large = [] if self.calls else [("a", "b" * 4000)]
+            headers = [*(NeverIndexedHeaderTuple(*pair) for pair in headers), *large]
+        self.calls[stream] = RawCall()
+        self._send(HeadersFrame(stream, self._encoder.encode(headers) + NEWEST * references, flags=flags))
+        return stream
 
     def send_part(self, stream: int, message: bytes, size: int) -> None:
         """Sends the first bytes of a message and its announced length; the rest never follows."""
-        data = PREFIX.pack(0, len(message)) + message
-        self._connection.send_data(stream, data[:size])
-        self._flush()
+        self._send(DataFrame(stream, (PREFIX.pack(0, len(message)) + message)[:size]))
 
-    def call(self, method: str, message: bytes, seconds: float = 30) -> int:
-        """Makes a whole call, within the server's flow control; does not wait for its answer."""
+    def call(self, method: str, message: bytes) -> None:
+        """Makes a whole call of at most 64 KB; does not wait for its answer."""
         stream = self.open(method)
-        data, until = memoryview(PREFIX.pack(0, len(message)) + message), time.monotonic() + seconds
-        while data:
-            room = min(
-                self._connection.local_flow_control_window(stream), self._connection.max_outbound_frame_size
-            )
-            if room:
-                self._connection.send_data(stream, bytes(data[:room]), end_stream=room >= len(data))
-                data = data[room:]
-                self._flush()
-            elif self.closed or self.calls[stream].ended_at or time.monotonic() > until:
-                break
-            else:
+        data = PREFIX.pack(0, len(message)) + message
+        for at in range(0, len(data), FRAME_BYTES):
+            part = data[at : at + FRAME_BYTES]
+            while self._room < len(part) and not self.closed:
                 self.receive(0.1)
-        return stream
+            self._room -= len(part)
+            flags = ["END_STREAM"] if at + FRAME_BYTES >= len(data) else []
+            self._send(DataFrame(stream, part, flags=flags))
 
-    def receive(self, seconds: float) -> bool:
-        """Waits that long for bytes and handles them; returns whether there were any."""
-        if self.closed:
-            return False
+    def receive(self, seconds: float) -> None:
+        """Waits that long for bytes and handles them."""
         self._socket.settimeout(max(seconds, 0.001))
         try:
-            data = self._socket.recv(READ_BYTES)
+            data = self._socket.recv(1 << 16)
         except TimeoutError:
-            return False
+            return
         except OSError:
             data = b""
-        self.closed = self.closed or not data
-        if self.closed:
+        if not data:
+            self.closed = True
             for call in self.calls.values():
-                call.ended_at = call.ended_at or time.monotonic()
-            return False
-        for event in self._connection.receive_data(self._without_farewell(data)):
-            self._handle(event)
-        self._flush()
-        return True
+                call.end = call.end or "connection closed"
+        self._received += data
+        while len(self._received) >= FRAME_HEADER_BYTES:
+            frame, length = Frame.parse_frame_header(memoryview(bytes(self._received[:FRAME_HEADER_BYTES])))
+            end = FRAME_HEADER_BYTES + length
+            if len(self._received) < end:
+                break
+            frame.parse_body(memoryview(bytes(self._received[FRAME_HEADER_BYTES:end])))
+            del self._received[:end]
+            self._handle(frame)
+
+    def _handle(self, frame: Frame) -> None:
+        call = self.calls.get(frame.stream_id, RawCall())
+        match frame:
+            case SettingsFrame() | PingFrame() if "ACK" not in frame.flags:
+                reply = PingFrame(0, frame.opaque_data) if isinstance(frame, PingFrame) else SettingsFrame(0)
+                reply.flags.add("ACK")
+                self._send(reply)
+            case WindowUpdateFrame() if not frame.stream_id:
+                self._room += frame.window_increment
+            case GoAwayFrame():
+                self.farewell = f"GOAWAY {frame.error_code}: {frame.additional_data.decode(errors='replace')}"
+            case RstStreamFrame():
+                call.end = call.end or f"RST_STREAM {frame.error_code}"
+            case HeadersFrame():
+                headers: dict[Any, Any] = dict(self._decoder.decode(frame.data))
+                status = headers.get("grpc-status")
+                call.status = call.status if status is None else int(status)
+        if "END_STREAM" in frame.flags:
+            call.end = "no status" if call.status is None else CODES[call.status]
 
     def receive_for(self, seconds: float) -> None:
         """Handles what arrives during that time, or until every call has ended."""
@@ -166,53 +158,12 @@ class RawConnection:
     @property
     def open_calls(self) -> int:
         """Number of calls that have not ended."""
-        return sum(call.ended_at is None for call in self.calls.values())
+        return sum(not call.end for call in self.calls.values())
 
-    def close(self) -> None:
-        """Closes the connection without a farewell."""
-        self._socket.close()
-
-    def _without_farewell(self, data: bytes) -> bytes:
-        """Whole frames, GOAWAY excepted: h2 takes it for the end of the connection, but a drain goes on."""
-        self._received += data
-        kept, at = bytearray(), 0
-        while len(self._received) >= at + FRAME_HEADER_BYTES:
-            body = at + FRAME_HEADER_BYTES
-            frame, length = Frame.parse_frame_header(memoryview(bytes(self._received[at:body])))
-            end = body + length
-            if len(self._received) < end:
-                break
-            if isinstance(frame, GoAwayFrame):
-                frame.parse_body(memoryview(bytes(self._received[body:end])))
-                self.farewell = f"GOAWAY {frame.error_code}: {frame.additional_data.decode(errors='replace')}"
-            else:
-                kept += self._received[at:end]
-            at = end
-        del self._received[:at]
-        return bytes(kept)
-
-    def _handle(self, event: object) -> None:
-        stream = getattr(event, "stream_id", None)
-        call = self.calls.get(stream) if stream else None
-        if call is None:
-            return
-        if isinstance(event, DataReceived):
-            call.received += len(event.data)
-        elif isinstance(event, ResponseReceived | TrailersReceived):
-            status = {str(name): value for name, value in event.headers}.get("grpc-status")
-            call.status = call.status if status is None else int(status)
-        elif isinstance(event, StreamReset):
-            call.reset = event.error_code
-        if isinstance(event, StreamEnded | StreamReset):
-            call.ended_at = time.monotonic()
-
-    def _flush(self) -> None:
-        if data := self._connection.data_to_send():
-            try:
-                self._socket.settimeout(None)
-                self._socket.sendall(data)
-            except OSError:  # the server has closed the connection; `receive` notes it
-                return
+    def _send(self, frame: Frame) -> None:
+        with suppress(OSError):  # the server has closed the connection; `receive` notes it
+            self._socket.settimeout(None)
+            self._socket.sendall(frame.serialize())
 
     def __enter__(self) -> Self:
         return self
@@ -220,4 +171,4 @@ class RawConnection:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._socket.close()

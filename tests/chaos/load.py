@@ -6,23 +6,22 @@ capacity and overload are measured with the same generator, number of connection
 
 import time
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import cycle
 
 import numpy as np
 from google.rpc import error_details_pb2, status_pb2
-from grpc import StatusCode
 from numpy.typing import NDArray
 
-from benchmarks.channel import Completion, EncodedRequest, UnaryCaller, clock
+from benchmarks.channel import EncodedRequest, UnaryCaller, clock
 from benchmarks.load import HEAD_START
+from benchmarks.wire import METHODS, Api
+from tests.chaos.http2 import CODES
 
-CODES = {code.value[0]: code.name for code in StatusCode}
 DETAILS_KEY = "grpc-status-details-bin"
 # A server may limit the calls of one connection; more would wait in the generator, unseen by the server.
-CONNECTIONS = 8
+CONNECTIONS, IN_FLIGHT = 8, 4
 OK, REFUSED, EXPIRED = "OK", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"
 
 
@@ -31,7 +30,6 @@ class Job:
     """What is sent, and where to."""
 
     target: str
-    method: bytes
     messages: tuple[bytes, ...]
     token: str = ""
 
@@ -39,8 +37,9 @@ class Job:
         """A caller on a new connection, which is established."""
         requests = [EncodedRequest(data, 1, 0) for data in self.messages]
         metadata = (("authorization", f"Bearer {self.token}"),) if self.token else ()
+        method = METHODS[Api.ATTENTION]
         caller = UnaryCaller(
-            self.target, self.method, requests, deadline_seconds=deadline_seconds, metadata=metadata
+            self.target, method, requests, deadline_seconds=deadline_seconds, metadata=metadata
         )
         caller.start()
         caller.finish()
@@ -57,7 +56,6 @@ class Outcomes:
         codes: Its status code.
         reasons: The reason in the status details, or else empty.
         retry_after: Whether the status details hold RetryInfo.
-        generator_seconds: Processor time of the generator.
     """
 
     due: NDArray[np.float64]
@@ -65,7 +63,6 @@ class Outcomes:
     codes: NDArray[np.str_]
     reasons: NDArray[np.str_]
     retry_after: NDArray[np.bool_]
-    generator_seconds: float
 
     def counts(self) -> dict[str, int]:
         """Calls by status code."""
@@ -87,43 +84,34 @@ class Outcomes:
         return int(np.sum(good & (ended >= since) & (ended < until)))
 
 
-def capacity(job: Job, in_flight: int, seconds: float) -> tuple[float, float]:
-    """Measures the closed-loop rate.
-
-    Args:
-        job: What is sent.
-        in_flight: Calls in flight, on all connections together.
-        seconds: Duration, after a quarter of it as warm-up.
-
-    Returns:
-        Answers per second, and processor seconds of the generator per second.
+def capacity(job: Job, seconds: float) -> float:
+    """Answers per second in a closed loop of 32 calls, after a quarter of the time as warm-up.
 
     Raises:
         RuntimeError: A call failed.
     """
+
+    def answers(caller: UnaryCaller, seconds: float) -> int:
+        count, until = 0, clock() + int(seconds * 1e9)
+        while clock() < until:
+            if not caller.finish().succeeded:
+                raise RuntimeError("a call of the closed loop failed")
+            count += 1
+            caller.start()
+        return count
+
+    callers = [job.caller() for _ in range(CONNECTIONS)]
+    for caller in callers * IN_FLIGHT:
+        caller.start()
     with ThreadPoolExecutor(CONNECTIONS) as pool:
-        callers = [job.caller() for _ in range(CONNECTIONS)]
-        for at in range(in_flight):
-            callers[at % CONNECTIONS].start()
-        list(pool.map(_cycle, callers, [seconds / 4] * CONNECTIONS))
-        started, busy = clock(), time.process_time()
-        answered = sum(pool.map(_cycle, callers, [seconds] * CONNECTIONS))
-        elapsed, busy = (clock() - started) / 1e9, time.process_time() - busy
-        for at in range(in_flight):
-            callers[at % CONNECTIONS].finish()
+        list(pool.map(answers, callers, [seconds / 4] * CONNECTIONS))
+        started = clock()
+        rate = 1e9 * sum(pool.map(answers, callers, [seconds] * CONNECTIONS)) / (clock() - started)
+    for caller in callers * IN_FLIGHT:
+        caller.finish()
     for caller in callers:
         caller.close()
-    return answered / elapsed, busy / elapsed
-
-
-def _cycle(caller: UnaryCaller, seconds: float) -> int:
-    answered, until = 0, clock() + int(seconds * 1e9)
-    while clock() < until:
-        if not caller.finish().succeeded:
-            raise RuntimeError("a call of the closed loop failed")
-        answered += 1
-        caller.start()
-    return answered
+    return rate
 
 
 def open_loop(
@@ -139,12 +127,19 @@ def open_loop(
     """
     callers = [job.caller(deadline_seconds) for _ in range(connections)]
     shares = [len(due[at::connections]) for at in range(connections)]
-    busy, origin = time.process_time(), clock() + HEAD_START
+    origin = clock() + HEAD_START
+
+    def send() -> None:
+        for caller, moment in zip(cycle(callers), (due + origin).tolist(), strict=False):
+            if (wait := moment - clock()) > 0:
+                time.sleep(wait / 1e9)
+            caller.start(moment)
+
     with ThreadPoolExecutor(connections + 1) as pool:
-        sending = pool.submit(_send, callers, (due + origin).tolist())
-        ends = [end for found in pool.map(_finish, callers, shares) for end in found]
+        sending = pool.submit(send)
+        found = pool.map(lambda caller, count: [caller.finish() for _ in range(count)], callers, shares)
+        ends = [end for own in found for end in own]
         sending.result()
-    generator_seconds = time.process_time() - busy
     for caller in callers:
         caller.close()
     details = [_details(end.status) for end in ends]
@@ -155,19 +150,7 @@ def open_loop(
         codes=np.array([CODES[end.status.code()] for end in ends]),
         reasons=np.array([reason for reason, _ in details]),
         retry_after=np.array([retry for _, retry in details]),
-        generator_seconds=generator_seconds,
     )
-
-
-def _finish(caller: UnaryCaller, count: int) -> list[Completion]:
-    return [caller.finish() for _ in range(count)]
-
-
-def _send(callers: Sequence[UnaryCaller], due: Sequence[int]) -> None:
-    for caller, moment in zip(cycle(callers), due, strict=False):
-        if (wait := moment - clock()) > 0:
-            time.sleep(wait / 1e9)
-        caller.start(moment)
 
 
 def _details(status: object) -> tuple[str, bool]:
@@ -180,8 +163,3 @@ def _details(status: object) -> tuple[str, bool]:
         if detail.Unpack(info):
             reason = info.reason
     return reason, retry
-
-
-def at_once(job: Job, count: int, deadline_seconds: float) -> Outcomes:
-    """Makes many calls at once on one connection."""
-    return open_loop(job, np.zeros(count, np.int64), deadline_seconds, connections=1)

@@ -1,25 +1,32 @@
-"""A server process under attack: its memory, threads and descriptors from /proc, and its metrics."""
+"""A server process under attack: its memory, threads and descriptors from /proc, metrics, and requests."""
 
 import os
+import statistics
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from attention_serving.server.settings import Settings
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from benchmarks.processes import PROC, process_tree, processor_seconds
 from scripts.local_server import ServerProcess, serving
+from tests.support.eager import Array
 
-KIB = 1 << 10
+MODEL, WIDTH = "multi-head-768x12", 768
+KIB, MIB = 1 << 10, 1 << 20
 PATIENCE_SECONDS = 30.0
 POLL_SECONDS = 0.02
+NEIGHBOUR_SECONDS = 0.01
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
 # Writing this to clear_refs sets the peak of resident memory (VmHWM) to what is resident now.
 RESET_PEAK = "5"
 # Parts of the names of gauges that say what requests hold.
@@ -34,23 +41,6 @@ class Readings:
     peak: int
     threads: int
     descriptors: int
-
-
-@contextmanager
-def server_of(repository: Path, folder: Path, *options: str) -> Iterator[ServerProcess]:
-    """A server of a repository, with its log in a folder."""
-    log = folder / f"server-{time.monotonic_ns()}.log"
-    with serving(repository, log, *options) as process:
-        yield process
-
-
-def supported(**settings: object) -> list[str]:
-    """The options of those settings that this server has; `max_calls=3` becomes `--max-calls=3`."""
-    return [
-        f"--{name.replace('_', '-')}={value}"
-        for name, value in settings.items()
-        if name in Settings.model_fields
-    ]
 
 
 def readings(pid: int) -> Readings:
@@ -71,6 +61,13 @@ def reset_peak(pid: int) -> int:
     return readings(pid).resident
 
 
+@contextmanager
+def server_of(repository: Path, folder: Path, *options: str) -> Iterator[ServerProcess]:
+    """A server of a repository, with its log in a folder."""
+    with serving(repository, folder / f"server-{time.monotonic_ns()}.log", *options) as process:
+        yield process
+
+
 def busy_seconds(pid: int) -> float:
     """Processor time of a server and of its workers so far."""
     return processor_seconds(process_tree(pid))
@@ -82,7 +79,7 @@ def metrics(server: ServerProcess) -> dict[str, float]:
     for family in _families(server):
         for sample in family.samples:
             labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
-            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+            found[f"{sample.name}{{{labels}}}"] = sample.value
     return found
 
 
@@ -122,10 +119,51 @@ def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS)
 
 def is_serving(target: str) -> bool:
     """Whether a health check on a new connection is answered with SERVING."""
-    options = [("grpc.use_local_subchannel_pool", 1)]
-    with grpc.insecure_channel(target, options) as channel:
+    with grpc.insecure_channel(target, OWN_CONNECTION) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
         except grpc.RpcError:
             return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def random_rows(rows: int, width: int = WIDTH, seed: int = 0) -> Array:
+    """Standard normal rows, (T, d)."""
+    return np.random.default_rng(seed).standard_normal((rows, width), dtype=np.float32)
+
+
+def attend_message(model: str, *sequences: Array, return_weights: bool = False) -> pb.AttendRequest:
+    """A request of attention.v1 for sequences (T, d) of one width."""
+    query = pb.VectorSequences(
+        data_type=pb.DATA_TYPE_FP32,
+        width=sequences[0].shape[1],
+        lengths=[len(rows) for rows in sequences],
+        data=b"".join(rows.tobytes() for rows in sequences),
+    )
+    return pb.AttendRequest(model_name=model, query=query, return_weights=return_weights)
+
+
+class Neighbour:
+    """Makes a small good call every 10 ms until `stop`, beside what a case does to a server."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+        self._stopping = False
+        self._pool = ThreadPoolExecutor(1)
+        self._seconds = self._pool.submit(self._run)
+
+    def _run(self) -> list[float]:
+        seconds = []
+        while not self._stopping:
+            started = time.perf_counter()
+            self._call()
+            seconds.append(time.perf_counter() - started)
+            time.sleep(max(0.0, NEIGHBOUR_SECONDS - seconds[-1]))
+        return seconds
+
+    def stop(self) -> float:
+        """Ends the calls; returns the longest time to an answer beyond the median, in seconds."""
+        self._stopping = True
+        self._pool.shutdown()
+        found = self._seconds.result()
+        return max(found) - statistics.median(found)

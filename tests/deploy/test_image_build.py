@@ -10,22 +10,19 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.local_server import ROOT
+
 IMAGE = ROOT / "deploy/image"
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
 IMAGES = ("server", "server-cuda", "client", "exporter", "enrich")
 EPOCH = 1_600_000_000
 
 
-def stages() -> dict[str, tuple[str, str]]:
-    """Base and instructions of each stage, by its name."""
-    parts = re.split(r"^FROM (\S+) AS (\S+)\n", DOCKERFILE, flags=re.MULTILINE)[1:]
-    return {parts[i + 1]: (parts[i], parts[i + 2]) for i in range(0, len(parts), 3)}
-
-
 def ancestry(name: str) -> list[str]:
-    """A stage's instructions, and those of the stages that it is made from."""
-    found, bases = [], stages()
+    """A stage's instructions, those of the stages that it is made from, and what all of them begin with."""
+    parts = re.split(r"^FROM (\S+) AS (\S+)\n", DOCKERFILE, flags=re.MULTILINE)[1:]
+    bases = {parts[at + 1]: (parts[at], parts[at + 2]) for at in range(0, len(parts), 3)}
+    found = []
     while name in bases:
         name, text = bases[name]
         found.append(text)
@@ -75,6 +72,7 @@ def test_the_build_reads_what_it_copies() -> None:
 
 
 def test_finish_leaves_the_same_tree_for_the_same_input(tmp_path: Path) -> None:
+    found = []
     for name, mask in (("first", 0o022), ("second", 0o077)):
         package = tmp_path / name / "opt/package"
         (package / "tests").mkdir(parents=True)
@@ -86,8 +84,6 @@ def test_finish_leaves_the_same_tree_for_the_same_input(tmp_path: Path) -> None:
         (package / "link").symlink_to("module.py")
         done = run_script("finish.py", tmp_path / name)
         assert done.returncode == 0, done.stderr
-    found = []
-    for name in ("first", "second"):
         root = tmp_path / name
         states = {path.relative_to(root): path.lstat() for path in [root, *root.rglob("*")]}
         found.append({path: (state.st_mode, state.st_mtime) for path, state in states.items()})
@@ -96,27 +92,19 @@ def test_finish_leaves_the_same_tree_for_the_same_input(tmp_path: Path) -> None:
     names = {path.name for path in found[0]}
     assert {"module.py", "run", "link", f"module.cpython-3{sys.version_info.minor}.pyc"} <= names
     assert names & {"tests", "header.h", "test_it.py"} == set()
-
-
-def test_a_compiled_module_names_its_place_in_the_image(tmp_path: Path) -> None:
-    (tmp_path / "app").mkdir()
-    (tmp_path / "app/module.py").write_text("def f():\n    raise ValueError\n")
-    assert run_script("finish.py", tmp_path).returncode == 0
-    (compiled,) = tmp_path.rglob("*.pyc")
-    assert b"/app/module.py" in compiled.read_bytes()
+    # A compiled module names its place in the image.
+    (compiled,) = (tmp_path / "first").rglob("*.pyc")
+    assert b"/opt/package/module.py" in compiled.read_bytes()
     assert str(tmp_path).encode() not in compiled.read_bytes()
 
 
-def test_finish_removes_files_and_folders_by_pattern(tmp_path: Path) -> None:
+def test_finish_removes_by_pattern_and_refuses_one_that_matches_nothing(tmp_path: Path) -> None:
     (tmp_path / "opt/unused").mkdir(parents=True)
     for name in ("opt/unused/module.py", "opt/unused.so", "opt/used.so"):
         (tmp_path / name).write_text("\n")
     done = run_script("finish.py", tmp_path, "--remove", "opt/unused", "--remove", "**/unused.so")
     assert done.returncode == 0, done.stderr
     assert [path.name for path in (tmp_path / "opt").iterdir()] == ["used.so"]
-
-
-def test_finish_refuses_a_pattern_that_matches_nothing(tmp_path: Path) -> None:
     done = run_script("finish.py", tmp_path, "--remove", "opt/absent")
     assert done.returncode == 1
     assert "--remove opt/absent: nothing in" in done.stderr

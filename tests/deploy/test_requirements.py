@@ -3,7 +3,6 @@
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -25,65 +24,44 @@ def pins_of(path: Path) -> dict[str, str]:
     return {canonicalize_name(found[1]): found[2] for found in PIN.finditer(path.read_text())}
 
 
-def project(path: str) -> dict[str, Any]:
-    document: dict[str, Any] = tomllib.loads((ROOT / path).read_text())["project"]
-    return document
-
-
 def asked_for(name: str) -> list[Requirement]:
     """What the projects of a lock file ask for directly, with its extras."""
-    sources = SOURCES[name]
-    extras = {source.removeprefix(EXTRA) for source in sources if source.startswith(EXTRA)}
+    extras = {source.removeprefix(EXTRA) for source in SOURCES[name] if source.startswith(EXTRA)}
     found: list[str] = []
-    for path in {SERVICE, CLIENT} & set(sources):
-        content = project(path)
-        found += content["dependencies"]
-        for extra in extras & content["optional-dependencies"].keys():
-            found += content["optional-dependencies"][extra]
+    for path in {SERVICE, CLIENT} & set(SOURCES[name]):
+        project = tomllib.loads((ROOT / path).read_text())["project"]
+        found += project["dependencies"]
+        for extra in extras & project["optional-dependencies"].keys():
+            found += project["optional-dependencies"][extra]
     return [Requirement(text) for text in found]
 
 
-def test_every_lock_file_has_its_sources() -> None:
-    assert {path.stem for path in FOLDER.glob("*.txt")} == SOURCES.keys() | {"overrides"}
-
-
 @pytest.mark.parametrize("name", SOURCES)
-def test_every_package_has_a_version_and_a_hash(name: str) -> None:
+def test_every_package_has_a_version_and_a_hash_and_no_host(name: str) -> None:
     text = (FOLDER / f"{name}.txt").read_text()
     entries = re.split(r"\n(?=\S)", re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE).strip())
     assert len(entries) == len(pins(name)) > 0
     assert [entry for entry in entries if not HASH.search(entry)] == []
+    assert re.findall(r"https?://|file:|--(?:extra-)?index-url|--find-links|^/", text) == []
 
 
 @pytest.mark.parametrize("name", ["server", "server-cuda", "exporter", "client", "enrich"])
 def test_a_lock_file_has_what_the_projects_ask_for(name: str) -> None:
     locked, asked = pins(name), asked_for(name)
     assert asked
-    wrong = [
-        str(requirement)
-        for requirement in asked
-        if not requirement.specifier.contains(
-            locked.get(canonicalize_name(requirement.name), "0"), prereleases=True
-        )
-    ]
-    assert wrong == [], "run `make lock`"
+    for requirement in asked:
+        version = locked.get(canonicalize_name(requirement.name), "0")
+        assert requirement.specifier.contains(version, prereleases=True), f"{requirement}: run `make lock`"
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_lock_file_has_the_versions_of_the_constraints(name: str) -> None:
     constraints, locked = pins_of(ROOT / "constraints.txt"), pins(name)
     constraints["torch"] += "+cpu"
-    assert {each: constraints.get(each, version) for each, version in locked.items()} == locked, (
-        "run `make lock`"
-    )
+    assert locked.items() <= {**locked, **constraints}.items(), "run `make lock`"
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.iterdir()), ids=lambda path: path.name)
-def test_a_file_names_neither_hosts_nor_folders(path: Path) -> None:
-    assert re.findall(r"https?://|file:|--(?:extra-)?index-url|--find-links|^/", path.read_text()) == []
-
-
-def test_the_serving_image_has_no_pytorch_and_no_client_of_a_hub() -> None:
+def test_the_serving_image_has_one_runtime_and_no_pytorch() -> None:
     assert {"torch", "onnx", "huggingface-hub", "sympy"} & pins("server").keys() == set()
     assert "onnxruntime" in pins("server")
     assert "onnxruntime-gpu" in pins("server-cuda")
