@@ -3,13 +3,10 @@
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -18,7 +15,6 @@ from benchmarks.channel import CallFailedError
 from benchmarks.checkout import Checkout
 from benchmarks.load import MeasurementWindow
 from benchmarks.processes import (
-    ServerAddress,
     cores,
     library_versions,
     machine,
@@ -53,11 +49,8 @@ COMPARED = (
     (Api.ATTENTION, Cell(WIDE, MIXED, 2, BATCH_REQUEST)),
     (Api.ATTENTION_STREAM, Cell(NARROW, SHORT, 32)),
 )
-LOADS = (Cell(WIDE, SHORT, 1), Cell(WIDE, SHORT, 32), Cell(WIDE, MIDDLE, 8))
 
 Cache = Annotated[Path, typer.Option(help="Folder for exported models and logs.")]
-Rounds = Annotated[int | None, typer.Option(min=1, help="Number of rounds of each load.")]
-Seconds = Annotated[float | None, typer.Option(min=0.05, help="Seconds of each measurement.")]
 ServerOption = Annotated[
     list[str] | None,
     typer.Option(help="Further option of `python -m server`, such as --threads=1. May be repeated."),
@@ -114,9 +107,9 @@ def compare(
         Path, typer.Argument(exists=True, file_okay=False, help="Root folder of the other checkout.")
     ],
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="5 rounds of 0.25 s, not 15 of 0.5 s.")] = False,
-    rounds: Rounds = None,
-    seconds: Seconds = None,
+    quick: Annotated[bool, typer.Option("--quick", help="5 rounds of 0.25 s.")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds of each load.")] = 15,
+    seconds: Annotated[float, typer.Option(min=0.05, help="Seconds of each measurement.")] = 0.5,
     cache: Cache = CACHE,
     server_option: ServerOption = None,
 ) -> None:
@@ -125,95 +118,42 @@ def compare(
     Both servers run at the same time and receive load in turn. A ratio above 1 means that this checkout is
     faster. A round fails if a server refuses requests or does not answer within 60 seconds.
     """
-    window = MeasurementWindow(seconds or (0.25 if quick else 0.5), WARM_SECONDS)
-    names = ("this checkout", "other checkout")
-    options = server_option or ()
-    with (
-        failures_reported(),
-        worker() as generator,
-        serving(Checkout(), cache, "this", options) as this,
-        serving(Checkout(other.resolve()), cache, "other", options) as that,
-    ):
-        contests = [
-            (
-                cell,
-                [
-                    Served(name, at, api, generator, window)
-                    for name, at in zip(names, (this, that), strict=True)
-                ],
-            )
-            for api, cell in COMPARED
-        ]
-        console.print(contest(contests, rounds or (5 if quick else 15), equal=True))
-
-
-@app.command("variants")
-def compare_variants(
-    *, rounds: Rounds = 9, seconds: Seconds = 0.3, cache: Cache = CACHE, server_option: ServerOption = None
-) -> None:
-    """Compare precisions, element types on the wire, and kinds of address, on one server.
-
-    A ratio below 1 means that a variant answers more sequences per second than fp32 over TCP.
-    """
-    window = MeasurementWindow(seconds or 0.3, WARM_SECONDS)
-    # Paths of sockets must be short.
-    with failures_reported(), worker() as generator, TemporaryDirectory() as folder:
-        options = (f"--unix-socket={folder}/socket", *(server_option or ()))
-        with serving(Checkout(), cache, "variants", options) as server:
-            base = Served("fp32", server, Api.OPEN_INFERENCE, generator, window)
-            socket = ServerAddress(f"unix:{folder}/socket", server.pid)
-            variants = [
-                base,
-                replace(base, name="fp16, computed in fp32 on CPUs", precision="fp16"),
-                replace(base, name="int8", precision="int8"),
-                replace(base, name="fp32, FP16 on the wire", data_type="FP16"),
-                replace(base, name="fp32, BF16 on the wire", data_type="BF16"),
-                replace(base, name="fp32, Unix domain socket", server=socket),
-            ]
-            console.print(contest([(cell, variants) for cell in LOADS], rounds or 9, equal=False))
-
-
-@contextmanager
-def serving(checkout: Checkout, cache: Path, name: str, options: Sequence[str]) -> Iterator[ServerAddress]:
-    """Exports the models of a comparison with a checkout's exporter, and serves them."""
+    rounds, seconds = (5, 0.25) if quick else (rounds, seconds)
+    window = MeasurementWindow(seconds, WARM_SECONDS)
+    checkouts = {"this checkout": Checkout(), "other checkout": Checkout(other.resolve())}
     work = (cache / "work").resolve()
     work.mkdir(parents=True, exist_ok=True)
-    low = [replace(WIDE, precision=precision) for precision in ("fp16", "int8")] if name == "variants" else []
-    repository = checkout.models((NARROW, WIDE, *low), cache)
-    with checkout.serving(repository, work / f"{name}.log", *options) as server:
-        yield server
+    with failures_reported(), ExitStack() as stack:
+        generator = stack.enter_context(worker())
+        servers = {}
+        for name, checkout in checkouts.items():
+            repository, log = checkout.models((NARROW, WIDE), cache), work / f"{name}.log"
+            servers[name] = stack.enter_context(checkout.serving(repository, log, *(server_option or ())))
+        table = Table("load", "system", title=f"medians of {rounds} rounds")
+        for column in ("sequences/s", "this / other (range)", "server µs each", "failed rounds"):
+            table.add_column(column, justify="right")
+        for api, cell in COMPARED:
+            contest(table, cell, [Served(*own, api, generator, window) for own in servers.items()], rounds)
+        console.print(table)
 
 
-def contest(contests: Sequence[tuple[Cell, Sequence[Served]]], rounds: int, *, equal: bool) -> Table:
-    """Measures the systems of each cell in rounds, and compares each with the first.
+def contest(table: Table, cell: Cell, systems: Sequence[Served], rounds: int) -> None:
+    """Measures systems in rounds, and compares the first with each."""
+    from benchmarks.report import middle, with_range  # noqa: PLC0415 - needs matplotlib
 
-    Args:
-        contests: Cells and their systems.
-        rounds: Number of rounds.
-        equal: Whether different context vectors are an error.
-    """
-    table = Table("load", "system", title=f"medians of {rounds} rounds")
-    for column in ("sequences/s", "first / this (range)", "server µs each", "difference", "failed rounds"):
-        table.add_column(column, justify="right")
-    from benchmarks.report import middle, with_range  # noqa: PLC0415
-
-    for cell, systems in contests:
-        name = f"{cell.name}, stream" if systems[0].api is Api.ATTENTION_STREAM else cell.name
-        console.print(f"measuring {name}")
-        answers = [system.first_response(cell) for system in systems]
-        if equal and not all(agree(answer, answers[0]) for answer in answers):
-            raise MeasurementError(f"{name}: the servers return different context vectors")
-        found = measure_in_rounds(cell, systems, rounds, [])
-        table.add_section()
-        for system, answer in zip(systems, answers, strict=True):
-            rate = of(found, system.name, sequences_per_second)
-            cost = of(found, system.name, lambda one: one.server_us)
-            difference = max(np.abs(a - b).max() for a, b in zip(answer, answers[0], strict=True))
-            against = with_range(ratio(found, systems[0].name, system.name))
-            failed = str(found[system.name].count(None))
-            row = (middle(rate), against, middle(cost), f"{difference:.1e}", failed)
-            table.add_row(name, system.name, *row)
-    return table
+    name = f"{cell.name}, stream" if systems[0].api is Api.ATTENTION_STREAM else cell.name
+    console.print(f"measuring {name}")
+    answers = [system.first_response(cell) for system in systems]
+    if not all(agree(answer, answers[0]) for answer in answers):
+        raise MeasurementError(f"{name}: the servers return different context vectors")
+    found = measure_in_rounds(cell, systems, rounds, [])
+    table.add_section()
+    for system in systems:
+        rate = of(found, system.name, sequences_per_second)
+        cost = of(found, system.name, lambda one: one.server_us)
+        against = with_range(ratio(found, systems[0].name, system.name))
+        failed = str(found[system.name].count(None))
+        table.add_row(name, system.name, middle(rate), against, middle(cost), failed)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from benchmarks.channel import CallFailedError, call_once
 from benchmarks.compute import VERSION, save_weights
 from benchmarks.processes import ServerAddress, free_ports, running, worker
-from benchmarks.workload import FP32, AttentionKind, Model
+from benchmarks.workload import AttentionKind, Model
 
 ROOT = Path(__file__).resolve().parents[1]
 HEALTH_CHECK = b"/grpc.health.v1.Health/Check"
@@ -72,8 +72,6 @@ class Checkout:
         command += ["--heads", str(model.heads), "--name", model.name, "--out", repository]
         if model.kind is not AttentionKind.SELF:
             command.append(f"--{model.kind}")
-        if model.precision != FP32:
-            command += ["--precision", model.precision]
         result = subprocess.run(  # noqa: S603 - a command of this repository
             command, cwd=self.root, env=self.environment, capture_output=True, text=True, check=False
         )

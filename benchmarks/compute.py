@@ -42,17 +42,6 @@ class PaddedBatch:
     tokens: int
 
 
-@dataclass(frozen=True)
-class ComputeResult:
-    """A measurement in process: rates, the number of calls, the median of their durations, the faster way."""
-
-    sequences_per_second: float
-    tokens_per_second: float
-    calls: int
-    median_seconds: float
-    how: str
-
-
 def pad(model: Model, group: Sequence[Inputs]) -> PaddedBatch:
     """Combines sequences into one batch."""
     columns = list(zip(*group, strict=True))
@@ -76,21 +65,25 @@ def _stack(arrays: Sequence[Array]) -> Array:
 
 def measure(
     prepare: Prepare, repository: Path, model: Model, lengths: Lengths, size: int, seconds: float
-) -> ComputeResult:
-    """Measures a library with `size` sequences available at a time: `onnx_run` or `eager_run`."""
+) -> tuple[float, float, float]:
+    """Measures a library with `size` sequences available at a time: `onnx_run` or `eager_run`.
+
+    Returns:
+        Sequences and query rows per second, and the median duration of a call in microseconds.
+    """
     pool = sequences(model, lengths)
-    ways = {"one by one": [pad(model, [one]) for one in pool]}
+    ways = [[pad(model, [one]) for one in pool]]
     if size > 1:
         full = pool * -(-size // len(pool))  # repeats a small pool to fill one batch
-        ways["padded batches"] = [pad(model, full[at : at + size]) for at in range(0, len(full), size)]
+        ways.append([pad(model, full[at : at + size]) for at in range(0, len(full), size)])
     found = [
-        _time(how, [(prepare(repository, model, one), one) for one in batches], seconds / len(ways))
-        for how, batches in ways.items()
+        _time([(prepare(repository, model, one), one) for one in batches], seconds / len(ways))
+        for batches in ways
     ]
-    return max(found, key=lambda result: result.tokens_per_second)
+    return max(found, key=lambda result: result[1])
 
 
-def _time(how: str, calls: list[tuple[Callable[[], Any], PaddedBatch]], seconds: float) -> ComputeResult:
+def _time(calls: list[tuple[Callable[[], Any], PaddedBatch]], seconds: float) -> tuple[float, float, float]:
     """Warms up with one call of each, then repeats all of them until the time is over."""
     for call, _ in calls:
         call()
@@ -102,13 +95,8 @@ def _time(how: str, calls: list[tuple[Callable[[], Any], PaddedBatch]], seconds:
             call()
             durations.append(time.perf_counter() - started)
     rate = len(durations) / len(calls) / (time.perf_counter() - began)
-    return ComputeResult(
-        sequences_per_second=rate * sum(batch.sequences for _, batch in calls),
-        tokens_per_second=rate * sum(batch.tokens for _, batch in calls),
-        calls=len(durations),
-        median_seconds=median(durations),
-        how=how,
-    )
+    counts = (sum(batch.sequences for _, batch in calls), sum(batch.tokens for _, batch in calls))
+    return rate * counts[0], rate * counts[1], 1e6 * median(durations)
 
 
 def onnx_run(repository: Path, model: Model, batch: PaddedBatch) -> Callable[[], Any]:

@@ -22,8 +22,8 @@ import transformers
 import typer
 from attention_client import AttentionClient
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
-from tokenizers.models import WordPiece
+from tokenizers import Tokenizer, pre_tokenizers, processors
+from tokenizers.models import WordLevel
 
 from attention_serving.export.encoder import write_encoder
 from attention_serving.export.errors import ParityError
@@ -35,23 +35,21 @@ from attention_serving.server.engine.in_process import InProcessModel
 from scripts.local_server import serving
 
 LONGEST, MEAN_LENGTH, SPREAD = 512, 60, 0.7
-NAMES = {name: f"[{name[:3].upper()}]" for name in ("pad_token", "unk_token", "cls_token", "sep_token")}
-SPECIAL = tuple(NAMES.values())
+SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
 # Heads of narrow models have 32 elements, as those of MiniLM; others have 64.
 NARROW = 384
-VOCABULARY = 30_522
-Embeddings = NDArray[np.float32]
-Encode = Callable[[Sequence[str]], Embeddings]
-PRECISIONS = (Precision.FP32, Precision.INT8)
-# Of sentence-transformers by default, and of fastembed.
-BATCHES = (32, 256)
+WORDS = [f"w{number}" for number in range(30_000)]
+# Of sentence-transformers by default.
+BATCH = 32
 # Requests that are computed at the same time, in process.
 REQUESTS = 2
+Embeddings = NDArray[np.float32]
+Encode = Callable[[Sequence[str]], Embeddings]
 
 
 def main(
     layers: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 6,
-    width: Annotated[int, typer.Option(min=64, help="Width of a token vector.")] = 384,
+    width: Annotated[int, typer.Option(min=64, help="Width of a token vector; a multiple of 64.")] = 384,
     texts: Annotated[int, typer.Option(min=1, help="Number of texts of a round.")] = 256,
     rounds: Annotated[int, typer.Option(min=1, help="How often each way is timed.")] = 5,
 ) -> None:
@@ -60,15 +58,15 @@ def main(
     with TemporaryDirectory() as name, ExitStack() as stack:
         folder, repository = Path(name, "encoder"), Path(name, "repository")
         model = write_folder(folder, layers, width)
-        compared = sentence_transformers(folder)
-        compared |= padded_onnx(model, folder)
+        compared = sentence_transformers(folder) | {"ONNX Runtime, padded": padded_onnx(model, folder)}
         precisions = write_repository(folder, repository)
         compared |= stack.enter_context(in_process(repository, precisions))
         compared |= stack.enter_context(served(repository, precisions, Path(name, "log")))
-        _report(compared, random_texts(texts), rounds)
+        report(compared, random_texts(texts), rounds)
 
 
-def _report(compared: dict[str, Encode], texts: list[str], rounds: int) -> None:
+def report(compared: dict[str, Encode], texts: list[str], rounds: int) -> None:
+    """Measures the ways in rounds, and prints a table."""
     results = {name: encode(texts) for name, encode in compared.items()}  # warms up
     seconds: dict[str, list[float]] = {name: [] for name in compared}
     for _ in range(rounds):
@@ -77,31 +75,22 @@ def _report(compared: dict[str, Encode], texts: list[str], rounds: int) -> None:
             encode(texts)
             seconds[name].append(time.perf_counter() - started)
     tokens = sum(text.count(" ") + 3 for text in texts)  # words are tokens; two more at the ends
-    first = next(iter(compared))
-    typer.echo(
-        f"{len(texts)} texts, {tokens} tokens, {machine.available_cores()} cores, medians of"
-        f" {rounds} rounds\n"
-    )
+    cores, first = machine.available_cores(), next(iter(compared))
+    typer.echo(f"{len(texts)} texts, {tokens} tokens, {cores} cores, medians of {rounds} rounds\n")
     typer.echo("| way | tokens/s | ratio | largest difference | smallest cosine |\n|---|---|---|---|---|")
     for name, own in seconds.items():
         ratio = median([base / mine for base, mine in zip(seconds[first], own, strict=True)])
         difference = np.abs(results[name] - results[first]).max()
         cosine = (results[name] * results[first]).sum(axis=1).min()
-        typer.echo(
-            f"| {name} | {tokens / median(own):,.0f} | {ratio:.2f} | {difference:.1e} | {cosine:.6f} |"
-        )
+        rate = tokens / median(own)
+        typer.echo(f"| {name} | {rate:,.0f} | {ratio:.2f} | {difference:.1e} | {cosine:.6f} |")
 
 
 def write_folder(folder: Path, layers: int, width: int) -> Any:
-    """Writes the folder and returns its model, as transformers computes it.
-
-    Args:
-        folder: Is created.
-        layers: Number of layers.
-        width: Width of a token vector; a multiple of 64.
-    """
-    config = transformers.BertConfig(
-        vocab_size=VOCABULARY,
+    """Writes a folder of sentence-transformers, and returns its model as transformers computes it."""
+    library: Any = transformers
+    config = library.BertConfig(
+        vocab_size=len(SPECIAL) + len(WORDS),
         hidden_size=width,
         num_hidden_layers=layers,
         num_attention_heads=width // (32 if width <= NARROW else 64),
@@ -109,66 +98,35 @@ def write_folder(folder: Path, layers: int, width: int) -> Any:
         max_position_embeddings=LONGEST,
     )
     torch.manual_seed(0)
-    library: Any = transformers
     model = library.BertModel(config).eval()
     model.save_pretrained(folder)
-    wrapped = library.PreTrainedTokenizerFast(
-        tokenizer_object=_tokenizer(),
-        model_max_length=LONGEST,
-        **NAMES,
-    )
+    vocabulary = {word: number for number, word in enumerate([*SPECIAL.values(), *WORDS])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))  # noqa: S106 - not a password
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    wrapped = library.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=LONGEST, **SPECIAL)
     wrapped.save_pretrained(folder)
-    _write_modules(folder, width)
+    kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    modules = [
+        {"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for at, (kind, path) in enumerate(kinds.items())
+    ]
+    for path in kinds.values():
+        (folder / path).mkdir(exist_ok=True)
+    for name, content in (
+        ("modules.json", modules),
+        ("1_Pooling/config.json", {"word_embedding_dimension": width, "pooling_mode_mean_tokens": True}),
+        ("sentence_bert_config.json", {"max_seq_length": LONGEST, "do_lower_case": False}),
+    ):
+        (folder / name).write_text(json.dumps(content))
     return model
 
 
-def _tokenizer() -> Tokenizer:
-    words = [*SPECIAL, *(_word(number) for number in range(VOCABULARY - len(SPECIAL)))]
-    tokenizer = Tokenizer(
-        WordPiece({word: number for number, word in enumerate(words)}, unk_token=NAMES["unk_token"])
-    )
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    ends = [(name, SPECIAL.index(name)) for name in ("[CLS]", "[SEP]")]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
-    )
-    return tokenizer
-
-
-def _word(number: int) -> str:
-    """A word of letters, another one for each number."""
-    letters = ""
-    for _ in range(4):
-        number, digit = divmod(number, 26)
-        letters += chr(ord("a") + digit)
-    return letters
-
-
-def _write_modules(folder: Path, width: int) -> None:
-    modules = [
-        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-        {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
-    ]
-    pooling = {"word_embedding_dimension": width, "pooling_mode_mean_tokens": True}
-    lengths = {"max_seq_length": LONGEST, "do_lower_case": False}
-    for name in ("1_Pooling", "2_Normalize"):
-        (folder / name).mkdir()
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
-    (folder / "sentence_bert_config.json").write_text(json.dumps(lengths))
-
-
-def random_texts(count: int, mean_length: int = MEAN_LENGTH, seed: int = 0) -> list[str]:
+def random_texts(count: int) -> list[str]:
     """Texts whose numbers of words are lognormal, 1 to 500."""
-    rng = np.random.default_rng(seed)
-    lengths = rng.lognormal(np.log(mean_length) - SPREAD**2 / 2, SPREAD, count)
-    words = VOCABULARY - len(SPECIAL)
-    return [
-        " ".join(map(_word, rng.integers(words, size=length)))
-        for length in lengths.clip(1, LONGEST - 12).astype(int)
-    ]
+    rng = np.random.default_rng(0)
+    lengths = rng.lognormal(np.log(MEAN_LENGTH) - SPREAD**2 / 2, SPREAD, count)
+    return [" ".join(rng.choice(WORDS, length)) for length in lengths.clip(1, LONGEST - 12).astype(int)]
 
 
 def sentence_transformers(folder: Path) -> dict[str, Encode]:
@@ -178,110 +136,81 @@ def sentence_transformers(folder: Path) -> dict[str, Encode]:
     from sentence_transformers import SentenceTransformer  # noqa: PLC0415
 
     model: Any = SentenceTransformer(str(folder), device="cpu")
+    return {
+        "sentence-transformers, torch": lambda texts: model.encode(
+            list(texts), batch_size=BATCH, show_progress_bar=False
+        )
+    }
 
-    def encode(texts: Sequence[str]) -> Embeddings:
-        found: Embeddings = model.encode(list(texts), batch_size=BATCHES[0], show_progress_bar=False)
-        return found
 
-    return {"sentence-transformers, torch": encode}
+def padded_onnx(model: Any, folder: Path) -> Encode:
+    """The model as transformers has it, exported to ONNX, as sentence-transformers' ONNX backend runs it.
 
-
-def padded_onnx(model: Any, folder: Path) -> dict[str, Encode]:
-    """The model as transformers has it, exported to ONNX: padded batches on all cores.
-
-    Batches of 32 texts of similar length are sentence-transformers' way with its ONNX backend; batches of 256
-    in the order of the texts are fastembed's.
+    Batches of 32 texts of similar length, padded to their longest text, on all cores.
     """
+
+    class LastHiddenState(torch.nn.Module):
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+            return model(input_ids=ids, attention_mask=mask).last_hidden_state
+
     file = folder / "padded.onnx"
-    ids, mask = torch.ones(2, 2, 8, dtype=torch.int64)
-    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=512)}
+    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=LONGEST)}
+    example = tuple(torch.ones(2, 2, 8, dtype=torch.int64))
+    module = LastHiddenState()
+    module.model = model  # for its weights
+    module.eval()
+    names = ["ids", "mask"]
     torch.onnx.export(
-        _LastHiddenState(model),
-        (ids, mask),
-        file,
-        dynamo=True,
-        input_names=["ids", "mask"],
-        dynamic_shapes=(axes, axes),
-        verbose=False,
+        module, example, file, dynamo=True, input_names=names, dynamic_shapes=(axes, axes), verbose=False
     )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = machine.available_cores()
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
-    def forward(ids: NDArray[np.int64], mask: NDArray[np.int64]) -> Embeddings:
-        found: Embeddings = session.run(None, {"ids": ids, "mask": mask})[0]
-        return found
+    def encode(texts: Sequence[str]) -> Embeddings:
+        order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+        found: list[Any] = [None] * len(texts)
+        for start in range(0, len(order), BATCH):
+            indices = order[start : start + BATCH]
+            tokens = [encoded.ids for encoded in tokenizer.encode_batch([texts[index] for index in indices])]
+            ids, mask = np.zeros((2, len(tokens), max(map(len, tokens))), np.int64)
+            for row, own in enumerate(tokens):
+                ids[row, : len(own)], mask[row, : len(own)] = own, 1
+            rows = session.run(None, {"ids": ids, "mask": mask})[0]
+            means = (rows * mask[:, :, None]).sum(axis=1) / mask.sum(axis=1, keepdims=True)
+            for index, mean in zip(indices, means, strict=True):
+                found[index] = mean / np.linalg.norm(mean)
+        return np.stack(found).astype(np.float32)
 
-    def encode(texts: Sequence[str], *, size: int) -> Embeddings:
-        return _padded(tokenizer, forward, texts, size, by_length=size == BATCHES[0])
-
-    return {f"ONNX Runtime, padded batches of {size}": partial(encode, size=size) for size in BATCHES}
-
-
-class _LastHiddenState(torch.nn.Module):
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
-        return found
+    return encode
 
 
-def _padded(
-    tokenizer: Tokenizer,
-    forward: Callable[[NDArray[np.int64], NDArray[np.int64]], Embeddings],
-    texts: Sequence[str],
-    size: int,
-    *,
-    by_length: bool,
-) -> Embeddings:
-    """Normalised means of token vectors, computed in batches that are padded to their longest text."""
-    order = (
-        sorted(range(len(texts)), key=lambda index: -len(texts[index])) if by_length else [*range(len(texts))]
-    )
-    found: list[Any] = [None] * len(texts)
-    for start in range(0, len(order), size):
-        indices = order[start : start + size]
-        tokens = [encoding.ids for encoding in tokenizer.encode_batch([texts[index] for index in indices])]
-        longest = max(map(len, tokens))
-        ids, mask = np.zeros((2, len(tokens), longest), np.int64)
-        for row, own in enumerate(tokens):
-            ids[row, : len(own)], mask[row, : len(own)] = own, 1
-        rows = forward(ids, mask)
-        pooled = (rows * mask[:, :, None]).sum(axis=1) / mask.sum(axis=1, keepdims=True)
-        pooled /= np.linalg.norm(pooled, axis=1, keepdims=True)
-        for index, embedding in zip(indices, pooled, strict=True):
-            found[index] = embedding
-    return np.stack(found).astype(np.float32)
-
-
-def write_repository(folder: Path, repository: Path) -> list[Precision]:
+def write_repository(folder: Path, repository: Path) -> list[str]:
     """Exports the folder in every precision, under the precision's name; returns those that hold.
 
     With random weights, the token vectors of a large int8 model can miss the tolerance.
     """
     loaded, written = load_encoder(folder), []
-    for precision in PRECISIONS:
+    for precision in (Precision.FP32, Precision.INT8):
         try:
             write_encoder(loaded, ModelId(precision.value), repository, precision=precision)
         except ParityError as error:
             typer.echo(f"{precision.value} is left out: {error}\n")
         else:
-            written.append(precision)
+            written.append(precision.value)
     return written
 
 
 @contextmanager
-def in_process(repository: Path, precisions: Sequence[Precision]) -> Iterator[dict[str, Encode]]:
+def in_process(repository: Path, precisions: Sequence[str]) -> Iterator[dict[str, Encode]]:
     """This project's engine in the same process."""
-    models = {each: InProcessModel.load(repository, each.value) for each in precisions}
+    models = {name: InProcessModel.load(repository, name) for name in precisions}
     try:
-        yield {f"this project in process, {name.value}": _submitting(each) for name, each in models.items()}
+        yield {f"this project in process, {name}": _submitting(model) for name, model in models.items()}
     finally:
-        for each in models.values():
-            each.close()
+        for model in models.values():
+            model.close()
 
 
 def _submitting(model: InProcessModel) -> Encode:
@@ -301,14 +230,17 @@ def _submitting(model: InProcessModel) -> Encode:
 
 
 @contextmanager
-def served(repository: Path, precisions: Sequence[Precision], log: Path) -> Iterator[dict[str, Encode]]:
+def served(repository: Path, precisions: Sequence[str], log: Path) -> Iterator[dict[str, Encode]]:
     """This project's server, asked by one client in one call."""
     with serving(repository, log) as process, AttentionClient(process.target) as client:
+        found: dict[str, Encode] = {}
+        for name in precisions:
+            found[f"this project through the server, {name}"] = partial(_asking, client, name)
+        yield found
 
-        def asking(name: str) -> Encode:
-            return lambda texts: client.embed(name, list(texts), timeout=600)
 
-        yield {f"this project through the server, {each.value}": asking(each.value) for each in precisions}
+def _asking(client: AttentionClient, name: str, texts: Sequence[str]) -> Embeddings:
+    return client.embed(name, list(texts), timeout=600)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,6 @@ class Endpoint:
     model: Model
     lengths: Lengths
     per_request: int = 1
-    data_type: str = "FP32"
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ def encoded_requests(endpoint: Endpoint) -> tuple[EncodedRequest, ...]:
     groups = [pool[at : at + size] for at in range(0, len(pool), size)]
     return tuple(
         EncodedRequest(
-            encode(endpoint.api, endpoint.model, group, endpoint.data_type),
+            encode(endpoint.api, endpoint.model, group),
             len(group),
             sum(len(one[0]) for one in group),
         )

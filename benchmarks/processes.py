@@ -111,17 +111,6 @@ def processor_seconds(pids: list[int]) -> float:
     return sum(int(fields[USER_TICKS]) + int(fields[SYSTEM_TICKS]) for fields in stats) / TICKS
 
 
-def resident_bytes(pids: list[int]) -> int:
-    """Returns the resident memory of some processes. A shared page counts once for each process."""
-    pages = 0
-    for pid in pids:
-        try:
-            pages += int((PROC / str(pid) / "statm").read_text().split()[1])
-        except OSError:  # the process ended
-            continue
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 def _stat(pid: int) -> list[str]:
     try:
         # The process name is in parentheses and may itself hold any character.

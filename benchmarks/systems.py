@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Protocol
@@ -15,7 +15,7 @@ from benchmarks.channel import CallFailedError
 from benchmarks.load import Endpoint, MeasurementWindow
 from benchmarks.processes import ServerAddress
 from benchmarks.wire import Api
-from benchmarks.workload import FP32, Array, Cell
+from benchmarks.workload import Array, Cell
 
 # Between two versions of ONNX Runtime. Tests verify the tolerance of the service itself.
 RTOL, ATOL = 1e-4, 1e-4
@@ -34,7 +34,6 @@ class Measurement:
         p50: Median latency of one request, in microseconds; in process, the median duration of one call.
         client_us: Processor time of the load generator for one request, in microseconds.
         server_us: Processor time of the server for one request, in microseconds.
-        how: In process, the way that was faster.
     """
 
     sequences_per_second: float
@@ -42,7 +41,6 @@ class Measurement:
     p50: float | None
     client_us: float = 0.0
     server_us: float = 0.0
-    how: str = ""
 
 
 Metric = Callable[[Measurement], float | None]
@@ -63,27 +61,19 @@ class System(Protocol):
 
 @dataclass(frozen=True)
 class Served:
-    """A server under load.
-
-    Attributes:
-        precision: Precision of the model that is asked for.
-        data_type: Element type on the wire.
-    """
+    """A server under load."""
 
     name: str
     server: ServerAddress
     api: Api
     generator: ProcessPoolExecutor
     window: MeasurementWindow
-    precision: str = FP32
-    data_type: str = "FP32"
 
     def endpoint(self, cell: Cell) -> Endpoint:
         """Returns the requests that the load generator sends."""
         count = cell.per_request if self.api is Api.ATTENTION else 1
-        model = replace(cell.model, precision=self.precision)
-        address = self.server
-        return Endpoint(address.address, address.pid, self.api, model, cell.lengths, count, self.data_type)
+        server = self.server
+        return Endpoint(server.address, server.pid, self.api, cell.model, cell.lengths, count)
 
     def measure(self, cell: Cell, /) -> Measurement:
         """Measures the server once in a closed loop."""
@@ -120,9 +110,7 @@ class InProcess:
         """Measures the library once."""
         size = cell.per_request if cell.per_request > 1 else cell.in_flight
         arguments = (self.repository, cell.model, cell.lengths, size, self.seconds)
-        found = self.worker.submit(compute.measure, self.prepare, *arguments).result()
-        rates = found.sequences_per_second, found.tokens_per_second
-        return Measurement(*rates, 1e6 * found.median_seconds, how=found.how)
+        return Measurement(*self.worker.submit(compute.measure, self.prepare, *arguments).result())
 
 
 def measure_in_rounds(

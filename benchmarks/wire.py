@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from enum import StrEnum
 
-import ml_dtypes
 import numpy as np
 
 from attention_serving.protos.attention.v1 import attention_pb2
@@ -28,8 +27,6 @@ METHODS = {
 # A response holds context vectors only, which are as many bytes as one of the inputs.
 ECHO_WHOLE = b"/benchmarks.Echo/Whole"
 ECHO_HALF = b"/benchmarks.Echo/Half"
-FLOATS = {"FP32": np.dtype("<f4"), "FP16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
-"""Element types on the wire, by their names in the Open Inference Protocol."""
 
 
 def method(api: Api, model: Model) -> bytes:
@@ -39,22 +36,15 @@ def method(api: Api, model: Model) -> bytes:
     return METHODS[api]
 
 
-def encode(api: Api, model: Model, sequences: Sequence[Inputs], data_type: str = "FP32") -> bytes:
-    """Encodes one request. attention.v1 accepts any number of sequences, the other APIs one.
-
-    Args:
-        api: The protocol.
-        model: The model.
-        sequences: What is sent.
-        data_type: Element type of inputs and outputs; the Open Inference Protocol only.
-    """
+def encode(api: Api, model: Model, sequences: Sequence[Inputs]) -> bytes:
+    """Encodes one request. attention.v1 accepts any number of sequences, the other APIs one."""
     if api is Api.ATTENTION:
         return _attention(model, sequences).SerializeToString()
     if api is Api.ATTENTION_STREAM:
         request = _attention(model, sequences)
         return attention_pb2.AttendStreamRequest(id="", request=request).SerializeToString()
     (sequence,) = sequences
-    return _open_inference(model, sequence, data_type).SerializeToString()
+    return _open_inference(model, sequence).SerializeToString()
 
 
 def decode(api: Api, response: bytes, model: Model) -> list[Array]:
@@ -68,8 +58,8 @@ def decode(api: Api, response: bytes, model: Model) -> list[Array]:
     if api is Api.OPEN_INFERENCE:
         message = open_inference_pb2.ModelInferResponse.FromString(response)
         output = message.outputs[0]
-        elements = np.frombuffer(message.raw_output_contents[0], FLOATS[output.datatype])
-        return list(elements.astype(np.float32).reshape(-1, output.shape[-2], model.width))
+        elements = np.frombuffer(message.raw_output_contents[0], np.float32)
+        return list(elements.reshape(-1, output.shape[-2], model.width))
     if api is Api.ATTENTION_STREAM:
         item = attention_pb2.AttendStreamResponse.FromString(response)
         if item.HasField("error"):
@@ -78,14 +68,11 @@ def decode(api: Api, response: bytes, model: Model) -> list[Array]:
     return _ragged(attention_pb2.AttendResponse.FromString(response).context_vectors)
 
 
-def _open_inference(model: Model, sequence: Inputs, data_type: str) -> open_inference_pb2.ModelInferRequest:
+def _open_inference(model: Model, sequence: Inputs) -> open_inference_pb2.ModelInferRequest:
     request = open_inference_pb2.ModelInferRequest(model_name=model.name)
     for name, array in zip(model.inputs, sequence, strict=True):
-        request.inputs.add(name=name, datatype=data_type, shape=(1, *array.shape))
-        request.raw_input_contents.append(array.astype(FLOATS[data_type]).tobytes())
-    if data_type != "FP32":
-        output = request.outputs.add(name="context_vectors")
-        output.parameters["datatype"].string_param = data_type
+        request.inputs.add(name=name, datatype="FP32", shape=(1, *array.shape))
+        request.raw_input_contents.append(array.tobytes())
     return request
 
 

@@ -23,7 +23,6 @@ MEDIAN_SHARE = 20
 """The median of mixed lengths is the longest length divided by this: about 50 rows on average up to 512."""
 SIGMA = 1.2
 """Standard deviation of the logarithm of mixed lengths."""
-FP32 = "fp32"
 BATCH_REQUEST = 64
 """Sequences of a request that holds many."""
 
@@ -38,18 +37,17 @@ class AttentionKind(StrEnum):
 
 @dataclass(frozen=True)
 class Model:
-    """A measured model."""
+    """A measured model, by its own name in the repository if it has one."""
 
     kind: AttentionKind
     width: int
     heads: int
-    precision: str = FP32
+    served_as: str = ""
 
     @property
     def name(self) -> str:
         """Name of the model in the repository."""
-        name = f"{self.kind}-{self.width}x{self.heads}"
-        return name if self.precision == FP32 else f"{name}-{self.precision}"
+        return self.served_as or f"{self.kind}-{self.width}x{self.heads}"
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -59,10 +57,15 @@ class Model:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Either a single length, or lengths from 1 to `longest` with a lognormal distribution."""
+    """Either a single length, or lengths from 1 to `longest` with a lognormal distribution.
+
+    Attributes:
+        count: Number of different sequences that are sent in turn; 0 for the usual one.
+    """
 
     longest: int
     mixed: bool = False
+    count: int = 0
 
     @property
     def name(self) -> str:
@@ -72,8 +75,8 @@ class Lengths:
     @property
     def pool(self) -> int:
         """Number of different sequences that are sent in turn."""
-        if self.mixed:
-            return MIXED_POOL
+        if self.count or self.mixed:
+            return self.count or MIXED_POOL
         return LONG_POOL if self.longest >= LONG_ROWS else UNIFORM_POOL
 
     def draw(self, count: int, *, seed: int = 0) -> list[int]:

@@ -7,7 +7,6 @@ process of its own. Shapes: B batch, T rows, d width.
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -130,30 +129,6 @@ def _torch(run: Run, precision: str) -> Prepare:
     return prepare
 
 
-@dataclass(frozen=True)
-class ServedModel(Model):
-    """A model of the benchmark by its name in the repository."""
-
-    served_name: str = ""
-
-    @property
-    def name(self) -> str:
-        """Its name in the repository."""
-        return self.served_name
-
-
-@dataclass(frozen=True)
-class Pool(Lengths):
-    """One length, and so many different sequences."""
-
-    count: int = 1
-
-    @property
-    def pool(self) -> int:
-        """Number of different sequences."""
-        return self.count
-
-
 def service(run: Run) -> None:
     """Serves the wide model in every precision that the device takes, and measures each load."""
     from benchmarks.checkout import Checkout  # noqa: PLC0415 - the other steps need no gRPC
@@ -190,8 +165,8 @@ def _served(run: Run, case: Case, server: Any, in_flight: int, per_request: int,
 
     module = build(case.module)
     config = module.config
-    model = ServedModel(AttentionKind.SELF, config.d_query, config.num_heads, case.precision, case.name)
-    lengths = Pool(length, count=max(4, per_request))
+    model = Model(AttentionKind.SELF, config.d_query, config.num_heads, served_as=case.name)
+    lengths = Lengths(length, count=max(4, per_request))
     endpoint = load.Endpoint(server.address, server.pid, Api.ATTENTION, model, lengths, per_request)
     window = load.MeasurementWindow(run.plan.served_seconds, WARM_SECONDS)
     try:
