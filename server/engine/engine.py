@@ -30,7 +30,6 @@ from attention_serving.server.engine.requests.validated_request import SequenceI
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.execute import Outputs, gather, run_batch
 from attention_serving.server.engine.run.provider import MIN_PARALLEL_RUNS
-from attention_serving.server.engine.run.run_memory import ArenaTrimmer
 from attention_serving.server.engine.run.session import RunControl
 from attention_serving.server.engine.schedule.batch import Batch
 from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller
@@ -53,6 +52,9 @@ log = logging.getLogger(__name__)
 INLINE_SECONDS = 0.0005
 # Runs that are expected to take longer can be ended early, if no caller waits for them any more.
 TERMINABLE_SECONDS = 0.02
+# Smaller runs leave too little memory in the runtime's arena to matter. That of large ones is returned to the
+# system this many seconds after the last of them, when no other is expected soon.
+LARGE_RUN_BYTES, TRIM_SECONDS = 64 << 20, 5.0
 RUN_FAILED = "the runtime failed on this request; see the server's log"
 OUT_OF_MEMORY = "the run needs more memory than the server has left for runs; try again later"
 EXPIRED = "the deadline passed while the request was queued, or would have passed during its run"
@@ -99,7 +101,9 @@ class Engine:
         self._changed = threading.Condition(self._lock)
         self._queue = Queue(self.limits, parallel_runs)
         self._closing = False
-        self._trimmer = ArenaTrimmer()
+        # The model of the last large run, and when to trim the arena with it.
+        self._large: LoadedModel | None = None
+        self._trim_at = 0.0
         self._threads = [
             threading.Thread(target=self._loop, name="scheduler", daemon=True) for _ in range(parallel_runs)
         ]
@@ -307,7 +311,9 @@ class Engine:
     def _wait(self) -> bool:
         """Waits until a thread is needed; returns whether one is."""
         with self._lock:
-            return self._changed.wait_for(lambda: self._queue.needs_thread, self._trimmer.wait_seconds)
+            return self._changed.wait_for(
+                lambda: self._queue.needs_thread, TRIM_SECONDS if self._large else None
+            )
 
     def _take(self, inline_seconds: float | None = None) -> Batch | None:
         """Takes the next batch, inline if a limit of its seconds is given.
@@ -339,7 +345,9 @@ class Engine:
     def _trim_arena(self) -> None:
         """Returns memory of a burst of large runs to the system, some time after the last of them."""
         with self._lock:
-            model = self._trimmer.due(time.monotonic())
+            if time.monotonic() < self._trim_at:
+                return
+            model, self._large = self._large, None
         if model:
             model.shrink_arena()
 
@@ -354,7 +362,8 @@ class Engine:
         finally:
             with self._lock:
                 now = time.monotonic()
-                self._trimmer.note_run(batch.model, self._queue.running[batch], now)
+                if self._queue.running[batch] >= LARGE_RUN_BYTES:
+                    self._large, self._trim_at = batch.model, now + TRIM_SECONDS
                 self._queue.ended(batch, now)
                 if inline:  # the threads ask for the next batch by themselves
                     self._notify_if_needed()

@@ -21,11 +21,10 @@ from attention_serving.artifact.manifest import (
     TensorSpec,
 )
 from attention_serving.server.engine.requests.tokenizer import TextEncoder
-from attention_serving.server.engine.run.cost import UNTIMED, RunCost
 from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.run.session import Session
 from attention_serving.server.engine.statistics import ModelStatistics
-from attention_serving.server.engine.types import Array, SequenceShape
+from attention_serving.server.engine.types import UNTIMED, Array, RunCost, SequenceShape
 
 # Callers send the same few lengths again and again.
 CACHED_SHAPES = 1024

@@ -127,6 +127,29 @@ class Request:
     caller: Caller = ANYONE
 
 
+@dataclass(frozen=True)
+class RunCost:
+    """Duration of a run in seconds: `call + row_operations * row + pair_operations * pair`.
+
+    Attributes:
+        call: Fixed seconds of a run.
+        row: Seconds of one operation on rows (the projections).
+        pair: Seconds of one operation on pairs of query and key rows (the attention products).
+    """
+
+    call: float
+    row: float
+    pair: float
+
+    def seconds(self, row_operations: float, pair_operations: float) -> float:
+        """Expected duration of a run of that many operations, in seconds."""
+        return self.call + row_operations * self.row + pair_operations * self.pair
+
+
+# Assumed for a model that was not timed: 50 microseconds and 100 GFLOP/s.
+UNTIMED = RunCost(call=5e-5, row=1e-11, pair=1e-11)
+
+
 class SequenceShape(NamedTuple):
     """What follows from the lengths of one sequence.
 

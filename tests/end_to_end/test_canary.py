@@ -19,7 +19,7 @@ from attention_serving.model.presets import build_preset
 from scripts.local_server import ServerProcess, serving
 from tests.end_to_end.test_live_repository import ask
 from tests.server.observe.test_metrics import scrape
-from tests.server.test_canary import wait_until
+from tests.server.seams import wait_until
 from tests.support.artifacts import ModelSet, cached_repositories
 from tests.support.eager import assert_parity, attend
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -17,12 +18,11 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.requests.validated_request import SequenceInputs, ValidatedRequest
-from attention_serving.server.engine.run.cost import RunCost
 from attention_serving.server.engine.run.execute import Outputs
 from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.schedule.queue import Next, Queue
 from attention_serving.server.engine.statistics import BatchReport, Observer
-from attention_serving.server.engine.types import Array, Result
+from attention_serving.server.engine.types import Array, Result, RunCost
 from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.transport.options import RpcOptions
@@ -209,6 +209,14 @@ def outcome(request: ValidatedRequest) -> Result:
     wait(request, ended.set)
     assert ended.wait(PATIENCE_SECONDS)
     return request.result()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Waits for what another thread does."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 class Calls:

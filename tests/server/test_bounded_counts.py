@@ -93,7 +93,10 @@ def _without_other_objects() -> Iterator[None]:
     gc.unfreeze()
 
 
-many = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def many(test: Callable[..., None]) -> Callable[..., None]:
+    """A property that is tried on many examples."""
+    tried = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])(test)
+    return pytest.mark.thorough(tried)
 
 
 @pytest.fixture(scope="module")

@@ -44,25 +44,19 @@ def gauges(samples: Samples) -> dict[str, float]:
     return {name: samples[name, LABELS] for name in (RATIO, REPLAYED_AT) if (name, LABELS) in samples}
 
 
-def test_the_counter_begins_with_0_and_the_gauges_with_the_first_replay(
+def test_the_ratio_is_the_largest_of_the_latest_of_each_check(
     model: LoadedModel, checks: list[Check]
 ) -> None:
     metrics, registry = served(model)
     assert gauges(published(registry)) == {}
     assert published(registry)["attention_canary_failures_total", LABELS] == 0
-    metrics.replayed(model, checks[0], 0.25)
-    assert gauges(published(registry))[RATIO] == 0.25
-
-
-def test_the_ratio_is_the_largest_of_the_latest_of_each_check(
-    model: LoadedModel, checks: list[Check]
-) -> None:
-    metrics, registry = served(model)
     ratios = []
     for check, ratio in ((checks[0], 0.5), (checks[1], 0.25), (checks[0], 0.125), (checks[1], 2.0)):
         metrics.replayed(model, check, ratio)
         ratios.append(gauges(published(registry))[RATIO])
     assert ratios == [0.5, 0.5, 0.25, 2.0]
+    metrics.loaded(Repository([model, FailedModel("other", "1", "")]))
+    assert gauges(published(registry))[RATIO] == 2.0
 
 
 def test_gauges_stay_while_the_model_is_withdrawn_and_vanish_when_it_is_loaded_again(
@@ -91,13 +85,6 @@ def test_gauges_vanish_with_the_model(
     metrics.loaded(Repository(after))
     assert gauges(published(registry)) == {}
     assert published(registry)["attention_canary_failures_total", LABELS] == 1
-
-
-def test_a_model_that_is_kept_keeps_its_gauges(model: LoadedModel, checks: list[Check]) -> None:
-    metrics, registry = served(model)
-    metrics.replayed(model, checks[0], 0.5)
-    metrics.loaded(Repository([model, FailedModel("other", "1", "")]))
-    assert gauges(published(registry))[RATIO] == 0.5
 
 
 def test_several_workers_show_the_worst_and_nothing_once_all_have_unloaded(

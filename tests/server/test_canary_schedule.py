@@ -1,16 +1,15 @@
 """Which golden vectors are replayed next, and when: decided without a thread and without a clock."""
 
-import dataclasses
 import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_serving.server.canary import BUSY_SHARE, IDLE_SHARE, CanarySchedule, Check, checks_of
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.loading import golden_bytes, load_model
+from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.models.repository import FailedModel, Model
 from attention_serving.server.engine.run.provider import Device
 from tests.server.samples import CROSS, SELF
@@ -71,24 +70,10 @@ def test_each_case_is_checked_on_every_session_of_its_graph(pair: list[Model]) -
 def test_an_idle_engine_is_checked_once_in_a_period_at_even_intervals(pair: list[Model]) -> None:
     checks = all_checks(pair)
     interval = PERIOD / len(checks)
-    found = replays(CanarySchedule(PERIOD, 0.0), pair, PERIOD - interval / 2, is_idle=True)
-    assert [check for _, check in found] == checks
-    assert [at for at, _ in found] == pytest.approx(
-        [index * interval for index in range(len(checks))], abs=interval / 5
-    )
-
-
-def test_every_case_comes_again_in_the_next_period(pair: list[Model]) -> None:
-    checks = all_checks(pair)
-    until = 3 * PERIOD - PERIOD / len(checks) / 2
-    found = replays(CanarySchedule(PERIOD, 0.0), pair, until, is_idle=True)
-    assert [check for _, check in found] == 3 * checks
-
-
-def test_an_engine_that_is_never_idle_is_checked_too(pair: list[Model]) -> None:
-    checks = all_checks(pair)
-    found = replays(CanarySchedule(PERIOD, 0.0), pair, 3 * PERIOD, is_idle=False, seconds=0.0)
-    assert [check for _, check in found][: len(checks)] == checks
+    found = replays(CanarySchedule(PERIOD, 0.0), pair, 2 * PERIOD - interval / 2, is_idle=True)
+    assert [check for _, check in found] == 2 * checks
+    expected = [index * interval for index in range(2 * len(checks))]
+    assert [at for at, _ in found] == pytest.approx(expected, abs=interval / 5)
 
 
 def test_a_check_waits_for_an_idle_moment(pair: list[Model]) -> None:
@@ -103,9 +88,12 @@ def test_a_check_waits_for_an_idle_moment(pair: list[Model]) -> None:
     schedule.ended(1.6 * interval, 0.0, was_idle=True)
     assert schedule.next(pair, 2.9 * interval, is_idle=False) is None
     assert schedule.next(pair, 3.1 * interval, is_idle=False) == checks[2]
+    schedule.ended(50 * PERIOD, RUN_SECONDS, was_idle=True)  # time that has passed is not caught up with
+    assert schedule.next(pair, 50 * PERIOD + RUN_SECONDS, is_idle=True) is None
 
 
 @pytest.mark.parametrize(("is_idle", "share"), [(True, IDLE_SHARE), (False, BUSY_SHARE)])
+@settings(max_examples=10)
 @given(seconds=st.floats(1e-3, 20.0))
 def test_replays_never_take_more_than_their_share_of_the_time(
     pair: list[Model], is_idle: bool, share: float, seconds: float
@@ -116,15 +104,6 @@ def test_replays_never_take_more_than_their_share_of_the_time(
     assert len(found) > 20
     times = [at for at, _ in found]
     assert all(later - at >= 0.999 * seconds / share for at, later in itertools.pairwise(times))
-
-
-def test_time_that_has_passed_is_not_caught_up_with(pair: list[Model]) -> None:
-    schedule = CanarySchedule(PERIOD, 0.0)
-    assert schedule.next(pair, 0.0, is_idle=True) is not None
-    schedule.ended(0.0, 0.0, was_idle=True)
-    assert schedule.next(pair, 50 * PERIOD, is_idle=True) is not None
-    schedule.ended(50 * PERIOD, RUN_SECONDS, was_idle=True)
-    assert schedule.next(pair, 50 * PERIOD + RUN_SECONDS, is_idle=True) is None
 
 
 def test_models_that_are_gone_are_skipped_and_new_ones_come_with_the_next_period(pair: list[Model]) -> None:
@@ -155,20 +134,3 @@ def test_a_check_does_not_keep_a_model_loaded(artifacts: Path) -> None:
     assert check is not None
     del model
     assert check.model() is None
-
-
-def test_the_expected_memory_grows_with_the_longest_input_and_the_graph(pair: list[Model]) -> None:
-    for model in pair:
-        assert isinstance(model, LoadedModel)
-        for case in model.golden:
-            lengths = [case.inputs[spec.name].shape[1] for spec in model.inputs]
-            batch, longest = len(case.inputs[model.inputs[0].name]), max(lengths)
-            assert golden_bytes(model, case) == model.run_bytes(case.graph, batch, longest, longest)
-            doubled = dataclasses.replace(
-                case,
-                inputs={
-                    name: array.repeat(2, axis=1) if name in model.inputs_by_name else array
-                    for name, array in case.inputs.items()
-                },
-            )
-            assert golden_bytes(model, doubled) > golden_bytes(model, case)

@@ -23,15 +23,10 @@ def settings(provider: str) -> Settings:
     return Settings.model_validate({"model_repository": "r", "provider": provider})
 
 
-def test_the_host_needs_no_choice_and_no_event(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    given = settings("cpu")
-    assert resolve(given) is given
-    assert not caplog.records
-
-
 def test_auto_takes_the_host_and_logs_why(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
+    assert resolve(given := settings("cpu")) is given
+    assert not caplog.records
     found = resolve(settings("auto"))
     assert (found.provider, found.device.provider) == ("cpu", "cpu")
     (record,) = caplog.records
@@ -45,23 +40,11 @@ def test_cuda_that_cannot_be_used_is_an_error_with_the_reason() -> None:
         resolve(settings("cuda"))
 
 
-def serve(artifacts: Path, *options: str) -> "subprocess.CompletedProcess[str]":
-    command = [
-        sys.executable,
-        "-m",
-        "server",
-        f"--model-repository={artifacts}",
-        "--port=0",
-        "--metrics-port=0",
-    ]
-    return subprocess.run(
-        [*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_server_that_is_to_use_cuda_does_not_start_without(artifacts: Path, workers: int) -> None:
-    ended = serve(artifacts, "--provider=cuda", f"--workers={workers}")
+@pytest.mark.thorough
+def test_a_server_that_is_to_use_cuda_does_not_start_without(artifacts: Path) -> None:
+    options = [f"--model-repository={artifacts}", "--port=0", "--metrics-port=0", "--provider=cuda"]
+    command = [sys.executable, "-m", "server", *options]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 1
     last = ended.stderr.splitlines()[-1]
     assert " ERROR cannot serve reason=" in last

@@ -54,16 +54,16 @@ def followed(tmp_path: Path) -> Followed:
     return Followed(tmp_path / "line")
 
 
-def test_nothing_is_reported_while_the_content_is_the_same(followed: Followed) -> None:
+def test_a_change_is_taken_at_once_and_reported_once(followed: Followed) -> None:
     first = followed.watched.value
     assert followed.looks("one", 3) is first
     assert followed.reported == []
-
-
-def test_a_change_is_taken_at_once_and_reported_once(followed: Followed) -> None:
+    followed.looks(BAD)  # written in two steps
     assert followed.looks("two") == "two"
     followed.looks("two", 3)
     assert followed.reported == ["two"]
+    with pytest.raises(ServerError, match="is bad"):
+        Watched("line", BAD.encode, Followed._parse)
 
 
 @pytest.mark.parametrize("content", [BAD, None, "\udcff"], ids=["bad", "absent", "unexpected"])
@@ -85,12 +85,6 @@ def test_what_cannot_be_used_changes_nothing_and_is_reported_once_it_stays(
     assert followed.reported == [None, "two"]
 
 
-def test_what_is_written_in_two_steps_is_not_reported(followed: Followed) -> None:
-    followed.looks(BAD)
-    assert followed.looks("two") == "two"
-    assert followed.reported == ["two"]
-
-
 def test_what_was_refused_is_tried_again_although_it_has_not_changed(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,11 +92,6 @@ def test_what_was_refused_is_tried_again_although_it_has_not_changed(
     monkeypatch.setattr(followed.watched, "_parse", lambda _: "good")
     followed.watched.look()
     assert followed.reported == [None, "good"]
-
-
-def test_the_first_content_must_be_good() -> None:
-    with pytest.raises(ServerError, match="is bad"):
-        Watched("line", BAD.encode, Followed._parse)
 
 
 def test_the_thread_looks_by_itself(followed: Followed) -> None:

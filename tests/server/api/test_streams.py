@@ -11,7 +11,7 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.run.cost import RunCost
+from attention_serving.server.engine.types import RunCost
 from tests.server.api.messages import attend_request, reserved_bytes
 from tests.server.samples import SELF, validated_of
 from tests.server.seams import PATIENCE_SECONDS, Served, costing

@@ -1,23 +1,28 @@
-"""How a request ends for a coroutine that awaits it, and for a thread that has its future."""
+"""How a request ends for the coroutine that awaits it, and what the engine reports of it."""
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import SimpleQueue
 
 import pytest
 
 from attention_serving.server.coroutines import Callback, Task
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.errors import DeadlineExceededError, EngineError, RunFailedError
+from attention_serving.server.engine.errors import DeadlineExceededError, EngineError, ShuttingDownError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.statistics import ExpiryStage, Timeline
-from attention_serving.server.engine.types import Array, Result
-from tests.server.samples import SELF, Sample, assert_answers, request_of, validated_of
-from tests.server.seams import MESSAGE, PATIENCE_SECONDS, Gate, Recorder, tapped
+from attention_serving.server.engine.statistics import BatchReport, ExpiryStage, Timeline
+from attention_serving.server.engine.types import Result
+from tests.server import seams
+from tests.server.samples import CROSS, SELF, Sample, assert_answers, request_of, validated_of
+from tests.server.seams import PATIENCE_SECONDS, SAME_FOR_ALL, Gate, Recorder, engine_of, outcome, tapped
 from tests.support import coroutines
 from tests.support.coroutines import submitted
+
+RESERVED = 100
 
 
 class Expiries(Recorder):
@@ -37,18 +42,13 @@ class Held:
 
     def __init__(self, model: LoadedModel) -> None:
         self.model, self.gate, self.recorder = model, Gate(), Expiries()
-        self.engine = Engine(
-            Repository([model]), Limits(max_batch_sequences=1), self.recorder, parallel_runs=1
-        )
+        limits = Limits(max_batch_sequences=1)
+        self.engine = Engine(Repository([model]), limits, self.recorder, parallel_runs=1)
         self.first = Caller(self.engine, validated_of(tapped(model, self.gate), [(1, 1)]))
         assert self.gate.entered.wait(PATIENCE_SECONDS)
 
     def ask(self, seed: int = 0) -> "Caller":
         return Caller(self.engine, validated_of(self.model, [(2, 2)], seed=seed))
-
-    def finish(self) -> None:
-        self.gate.open()
-        self.engine.close()
 
 
 class Caller:
@@ -62,7 +62,7 @@ class Caller:
         self.task.resume()
 
     async def _work(self, engine: Engine) -> None:
-        reservation = engine.budget.reserve(0)
+        reservation = engine.budget.reserve(RESERVED)
         try:
             self.ended.append(await engine.run(self.request, reservation))
         except EngineError as error:
@@ -83,31 +83,21 @@ class Caller:
 def held(self_model: LoadedModel) -> Iterator[Held]:
     held = Held(self_model)
     yield held
-    held.finish()
-
-
-def test_each_coroutine_gets_its_own_result(held: Held) -> None:
-    callers = [held.ask(seed) for seed in range(3)]
     held.gate.open()
-    for caller in [held.first, *callers]:
+    held.engine.close()
+
+
+def test_each_coroutine_gets_its_own_result_and_holds_memory_until_then(held: Held) -> None:
+    callers = [held.first, *(held.ask(seed) for seed in range(3))]
+    held_bytes = sum(RESERVED + caller.request.form.held_bytes for caller in callers)
+    assert held.engine.budget.held_bytes == held_bytes
+    held.gate.open()
+    for caller in callers:
         result = caller.wait()
         assert isinstance(result, Result)
         assert_answers(caller.request, result)
     assert held.recorder.answered == [SELF] * 4
     assert held.engine.budget.held_bytes == 0
-
-
-def test_a_coroutine_gets_the_error_of_its_request(self_model: LoadedModel) -> None:
-    def fail(_: dict[str, Array]) -> None:
-        raise RuntimeError(MESSAGE)
-
-    recorder = Recorder()
-    engine = Engine(Repository([self_model]), observer=recorder)
-    request = validated_of(tapped(self_model, fail), [(2, 2)])
-    with pytest.raises(RunFailedError):
-        coroutines.run(engine.run(request, engine.budget.reserve(0)))
-    engine.close()
-    assert recorder.failed == [(SELF, "INTERNAL")]
 
 
 def test_a_refusal_is_raised_and_reported_with_the_model(self_model: LoadedModel) -> None:
@@ -116,7 +106,7 @@ def test_a_refusal_is_raised_and_reported_with_the_model(self_model: LoadedModel
     engine.close()
     reservation = engine.budget.reserve(0)
     reservation.timeline = Timeline()
-    with pytest.raises(EngineError, match="shutting down"):
+    with pytest.raises(ShuttingDownError, match="shutting down"):
         coroutines.run(engine.run(validated_of(self_model, [(2, 2)]), reservation))
     assert recorder.failed == [(SELF, "UNAVAILABLE")]
     assert (reservation.timeline.model, reservation.timeline.version) == (SELF, "1")
@@ -129,7 +119,7 @@ def test_a_coroutine_that_is_closed_withdraws_its_request(held: Held, place: str
     kept = [*others, held.first] if place == "queued" else others
     before = held.engine.budget.held_bytes
     left.task.close()
-    assert held.engine.budget.held_bytes == before - left.request.form.held_bytes
+    assert held.engine.budget.held_bytes == before - left.request.form.held_bytes - RESERVED
     assert held.engine.load().queued_sequences == 2
     assert held.recorder.failed == [(SELF, "CANCELLED")]
     held.gate.open()
@@ -143,9 +133,9 @@ def test_a_coroutine_that_is_closed_withdraws_its_request(held: Held, place: str
 @pytest.mark.parametrize("place", [ExpiryStage.QUEUED, ExpiryStage.RUNNING])
 def test_a_request_expires_at_a_deadline_of_its_own(held: Held, place: ExpiryStage) -> None:
     caller = held.ask() if place is ExpiryStage.QUEUED else held.first
-    held.engine.expire(caller.request)
+    for _ in range(2):
+        held.engine.expire(caller.request)
     assert isinstance(caller.wait(), DeadlineExceededError)
-    held.engine.expire(caller.request)
     caller.task.close()
     assert held.recorder.failed == [(SELF, "DEADLINE_EXCEEDED")]
     assert held.recorder.stages == [place]
@@ -174,3 +164,75 @@ def test_whoever_waits_may_submit_and_withdraw_when_told(held: Held) -> None:
     third = told.get(timeout=PATIENCE_SECONDS)
     assert_answers(validated_of(held.model, [(3, 3)]), third.result(PATIENCE_SECONDS))
     assert held.recorder.failed == [(SELF, "CANCELLED")]
+
+
+def test_requests_that_wait_run_together_and_the_report_counts_rows_and_padding(
+    cross_model: LoadedModel,
+) -> None:
+    with seams.Held(cross_model) as held:
+        requests = [held.submit([(2, 3)]), held.submit([(4, 1)], seed=1)]
+    (_, run) = held.recorder.runs
+    assert (run.model, run.sequences, run.tokens, run.padding) == (CROSS, 2, 10, 2 * (4 + 3) - 10)
+    assert (len(run.queue_seconds), len(run.answered)) == (2, 2)
+    assert min(run.queue_seconds) > 0
+    assert run.seconds > 0
+    for request in requests:
+        assert_answers(request, outcome(request))
+
+
+def test_as_many_runs_are_under_way_as_are_allowed(self_model: LoadedModel) -> None:
+    gates = [Gate() for _ in range(3)]
+    requests = [validated_of(tapped(self_model, gate), [(2, 2)], seed=at) for at, gate in enumerate(gates)]
+    engine = engine_of(Limits(max_batch_sequences=1), parallel_runs=2)
+    for request in requests:
+        engine.submit(request)
+    assert gates[0].entered.wait(PATIENCE_SECONDS)
+    assert gates[1].entered.wait(PATIENCE_SECONDS)
+    assert (engine.load().running, engine.load().queued_sequences) == (2, 1)
+    gates[1].open()
+    assert gates[2].entered.wait(PATIENCE_SECONDS)
+    assert not requests[0].is_done
+    for gate in gates:
+        gate.open()
+    for request in requests:
+        assert_answers(request, outcome(request))
+    engine.close()
+
+
+def drained(held: seams.Held) -> list[Sample]:
+    """Closes the engine while its first run is held; returns what it accepted meanwhile."""
+    accepted = [held.submit([(length, length)], seed=length) for length in (2, 3, 4)]
+    closing = threading.Thread(target=held.engine.close)
+    closing.start()
+    with suppress(ShuttingDownError):
+        while closing.is_alive():
+            accepted.append(held.submit([(2, 2)], seed=len(accepted)))
+    assert closing.is_alive()
+    assert not held.first.is_done
+    held.gate.open()
+    closing.join(PATIENCE_SECONDS)
+    return [held.first, *accepted]
+
+
+def test_closing_completes_what_was_accepted_and_refuses_the_rest(self_model: LoadedModel) -> None:
+    with seams.Held(self_model, max_batch_sequences=1) as held:
+        for request in drained(held):
+            assert_answers(request, outcome(request))
+
+
+class Broken(Recorder):
+    """An observer that fails at every report."""
+
+    def batch_completed(self, report: BatchReport) -> None:
+        raise RuntimeError(report.model)
+
+    def request_failed(self, model: str, code: str) -> None:
+        raise RuntimeError(model, code)
+
+
+def test_a_failing_observer_changes_neither_results_nor_errors(self_model: LoadedModel) -> None:
+    with seams.Held(self_model, cost=SAME_FOR_ALL) as held:
+        held.engine._observer = Broken()
+        request, left = held.submit([(2, 2), (3, 3)]), held.submit([(1, 1)])
+        seams.withdraw(held.engine, left)
+    assert_answers(request, outcome(request))

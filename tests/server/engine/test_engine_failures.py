@@ -1,27 +1,27 @@
-"""Failed runs, cancelled requests, deadlines, overload and shutdown."""
+"""Errors of runs, and beside them: no thread ends, and no request waits forever."""
 
-import threading
+import dataclasses
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from typing import NoReturn
 
 import pytest
 
-from attention_serving.server.engine.errors import (
-    DeadlineExceededError,
-    RunFailedError,
-    ShuttingDownError,
-)
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.errors import DeadlineExceededError, OverloadedError, RunFailedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.statistics import BatchReport, Observer
+from attention_serving.server.engine.run.execute import Outputs, gather
+from attention_serving.server.engine.schedule import queue as queues
 from attention_serving.server.engine.types import Array
-from tests.server.samples import Sample, assert_answers, validated_of
+from tests.server.samples import assert_answers, validated_of
 from tests.server.seams import (
     MESSAGE,
-    PATIENCE_SECONDS,
+    SAME_FOR_ALL,
     FailOnMarked,
     Held,
     Recorder,
+    costing,
     engine_of,
     mark,
     outcome,
@@ -30,15 +30,35 @@ from tests.server.seams import (
 )
 
 
-@pytest.mark.parametrize("position", [0, 1, 2], ids=["oldest", "middle", "youngest"])
-def test_a_failing_run_fails_only_the_request_at_fault(self_model: LoadedModel, position: int) -> None:
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    engine = engine_of(Limits(), Recorder(), parallel_runs=2)
+    yield engine
+    engine.close()
+
+
+def broken(*_: object) -> NoReturn:
+    """In place of what runs, plans a batch or delivers its results."""
+    raise RuntimeError(MESSAGE)
+
+
+def assert_still_runs(engine: Engine, model: LoadedModel) -> None:
+    """Every thread of the engine still takes requests."""
+    requests = [validated_of(model, [(2, 2)], seed=seed) for seed in range(4)]
+    for request in requests:
+        engine.submit(request)
+        assert_answers(request, outcome(request))
+
+
+@pytest.mark.parametrize("at_fault", [0, 2], ids=["oldest", "youngest"])
+def test_a_failing_run_fails_only_the_request_at_fault(self_model: LoadedModel, at_fault: int) -> None:
     faults = FailOnMarked()
     with Held(self_model, faults) as held:
-        requests = [held.submit([(length, length)], seed=length) for length in (2, 3, 4)]
-        faults.marks.add(mark(requests[position]))
-    at_fault = requests.pop(position)
+        requests = [held.submit([(length, length)] * 2, seed=length) for length in (2, 3, 4)]
+        faults.marks.add(mark(requests[at_fault], 1))
+    failed = requests.pop(at_fault)
     with pytest.raises(RunFailedError) as caught:
-        outcome(at_fault)
+        outcome(failed)
     assert MESSAGE not in str(caught.value)
     for request in requests:
         assert_answers(request, outcome(request))
@@ -55,106 +75,93 @@ def test_a_failing_graph_for_mixed_lengths_fails_no_request(cross_model: LoadedM
         assert_answers(request, outcome(request))
 
 
-def test_one_failing_sequence_fails_its_whole_request(self_model: LoadedModel) -> None:
-    faults = FailOnMarked()
-    with Held(self_model, faults) as held:
-        broken = held.submit([(2, 2), (3, 3), (4, 4)], seed=1)
-        good = held.submit([(2, 2), (3, 3)], seed=2)
-        faults.marks.add(mark(broken, 1))
-    with pytest.raises(RunFailedError):
-        outcome(broken)
-    assert_answers(good, outcome(good))
+def test_a_run_out_of_memory_is_refused_as_overload(self_model: LoadedModel, engine: Engine) -> None:
+    def fail(_: dict[str, Array]) -> None:
+        raise MemoryError
+
+    request = validated_of(tapped(self_model, fail), [(2, 2)])
+    engine.submit(request)
+    with pytest.raises(OverloadedError, match="more memory"):
+        outcome(request)
 
 
-def test_requests_still_run_after_a_session_that_always_failed(self_model: LoadedModel) -> None:
-    broken = threading.Event()
-
-    def tap(_: dict[str, Array]) -> None:
-        if broken.is_set():
-            raise RuntimeError(MESSAGE)
-
-    model = tapped(self_model, tap)
-    engine = engine_of(Limits(), Recorder())
-    broken.set()
-    failed = [validated_of(model, [(2, 2), (3, 3)], seed=seed) for seed in range(3)]
-    for request in failed:
-        engine.submit(request)
-    for request in failed:
-        with pytest.raises(RunFailedError):
-            outcome(request)
-    broken.clear()
-    later = validated_of(model, [(2, 2), (3, 3)])
-    engine.submit(later)
-    assert_answers(later, outcome(later))
-    engine.close()
-
-
-def test_a_cancelled_request_does_not_run(self_model: LoadedModel) -> None:
-    with Held(self_model, max_batch_sequences=2) as held:
-        requests = [held.submit([(2, 2)], seed=seed) for seed in range(4)]
-        for request in (requests[0], requests[2]):
-            withdraw(held.engine, request)
-    assert held.later_sizes == [2]
-    for request in (requests[0], requests[2]):
-        assert request.outcome is None
-    assert_answers(requests[1], outcome(requests[1]))
-    assert_answers(requests[3], outcome(requests[3]))
-
-
-def test_an_expired_request_fails_without_running(self_model: LoadedModel) -> None:
+def test_what_is_cancelled_or_expired_does_not_run(self_model: LoadedModel) -> None:
     with Held(self_model) as held:
-        head = held.submit([(2, 2)], deadline=time.monotonic())
-        kept = held.submit([(2, 2)], seed=1)
-        late = held.submit([(2, 2)], deadline=time.monotonic())
+        cancelled, kept = held.submit([(2, 2)]), held.submit([(2, 2)], seed=1)
+        late = [held.submit([(2, 2)] * count, deadline=time.monotonic()) for count in (1, 3)]
+        withdraw(held.engine, cancelled)
     assert held.later_sizes == [1]
-    for request in (head, late):
+    assert cancelled.outcome is None
+    for request in late:
         with pytest.raises(DeadlineExceededError, match="deadline passed"):
             outcome(request)
     assert_answers(kept, outcome(kept))
 
 
-def test_close_completes_queued_requests_and_then_refuses(self_model: LoadedModel) -> None:
-    with Held(self_model, max_batch_sequences=1) as held:
-        requests = [held.submit([(length, length)], seed=length) for length in (2, 3, 4)]
-    for request in requests:
-        assert request.outcome is not None
-        assert_answers(request, outcome(request))
-    with pytest.raises(ShuttingDownError, match="shutting down"):
-        held.submit([(1, 1)])
-    held.engine.close()
+class BrokenTrim(LoadedModel):
+    """A model whose arena cannot be trimmed."""
+
+    def shrink_arena(self) -> None:
+        raise RuntimeError(MESSAGE)
 
 
-def test_requests_are_refused_while_accepted_ones_still_run(self_model: LoadedModel) -> None:
-    accepted: list[Sample] = []
+def test_threads_survive_an_arena_that_cannot_be_trimmed(
+    self_model: LoadedModel, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attention_serving.server.engine.engine.LARGE_RUN_BYTES", 0)
+    monkeypatch.setattr("attention_serving.server.engine.engine.TRIM_SECONDS", 0.0)
+    fields = {field.name: getattr(self_model, field.name) for field in dataclasses.fields(self_model)}
+    assert_still_runs(engine, BrokenTrim(**fields))
+    assert_still_runs(engine, self_model)
+
+
+@pytest.mark.parametrize("inline", [False, True], ids=["on a thread", "inline"])
+def test_a_batch_that_cannot_be_planned_fails_its_requests(
+    self_model: LoadedModel, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, inline: bool
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(queues, "Batch", broken)
+        for _ in range(3):
+            request = validated_of(self_model, [(2, 2)])
+            engine.submit(request, wake=not inline)
+            if inline:
+                assert not engine.run_inline(1.0)
+            with pytest.raises(RunFailedError):
+                outcome(request)
+    assert_still_runs(engine, self_model)
+
+
+def test_results_that_cannot_be_delivered_fail_their_requests(
+    self_model: LoadedModel, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = costing(self_model, SAME_FOR_ALL)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_deliver", broken)
+        request = validated_of(model, [(2, 2), (3, 3)])
+        engine.submit(request)
+        with pytest.raises(RunFailedError):
+            outcome(request)
+    assert_still_runs(engine, self_model)
+
+
+def test_a_result_that_cannot_be_made_fails_its_own_request_only(
+    self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request has left the queue by then, and the others of its batch too."""
+    failures = [RuntimeError(MESSAGE)] * 2
+
+    def unmade(results: list[Outputs]) -> dict[str, list[Array]]:
+        if failures:
+            raise failures.pop()
+        return gather(results)
+
     with Held(self_model) as held:
-        closing = threading.Thread(target=held.engine.close)
-        closing.start()
-        with suppress(ShuttingDownError):
-            while closing.is_alive():
-                accepted.append(held.submit([(2, 2)], seed=len(accepted)))
-        assert not held.first.is_done
-        assert closing.is_alive()
-    closing.join(PATIENCE_SECONDS)
-    for request in [held.first, *accepted]:
+        requests = [held.submit([(2, 2)], seed=seed) for seed in range(3)]
+        # The held run is the first to end.
+        monkeypatch.setattr("attention_serving.server.engine.engine.gather", unmade)
+    assert held.later_sizes == [3]
+    for request in (held.first, requests[0]):
+        with pytest.raises(RunFailedError):
+            outcome(request)
+    for request in requests[1:]:
         assert_answers(request, outcome(request))
-
-
-class FailsOnce(Observer):
-    """An observer that fails at its first report."""
-
-    def __init__(self) -> None:
-        self._failed = False
-
-    def batch_completed(self, report: BatchReport) -> None:
-        if not self._failed:
-            self._failed = True
-            raise RuntimeError(report.model)
-
-
-def test_a_failing_observer_does_not_change_results(self_model: LoadedModel) -> None:
-    engine = engine_of(Limits(max_batch_sequences=2), FailsOnce())
-    request = validated_of(self_model, [(2, 2), (3, 3), (4, 4)])
-    engine.submit(request)
-    result = outcome(request)
-    engine.close()
-    assert_answers(request, result)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING, EncoderFacts
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.model.encoder.config import POOLINGS as EVERY_POOLING
 from attention_serving.model.encoder.pooling import FUNCTIONS_BY_POOLING, Sequences
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
@@ -29,7 +28,6 @@ from attention_serving.server.engine.requests.tokenizer import EncodedTexts
 from attention_serving.server.engine.types import Array, Ragged
 
 WIDTH, TOKENS = 8, 40
-REFUSED_POOLINGS = [name for name in EVERY_POOLING if name not in POOLINGS]
 
 
 def facts(*pooling: str, normalised: bool = False) -> EncoderFacts:
@@ -87,6 +85,8 @@ def test_a_span_of_all_tokens_is_the_models_own_pooling(name: str) -> None:
 def test_several_poolings_are_concatenated_and_then_normalised() -> None:
     rows = token_vectors()
     found = pooled(rows, np.array([[2, 9]]), facts("mean", "max", normalised=True))[0]
+    zeros = pooled(np.zeros((3, WIDTH), np.float32), np.array([[0, 3]]), facts("mean", normalised=True))
+    np.testing.assert_array_equal(zeros, np.zeros((1, WIDTH)))
     both = torch.cat([by_torch(name, rows, 2, 9) for name in ("mean", "max")])
     np.testing.assert_allclose(found, F.normalize(both, dim=0).numpy(), rtol=1e-5, atol=1e-6)
 
@@ -106,11 +106,6 @@ def test_small_rows_after_large_ones_keep_their_precision() -> None:
     rows = np.concatenate([np.full((500, WIDTH), 1e4, np.float32), token_vectors(4) * 1e-3])
     found = pooled(rows, np.array([[500, 504]]), facts("mean"))[0]
     np.testing.assert_allclose(found, rows[500:].mean(axis=0, dtype=np.float64), rtol=1e-5, atol=1e-9)
-
-
-def test_a_vector_of_zeros_is_not_divided_by_zero() -> None:
-    found = pooled(np.zeros((3, WIDTH), np.float32), np.array([[0, 3]]), facts("mean", normalised=True))
-    np.testing.assert_array_equal(found, np.zeros((1, WIDTH)))
 
 
 def test_spans_replace_token_vectors_and_the_embedding_and_nothing_else() -> None:
@@ -181,25 +176,17 @@ def with_pooling(model: LoadedModel, **changes: Any) -> LoadedModel:
     return dataclasses.replace(model, manifest=manifest.model_copy(update={"graphs": graphs, **changes}))
 
 
-@pytest.mark.parametrize("name", REFUSED_POOLINGS)
-def test_a_pooling_that_takes_one_token_is_refused_by_name(text_model: LoadedModel, name: str) -> None:
-    with pytest.raises(InvalidRequestError, match=f"pools by {name}, where one token stands") as caught:
-        check_pooling(with_pooling(text_model, encoder=facts("mean", name)))
-    assert caught.value.field == "spans"
+def test_models_whose_spans_cannot_be_pooled_are_refused(text_model: LoadedModel) -> None:
+    def refusal(model: LoadedModel) -> str:
+        with pytest.raises(InvalidRequestError) as caught:
+            check_pooling(model)
+        assert caught.value.field == "spans"
+        return caught.value.message
 
-
-def test_layers_after_pooling_are_refused(text_model: LoadedModel) -> None:
+    assert {*FUNCTIONS_BY_POOLING} == {*POOLINGS, "cls", "last", "end_token", "highest_token"}
+    assert "is not a text encoder with token vectors" in refusal(text_model)
+    one_token = with_pooling(text_model, encoder=facts("mean", "cls"))
+    assert "pools by cls, where one token stands" in refusal(one_token)
     check_pooling(with_pooling(text_model, encoder=facts("mean"), config={"dense": []}))
-    dense = {"dense": [{"d_in": WIDTH}]}
-    with pytest.raises(InvalidRequestError, match="linear layers after pooling"):
-        check_pooling(with_pooling(text_model, encoder=facts("mean"), config=dense))
-
-
-def test_a_model_without_token_vectors_is_refused(text_model: LoadedModel) -> None:
-    with pytest.raises(InvalidRequestError, match="is not a text encoder with token vectors"):
-        check_pooling(text_model)
-
-
-def test_every_pooling_is_either_computed_or_refused() -> None:
-    assert {*POOLINGS, *REFUSED_POOLINGS} == set(FUNCTIONS_BY_POOLING)
-    assert REFUSED_POOLINGS == ["cls", "last", "end_token", "highest_token"]
+    dense = with_pooling(text_model, encoder=facts("mean"), config={"dense": [{"d_in": WIDTH}]})
+    assert "linear layers after pooling" in refusal(dense)

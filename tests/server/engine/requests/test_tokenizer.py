@@ -1,35 +1,30 @@
 """Every kind of tokenizer: text that it would silently drop is refused, by word."""
 
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-from tokenizers.processors import TemplateProcessing
 
 from attention_serving.server.engine.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     LimitExceededError,
 )
-from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.tokenizer import TextEncoder, TextLimits
-from tests.server.samples import WORDS
 
 UNK = "[UNK]"
 Build = Callable[[], Tokenizer]
 
 
-def bpe(*, unk: str | None = None, fuse_unk: bool = False, split: bool = True) -> Tokenizer:
+def bpe(*, unk: str | None = None, split: bool = True) -> Tokenizer:
     """Knows l, o, w, e, r and the merges to "low" and "er"."""
     tokens = [*([unk] if unk else []), "l", "o", "w", "e", "r", "lo", "low", "er"]
     merges = [("l", "o"), ("lo", "w"), ("e", "r")]
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unk, fuse_unk=fuse_unk))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unk))
     if split:
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return tokenizer
@@ -70,18 +65,6 @@ def word_level(unk: str | None = UNK) -> Tokenizer:
     return tokenizer
 
 
-def unigram() -> Tokenizer:
-    tokenizer = Tokenizer(models.Unigram([("low", -1.0), ("l", -3.0), ("o", -3.0), ("w", -3.0)], None))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return tokenizer
-
-
-def bpe_of_accents() -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE({"é": 0, "l": 1}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return tokenizer
-
-
 def bpe_of_marked_words() -> Tokenizer:
     """A word begins with a mark of three bytes."""
     tokenizer = Tokenizer(models.BPE({"▁": 0, "l": 1}, []))
@@ -99,18 +82,10 @@ REFUSED: dict[str, tuple[Build, str, str]] = {
     "a word": (bpe, "low xyz er", "'xyz'"),
     "a character at the end of a word": (bpe, "low lower lowers", "'lowers'"),
     "a character at the beginning of a word": (bpe, "slow", "'slow'"),
-    "a character inside a word": (bpe, "low lo-w", "'-'"),
-    "a character of two bytes": (bpe, "low löw", "'löw'"),
     "a character of four bytes": (bpe, "low \N{GRINNING FACE}", "'\N{GRINNING FACE}'"),
-    "capitals": (bpe, "low LOW er Er", "'LOW', 'Er'"),
     "after normalisation": (bpe_lowercased, "LOW LOWS", "'lows'"),
-    "each once and in order": (bpe, "x y low x", "'x', 'y'"),
-    "all of the text": (bpe, "xyz", "'xyz'"),
     "without a splitter": (bpe_of_sentences, "low er", "'low er'"),
     "no unknown token of words": (lambda: word_level(None), "low other", "'other'"),
-    "no unknown token of a unigram": (unigram, "low lower", "'lower'"),
-    "beside a known character of two bytes": (bpe_of_accents, "é éx", "'éx'"),
-    "beside a mark of three bytes": (bpe_of_marked_words, "l xy", "'▁xy'"),
 }
 
 
@@ -133,24 +108,15 @@ def test_added_tokens_in_a_text_are_known(tmp_path: Path) -> None:
 
 
 ACCEPTED: dict[str, tuple[Build, str, list[str]]] = {
-    "BPE of accents": (bpe_of_accents, "él é", ["é", "l", "é"]),
     "BPE of marked words": (bpe_of_marked_words, "l ll", ["▁", "l", "▁", "l", "l"]),
     "BPE": (bpe, "lower  low\ner", ["low", "er", "low", "er"]),
-    "BPE, normalised": (bpe_lowercased, "LOW Er", ["low", "er"]),
     "BPE with an unknown token": (
         lambda: bpe(unk=UNK),
         "lowers xy low",
         ["low", "er", UNK, UNK, UNK, "low"],
     ),
-    "BPE with a fused unknown token": (
-        lambda: bpe(unk=UNK, fuse_unk=True),
-        "lowers xy low",
-        ["low", "er", UNK, UNK, "low"],
-    ),
-    "WordPiece": (word_piece, "lower low new", ["low", "##er", "low", "new"]),
     "WordPiece, unknown": (word_piece, "lower lowers öl new", ["low", "##er", UNK, UNK, "new"]),
     "WordLevel, unknown": (word_level, "low other new", ["low", UNK, "new"]),
-    "WordLevel, all known": (lambda: word_level(None), "low new", ["low", "new"]),
 }
 
 
@@ -164,7 +130,7 @@ def test_text_becomes_the_token_ids_of_its_tokenizer(
     assert list(ragged.lengths) == [len(tokens)] * 2
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 @given(text=st.text(min_size=1))
 @example(text="\N{GRINNING FACE} \N{COMBINING ACUTE ACCENT}")
 @example(text="\x00\t\n ")
@@ -186,22 +152,10 @@ def test_byte_fallback_encodes_every_text(tmp_path: Path) -> None:
         encoder(lacking, tmp_path).encode(("lé",))
 
 
-@pytest.mark.parametrize("build", [bpe, word_piece, word_level], ids=["BPE", "WordPiece", "WordLevel"])
-def test_special_tokens_of_the_post_processor_are_kept(build: Build, tmp_path: Path) -> None:
-    tokenizer = build()
-    tokenizer.add_special_tokens(["[CLS]", "[SEP]"])
-    special = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
-    tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=special)
-    ragged = encoder(tokenizer, tmp_path).encode(("low low", "low")).ids
-    tokens = [tokenizer.id_to_token(i) for i in ragged.rows.tolist()]
-    assert tokens == ["[CLS]", "low", "low", "[SEP]", "[CLS]", "low", "[SEP]"]
-    assert list(ragged.lengths) == [4, 3]
-
-
 @pytest.mark.parametrize(
     ("build", "text"),
-    [*product((bpe, word_piece, word_level), ("", " \t\n")), (byte_level, "")],
-    ids=lambda value: value.__name__ if callable(value) else repr(value),
+    [(bpe, ""), (word_piece, " \t\n"), (byte_level, "")],
+    ids=["no characters", "spaces", "no bytes"],
 )
 def test_a_text_without_words_is_refused_by_its_index(build: Build, text: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError) as refusal:
@@ -233,7 +187,7 @@ def with_token(tokenizer: Tokenizer, content: str) -> Tokenizer:
 
 
 @pytest.mark.parametrize("build", MANY_KINDS.values(), ids=MANY_KINDS)
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(text=TEXT_ALPHABET, limit=st.integers(1, 12))
 def test_a_text_is_refused_for_its_tokens_only_if_the_whole_of_it_has_too_many(
     text: str, limit: int, build: Build, tmp_path: Path
@@ -252,9 +206,8 @@ def test_a_text_is_refused_for_its_tokens_only_if_the_whole_of_it_has_too_many(
         assert length <= limit
 
 
-@pytest.mark.parametrize("build", [bpe, word_level, byte_level], ids=lambda build: build.__name__)
-def test_the_start_of_a_long_text_is_enough_to_refuse_it(build: Build, tmp_path: Path) -> None:
-    long = encoder(build(), tmp_path)
+def test_the_start_of_a_long_text_is_enough_to_refuse_it(tmp_path: Path) -> None:
+    long = encoder(byte_level(), tmp_path)
     seen: list[int] = []
     encode = long._encoding
     long._encoding = lambda text, **options: seen.append(len(text)) or encode(text, **options)  # type: ignore[method-assign, func-returns-value]
@@ -309,24 +262,12 @@ def test_at_most_ten_unknown_words_are_named_and_long_ones_are_shortened(tmp_pat
     assert caught.value.message == f"text: unknown words: {named} and others"
 
 
-@pytest.mark.parametrize("space", [" ", "\n"], ids=["spaces", "lines"])
-def test_an_unknown_word_far_into_a_long_text_is_found(space: str, tmp_path: Path) -> None:
-    text = space.join(["low"] * 20_000 + ["far"] + ["low"] * 20_000)
+def test_an_unknown_word_far_into_a_long_text_is_found(tmp_path: Path) -> None:
+    text = "\n".join(["low"] * 20_000 + ["far"] + ["low"] * 20_000)
     with pytest.raises(InvalidRequestError, match=r"text: unknown words: 'far'$"):
         encoder(bpe(), tmp_path).encode((text,))
     (length,) = encoder(bpe(), tmp_path).encode((text.replace("far", "low"),)).ids.lengths
     assert length == 40_001
-
-
-@given(texts=st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=9), min_size=1, max_size=5))
-def test_each_word_becomes_its_index_in_the_vocabulary(
-    text_model: LoadedModel, texts: list[list[str]]
-) -> None:
-    assert text_model.text_encoder is not None
-    ragged = text_model.text_encoder.encode(tuple(", ".join(words) for words in texts)).ids
-    assert list(ragged.lengths) == [len(words) for words in texts]
-    assert ragged.rows.tolist() == [sorted(WORDS).index(word) for words in texts for word in words]
-    assert ragged.rows.dtype == np.int64
 
 
 def test_the_texts_of_tokens(tmp_path: Path) -> None:

@@ -1,17 +1,20 @@
-"""Invalid requests: the field and the message of each refusal."""
+"""The field and the message of each refusal; and the sequences, masks and graph of what is accepted."""
 
 import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged, Request
-from tests.server.samples import CROSS, SELF, TEXT, ragged, request_of
+from tests.server.samples import CROSS, HEADS, SELF, TEXT, ragged, request_of, validated_of
 
 LENGTHS = ((2, 3), (1, 4))
 Build = Callable[[LoadedModel], Request]
@@ -66,14 +69,12 @@ INPUTS: dict[str, tuple[str, Build, str]] = {
         CROSS, changed(value=None),
         "value: is missing; model 'tiny-cross' takes query, key, value and optionally attention_mask",
     ),
-    "missing query": (SELF, changed(query=None), f"query: is missing; {TAKEN}"),
     "unknown": (SELF, changed(key=of_lengths(3, width=6)), f"key: is not an input; {TAKEN}"),
     "float64": (SELF, changed(query=of_type("f8")), "query: is float64; the model takes float32"),
-    "float16": (SELF, changed(query=of_type("f2")), "query: is float16; the model takes float32"),
     "width": (SELF, changed(query=of_lengths(2, width=3)), "query: rows are 3 wide; the model takes 4"),
     "flat rows": (SELF, changed(query=FLAT), "query: rows are 1 wide; the model takes 4"),
-    "zero rows": (SELF, changed(query=of_lengths(2, 0, width=4)), "query: sequence 1 is empty"),
     "no sequences": (SELF, changed(query=of_lengths(width=4)), "query: does not contain any sequence"),
+    "zero rows": (SELF, changed(query=of_lengths(2, 0, width=4)), "query: sequence 1 is empty"),
     "fewer keys": (CROSS, changed(key=of_lengths(3, width=6)), "key: contains 1 sequences; query contains 2"),
     "value unlike key": (
         CROSS, changed(value=of_lengths(3, 5, width=5)), "value: sequence 1 has 5 rows; key has 4",
@@ -96,10 +97,8 @@ MASKS: dict[str, tuple[str, Build, str]] = {
     )
     for kind, expected in ((MaskKind.KEYS, 7), (MaskKind.PAIRS, 10), (MaskKind.HEADS, 20))
     for size, dtype, found in (
-        (0, np.bool_, "0 flags"),
         (expected - 1, np.bool_, f"{expected - 1} flags"),
         (expected + 1, np.bool_, f"{expected + 1} flags"),
-        (0, np.uint8, "0 bytes of 8 flags each"),
         (expected // 8 + 2, np.uint8, f"{expected // 8 + 2} bytes of 8 flags each"),
     )
 }
@@ -150,17 +149,6 @@ def test_a_refusal_of_what_is_too_large_states_the_limit(
     assert (type(error), error.message) == (LimitExceededError, message)
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [Limits(max_sequence_length=1), Limits(max_result_bytes=1)],
-    ids=["too long", "result too large"],
-)
-def test_a_refusal_of_text_names_the_text(limits: Limits, text_model: LoadedModel) -> None:
-    with pytest.raises(LimitExceededError) as caught:
-        validate(Request(texts=("Life is",)), text_model, limits)
-    assert caught.value.field == "text"
-
-
 def test_a_request_at_each_limit_is_accepted(cross_model: LoadedModel) -> None:
     limits = Limits(max_sequence_length=4, max_sequences=2, max_result_bytes=128)
     assert len(validate(weighted(cross_model), cross_model, limits).sequences) == len(LENGTHS)
@@ -194,3 +182,91 @@ def test_a_text_beyond_the_largest_length_of_its_model_is_refused(text_model: Lo
     error = refusal(model, Request(texts=("eat dessert first",)), Limits())
     assert (error.field, error.reason) == ("text", "LIMIT_EXCEEDED")
     assert "text 0 has 3 or more tokens" in error.message
+
+
+lengths_of_requests = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=5)
+
+
+@given(lengths=lengths_of_requests, name=st.sampled_from([SELF, CROSS]))
+@settings(max_examples=40)
+def test_sequences_are_views_of_the_request_in_its_order(
+    models: dict[str, LoadedModel], lengths: list[tuple[int, int]], name: str
+) -> None:
+    request = request_of(models[name], lengths)
+    validated = validate(request, models[name], Limits())
+    for spec in models[name].inputs:
+        rows = request.inputs[spec.name].rows
+        parts = [sequence.inputs[spec.name] for sequence in validated.sequences]
+        assert all(np.shares_memory(part, rows) for part in parts)
+        assert [len(part) for part in parts] == list(request.inputs[spec.name].lengths)
+        assert all(sequence.mask is None for sequence in validated.sequences)
+        np.testing.assert_array_equal(np.concatenate(parts), rows)
+
+
+@given(
+    lengths=lengths_of_requests,
+    name=st.sampled_from([SELF, CROSS]),
+    kind=st.sampled_from(MaskKind),
+    packed=st.booleans(),
+)
+@settings(max_examples=40)
+def test_each_sequence_gets_its_own_part_of_the_mask(
+    models: dict[str, LoadedModel],
+    lengths: list[tuple[int, int]],
+    name: str,
+    kind: MaskKind,
+    packed: bool,
+) -> None:
+    request = request_of(models[name], lengths, kind=kind)
+    assert request.mask is not None
+    flags = request.mask.flags(request.mask.data.size)
+    mask = Mask(kind, np.packbits(flags, bitorder="little") if packed else flags)
+    validated = validate(Request(inputs=request.inputs, mask=mask), models[name], Limits())
+    parts = [sequence.mask for sequence in validated.sequences if sequence.mask is not None]
+    pairs = lengths if name == CROSS else [(query, query) for query, _ in lengths]
+    spans = {MaskKind.KEYS: (1, 0), MaskKind.PAIRS: (1, 1), MaskKind.HEADS: (HEADS, 1)}
+    heads, per_query = spans[kind]
+    assert [part.shape for part in parts] == [(heads, q if per_query else 1, k) for q, k in pairs]
+    np.testing.assert_array_equal(np.concatenate([part.ravel() for part in parts]), flags)
+    assert packed or all(np.shares_memory(part, flags) for part in parts)
+
+
+def test_text_becomes_the_ids_of_its_words(text_model: LoadedModel) -> None:
+    request = validate(Request(texts=("Life is short", "eat")), text_model, Limits())
+    assert [sequence.inputs["token_ids"].tolist() for sequence in request.sequences] == [[0, 4, 5], [2]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "return_weights", "expected"),
+    [
+        # 3 context vectors of 4 and, if requested, 20 weights, all of 4 bytes; twice, for the reply.
+        (None, False, 2 * 4 * 12),
+        (MaskKind.PAIRS, False, 2 * 4 * 12 + 10),
+        (None, True, 2 * 4 * (12 + 20)),
+    ],
+    ids=["plain", "mask", "weights"],
+)
+def test_held_bytes_count_mask_result_and_reply(
+    cross_model: LoadedModel, kind: MaskKind | None, *, return_weights: bool, expected: int
+) -> None:
+    request = validated_of(cross_model, [(2, 3), (1, 4)], kind=kind, return_weights=return_weights)
+    assert request.form.held_bytes == expected
+    # 3 query rows of 4, 7 key rows of 6, 7 value rows of 5.
+    assert request.form.input_bytes == 4 * (12 + 42 + 35)
+
+
+@pytest.mark.parametrize(
+    ("kind", "return_weights", "expected"),
+    [
+        (None, False, GraphKind.PLAIN),
+        (MaskKind.KEYS, False, GraphKind.MASK),
+        (None, True, GraphKind.WEIGHTS),
+        (MaskKind.KEYS, True, GraphKind.WEIGHTS),
+    ],
+    ids=["plain", "mask", "weights", "weights and mask"],
+)
+def test_the_graph_is_the_cheapest_that_can_answer(
+    cross_model: LoadedModel, kind: MaskKind | None, expected: GraphKind, *, return_weights: bool
+) -> None:
+    request = validated_of(cross_model, [(2, 3), (1, 4)], kind=kind, return_weights=return_weights)
+    assert request.form.graph is expected

@@ -1,35 +1,173 @@
-"""Calibration: every graph of a loaded model gets a measured cost."""
+"""The cost of runs: fitted to timed runs, for every graph of a loaded model."""
 
 import dataclasses
 import math
 import time
+from collections.abc import Sequence
+from functools import partial
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from attention_serving.artifact.manifest import ATTENTION_GRAPHS, GraphKind
+from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.limits import Limits
-from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.run.calibration import calibrated
-from attention_serving.server.engine.run.cost import TIMED_SIZES
+from attention_serving.server.engine.model import PAIR_TENSORS, WHOLE_SCORE_BYTES_ON_DEVICE, LoadedModel
+from attention_serving.server.engine.run.calibration import (
+    LEAST_TIMED_ROUNDS,
+    LONG_ENOUGH_SECONDS,
+    MOST_TIMED_ROUNDS,
+    MOST_TIMED_SECONDS,
+    TIMED_SECONDS,
+    TIMED_SIZES,
+    TIMED_SIZES_ON_DEVICE,
+    calibrated,
+    fit,
+    time_in_turns,
+    time_runs,
+)
+from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.schedule.queue import Queue
-from attention_serving.server.engine.types import Array
-from tests.server.samples import CROSS, SELF, TEXT, validated_of
+from attention_serving.server.engine.types import Array, RunCost
+from tests.server.samples import validated_of
 from tests.server.seams import tapped
 
-
-@pytest.mark.parametrize("name", [SELF, CROSS, TEXT])
-def test_every_graph_gets_a_finite_positive_cost(models: dict[str, LoadedModel], name: str) -> None:
-    untimed = dataclasses.replace(models[name], costs={})
-    model = calibrated(untimed)
-    assert set(model.costs) == set(untimed.sessions)
-    for kind in model.costs:
-        for count, length in TIMED_SIZES:
-            seconds = model.seconds(kind, count, length, length)
-            assert 0 < seconds < math.inf
+# Row and pair operations of the sizes that are timed, of a module 64 wide.
+OPERATIONS = [(8192.0 * count * length, 256.0 * count * length**2) for count, length in TIMED_SIZES]
+Timed = Sequence[tuple[tuple[float, float], float]]
+operations = st.tuples(st.floats(0, 1e12), st.floats(0, 1e12))
+timed = st.lists(st.tuples(operations, st.floats(1e-7, 100)), min_size=1, max_size=8)
 
 
-def test_a_repository_calibrates_its_models(self_model: LoadedModel) -> None:
-    assert set(self_model.costs) == set(self_model.sessions)
+@given(call=st.floats(1e-6, 1e-2), row=st.floats(1e-12, 1e-9), pair=st.floats(1e-12, 1e-9))
+def test_coefficients_are_recovered_from_runs_without_noise(call: float, row: float, pair: float) -> None:
+    known = RunCost(call, row, pair)
+    found = fit(OPERATIONS, [known.seconds(*run) for run in OPERATIONS])
+    for run in OPERATIONS:
+        assert found.seconds(*run) == pytest.approx(known.seconds(*run), rel=1e-6)
+    largest = known.seconds(*OPERATIONS[-1])
+    assert found.call == pytest.approx(call, rel=1e-6)
+    assert found.row * OPERATIONS[-1][0] == pytest.approx(row * OPERATIONS[-1][0], abs=1e-6 * largest)
+    assert found.pair * OPERATIONS[-1][1] == pytest.approx(pair * OPERATIONS[-1][1], abs=1e-6 * largest)
+
+
+@given(runs=timed)
+@example(runs=[((1.0, 0.0), 3.0), ((2.0, 0.0), 2.0), ((3.0, 0.0), 1.0)])
+@example(runs=[((2e-309 * count, 0.0), float(count)) for count in (1, 2, 3)])
+def test_coefficients_are_finite_and_larger_runs_never_cost_less(runs: Timed) -> None:
+    found = fit([run for run, _ in runs], [seconds for _, seconds in runs])
+    for term in (found.call, found.row, found.pair):
+        assert term >= 0
+        assert math.isfinite(term)
+    for (row, pair), _ in runs:
+        assert found.seconds(2 * row, 2 * pair) >= found.seconds(row, pair)
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ([((100.0, 50.0), 0.5)] * 3, 0.5),
+        ([((0.0, 0.0), 0.125)] * 2, 0.125),
+        ([((100.0, 50.0), 2.0)], 2.0),
+    ],
+    ids=["all rows equal", "no operations", "one run"],
+)
+def test_runs_that_leave_coefficients_ambiguous_are_still_matched(runs: Timed, expected: float) -> None:
+    found = fit([run for run, _ in runs], [seconds for _, seconds in runs])
+    for run, _ in runs:
+        assert found.seconds(*run) == pytest.approx(expected)
+
+
+class Clock:
+    """Goes on by what each run is said to take."""
+
+    def __init__(self, seconds: Sequence[float]) -> None:
+        self._left = list(seconds)
+        self.sizes: list[tuple[int, int]] = []
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def run(self, count: int, length: int) -> None:
+        self.sizes.append((count, length))
+        self.now += self._left.pop(0)
+
+
+def test_the_shortest_run_of_each_size_counts() -> None:
+    clock = Clock([1 / 64, 1 / 128, 1 / 128, 1 / 256, 1 / 256])
+    assert time_runs([(1, 1), (1, 16)], clock.run, clock) == {(1, 1): 1 / 128, (1, 16): 1 / 256}
+    assert clock.sizes == [(1, 1)] * 3 + [(1, 16)] * 2
+
+
+ROUNDS: dict[str, tuple[Sequence[float], int]] = {
+    "long": ([MOST_TIMED_SECONDS] * 9, LEAST_TIMED_ROUNDS),
+    "short": ([TIMED_SECONDS / 3.5] * MOST_TIMED_ROUNDS, 4),
+    "until two agree": ([factor * TIMED_SECONDS for factor in (1.5, 1, 1.3, 1.05, 9)], 4),
+    "never agree": ([share * MOST_TIMED_SECONDS for share in (0.2, 0.25, 0.3, 0.4, 0.5)], 4),
+    "very short": ([1e-9] * 1000, MOST_TIMED_ROUNDS),
+}
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), ROUNDS.values(), ids=ROUNDS)
+def test_how_often_a_run_is_repeated(seconds: Sequence[float], rounds: int) -> None:
+    clock = Clock(seconds)
+    found = time_runs([(1, 1)], clock.run, clock)
+    assert found == {(1, 1): pytest.approx(min(seconds[:rounds]))}
+    assert len(clock.sizes) == rounds
+
+
+def test_a_long_run_is_timed_once_on_a_clock_that_others_do_not_disturb(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock([MOST_TIMED_SECONDS, 9.0])
+    monkeypatch.setattr(time, "thread_time", clock)
+    assert time_runs([(1, 1)], clock.run, clock) == {(1, 1): MOST_TIMED_SECONDS}
+
+
+def test_larger_sizes_are_skipped_once_a_run_takes_long() -> None:
+    clock = Clock([0.9 * LONG_ENOUGH_SECONDS] * 2 + [2 * LONG_ENOUGH_SECONDS] * 2)
+    assert list(time_runs(TIMED_SIZES, clock.run, clock)) == list(TIMED_SIZES[:2])
+
+
+def test_sizes_beyond_the_memory_are_skipped_unless_it_is_the_first() -> None:
+    def run(count: int, length: int) -> None:
+        if count * length > 512:
+            raise MemoryError
+
+    found = time_runs(TIMED_SIZES_ON_DEVICE, run)
+    assert set(found) == {(1, 1), (1, 64), (8, 16), (1, 512), (8, 64)}
+    with pytest.raises(MemoryError):
+        time_runs([(64, 64)], run)
+
+
+def ratios(monkeypatch: pytest.MonkeyPatch, first: Sequence[float], second: Sequence[float]) -> list[float]:
+    """Of two ways to run two sizes, whose runs take these times one after another."""
+    clock = Clock([])
+    ways = [iter(first), iter(second)]
+    monkeypatch.setattr(time, "perf_counter", clock)
+
+    def run(way: int, _count: int, _length: int) -> None:
+        try:
+            clock.now += next(ways[way])
+        except StopIteration:
+            raise MemoryError from None
+
+    sizes = [(1, 1), (1, 16)]
+    return list(time_in_turns(sizes, partial(run, 0), partial(run, 1)).values())
+
+
+def test_ways_to_run_are_compared_by_their_shortest_runs_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first turn of both sizes is disturbed, the second is not.
+    first, second = [8.0, 8.0, 4.0, 4.0, 0.5, 0.25, 1.0, 0.75], [9.0, 9.0, 9.0, 9.0, 0.5, 0.5, 1.0, 1.0]
+    small, large = ([LONG_ENOUGH_SECONDS / 10 * each for each in taken] for taken in (first, second))
+    assert ratios(monkeypatch, small, large) == pytest.approx([0.5, 0.75])
+
+
+def test_ways_to_run_are_compared_at_sizes_that_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ratios(monkeypatch, [0.01, 0.01], [0.02, 0.02, 0.02]) == pytest.approx([0.5])
+    with pytest.raises(MemoryError):
+        ratios(monkeypatch, [], [])
 
 
 @pytest.mark.parametrize(
@@ -50,12 +188,14 @@ def test_each_graph_is_timed_at_the_sizes_that_its_cost_is_fitted_to(
         seen.add((count, length))
 
     sessions = {**cross_model.sessions, kind: tapped(cross_model, tap).sessions[kind]}
-    calibrated(dataclasses.replace(cross_model, sessions=sessions))
+    model = calibrated(dataclasses.replace(cross_model, sessions=sessions, costs={}))
+    assert set(model.costs) == set(model.sessions)
+    assert 0 < model.seconds(kind, 8, 16, 16) < math.inf
     assert seen <= expected | {(1, 1)}  # which the trimming of the arena runs
     assert min(expected) in seen
 
 
-@pytest.mark.parametrize("kind", ATTENTION_GRAPHS)
+@pytest.mark.parametrize("kind", [GraphKind.PLAIN, GraphKind.LENGTHS])
 def test_no_sequence_is_longer_than_the_model_takes(cross_model: LoadedModel, kind: GraphKind) -> None:
     max_lengths = {"query_length": 20, "key_length": 30}
     manifest = cross_model.manifest.model_copy(update={"max_lengths": max_lengths})
@@ -67,21 +207,6 @@ def test_no_sequence_is_longer_than_the_model_takes(cross_model: LoadedModel, ki
     sessions = {**cross_model.sessions, kind: tapped(cross_model, tap).sessions[kind]}
     calibrated(dataclasses.replace(cross_model, manifest=manifest, sessions=sessions))
     assert max(seen) == 20
-
-
-def test_a_calibrated_model_is_the_same_otherwise(self_model: LoadedModel) -> None:
-    model = calibrated(self_model)
-    assert model.manifest is self_model.manifest
-    assert model.sessions is self_model.sessions
-
-
-def test_time_in_which_a_run_does_not_compute_does_not_count(self_model: LoadedModel) -> None:
-    def sleep(_: dict[str, Array]) -> None:
-        time.sleep(0.005)
-
-    sessions = {GraphKind.PLAIN: tapped(self_model, sleep).sessions[GraphKind.PLAIN]}
-    model = calibrated(dataclasses.replace(self_model, sessions=sessions))
-    assert model.seconds(GraphKind.PLAIN, 1, 1, 1) < 0.0025
 
 
 class BusyMachine:
@@ -135,3 +260,29 @@ def test_a_run_that_is_alone_takes_what_is_faster_also_on_a_busy_machine(
     batch, _ = dispatch.next(0.0)
     assert batch is not None
     assert batch.is_parallel == (share < 1)
+
+
+@pytest.fixture
+def on_device(self_model: LoadedModel) -> LoadedModel:
+    """The model as it would be on a device, though the sessions are those of the host."""
+    return dataclasses.replace(self_model, provider=Provider.CUDA.runtime.name, costs={}, pair_tensors={})
+
+
+def test_calibration_on_a_device_times_large_batches(on_device: LoadedModel) -> None:
+    seen: set[tuple[int, int]] = set()
+
+    def tap(inputs: dict[str, Array]) -> None:
+        seen.add(inputs["query"].shape[:2])
+
+    model = calibrated(tapped(on_device, tap))
+    assert set(model.costs) == set(model.sessions)
+    assert (8, 512) in seen or (32, 64) in seen
+    # The memory of this process is not that of the device.
+    assert model.pair_tensors == {kind: PAIR_TENSORS[kind] for kind in model.sessions}
+
+
+def test_longer_sequences_run_whole_on_a_device(self_model: LoadedModel, on_device: LoadedModel) -> None:
+    length = int((WHOLE_SCORE_BYTES_ON_DEVICE / (4 * 2)) ** 0.5)
+    assert self_model.sequence_graph(GraphKind.PLAIN, length, length) is GraphKind.BLOCKS
+    assert on_device.sequence_graph(GraphKind.PLAIN, length, length) is GraphKind.PLAIN
+    assert on_device.sequence_graph(GraphKind.PLAIN, 2 * length, length) is GraphKind.BLOCKS

@@ -1,14 +1,16 @@
 """Whether CUDA can be used, and if not, why. This machine's runtime has no CUDA, unless a test says so."""
 
-import onnx
+import shutil
+import subprocess
+from pathlib import Path
+
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
 
 from attention_serving.server.engine.run import cuda
 from attention_serving.server.engine.run.cuda import (
-    DIAGNOSIS_SECONDS,
-    PROBE,
+    CudaDevice,
+    ask_driver,
     find_device,
     load_error,
     runtime_log,
@@ -52,36 +54,22 @@ def test_a_runtime_without_cuda_is_named_with_what_to_install() -> None:
         ),
         (f"[E:onnxruntime] {OLD_DRIVER}", OLD_DRIVER),
         ("UserWarning: something else", ""),
-        ("", ""),
     ],
-    ids=["missing library", "warning only", "old driver", "unrelated", "empty"],
+    ids=["missing library", "warning only", "old driver", "unrelated"],
 )
 def test_the_reason_is_read_from_the_log_of_the_runtime(log: str, expected: str) -> None:
     assert load_error(log) == expected
 
 
 @WITHOUT_CUDA
-def test_another_process_shows_what_the_runtime_logs() -> None:
+def test_another_process_shows_what_the_runtime_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The runtime without CUDA warns that it does not know the provider, which is not a load error."""
     log = runtime_log()
     assert "CUDAExecutionProvider" in log
     assert "Traceback" not in log
     assert load_error(log) == ""
-
-
-def test_a_process_that_does_not_end_in_time_is_a_reason_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert DIAGNOSIS_SECONDS > 0
     monkeypatch.setattr(cuda, "DIAGNOSIS_SECONDS", 0.0)
     assert "timed out" in runtime_log()
-
-
-def test_the_probe_is_an_addition_of_one_element() -> None:
-    model = onnx.load_model_from_string(PROBE)
-    onnx.checker.check_model(model, full_check=True)
-    vectors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
-    (node,) = model.graph.node
-    assert node == helper.make_node("Add", ["x", "x"], ["y"])
-    assert [*model.graph.input, *model.graph.output] == vectors
 
 
 def test_the_probe_computes_on_every_provider(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,3 +84,56 @@ def test_a_session_that_silently_runs_on_the_cpu_is_noticed() -> None:
         ProviderError, match=r"the libraries of CUDA do not load: .*; onnxruntime was built for CUDA"
     ):
         cuda._compute()
+
+
+# Functions of the CUDA Driver API with its signatures, for devices of 80 and 81 GB.
+DRIVER = """
+#include <stddef.h>
+#include <string.h>
+int cuInit(unsigned flags) { return flags ? 1 : INIT; }
+int cuDeviceGetCount(int *count) { *count = COUNT; return 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = 100 + ordinal; return ordinal < COUNT ? 0 : 101; }
+int cuDeviceGetName(char *name, int length, int device) {
+    if (length < 16) return 1;
+    strcpy(name, device == 100 ? "First" : "Second");
+    return 0;
+}
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = (size_t)(device - 20) * 1000000000; return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    *value = attribute == 75 ? 9 : attribute == 76 ? device - 100 : -1;
+    return 0;
+}
+int cuGetErrorString(int error, const char **text) { *text = "no CUDA-capable device is detected"; return 0; }
+"""
+WITH_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+
+
+def build(folder: Path, *, count: int, init: int = 0) -> str:
+    source, library = folder / "driver.c", folder / "driver.so"
+    source.write_text(DRIVER)
+    options = [f"-DCOUNT={count}", f"-DINIT={init}", "-shared", "-fPIC"]
+    subprocess.run(["cc", *options, source, "-o", library], check=True, timeout=60)  # noqa: S607 - from PATH
+    return str(library)
+
+
+@WITH_COMPILER
+def test_the_first_device_of_the_driver_is_found(tmp_path: Path) -> None:
+    assert ask_driver(build(tmp_path, count=2)) == CudaDevice("First", 80_000_000_000, "9.0")
+
+
+NO_DEVICE = "offers no device to this process; see CUDA_VISIBLE_DEVICES"
+INIT_FAILED = "cuInit returned 100, no CUDA-capable device is detected"
+
+
+@WITH_COMPILER
+@pytest.mark.parametrize(
+    ("count", "init", "says"), [(0, 0, NO_DEVICE), (1, 100, INIT_FAILED)], ids=["no device", "an error"]
+)
+def test_why_the_driver_offers_no_device(tmp_path: Path, count: int, init: int, says: str) -> None:
+    with pytest.raises(ProviderError, match=says):
+        ask_driver(build(tmp_path, count=count, init=init))
+
+
+def test_without_a_driver_the_name_of_its_library_is_in_the_reason() -> None:
+    with pytest.raises(ProviderError, match=r"driver is not installed, or not visible.*libabsent"):
+        ask_driver("libabsent.so.1")

@@ -1,5 +1,7 @@
-"""Sequences that run together get the results that each would get alone."""
+"""Sequences that run together, or in blocks of query rows, get the results that each would get alone."""
 
+import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,13 +9,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.engine.model import LoadedModel
+from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
+from attention_serving.server.engine import model as model_module
+from attention_serving.server.engine.errors import LimitExceededError
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import (
+    BLOCK_SCORE_BYTES,
+    LEAST_BLOCK_ROWS,
+    MOST_BLOCK_ROWS,
+    WHOLE_SCORE_BYTES,
+    LoadedModel,
+)
 from attention_serving.server.engine.requests.validated_request import SequenceInputs
+from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.execute import Outputs, run_batch
 from attention_serving.server.engine.types import Array, MaskKind
-from tests.server.samples import CROSS, HEADS, SELF, assert_outputs, validated_of
-from tests.server.seams import tapped
+from tests.server.samples import (
+    CROSS,
+    HEADS,
+    SELF,
+    assert_answers,
+    assert_outputs,
+    request_of,
+    validated_of,
+)
+from tests.server.seams import Held, outcome, tapped
 
 # The shape of a batch changes the order of sums, which moves the last bits of a float32.
 RTOL, ATOL = 1e-5, 2e-6
@@ -48,7 +68,7 @@ def run(
 
 
 @given(specs=sequences, name=st.sampled_from([SELF, CROSS]), return_weights=st.booleans())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_together_equals_alone_and_eager(
     models: dict[str, LoadedModel],
     specs: list[tuple[int, int, MaskKind | None]],
@@ -67,20 +87,7 @@ def test_together_equals_alone_and_eager(
         assert_outputs(models[name], sequence, outputs)
 
 
-@given(specs=sequences)
-@settings(deadline=None, max_examples=20)
-def test_outputs_have_the_lengths_of_their_sequence(
-    models: dict[str, LoadedModel], specs: list[tuple[int, int, MaskKind | None]]
-) -> None:
-    results = run(models[CROSS], sequences_of(models[CROSS], specs), return_weights=True)
-    assert [outputs["context_vectors"].shape for outputs in results] == [(query, 4) for query, _, _ in specs]
-    assert [outputs["attention_weights"].shape for outputs in results] == [
-        (HEADS, query, key) for query, key, _ in specs
-    ]
-
-
 @pytest.mark.parametrize("poison", [np.nan, np.inf], ids=["nan", "infinity"])
-@pytest.mark.parametrize("name", [SELF, CROSS])
 @pytest.mark.parametrize(
     ("kind", "lengths", "return_weights"),
     [
@@ -92,20 +99,19 @@ def test_outputs_have_the_lengths_of_their_sequence(
     ids=["plain", "lengths", "mask", "weights"],
 )
 def test_nan_and_infinity_stay_in_their_sequence(
-    models: dict[str, LoadedModel],
+    cross_model: LoadedModel,
     poison: float,
-    name: str,
     kind: MaskKind | None,
     lengths: tuple[int, int, int],
     *,
     return_weights: bool,
 ) -> None:
-    sequences = sequences_of(models[name], [(length, length, kind) for length in lengths])
+    sequences = sequences_of(cross_model, [(length, length, kind) for length in lengths])
     for array in sequences[1].inputs.values():
         array[:] = poison
-    before, poisoned, after = run(models[name], sequences, return_weights=return_weights)
-    assert_outputs(models[name], sequences[0], before)
-    assert_outputs(models[name], sequences[2], after)
+    before, poisoned, after = run(cross_model, sequences, return_weights=return_weights)
+    assert_outputs(cross_model, sequences[0], before)
+    assert_outputs(cross_model, sequences[2], after)
     assert np.isnan(poisoned["context_vectors"]).any()
 
 
@@ -138,25 +144,120 @@ def test_padding_is_zero_and_padded_keys_may_not_be_attended_to(cross_model: Loa
     assert mask[1].all()
 
 
-def test_causal_self_attention_does_not_need_lengths_because_padding_follows_every_row(
-    models: dict[str, LoadedModel],
-) -> None:
-    assert models[SELF].batch_graph(GraphKind.PLAIN, equal_lengths=False) is GraphKind.PLAIN
-    sequences = sequences_of(models[SELF], [(3, 3, None), (7, 7, None)])
-    for sequence, outputs in zip(sequences, run(models[SELF], sequences), strict=True):
-        assert_outputs(models[SELF], sequence, outputs)
-
-
 @pytest.mark.parametrize(
     ("graph", "equal_lengths", "expected"),
     [
         (GraphKind.PLAIN, True, GraphKind.PLAIN),
         (GraphKind.PLAIN, False, GraphKind.LENGTHS),
         (GraphKind.MASK, False, GraphKind.MASK),
-        (GraphKind.WEIGHTS, False, GraphKind.WEIGHTS),
     ],
 )
-def test_only_the_plain_graph_cannot_run_unequal_lengths(
-    cross_model: LoadedModel, graph: GraphKind, expected: GraphKind, *, equal_lengths: bool
+def test_only_the_plain_graph_of_a_model_that_sees_padding_cannot_run_unequal_lengths(
+    models: dict[str, LoadedModel], graph: GraphKind, expected: GraphKind, *, equal_lengths: bool
 ) -> None:
-    assert cross_model.batch_graph(graph, equal_lengths=equal_lengths) is expected
+    assert models[CROSS].batch_graph(graph, equal_lengths=equal_lengths) is expected
+    assert models[SELF].batch_graph(graph, equal_lengths=equal_lengths) is graph  # causal
+
+
+# With two heads: the scores of this length need exactly the memory above which sequences run in blocks.
+LONGEST_WHOLE = math.isqrt(WHOLE_SCORE_BYTES // (4 * HEADS))
+
+# For tests whose sequences are short.
+SMALL_BLOCK, SMALL_WHOLE = 8, 20
+
+
+@pytest.fixture
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences of more than 20 rows run in blocks of 8 rows."""
+    monkeypatch.setattr(model_module, "MOST_BLOCK_ROWS", SMALL_BLOCK)
+    monkeypatch.setattr(model_module, "LEAST_BLOCK_ROWS", 1)
+    monkeypatch.setattr(model_module, "WHOLE_SCORE_BYTES", 4 * HEADS * SMALL_WHOLE**2)
+
+
+def without(model: LoadedModel, *kinds: GraphKind) -> LoadedModel:
+    """The same model without some of its graphs, as an earlier exporter wrote it."""
+    graphs = {kind: graph for kind, graph in model.manifest.graphs.items() if kind not in kinds}
+    sessions = {kind: session for kind, session in model.sessions.items() if kind not in kinds}
+    manifest = model.manifest.model_copy(update={"graphs": graphs})
+    return dataclasses.replace(model, manifest=manifest, sessions=sessions)
+
+
+@pytest.mark.parametrize(("whole", "blocks"), IN_BLOCKS.items(), ids=IN_BLOCKS)
+def test_a_sequence_runs_in_blocks_if_its_scores_need_much_memory_and_the_model_has_that_graph(
+    cross_model: LoadedModel, whole: GraphKind, blocks: GraphKind
+) -> None:
+    assert cross_model.sequence_graph(whole, LONGEST_WHOLE, LONGEST_WHOLE) is whole
+    assert cross_model.sequence_graph(whole, LONGEST_WHOLE, LONGEST_WHOLE + 1) is blocks
+    earlier = without(cross_model, *IN_BLOCKS.values())
+    assert earlier.sequence_graph(whole, 2 * LONGEST_WHOLE, LONGEST_WHOLE) is whole
+    weights = GraphKind.WEIGHTS
+    assert cross_model.sequence_graph(weights, 2 * LONGEST_WHOLE, LONGEST_WHOLE) is weights
+
+
+def test_a_sequence_of_one_block_runs_whole(cross_model: LoadedModel) -> None:
+    keys = LONGEST_WHOLE**2
+    rows = cross_model.block_rows(keys)
+    assert cross_model.sequence_graph(GraphKind.PLAIN, rows, keys) is GraphKind.PLAIN
+    assert cross_model.sequence_graph(GraphKind.PLAIN, rows + 1, keys) is GraphKind.BLOCKS
+
+
+@pytest.mark.parametrize("key_length", [1, 8_192, 10_000_000])
+def test_the_scores_of_a_block_are_bounded_unless_that_would_need_too_small_blocks(
+    cross_model: LoadedModel, key_length: int
+) -> None:
+    rows = cross_model.block_rows(key_length)
+    assert LEAST_BLOCK_ROWS <= rows <= MOST_BLOCK_ROWS
+    assert rows == LEAST_BLOCK_ROWS or 4 * HEADS * rows * key_length <= BLOCK_SCORE_BYTES
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("lengths", [(1, 1), (16, 16), (30, 7)], ids=str)
+@pytest.mark.parametrize("kind", [None, *MaskKind])
+@pytest.mark.parametrize("name", [SELF, CROSS])
+def test_a_sequence_in_blocks_equals_eager_pytorch(
+    models: dict[str, LoadedModel],
+    name: str,
+    kind: MaskKind | None,
+    lengths: tuple[int, int],
+) -> None:
+    seen: list[int] = []
+
+    def tap(inputs: dict[str, Array]) -> None:
+        seen.append(int(inputs["block_rows"]))
+
+    model = tapped(models[name], tap)
+    (sequence,) = validated_of(model, [lengths], kind=kind).sequences
+    graph = IN_BLOCKS[GraphKind.PLAIN if kind is None else GraphKind.MASK]
+    (outputs,) = run_batch(model, graph, [sequence])[0]
+    assert seen == [SMALL_BLOCK]
+    assert_outputs(model, sequence, outputs)
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("kind", [None, MaskKind.PAIRS])
+@pytest.mark.parametrize("name", [SELF, CROSS])
+def test_long_sequences_of_a_request_run_alone_in_blocks_and_the_others_together(
+    models: dict[str, LoadedModel], name: str, kind: MaskKind | None
+) -> None:
+    runs: list[tuple[int, int, bool]] = []
+
+    def tap(inputs: dict[str, Array]) -> None:
+        runs.append((*inputs["query"].shape[:2], "block_rows" in inputs))
+
+    with Held(models[name], tap) as held:
+        first = held.submit([(3, 3), (30, 30), (5, 5), (31, 31)], kind=kind)
+        second = held.submit([(33, 33), (20, 20)], kind=kind)
+    # In turns: the first sequence of the second request comes before the later ones of the first.
+    assert runs == [(3, 20, False), (1, 33, True), (1, 30, True), (1, 31, True)]
+    for request in (first, second):
+        assert_answers(request, outcome(request))
+
+
+def test_a_sequence_that_fits_in_blocks_is_accepted(cross_model: LoadedModel) -> None:
+    lengths = [(4_000, 4_000)]
+    limits = Limits(max_run_bytes=cross_model.run_bytes(GraphKind.PLAIN, 1, 4_000, 4_000) // 2)
+    request = validate(request_of(cross_model, lengths), cross_model, limits)
+    assert [sequence.shape.graph for sequence in request.sequences] == [GraphKind.BLOCKS]
+    earlier = without(cross_model, *IN_BLOCKS.values())
+    with pytest.raises(LimitExceededError):
+        validate(request_of(earlier, lengths), earlier, limits)

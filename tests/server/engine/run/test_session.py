@@ -1,61 +1,47 @@
-"""Sessions: outputs, threads, execution providers, and the operators that a device lacks."""
+"""Sessions: providers, page-locked memory, and runs that are bound to it; the device is the host here."""
 
-from dataclasses import dataclass
+import ctypes
+import dataclasses
+import gc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
 
 from attention_serving.artifact.golden import load_golden
 from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.models.repository import FailedModel
-from attention_serving.server.engine.run.provider import Device, Provider, ProviderError
-from attention_serving.server.engine.run.session import SHAPE_OPERATORS, HostNodes, Session, left_on_host
-from tests.server.samples import CROSS, HEADS, SELF, load_repository
+from attention_serving.server.engine.run.cuda import (
+    KEPT_BLOCKS,
+    KEPT_BYTES,
+    SMALLEST_BLOCK,
+    HostMemory,
+    block_size,
+)
+from attention_serving.server.engine.run.execute import run_batch
+from attention_serving.server.engine.run.provider import Device, Provider
+from attention_serving.server.engine.run.session import (
+    SHAPE_OPERATORS,
+    BoundSession,
+    HostNodes,
+    RunControl,
+    Session,
+    left_on_host,
+)
+from attention_serving.server.engine.types import Array, MaskKind
+from tests.server.samples import CROSS, SELF, Sample, assert_outputs, load_repository, validated_of
 
 WITHOUT_CUDA = pytest.mark.skipif(
     "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this runtime has CUDA"
 )
-
-
-@pytest.fixture
-def graph(artifacts: Path) -> Path:
-    return artifacts / SELF / "1" / "model.weights.onnx"
-
-
-def test_outputs_are_returned_by_name(graph: Path) -> None:
-    session = Session(graph, Device(threads=1))
-    outputs = session.run(
-        {"attention_mask": np.ones((2, 1, 3, 3), np.bool_), "query": np.ones((2, 3, 4), np.float32)}
-    )
-    assert {name: array.shape for name, array in outputs.items()} == {
-        "context_vectors": (2, 3, 4),
-        "attention_weights": (2, HEADS, 3, 3),
-    }
-    rows = outputs["attention_weights"].sum(axis=-1)
-    np.testing.assert_allclose(rows, np.ones_like(rows), atol=1e-6)
-
-
-@pytest.mark.parametrize("threads", [0, 1, 2], ids=["of the runtime", "one", "two"])
-def test_the_golden_vectors_hold_for_any_number_of_threads(artifacts: Path, threads: int) -> None:
-    folder = artifacts / SELF / "1"
-    session = Session(folder / "model.onnx", Device(threads=threads))
-    assert session.provider == "CPUExecutionProvider"
-    cases = [case for case in load_golden(folder / "golden.safetensors") if case.graph is GraphKind.PLAIN]
-    assert cases
-    for case in cases:
-        outputs = session.run(case.inputs)
-        np.testing.assert_allclose(
-            outputs["context_vectors"], case.outputs["context_vectors"], rtol=1.3e-6, atol=1e-5
-        )
-
-
-@WITHOUT_CUDA
-def test_an_unavailable_provider_is_an_error_rather_than_a_silent_cpu(graph: Path) -> None:
-    with pytest.raises(ProviderError, match="CUDAExecutionProvider is not available"):
-        Session(graph, Device(Provider.CUDA))
 
 
 @WITHOUT_CUDA
@@ -67,13 +53,11 @@ def test_a_model_whose_provider_is_unavailable_fails_to_load(artifacts: Path) ->
         assert "CUDAExecutionProvider is not available" in model.reason
 
 
-def test_fp32_on_a_gpu_does_not_use_tf32() -> None:
-    assert Device(Provider.CUDA).options["use_tf32"] == "0"
-
-
 def test_the_memory_of_a_gpu_is_limited_only_if_asked_for() -> None:
     unlimited, limited = Device(Provider.CUDA).options, Device(Provider.CUDA, memory_bytes=5 << 30).options
     assert "gpu_mem_limit" not in unlimited
+    assert unlimited["use_tf32"] == "0"
+    assert Device(Provider.CPU, memory_bytes=5 << 30).options == {}
     assert limited == {
         **unlimited,
         "gpu_mem_limit": str(5 << 30),
@@ -81,31 +65,22 @@ def test_the_memory_of_a_gpu_is_limited_only_if_asked_for() -> None:
     }
 
 
-def test_a_limit_of_device_memory_does_not_concern_the_host() -> None:
-    assert Device(Provider.CPU, memory_bytes=5 << 30).options == {}
-
-
-HOST, DEVICE = "CPUExecutionProvider", "CUDAExecutionProvider"
+ON_HOST, ON_DEVICE = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 def assigned(graph: Path) -> list[Any]:
     """What this runtime, which has the host only, assigned."""
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    session = onnxruntime.InferenceSession(graph, options, providers=[HOST])
+    session = onnxruntime.InferenceSession(graph, options, providers=[ON_HOST])
     found: list[Any] = session.get_provider_graph_assignment_info()
     return found
 
 
-@pytest.mark.parametrize("name", [SELF, CROSS])
-def test_nothing_is_left_where_one_provider_runs_everything(artifacts: Path, name: str) -> None:
-    nodes = assigned(artifacts / name / "1/model.lengths.onnx")
-    assert sum(len(list(subgraph.get_nodes())) for subgraph in nodes) > 4
-    assert left_on_host(nodes, HOST) == HostNodes([], [])
-
-
 def test_operators_of_tensors_and_of_sizes_are_told_apart(artifacts: Path) -> None:
-    found = left_on_host(assigned(artifacts / CROSS / "1/model.lengths.onnx"), DEVICE)
+    nodes = assigned(artifacts / CROSS / "1/model.lengths.onnx")
+    assert left_on_host(nodes, ON_HOST) == HostNodes([], [])
+    found = left_on_host(nodes, ON_DEVICE)
     kinds = {text.split()[0] for text in found.tensors}
     assert {"MatMul", "Attention"} <= kinds
     assert not kinds & set(SHAPE_OPERATORS)
@@ -113,22 +88,199 @@ def test_operators_of_tensors_and_of_sizes_are_told_apart(artifacts: Path) -> No
     assert all(len(text.split()) == 2 for text in (*found.tensors, *found.shapes))
 
 
-@dataclass
-class Node:
-    op_type: str
-    name: str
+PAGE = 4096
 
 
-@dataclass
-class Subgraph:
-    ep_name: str
-    nodes: list[Node]
+class CountedMemory(HostMemory):
+    """Counts what is locked, without CUDA; refuses to lock if it is told to."""
 
-    def get_nodes(self) -> list[Node]:
-        return self.nodes
+    def __init__(self, *, locks: bool = True) -> None:
+        super().__init__("libc.so.6")
+        self._locks = locks
+        self.locked: dict[int, int] = {}
+        self.total = 0
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory that is kept for later arrays."""
+        return sum(size * len(blocks) for size, blocks in self._free.items())
+
+    def _lock(self, address: int, size: int) -> bool:
+        assert address % PAGE == size % PAGE == 0
+        if self._locks:
+            self.locked[address] = size
+            self.total += 1
+        return self._locks
+
+    def _unlock(self, address: int) -> None:
+        del self.locked[address]
 
 
-def test_only_what_runs_elsewhere_is_named() -> None:
-    device = Subgraph(DEVICE, [Node("MatMul", "a"), Node("Shape", "b")])
-    host = Subgraph(HOST, [Node("Shape", "c"), Node("Softmax", "d"), Node("Loop", "")])
-    assert left_on_host([device, host], DEVICE) == HostNodes(["Shape c"], ["Softmax d", "Loop"])
+@given(st.integers(0, 1 << 34))
+def test_blocks_are_whole_pages_and_at_most_a_quarter_is_unused(count: int) -> None:
+    size = block_size(count)
+    assert size >= max(count, SMALLEST_BLOCK)
+    assert size % PAGE == 0
+    assert size <= max(SMALLEST_BLOCK, 1.25 * count)
+
+
+def test_memory_is_used_again_once_no_view_is_left() -> None:
+    memory = CountedMemory()
+    view = memory.empty((8, 16), np.float32)[2:, :3]
+    view[...] = 7
+    other = memory.empty((8, 16), np.float32)
+    other[...] = 1
+    assert (view == 7).all()
+    assert (memory.total, memory.free_bytes) == (2, 0)
+    del view, other
+    gc.collect()
+    assert memory.free_bytes == 2 * SMALLEST_BLOCK
+    assert memory.empty((3,), np.int64).shape == (3,)
+    assert memory.total == 2
+
+
+def test_large_blocks_are_not_kept_beyond_a_few() -> None:
+    memory = CountedMemory()
+    arrays = [memory.empty((KEPT_BYTES // 2,), np.uint8) for _ in range(KEPT_BLOCKS + 2)]
+    arrays.clear()
+    gc.collect()
+    assert memory.free_bytes == KEPT_BLOCKS * KEPT_BYTES // 2
+    assert len(memory.locked) == KEPT_BLOCKS
+
+
+def test_without_the_library_nothing_is_locked_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    memory = HostMemory("libcudart.so.999")
+    assert memory.empty((3,), np.float32).shape == (3,)
+    assert not memory._lock(0, PAGE)
+    memory._unlock(0)
+    (record,) = caplog.records
+    assert (record.message, vars(record)["library"]) == ("host memory is not page-locked", "libcudart.so.999")
+
+
+class Runtime:
+    """The library of CUDA, which locks what is at an even number of pages."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[object, ...]] = []
+
+    def cudaHostRegister(self, address: ctypes.c_void_p, size: ctypes.c_size_t, flags: int) -> int:  # noqa: N802 - its name
+        self.noted.append(("register", address.value, size.value, flags))
+        return (address.value or 0) // PAGE % 2
+
+    def cudaHostUnregister(self, address: ctypes.c_void_p) -> None:  # noqa: N802
+        self.noted.append(("unregister", address.value))
+
+    def cudaGetLastError(self) -> None:  # noqa: N802
+        self.noted.append(("error",))
+
+
+def test_the_library_of_cuda_gets_addresses_and_sizes_of_64_bits() -> None:
+    memory, runtime = HostMemory("libc.so.6"), Runtime()
+    memory._library = runtime  # type: ignore[assignment]
+    assert memory._lock(1 << 46, 1 << 33)
+    memory._unlock(1 << 46)
+    assert not memory._lock((1 << 46) + PAGE, PAGE)
+    # The error of the refusal is fetched, so that nobody else finds it.
+    refused = [("register", (1 << 46) + PAGE, PAGE, 1), ("error",)]
+    assert runtime.noted == [("register", 1 << 46, 1 << 33, 1), ("unregister", 1 << 46), *refused]
+
+
+class Bound(Session):
+    """A session on the host that runs as one on a device does."""
+
+    def __init__(self, session: Session, memory: HostMemory) -> None:
+        vars(self).update(vars(session))
+        self._bound = BoundSession(session._session, memory)
+
+
+def bound(model: LoadedModel, memory: HostMemory | None = None) -> LoadedModel:
+    """The same model, whose sessions are bound."""
+    memory = memory or CountedMemory()
+    sessions: dict[GraphKind, Session] = {
+        kind: Bound(session, memory) for kind, session in model.sessions.items()
+    }
+    return dataclasses.replace(model, sessions=sessions)
+
+
+@pytest.fixture(params=[SELF, CROSS])
+def plain(request: pytest.FixtureRequest, artifacts: Path) -> LoadedModel:
+    return load_model(artifacts / request.param / "1", Device(threads=1))
+
+
+def test_golden_vectors_of_every_graph_give_the_same_bytes(plain: LoadedModel, artifacts: Path) -> None:
+    model = bound(plain)
+    cases = load_golden(artifacts / plain.name / "1" / plain.manifest.golden)
+    assert {case.graph for case in cases} == set(plain.sessions)
+    for case in cases:
+        expected, found = (each.sessions[case.graph].run(case.inputs) for each in (plain, model))
+        assert list(found) == list(expected)
+        for name, array in expected.items():
+            np.testing.assert_array_equal(found[name], array)
+            assert found[name].dtype == array.dtype
+
+
+def test_inputs_of_a_batch_are_made_in_the_memory_of_the_device(plain: LoadedModel) -> None:
+    memory = CountedMemory()
+    model = bound(plain, memory)
+    request = validated_of(plain, [(3, 4), (3, 4)], kind=MaskKind.PAIRS)
+    outputs = run_batch(model, request.form.graph, request.sequences)[0]
+    # The inputs, the mask, and the output.
+    assert memory.total == len(plain.inputs) + 2
+    del outputs
+    gc.collect()
+    run_batch(model, request.form.graph, request.sequences)
+    assert memory.total == len(plain.inputs) + 2
+
+
+def test_results_stay_as_they_are_while_other_runs_go_on(plain: LoadedModel) -> None:
+    model = bound(plain)
+    requests = [validated_of(plain, [(3 + seed % 5, 6)], seed=seed) for seed in range(40)]
+
+    def run(request: Sample) -> dict[str, Array]:
+        return run_batch(model, request.form.graph, request.sequences)[0][0]
+
+    with ThreadPoolExecutor(4) as pool:
+        outputs = list(pool.map(run, requests))
+    for request, found in zip(requests, outputs, strict=True):
+        assert_outputs(model, request.sequences[0], found)
+
+
+def test_arrays_of_other_memory_and_layout_are_taken(plain: LoadedModel) -> None:
+    model = bound(plain)
+    (sequence,) = validated_of(plain, [(4, 6)]).sequences
+    inputs = {name: array[np.newaxis] for name, array in sequence.inputs.items()}
+    strided = {name: np.repeat(array, 2, axis=1)[:, ::2] for name, array in inputs.items()}
+    frozen = {
+        name: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
+        for name, array in inputs.items()
+    }
+    expected = plain.sessions[GraphKind.PLAIN].run(inputs)["context_vectors"]
+    for other in (strided, frozen):
+        np.testing.assert_array_equal(model.sessions[GraphKind.PLAIN].run(other)["context_vectors"], expected)
+
+
+def one_node(
+    operator: str, output_shape: list[str | int], output_type: int = TensorProto.FLOAT
+) -> onnxruntime.InferenceSession:
+    """A session of x (batch, length, 4) to y."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "length", 4])
+    y = helper.make_tensor_value_info("y", output_type, output_shape)
+    node = helper.make_node(operator, ["x"], ["y"])
+    graph = helper.make_graph([node], "graph", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def test_an_output_whose_shape_does_not_follow_from_the_inputs_is_not_bound() -> None:
+    with pytest.raises(ValueError, match="output y"):
+        BoundSession(one_node("NonZero", ["dimensions", "found"], TensorProto.INT64), CountedMemory())
+
+
+def test_a_bound_run_can_be_ended_early_and_needs_every_input(plain: LoadedModel) -> None:
+    with pytest.raises(ValueError, match=r"inputs .*query.* are missing"):
+        bound(plain).sessions[GraphKind.PLAIN].run({})
+    control = RunControl()
+    control.terminate()
+    request = validated_of(plain, [(4, 6)])
+    with pytest.raises(Exception, match="terminate flag"):
+        run_batch(bound(plain), GraphKind.PLAIN, request.sequences, control)

@@ -5,24 +5,246 @@ sequences before it when it arrived.
 """
 
 import dataclasses
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.errors import DeadlineExceededError, EngineError, RunFailedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.run.cost import RunCost
+from attention_serving.server.engine.requests.validated_request import SequenceInputs, ValidatedRequest
+from attention_serving.server.engine.run.execute import gather
 from attention_serving.server.engine.schedule import queue as queues
 from attention_serving.server.engine.schedule.batch import FULL_AT_CALL_COSTS, Batch
 from attention_serving.server.engine.schedule.queue import Queue
-from tests.server.engine.schedule.queue_machine import QueueMachine
-from tests.server.samples import validated_of
-from tests.server.seams import SAME_FOR_ALL, costing, take
+from attention_serving.server.engine.types import MaskKind, Result, RunCost
+from tests.server.samples import Sample, validated_of
+from tests.server.seams import SAME_FOR_ALL, costing, deliver, take
+
+LONG, SHORT = 40, 6
+one_long_among_short = st.tuples(
+    st.lists(st.tuples(st.integers(1, SHORT), st.integers(1, SHORT)), max_size=5),
+    st.sampled_from([(1, 1), (SHORT, SHORT), (LONG, 1), (LONG, LONG)]),
+).map(lambda drawn: [*drawn[0], drawn[1]])
+lengths_of_a_request = one_long_among_short.flatmap(st.permutations)
+patience = st.sampled_from([math.inf, math.inf, 0.0, 2.0, 5.0])
+
+
+def seconds_alone(request: Sample) -> list[float]:
+    """Expected duration of a run of each sequence alone."""
+    lengths = [sequence.lengths for sequence in request.asked]
+    return [request.model.seconds(request.form.graph, 1, *pair) for pair in lengths]
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One sequence: its request, its turn, what was queued before it, and how often it ran."""
+
+    request: Sample
+    index: int
+    turn: float
+    sequences_before: int
+    runs_before: int
+    runs: int = 0
+
+    def is_wanted(self, now: float) -> bool:
+        longest = max(seconds_alone(self.request))
+        return not self.request.is_done and now + longest <= self.request.deadline
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Does with a queue what the scheduler does, its runs without a runtime."""
+
+    def __init__(self, models: Sequence[LoadedModel], limits: Limits) -> None:
+        super().__init__()
+        self.models = models
+        self.limits = limits
+        self.queue = Queue(limits)
+        self.now = 0.0
+        self.runs = 0
+        self.turn = 0.0
+        self.requests: list[Sample] = []
+        self.waiting: list[Ticket] = []
+        self.tickets: list[Ticket] = []
+        self.expired: Counter[ValidatedRequest] = Counter()
+        self.failed: set[ValidatedRequest] = set()
+        self.withdrawn: set[ValidatedRequest] = set()
+        self.batch: Batch | None = None
+
+    @property
+    def live(self) -> list[Sample]:
+        return [request for request in self.requests if not request.is_done]
+
+    def _end(self, request: ValidatedRequest, outcome: Result | EngineError | None) -> None:
+        assert self.queue.release(request)
+        request.end(outcome)
+        assert not self.queue.release(request)
+
+    @rule(
+        model=st.integers(0, 3),
+        lengths=lengths_of_a_request,
+        return_weights=st.booleans(),
+        kind=st.sampled_from([None, MaskKind.KEYS]),
+        seconds=patience,
+    )
+    def submit(
+        self,
+        model: int,
+        lengths: list[tuple[int, int]],
+        return_weights: bool,
+        kind: MaskKind | None,
+        seconds: float,
+    ) -> None:
+        deadline = self.now + seconds
+        request = validated_of(
+            self.models[model], lengths, kind=kind, return_weights=return_weights, deadline=deadline
+        )
+        self.queue.add(request, self.now)
+        before = sum(not t.request.is_done and t.turn <= self.turn for t in self.waiting)
+        turn, new = self.turn, []
+        for index, own in enumerate(seconds_alone(request)):
+            new.append(Ticket(request, index, turn, before, self.runs))
+            turn += own
+        self.requests.append(request)
+        self.waiting += new
+        self.tickets += new
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.live))
+        self.withdrawn.add(request)
+        self._end(request, None)
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 4.0]))
+    def let_time_pass(self, seconds: float) -> None:
+        self.now += seconds
+
+    @precondition(lambda self: self.batch is None)
+    @rule()
+    def take(self) -> None:
+        wanted = [ticket for ticket in self.waiting if ticket.is_wanted(self.now)]
+        wanted.sort(key=lambda ticket: ticket.turn)  # which keeps the order of arrival within a turn
+        batch, expired = take(self.queue, self.now)
+        assert (batch is None) == (not wanted)
+        if batch is not None:
+            head = batch.sequences[0]
+            self.turn = max(self.turn, head.turn)
+            assert (head.request, head.index) == (wanted[0].request, wanted[0].index)
+            self._check_limits(batch)
+            self._note_runs(batch)
+        for request in expired:
+            assert isinstance(request, Sample)
+            assert request.deadline < self.now + max(seconds_alone(request))
+            self.expired[request] += 1
+            self._end(request, DeadlineExceededError("too late"))
+        self.batch = batch
+
+    def _check_limits(self, batch: Batch) -> None:
+        model, count = batch.model, len(batch)
+        ((_, own_graph),) = {(queued.request.model, queued.request.form.graph) for queued in batch}
+        assert count <= (1 if model.runs_alone else self.limits.max_batch_sequences)
+        longest = (max(e.lengths[0] for e in batch), max(e.lengths[1] for e in batch))
+        assert count == 1 or model.run_bytes(batch.graph, count, *longest) <= self.limits.max_batch_bytes
+        equal_lengths = len({queued.lengths for queued in batch}) == 1
+        assert batch.graph is model.batch_graph(own_graph, equal_lengths=equal_lengths)
+        alone = sum(model.seconds(batch.graph, 1, *queued.lengths) for queued in batch)
+        assert math.isclose(batch.seconds, model.seconds(batch.graph, count, *longest), rel_tol=1e-12)
+        assert batch.seconds <= alone * (1 + 1e-9)
+
+    def _note_runs(self, batch: Batch) -> None:
+        for queued in batch:
+            ticket = next(t for t in self.waiting if (t.request, t.index) == (queued.request, queued.index))
+            assert ticket.is_wanted(self.now)
+            # The first sequence of a request waits at most for those whose turn had come when it arrived.
+            assert ticket.index or self.runs - ticket.runs_before <= ticket.sequences_before
+            ticket.runs += 1
+            self.waiting.remove(ticket)
+        self.runs += 1
+
+    @precondition(lambda self: self.batch is not None)
+    @rule()
+    def finish(self) -> None:
+        for queued in self._ended():
+            self._deliver(queued)
+
+    @precondition(lambda self: self.batch is not None)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        sequences = self._ended()
+        at_fault = data.draw(st.integers(0, len(sequences) - 1))
+        for index, queued in enumerate(sequences):
+            if queued.request.is_done:
+                continue
+            if index == at_fault:
+                self.failed.add(queued.request)
+                self._end(queued.request, RunFailedError("no"))
+            else:
+                self._deliver(queued)
+
+    def _ended(self) -> list[SequenceInputs]:
+        assert self.batch is not None
+        batch, self.batch = self.batch, None
+        return batch.sequences
+
+    def _deliver(self, queued: SequenceInputs) -> None:
+        request = queued.request
+        assert isinstance(request, Sample)
+        marker = np.array([self.requests.index(request), queued.index])
+        if deliver(queued, {"context_vectors": marker}) and not request.is_done:
+            self._end(request, Result(gather(request.results)))
+
+    @invariant()
+    def counts_what_is_queued(self) -> None:
+        """A sequence whose request has ended may stay in the queue until it is found there."""
+        queued = [sequence for bucket in self.queue._buckets.values() for sequence in bucket]
+        assert self.queue.sequences == len(queued)
+        assert math.isclose(self.queue.work, sum(s.shape.seconds for s in queued), abs_tol=1e-6)
+
+    @invariant()
+    def runs_nothing_twice(self) -> None:
+        assert all(ticket.runs <= 1 for ticket in self.tickets)
+
+    def teardown(self) -> None:
+        while self.batch is not None or self.queue:
+            if self.batch is not None:
+                self.finish()
+            self.take()
+        assert self.batch is None
+        for number, request in enumerate(self.requests):
+            self._check_outcome(number, request)
+
+    def _check_outcome(self, number: int, request: Sample) -> None:
+        assert self.expired[request] <= 1
+        assert request.is_done
+        outcome = request.outcome
+        if request in self.withdrawn:
+            assert outcome is None
+            return
+        if not isinstance(outcome, Result):
+            assert isinstance(outcome, RunFailedError if request in self.failed else DeadlineExceededError)
+            assert self.expired[request] == (request not in self.failed)
+            return
+        assert all(ticket.runs == 1 for ticket in self.tickets if ticket.request is request)
+        markers = outcome.outputs["context_vectors"]
+        assert [marker.tolist() for marker in markers] == [[number, i] for i in range(len(request.asked))]
+
 
 LIMITS = Limits(max_batch_sequences=4, max_batch_bytes=20_000)
 # A call costs as much as a few rows, so that some lengths gain together and others lose.
@@ -41,15 +263,18 @@ def buckets(self_model: LoadedModel, cross_model: LoadedModel) -> list[LoadedMod
     ]
 
 
-@pytest.mark.parametrize("look_ahead", [2, 256], ids=["near", "far"])
+@pytest.mark.parametrize(
+    ("look_ahead", "examples"),
+    [(2, 30), pytest.param(256, 100, marks=pytest.mark.thorough)],
+    ids=["near", "far"],
+)
 def test_every_sequence_runs_once_and_in_time(
-    buckets: list[LoadedModel], look_ahead: int, monkeypatch: pytest.MonkeyPatch
+    buckets: list[LoadedModel], look_ahead: int, examples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queues, "LOOK_AHEAD", look_ahead)
     machine: Any = partial(QueueMachine, buckets, LIMITS)  # the stubs ask for a class
     run_state_machine_as_test(
-        machine,
-        settings=settings(max_examples=80, stateful_step_count=40, deadline=None),
+        machine, settings=settings(max_examples=examples, stateful_step_count=40, deadline=None)
     )
 
 

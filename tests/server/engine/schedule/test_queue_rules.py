@@ -1,19 +1,36 @@
-"""The rules of the queue: when a batch is due, which sequences join it, and how bytes are counted."""
+"""The rules of the queue: what runs together, on which threads, whose turn it is, and what is refused."""
 
 import dataclasses
+import math
+import time
+from collections import Counter
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.errors import OverloadedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.validated_request import SequenceInputs, ValidatedRequest
-from attention_serving.server.engine.run.cost import RunCost
+from attention_serving.server.engine.models.loading import load_model
+from attention_serving.server.engine.requests.validated_request import ValidatedRequest
+from attention_serving.server.engine.run.calibration import calibrated
+from attention_serving.server.engine.run.execute import run_batch
+from attention_serving.server.engine.run.provider import Device, Provider
+from attention_serving.server.engine.schedule import fair_shares
 from attention_serving.server.engine.schedule import queue as queues
 from attention_serving.server.engine.schedule.batch import Batch
-from attention_serving.server.engine.schedule.queue import Queue
-from tests.server.samples import CROSS, SELF, validated_of
-from tests.server.seams import SAME_FOR_ALL, costing, take
+from attention_serving.server.engine.schedule.fair_shares import Caller, FairShares
+from attention_serving.server.engine.schedule.queue import (
+    RETRY_STEP_SECONDS,
+    WINDOW_SECONDS,
+    Admission,
+    Queue,
+)
+from attention_serving.server.engine.types import RunCost
+from tests.server.samples import CROSS, SELF, Lengths, validated_of
+from tests.server.seams import SAME_FOR_ALL, Held, costing, take
 
 
 @pytest.fixture
@@ -36,12 +53,6 @@ def requests_of(model: LoadedModel, *lengths: int) -> list[ValidatedRequest]:
 def next_lengths(queue: Queue) -> list[int]:
     batch, _ = take(queue)
     return [queued.lengths[0] for queued in batch] if batch else []
-
-
-def test_an_empty_queue_has_no_batch() -> None:
-    queue = Queue(Limits())
-    assert not queue
-    assert take(queue) == (None, [])
 
 
 def test_sequences_nearest_in_length_join_first_and_the_rest_keep_their_order(model: LoadedModel) -> None:
@@ -78,54 +89,6 @@ def test_without_a_lengths_graph_only_equal_lengths_run_together(model: LoadedMo
     assert [next_lengths(queue) for _ in range(3)] == [[5, 5], [4], []]
 
 
-def test_an_expired_request_of_several_sequences_is_reported_once(model: LoadedModel) -> None:
-    expired = validated_of(model, [(2, 2)] * 3, deadline=5)
-    queue = queue_of(Limits(), expired, *requests_of(model, 4))
-    batch, reported = take(queue, 5)
-    assert reported == [expired]
-    assert batch is not None
-    assert [queued.lengths for queued in batch] == [(4, 4)]
-    assert take(queue, 5) == (None, [])
-
-
-def test_a_request_may_be_released_twice(model: LoadedModel) -> None:
-    first, second = requests_of(model, 5, 5)
-    queue = Queue(Limits())
-    for request in (first, second):
-        queue.add(request, 0)
-    assert [queue.release(first) for _ in range(2)] == [True, False]
-    assert next_lengths(queue) == [5]
-    assert not queue
-
-
-def test_a_released_request_does_not_run(model: LoadedModel, cross_model: LoadedModel) -> None:
-    gone, kept, alone = *requests_of(model, 5, 4), *requests_of(cross_model, 3)
-    queue = Queue(Limits())
-    for request in (gone, kept, alone):
-        queue.add(request, 0)
-    for request in (gone, alone):
-        queue.release(request)
-    assert [next_lengths(queue) for _ in range(2)] == [[4], []]
-
-
-def test_a_small_request_does_not_wait_for_the_rest_of_a_large_one(self_model: LoadedModel) -> None:
-    model = costing(self_model, RunCost(call=0, row=1, pair=0))
-    large, small = validated_of(model, [(5, 5)] * 9), validated_of(model, [(2, 2)])
-    queue = queue_of(Limits(max_batch_sequences=1), large)
-    assert next_lengths(queue) == [5]
-    assert next_lengths(queue) == [5]
-    queue.add(small, 0)
-    assert [next_lengths(queue) for _ in range(2)] == [[2], [5]]
-
-
-def test_two_large_requests_take_turns(self_model: LoadedModel) -> None:
-    model = costing(self_model, RunCost(call=0, row=1, pair=0))
-    queue = queue_of(
-        Limits(max_batch_sequences=1), *(validated_of(model, [(size, size)] * 3) for size in (5, 4))
-    )
-    assert [next_lengths(queue) for _ in range(6)] == [[5], [4], [4], [5], [4], [5]]
-
-
 def test_work_before_a_request_leaves_out_the_rest_of_large_ones(self_model: LoadedModel) -> None:
     model = costing(self_model, RunCost(call=1, row=0, pair=0))
     queue = queue_of(Limits(), validated_of(model, [(5, 5)] * 9), validated_of(model, [(2, 2)]))
@@ -148,19 +111,239 @@ def test_what_would_cost_more_than_it_saves_is_left_out_of_a_mixed_batch(self_mo
     assert [next_lengths(queue) for _ in range(2)] == [[20, 21, 19, 18], [70]]
 
 
-def test_the_search_ends_after_a_few_that_would_lose(
-    self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows, _ = self_model.operations(1, 1, 1)
-    model = costing(self_model, RunCost(call=4, row=1 / rows, pair=0))
-    queue = queue_of(Limits(), *requests_of(model, 50, *range(1, 31)))
-    tried: list[int] = []
+def test_a_request_that_would_be_late_is_refused_with_the_time_to_retry() -> None:
+    with pytest.raises(OverloadedError, match=r"expected in 3\.00 s, .* deadline in 1\.00 s") as refused:
+        Admission().check(waiting=2.5, own=0.5, deadline=11.0, now=10.0)
+    assert refused.value.retry_after == pytest.approx(3 - 0.9)
 
-    def noted(batch: Batch, sequence: SequenceInputs) -> float | None:
-        tried.append(sequence.lengths[0])
-        return pad(batch, sequence)
 
-    pad = Batch._pad
-    monkeypatch.setattr(Batch, "_pad", noted)
-    assert next_lengths(queue) == [50]
-    assert tried == [30, 29, 28, 27]
+@pytest.mark.parametrize(
+    ("waiting", "deadline"),
+    [(0.8, 11.0), (0.0, 10.1), (100.0, math.inf), (100.0, 10.0), (100.0, 9.0)],
+    ids=["in time", "nothing waits", "no deadline", "just expired", "long expired"],
+)
+def test_other_requests_are_admitted(waiting: float, deadline: float) -> None:
+    Admission().check(waiting=waiting, own=0.05, deadline=deadline, now=10.0)
+
+
+def test_the_advised_time_is_not_shorter_than_a_minimum() -> None:
+    with pytest.raises(OverloadedError) as refused:
+        Admission().check(waiting=0.9, own=0.001, deadline=1.0, now=0.0)
+    assert refused.value.retry_after == RETRY_STEP_SECONDS
+
+
+@pytest.mark.parametrize("pause", [0, 100], ids=["busy", "idle between runs"])
+def test_the_rate_follows_what_is_measured_while_busy(pause: float) -> None:
+    admission, now = Admission(), 0.0
+    for _ in range(60):
+        admission.started(now)
+        now += 2 * WINDOW_SECONDS
+        admission.ended(work=6 * WINDOW_SECONDS, now=now, busy=not pause)
+        now += pause
+    assert admission.rate == pytest.approx(3, rel=1e-3)
+    assert admission.seconds(6) == pytest.approx(2, rel=1e-3)
+
+
+GREEDY, MODEST, HEAVY = Caller("greedy"), Caller("modest"), Caller("heavy", 3.0)
+ONE_BY_ONE = Limits(max_batch_sequences=1)
+
+
+@pytest.fixture
+def by_row(self_model: LoadedModel) -> LoadedModel:
+    """A model whose sequences cost what their rows do, and whose runs do not gain by more of them."""
+    return costing(self_model, RunCost(call=0, row=1, pair=0))
+
+
+def request_from(by_row: LoadedModel, caller: Caller, lengths: Lengths = ((2, 2),)) -> ValidatedRequest:
+    request = validated_of(by_row, lengths)
+    request.caller = caller
+    return request
+
+
+def served(queue: Queue, count: int) -> list[str]:
+    """Names of the callers of the next runs."""
+    names = []
+    for _ in range(count):
+        batch, _ = take(queue)
+        assert batch is not None
+        names.append(batch.sequences[0].request.caller.name)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("other", "length", "runs"), [(GREEDY, 6, 10), (HEAVY, 2, 30)], ids=["by what they ran", "by weight"]
+)
+def test_callers_take_turns(by_row: LoadedModel, other: Caller, length: int, runs: int) -> None:
+    queue = Queue(ONE_BY_ONE)
+    for _ in range(40):
+        queue.add(request_from(by_row, other, [(length, length)]), 0)
+        queue.add(request_from(by_row, MODEST, [(2, 2)]), 0)
+    assert Counter(served(queue, 40))[other.name] == pytest.approx(runs, abs=1)
+
+
+def test_a_share_that_was_not_used_is_not_saved_up(by_row: LoadedModel) -> None:
+    queue = Queue(ONE_BY_ONE)
+    for _ in range(40):
+        queue.add(request_from(by_row, GREEDY), 0)
+    queue.add(request_from(by_row, MODEST), 0)
+    served(queue, 20)
+    for _ in range(20):
+        queue.add(request_from(by_row, MODEST), 0)
+    assert Counter(served(queue, 20))["greedy"] in (9, 10, 11)
+
+
+def test_what_a_caller_ran_is_not_forgotten_while_it_has_nothing_queued(by_row: LoadedModel) -> None:
+    queue = Queue(ONE_BY_ONE)
+    for _ in range(100):
+        queue.add(request_from(by_row, MODEST), 0)
+    names = []
+    for _ in range(10):  # a request from time to time, which costs ten times as much
+        queue.add(request_from(by_row, GREEDY, [(20, 20)]), 0)
+        names += served(queue, 8)
+    # Of 80 runs, 7 of ten times the cost are half of the work; all 10 would be more than that.
+    assert Counter(names)["greedy"] in (6, 7, 8)
+
+
+def test_sequences_of_several_callers_run_together(self_model: LoadedModel) -> None:
+    queue = Queue(Limits(max_batch_sequences=8))
+    model = costing(self_model, RunCost(call=1, row=0, pair=0))
+    for caller in (GREEDY, MODEST, HEAVY):
+        for _ in range(2):
+            queue.add(request_from(model, caller), 0)
+    batch, _ = take(queue)
+    assert batch is not None
+    assert Counter(own.request.caller.name for own in batch) == {"greedy": 2, "modest": 2, "heavy": 2}
+    assert not queue
+    assert (queue.sequences, queue.work) == (0, 0.0)
+
+
+def test_work_before_a_request_leaves_out_what_others_run_later(by_row: LoadedModel) -> None:
+    seconds = request_from(by_row, MODEST).sequences[0].shape.seconds
+    queue = Queue(ONE_BY_ONE)
+    for _ in range(100):
+        queue.add(request_from(by_row, GREEDY), 0)
+    assert queue.work_before(seconds, GREEDY) == pytest.approx(100 * seconds)
+    assert queue.work_before(seconds, MODEST) == pytest.approx(seconds)
+    queue.add(request_from(by_row, MODEST), 0)
+    # Its own run before, and two of the greedy one beside its two.
+    assert queue.work_before(seconds, MODEST) == pytest.approx(3 * seconds)
+    assert queue.work_before(seconds, HEAVY) == pytest.approx(2 * seconds / 3)
+
+
+@pytest.mark.parametrize("callers", [[GREEDY], [GREEDY, MODEST]], ids=["one", "two"])
+def test_a_cleared_queue_begins_anew(by_row: LoadedModel, callers: list[Caller]) -> None:
+    queue = Queue(ONE_BY_ONE)
+    for caller in callers:
+        queue.add(request_from(by_row, caller), 0)
+    assert len(queue.clear()) == len(callers)
+    assert [queue.work_before(1.0, caller) for caller in callers] == [0.0] * len(callers)
+
+
+def test_idle_callers_are_forgotten_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_shares, "MAX_IDLE", 10)
+    shares = FairShares()
+    busy = shares.of(GREEDY)
+    busy.sequences = 1
+    for number in range(100):
+        shares.of(Caller(f"caller-{number}"))
+    assert len(shares._shares) <= 10
+    assert shares.of(GREEDY) is busy
+
+
+def test_a_deadline_is_predicted_for_the_caller(self_model: LoadedModel) -> None:
+    with Held(self_model) as held:  # each run takes a second, of which one is under way
+        for _ in range(50):
+            held.engine.submit(request_from(held.model, GREEDY))
+        deadline = time.monotonic() + 10
+        held.engine.check_deadline(deadline, MODEST)
+        with pytest.raises(OverloadedError):
+            held.engine.check_deadline(deadline, GREEDY)
+        late = request_from(held.model, GREEDY)
+        late.deadline = deadline
+        with pytest.raises(OverloadedError):
+            held.engine.submit(late)
+        early = request_from(held.model, MODEST)
+        early.deadline = deadline
+        held.engine.submit(early)
+
+
+# What runs of a module of 768 x 12 cost on one core of a server: seconds for a run, a row, a pair of rows.
+CALL, ROW, PAIR = 6e-5, 45e-6, 1e-7
+ALONE, ROWS = 512, 1
+
+
+@pytest.fixture
+def large(self_model: LoadedModel) -> LoadedModel:
+    """A model whose runs cost that, and on all threads half of it."""
+    row, pair = self_model.operations(1, 1, 0)[0], self_model.operations(1, 1, 1)[1]
+    cost = RunCost(CALL, ROW / row, PAIR / pair)
+    halved = RunCost(CALL, cost.row / 2, cost.pair / 2)
+    return dataclasses.replace(costing(self_model, cost), parallel_costs={GraphKind.PLAIN: halved})
+
+
+def next_batch(queue: Queue) -> Batch:
+    batch, _ = queue.next(0.0)
+    assert batch is not None
+    return batch
+
+
+def queue_in_slots(large: LoadedModel, *lengths: int, slots: int = 2) -> Queue:
+    queue = Queue(Limits(), slots)
+    for length in lengths:
+        queue.add(validated_of(large, [(length, length)]), 0.0, inline=False)
+    return queue
+
+
+def test_a_run_that_is_alone_uses_all_threads(large: LoadedModel) -> None:
+    batch = next_batch(queue_in_slots(large, ALONE))
+    assert batch.is_parallel
+    assert batch.seconds == large.parallel_seconds(GraphKind.PLAIN, 1, ALONE, ALONE)
+
+
+def test_a_run_that_is_not_alone_or_does_not_gain_uses_one_thread(large: LoadedModel) -> None:
+    queue = queue_in_slots(large, ALONE, ALONE // 2)
+    assert [next_batch(queue).is_parallel for _ in range(2)] == [False, False]
+    assert next_batch(queue_in_slots(large, ALONE, 1)).is_parallel  # beside a very short one
+    same = dataclasses.replace(large, parallel_costs=large.costs)
+    assert not next_batch(queue_in_slots(same, ALONE)).is_parallel
+    unmeasured = dataclasses.replace(large, parallel_costs={})
+    assert not next_batch(queue_in_slots(unmeasured, ALONE)).is_parallel
+
+
+@pytest.mark.parametrize(("slots", "expected"), [(1, [12]), (2, [6, 6])])
+def test_free_slots_share_the_queue(large: LoadedModel, slots: int, expected: list[int]) -> None:
+    queue = queue_in_slots(large, *[ROWS] * 12, slots=slots)
+    assert [len(next_batch(queue)) for _ in expected] == expected
+
+
+def test_what_takes_little_more_than_the_call_itself_is_not_divided(large: LoadedModel) -> None:
+    costly = costing(large, dataclasses.replace(large.cost(GraphKind.PLAIN), call=1.0))
+    assert len(next_batch(queue_in_slots(costly, *[ROWS] * 16, slots=4))) == 16
+
+
+def test_sessions_on_all_threads_give_the_same_results(artifacts: Path) -> None:
+    folder = artifacts / SELF / "1"
+    model = calibrated(load_model(folder, Device(Provider.CPU, threads=2)))
+    assert set(model.parallel_sessions) == set(model.sessions) - {GraphKind.LENGTHS}
+    assert set(model.parallel_costs) == set(model.parallel_sessions)
+    assert not load_model(folder, Device(Provider.CPU, threads=1)).parallel_sessions
+    request = validated_of(model, [(7, 7)])
+    one, all_threads = (
+        run_batch(model, GraphKind.PLAIN, request.sequences, parallel=parallel)[0]
+        for parallel in (False, True)
+    )
+    name = "context_vectors"
+    np.testing.assert_allclose(one[0][name], all_threads[0][name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        (Device(threads=1), 2),
+        (Device(threads=16), 16),
+        (Device(Provider.CUDA, threads=16), 2),
+    ],
+    ids=["one thread", "many", "not on the host"],
+)
+def test_as_many_runs_as_threads(device: Device, expected: int) -> None:
+    assert device.parallel_runs == expected
