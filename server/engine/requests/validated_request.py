@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
@@ -18,6 +19,7 @@ from attention_serving.server.engine.types import Array, HeadSelection, Result, 
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class SequenceInputs:
     """One sequence of a validated request, and its place in the queue.
 
@@ -33,21 +35,14 @@ class SequenceInputs:
         turn: When it is its turn; see `server.engine.schedule.queue`.
     """
 
-    __slots__ = ("head_selection", "index", "inputs", "mask", "request", "shape", "spans", "turn")
-    request: "ValidatedRequest"
-    index: int
-    turn: float
-
-    def __init__(
-        self,
-        inputs: Mapping[str, Array],
-        mask: NDArray[np.bool_] | None,
-        shape: SequenceShape,
-        spans: Array | None = None,
-        head_selection: HeadSelection | None = None,
-    ) -> None:
-        self.inputs, self.mask, self.shape = inputs, mask, shape
-        self.spans, self.head_selection = spans, head_selection
+    inputs: Mapping[str, Array]
+    mask: NDArray[np.bool_] | None
+    shape: SequenceShape
+    spans: Array | None = None
+    head_selection: HeadSelection | None = None
+    request: "ValidatedRequest" = field(init=False)
+    index: int = field(init=False)
+    turn: float = field(init=False)
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -65,6 +60,7 @@ class SequenceInputs:
         return self.shape.graph in IN_BLOCKS.values()
 
 
+@dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class RequestForm:
     """What follows from the lengths of a request's sequences, and holds for all requests of the same.
 
@@ -83,33 +79,20 @@ class RequestForm:
         least_seconds: The same if each run has all threads.
     """
 
-    __slots__ = (
-        "dimensions",
-        "graph",
-        "held_bytes",
-        "input_bytes",
-        "least_seconds",
-        "lengths",
-        "longest_seconds",
-        "seconds",
-        "shapes",
-    )
+    graph: GraphKind
+    lengths: tuple[tuple[int, ...], ...]
+    shapes: tuple[SequenceShape, ...]
+    input_bytes: int
+    held_bytes: int
+    dimensions: int = 0
+    seconds: float = field(init=False)
+    longest_seconds: float = field(init=False)
+    least_seconds: float = field(init=False)
 
-    def __init__(
-        self,
-        *,
-        graph: GraphKind,
-        lengths: tuple[tuple[int, ...], ...],
-        shapes: tuple[SequenceShape, ...],
-        input_bytes: int,
-        held_bytes: int,
-        dimensions: int = 0,
-    ) -> None:
-        self.graph, self.lengths, self.shapes = graph, lengths, shapes
-        self.input_bytes, self.held_bytes, self.dimensions = input_bytes, held_bytes, dimensions
-        self.seconds = sum([shape.seconds for shape in shapes])
-        self.longest_seconds = max([shape.seconds for shape in shapes])
-        self.least_seconds = max([shape.least_seconds for shape in shapes])
+    def __post_init__(self) -> None:
+        self.seconds = sum([shape.seconds for shape in self.shapes])
+        self.longest_seconds = max([shape.seconds for shape in self.shapes])
+        self.least_seconds = max([shape.least_seconds for shape in self.shapes])
 
     def filled(
         self, model: LoadedModel, rows: Mapping[str, Array], deadline: float, caller: Caller

@@ -7,6 +7,7 @@ saved up, and what was used is not forgotten until the queue is empty. With one 
 one's turn. Source: start-time fair queueing, Goyal, Vin and Cheng 1996.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 # Callers without queued sequences are forgotten when there are this many, whatever their clocks say.
@@ -28,6 +29,7 @@ class Caller(NamedTuple):
 ANYONE = Caller()
 
 
+@dataclass(eq=False, slots=True)
 class CallerShare:
     """One caller in the queue. The queue itself counts what is queued, since it does so for every sequence.
 
@@ -39,12 +41,11 @@ class CallerShare:
         seconds: Sum of their expected durations.
     """
 
-    __slots__ = ("caller", "clock", "seconds", "sequences", "turn")
-
-    def __init__(self, caller: Caller) -> None:
-        self.caller = caller
-        self.clock = self.turn = self.seconds = 0.0
-        self.sequences = 0
+    caller: Caller
+    clock: float = 0.0
+    turn: float = 0.0
+    sequences: int = 0
+    seconds: float = 0.0
 
 
 class FairShares:
