@@ -1,19 +1,170 @@
 """Writes the tables of docs/reference.md that follow from the code.
 
 `python -m scripts.generate_operations_page` replaces what is between the markers `<!-- NAME -->` and
-`<!-- end -->`; with `--check` it exits with 1 if the page is not current.
+`<!-- end -->`.
 """
 
-import argparse
+import importlib
+import pkgutil
 import re
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
-from scripts.operations_tables import metrics_table, reasons_table, settings_tables
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+from pydantic import ByteSize
+from pydantic.fields import FieldInfo
+
+from attention_serving import server
+from attention_serving.server.command_line import shown_default
+from attention_serving.server.engine.errors import EngineError
+from attention_serving.server.http.exchange import STATUSES
+from attention_serving.server.observe.metrics import Metrics
+from attention_serving.server.observe.prometheus import PROCESS, ProcessesCollector
+from attention_serving.server.settings import SECTIONS, Settings
+from attention_serving.server.workers import own_metrics
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/reference.md"
 MARKED = re.compile(r"<!-- (?P<name>[a-z ]+) -->\n.*?<!-- end -->", re.DOTALL)
+# How the values of several workers become one, by prometheus_client's name of it.
+# The supervisor has gauges of its own, of mode `all`.
+SUPERVISOR, EACH = "supervisor", "each process"
+AMONG_WORKERS = {"livesum": "sum", "livemax": "largest", "livemin": "smallest", "all": SUPERVISOR}
+TYPES: dict[Any, str] = {bool: "switch", ByteSize: "bytes", Path: "path", Path | None: "path", str: "text"}
+# Endings of the names of settings that have a unit.
+UNITS = {"_jwks": "path or URL", "_seconds": "seconds", "_bytes": "bytes", "_port": "port", "_length": "rows"}
+
+
+def main() -> None:
+    """Writes the page."""
+    PAGE.write_text(generated(PAGE.read_text()))
+
+
+def generated(page: str) -> str:
+    """The page with current tables."""
+    return MARKED.sub(
+        lambda found: f"<!-- {found['name']} -->\n{TABLES[found['name']]()}\n<!-- end -->", page
+    )
+
+
+def settings_tables() -> str:
+    """The settings of every section, each under a heading."""
+    return "\n\n".join(f"### {section}\n\n{_settings(section)}" for section in SECTIONS)
+
+
+def _settings(section: str) -> str:
+    """One section: flag, environment variable, unit, default and meaning."""
+    rows = [
+        (
+            f"`--{name.replace('_', '-')}`",
+            f"`ATTENTION_{name.upper()}`",
+            _unit(name, field),
+            _default(field),
+            str(field.description),
+        )
+        for name, field in SECTIONS[section].model_fields.items()
+    ]
+    return _table(("setting", "environment", "unit", "default", "meaning"), rows)
+
+
+def metrics_table() -> str:
+    """Every metric that a server publishes: name, type, labels, how workers are combined, and help."""
+    return _table(("metric", "type", "labels", "workers", "meaning"), [_metric(each) for each in metrics()])
+
+
+def reasons_table() -> str:
+    """Every reason of an error: the statuses of gRPC and HTTP, and the meaning."""
+    rows = [
+        (f"`{kind.reason}`", f"`{kind.code.value}`", str(STATUSES.get(kind.code.name, 500)), _summary(kind))
+        for kind in error_kinds()
+    ]
+    return _table(("reason", "gRPC status", "HTTP", "meaning"), rows)
+
+
+def metrics() -> list[tuple[str, str, tuple[str, ...], str, str]]:
+    """Name, type, labels, combination of workers and help of every metric, in the order of their creation."""
+    served, supervisor = Metrics(), CollectorRegistry()
+    served.configured(Settings.model_validate({"model_repository": Path()}))
+    own_metrics(supervisor)
+    found = [_described(each) for each in _collectors(served.registry)]
+    found += [(*_described(each)[:3], SUPERVISOR, _described(each)[4]) for each in _collectors(supervisor)]
+    for family in ProcessesCollector(dict).describe():
+        name = _exposed(family.name, family.type)
+        found.append((name, family.type, (PROCESS,), EACH, family.documentation))
+    return found
+
+
+def error_kinds() -> list[type[EngineError]]:
+    """The classes of errors that a request can end with, one for each reason."""
+    for module in pkgutil.walk_packages(server.__path__, "attention_serving.server."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    by_reason: dict[str, type[EngineError]] = {}
+    for kind in _with_subclasses(EngineError):
+        by_reason.setdefault(kind.reason, kind)
+    return [by_reason[reason] for reason in sorted(by_reason)]
+
+
+def _with_subclasses(kind: type[EngineError]) -> Iterator[type[EngineError]]:
+    yield kind
+    for subclass in kind.__subclasses__():
+        if subclass.__module__.startswith("attention_serving.server."):
+            yield from _with_subclasses(subclass)
+
+
+def _summary(kind: type[EngineError]) -> str:
+    if kind is EngineError:
+        return "The server failed unexpectedly; its log has the details."
+    return (kind.__doc__ or "").partition("\n\n")[0].replace("\n    ", " ").strip()
+
+
+def _collectors(registry: CollectorRegistry) -> list[MetricWrapperBase]:
+    return [each for each in registry._collector_to_names if isinstance(each, MetricWrapperBase)]
+
+
+def _described(metric: Any) -> tuple[str, str, tuple[str, ...], str, str]:
+    mode = AMONG_WORKERS[getattr(metric, "_multiprocess_mode", "livesum")]
+    labels, kind = tuple(metric._labelnames), str(metric._type)
+    return _exposed(metric._name, kind), kind, labels, mode, metric._documentation
+
+
+def _exposed(name: str, kind: str) -> str:
+    """The name as it is served."""
+    return f"{name.removesuffix('_total')}_total" if kind == "counter" else name
+
+
+def _metric(metric: tuple[str, str, tuple[str, ...], str, str]) -> tuple[str, ...]:
+    name, kind, labels, mode, text = metric
+    return f"`{name}`", kind, ", ".join(f"`{label}`" for label in labels), mode, text
+
+
+def _unit(name: str, field: FieldInfo) -> str:
+    kind: Any = field.annotation
+    if get_origin(kind) is Literal:
+        return " or ".join(f"`{choice}`" for choice in get_args(kind))
+    if kind in TYPES:
+        return TYPES[kind]
+    return next((unit for ending, unit in UNITS.items() if f"_{name}".endswith(ending)), "number")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.default
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    shown = shown_default(field)
+    if shown is None:
+        return "none"
+    return shown if isinstance(value, int | float) else f"`{shown}`"
+
+
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [header, ("---",) * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings_tables,
     "metrics": metrics_table,
@@ -21,32 +172,5 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
-def main() -> int:
-    """Writes or checks the page and returns the exit status."""
-    parser = argparse.ArgumentParser(description="Write the tables of docs/reference.md from the code.")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if the page is not current")
-    page = generated(PAGE.read_text())
-    if parser.parse_args().check:
-        return int(PAGE.read_text() != page)
-    PAGE.write_text(page)
-    return 0
-
-
-def generated(page: str) -> str:
-    """The page with current tables.
-
-    Raises:
-        ValueError: The page has not each table once.
-    """
-    names = sorted(found["name"] for found in MARKED.finditer(page))
-    if names != sorted(TABLES):
-        raise ValueError(f"the page has the tables {', '.join(names)}; expected {', '.join(sorted(TABLES))}")
-    return MARKED.sub(lambda found: _marked(found["name"]), page)
-
-
-def _marked(name: str) -> str:
-    return f"<!-- {name} -->\n{TABLES[name]()}\n<!-- end -->"
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -16,12 +16,7 @@ from attention_serving.server.errors import DeviceError
 from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.http.child import HttpProcess, http_process, needs_private_sockets
 from attention_serving.server.machine import temporary_folder
-from attention_serving.server.model_control import (
-    initial_models,
-    load_models,
-    model_control,
-    model_store,
-)
+from attention_serving.server.model_control import initial_models, load_models, model_control, model_store
 from attention_serving.server.observe.logs import Recorder
 from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector
@@ -132,8 +127,7 @@ class Application:
         repository = load_models(settings, self._store, self.models, inbox)
         metrics.loaded(repository)
         for model in repository:
-            is_loaded = isinstance(model, LoadedModel)
-            metrics.model_changed(ModelChange(model.name, ChangeKind.LOAD, is_loaded))
+            metrics.model_changed(ModelChange(model.name, ChangeKind.LOAD, isinstance(model, LoadedModel)))
         engine = Engine(
             repository,
             settings.limits,
@@ -158,7 +152,11 @@ class Application:
         """Begins to answer calls; returns the numbers of ready and of failed models, for the log."""
         # Numbers only: a model that is replaced must not be kept.
         ready = [isinstance(model, LoadedModel) for model in self._engine.repository]
-        _freeze_loaded_objects()
+        # What was loaded is exempt from garbage collection: it stays until the process ends. What requests
+        # allocate is freed by reference counting, so that the collector looks for cycles less often.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(YOUNG_OBJECTS, 20, 20)
         self.server.start(self._engine, self._control)
         if self.settings.model_control == "poll":
             self._control.poll(self.settings.repository_poll_seconds)
@@ -199,27 +197,19 @@ def resolve(settings: Settings) -> Settings:
     Raises:
         DeviceError: CUDA was asked for and cannot be used; the message gives the reason.
     """
-    asked = settings.provider
+    asked, chosen = settings.provider, Provider.CUDA
     if asked == "cpu":
         return settings
     try:
         device = cuda.find_device()
+        shown: dict[str, object] = {"device": device.name, "device_memory_bytes": device.memory_bytes}
+        shown["compute_capability"] = device.compute_capability
     except ProviderError as error:
         if asked == "cuda":
             raise DeviceError(f"--provider {asked}: {error}") from error
-        log.info("execution provider", extra={"provider": Provider.CPU, "asked": asked, "reason": str(error)})
-        return settings.model_copy(update={"provider": Provider.CPU.value})
-    log.info(
-        "execution provider",
-        extra={
-            "provider": Provider.CUDA,
-            "asked": asked,
-            "device": device.name,
-            "device_memory_bytes": device.memory_bytes,
-            "compute_capability": device.compute_capability,
-        },
-    )
-    return settings.model_copy(update={"provider": Provider.CUDA.value})
+        chosen, shown = Provider.CPU, {"reason": str(error)}
+    log.info("execution provider", extra={"provider": chosen, "asked": asked, **shown})
+    return settings.model_copy(update={"provider": chosen.value})
 
 
 def rpc_options(settings: Settings) -> RpcOptions:
@@ -239,13 +229,3 @@ def rpc_options(settings: Settings) -> RpcOptions:
         share_port=settings.workers > 1,
         transport=TransportKind(settings.transport),
     )
-
-
-def _freeze_loaded_objects() -> None:
-    """Exempts what was loaded from garbage collection: it stays until the process ends.
-
-    What requests allocate is freed by reference counting. The collector looks for cycles less often.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, 20, 20)

@@ -34,17 +34,7 @@ def test_a_server_and_its_processes(
     assert named_otherwise(text) == ({"server"} if module == "server" else set())
 
 
-@pytest.mark.parametrize(
-    ("module", "packages"),
-    [
-        ("export", {"export"}),
-        ("server.http", {"server", "server.http"}),
-        ("server.tokens", {"server"}),
-        ("clients.enrich", {"clients", "clients.enrich"}),
-    ],
-)
-def test_a_command(module: str, packages: set[str]) -> None:
-    command = [sys.executable, "-X", "importtime", "-m", module, "--help"]
+def test_a_command() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "clients.enrich", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert f"python -m {module}" in done.stdout
-    assert named_otherwise(done.stderr) == packages
+    assert named_otherwise(done.stderr) == {"clients", "clients.enrich"}

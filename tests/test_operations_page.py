@@ -8,8 +8,7 @@ import yaml
 
 from attention_serving.server.command_line import CONFIG
 from attention_serving.server.settings import Settings
-from scripts.generate_operations_page import generated
-from scripts.operations_tables import error_kinds, metrics
+from scripts.generate_operations_page import error_kinds, generated, metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/operations.md").read_text()

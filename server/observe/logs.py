@@ -77,11 +77,7 @@ class JsonFormatter(_EventFormatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One line; a traceback is the value of `exception`."""
-        head = {
-            "time": self.formatTime(record),
-            "level": record.levelname,
-            "event": record.getMessage(),
-        }
+        head = {"time": self.formatTime(record), "level": record.levelname, "event": record.getMessage()}
         if record.exc_info:
             head["exception"] = self.formatException(record.exc_info)
         fields = {key: _plain(value) for key, value in _fields(record).items()}
@@ -145,9 +141,8 @@ class QueuedHandler(logging.Handler):
 
 def dropped_lines() -> int:
     """Number of lines of this process that were dropped so far."""
-    return sum(
-        handler.dropped for handler in logging.getLogger().handlers if isinstance(handler, QueuedHandler)
-    )
+    handlers = logging.getLogger().handlers
+    return sum(handler.dropped for handler in handlers if isinstance(handler, QueuedHandler))
 
 
 def configure(level: str, style: Literal["text", "json"] = "text", **fields: object) -> None:
@@ -250,9 +245,7 @@ class Recorder:
             scope: The request, as ASGI describes it, with names of headers in lower case.
             route: Its path, with names of parameters in braces.
         """
-        headers = [
-            (_READ[name], value.decode("latin-1")) for name, value in scope["headers"] if name in _READ
-        ]
+        headers = [(_READ[key], value.decode("latin-1")) for key, value in scope["headers"] if key in _READ]
         record = HttpRecord(scope, route, sent_request_id(headers) or new_request_id(), headers)
         if self._traces is not None:
             begun = _safely(partial(self._traces.begin_http, f"{record.method} {route}", headers))
@@ -278,9 +271,7 @@ class Recorder:
 
     def _ended(self, call: CallRecord, request: RequestRecord | None) -> None:
         """A call over gRPC has ended, or a request of a stream."""
-        in_stream = request if call.is_stream else None
-        code = call.code if in_stream is None else in_stream.code
-        if self._logs and not (self._failed_only and code == "OK"):
+        if self._logs and not (self._failed_only and call.what_ended(request).code == "OK"):
             event = "stream" if call.is_stream and request is None else "request"
             _safely(lambda: requests.info(event, extra=fields(call, request)))
         if self._traces is not None:
@@ -328,9 +319,9 @@ def fields(call: CallRecord, request: RequestRecord | None) -> dict[str, object]
         found |= {"sequences": request.sequences or "", "rows": request.rows or ""}
         found |= {"bytes_in": request.received_bytes, "bytes_out": request.sent_bytes}
         found |= {f"{stage}_ms": _milliseconds(end - start) for stage, start, end in request.stages()}
-    ended = request if call.is_stream and request is not None else call
-    started = request.received_at if call.is_stream and request is not None else call.arrived_at
-    found |= {"total_ms": _milliseconds(ended.ended_at - started), "code": ended.code, "reason": ended.reason}
+    ended = call.what_ended(request)
+    total = _milliseconds(ended.ended_at - ended.arrived_at)
+    found |= {"total_ms": total, "code": ended.code, "reason": ended.reason}
     return {name: value for name, value in found.items() if value != ""}
 
 

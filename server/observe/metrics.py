@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache, partial
 from importlib import metadata
-from itertools import product
-from typing import Literal, NamedTuple, TypeVar
+from itertools import chain, product
+from typing import Literal, NamedTuple
 from weakref import ref
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
@@ -24,7 +24,6 @@ from attention_serving.server.observe.prometheus import BulkHistogram, forget
 from attention_serving.server.settings import Settings
 from attention_serving.server.tls.files import CERTIFICATES, Certificates
 
-T = TypeVar("T")
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)
 # The code of requests that have their results, and the results of changes, as labels.
@@ -32,75 +31,55 @@ ANSWERED, OK, FAILED = "OK", "ok", "failed"
 UNKNOWN = "unknown"
 
 HELP = {
-    "attention_requests": "Number of calls that ended, by status code; a stream is one call.",
+    "attention_requests": "Calls that ended, by status code; a stream is one call.",
     "attention_request_seconds": "Duration of a call, until its reply has been sent, in seconds.",
-    "attention_model_requests": "Number of requests to a loaded model, each message of a stream included, by"
-    " status code.",
-    "attention_model_request_seconds": "Time from the arrival of a request in the queue to its result, in"
-    " seconds; if it was answered.",
+    "attention_model_requests": "Requests to a loaded model, each of a stream included, by status code.",
+    "attention_model_request_seconds": "Time of an answered request from queue to result, in seconds.",
     "attention_batch_sequences": "Number of sequences in a batch.",
     "attention_batch_seconds": "Time to run a batch, in seconds.",
     "attention_queue_seconds": "Time that a sequence was queued before it ran, in seconds.",
     "attention_sequences": "Number of sequences that ran.",
     "attention_tokens": "Number of query and key rows that ran, without padding.",
     "attention_padding_tokens": "Number of padding rows that ran in addition.",
-    "attention_refused_requests": "Number of calls and messages of streams that were refused, by the reason"
-    " of the error.",
-    "attention_expired_requests": "Number of requests whose deadline passed, by where they were: queued or"
-    " running.",
-    "attention_cut_readers": "Number of calls that were ended because the caller did not read the replies in"
-    " time.",
-    "attention_terminated_runs": "Number of runs that were stopped because no caller waited for their"
-    " results.",
-    "attention_security_reloads": "Number of times that changed tokens or keys were taken, by the result:"
-    " after a failure, those that were read before stay in use.",
+    "attention_refused_requests": "Calls and messages of streams that were refused, by reason of the error.",
+    "attention_expired_requests": "Requests whose deadline passed while they were queued or running.",
+    "attention_cut_readers": "Calls that were ended because the caller did not read the replies in time.",
+    "attention_terminated_runs": "Runs that were stopped because no caller waited for their results.",
+    "attention_security_reloads": "Changes of tokens or keys that were read; after a failure, the old ones"
+    " stay in use.",
     "attention_tls_reloads": "Number of times that a process took changed files of certificates (ok) or could"
     " not (failed).",
     "attention_tls_certificate_expiry_timestamp_seconds": "When a certificate in use expires, in seconds"
     " since 1970: the server's (server), or the last of the clients' authorities (client_ca); of the worker"
     " where it is earliest.",
-    "attention_parity_error": "Largest absolute difference from eager PyTorch, measured on this machine when"
-    " the model loaded.",
-    "attention_parity_tolerance": "Absolute tolerance of the model; its relative tolerance times the value"
-    " comes in addition.",
-    "attention_model_ready": "1 if the model is ready, 0 while it loads, if it failed to load and after it"
-    " was unloaded.",
-    "attention_model_failed": "1 if the model is to be served and cannot be, as when it failed to load;"
-    " otherwise 0.",
-    "attention_model_changes": "Number of versions that were loaded, replaced or unloaded in a process, by"
-    " result.",
-    "attention_dropped_log_lines": "Number of lines of the log that were dropped because standard error was"
-    " not read in time.",
+    "attention_parity_error": "Largest absolute difference from eager PyTorch, measured here at the load.",
+    "attention_parity_tolerance": "Absolute tolerance of the model; the relative one comes in addition.",
+    "attention_model_ready": "1 if the model is ready, 0 if it loads, failed to load or was unloaded.",
+    "attention_model_failed": "1 if the model is to be served and cannot be, otherwise 0.",
+    "attention_model_changes": "Versions that were loaded, replaced or unloaded in a process, by result.",
+    "attention_dropped_log_lines": "Lines of the log that were dropped: standard error was not read in time.",
     "attention_canary_error_ratio": "Largest difference from eager PyTorch in the latest replay of the golden"
     " vectors, divided by the tolerance; above 1 the model is taken out of service. Of the worker where it is"
     " largest.",
     "attention_canary_last_replay_timestamp_seconds": "Unix time of the latest replay of golden vectors, in"
     " seconds; of the worker where it is oldest.",
-    "attention_canary_failures": "Number of golden vectors that missed the tolerance in service, the"
-    " repetition not counted.",
+    "attention_canary_failures": "Golden vectors that missed the tolerance in service, repetitions excluded.",
     "attention_open_calls": "Number of inference calls in progress, streams included.",
     "attention_waiting_calls": "Number of calls whose request has not arrived yet.",
     "attention_open_connections": "Number of connections, counted at most every 10 seconds.",
     "attention_open_streams": "Number of open streams.",
-    "attention_in_flight_bytes": "Memory that is reserved for requests, from arrival until the reply is sent,"
-    " in bytes.",
+    "attention_in_flight_bytes": "Memory reserved for requests until their replies are sent, in bytes.",
     "attention_queue_depth": "Number of sequences that wait for a run.",
-    "attention_queue_age_seconds": "How long the oldest queued sequence has waited, in seconds; the largest"
-    " value of all workers.",
-    "attention_predicted_queue_seconds": "Expected time to run what is queued and running, in seconds; the"
-    " largest value of all workers.",
+    "attention_queue_age_seconds": "How long the oldest queued sequence has waited, in seconds.",
+    "attention_predicted_queue_seconds": "Expected time to run what is queued and running, in seconds.",
     "attention_runs": "Number of runs in progress.",
     "attention_run_memory_bytes": "Expected memory of the runs in progress, in bytes.",
-    "attention_open_calls_limit": "Most inference calls that are in progress at a time: max_concurrent_calls"
-    " of all workers.",
+    "attention_open_calls_limit": "Most inference calls in progress: max_concurrent_calls of all workers.",
     "attention_open_connections_limit": "Most connections: max_connections of all workers.",
-    "attention_in_flight_limit_bytes": "Most memory that requests may hold, in bytes: max_in_flight_bytes of"
-    " all workers.",
-    "attention_run_memory_limit_bytes": "Most memory that runs may be expected to take, in bytes: the rest of"
-    " max_memory, of all workers.",
+    "attention_in_flight_limit_bytes": "Most memory of requests, in bytes: max_in_flight_bytes of workers.",
+    "attention_run_memory_limit_bytes": "Most expected memory of runs, in bytes: the rest of max_memory.",
     "attention_batch_sequences_limit": "Most sequences of one run: max_batch_sequences.",
-    "attention_build_info": "Always 1; the labels are the versions of the server and its libraries, and the"
-    " execution provider.",
+    "attention_build_info": "Always 1; the labels are versions of server and libraries, and the provider.",
 }
 # What the server holds at one moment. Of several workers, it is added up, except for durations.
 LOAD: dict[str, Callable[[EngineLoad, CallLoad], float]] = {
@@ -186,13 +165,10 @@ class Metrics(Observer):
     def configured(self, settings: Settings) -> None:
         """Publishes what does not change: what the server is built of, and what it holds at most."""
         limits, runtime = settings.limits, settings.device.provider.runtime
-        for name, value in (
-            ("attention_open_calls_limit", settings.max_concurrent_calls),
-            ("attention_open_connections_limit", settings.max_connections),
-            ("attention_in_flight_limit_bytes", limits.max_in_flight_bytes),
-            ("attention_run_memory_limit_bytes", limits.max_run_bytes),
-        ):
-            self._gauge(name, "livesum").set(value)
+        self._gauge("attention_open_calls_limit", "livesum").set(settings.max_concurrent_calls)
+        self._gauge("attention_open_connections_limit", "livesum").set(settings.max_connections)
+        self._gauge("attention_in_flight_limit_bytes", "livesum").set(limits.max_in_flight_bytes)
+        self._gauge("attention_run_memory_limit_bytes", "livesum").set(limits.max_run_bytes)
         self._gauge("attention_batch_sequences_limit", "livemax").set(limits.max_batch_sequences)
         labels = {
             "version": VERSION,
@@ -220,13 +196,13 @@ class Metrics(Observer):
             self._failed.labels(*key).set(0)
         self._published |= models
         for model in repository:
-            ready = isinstance(model, LoadedModel)
-            self._ready.labels(model.name, model.version).set(ready)
-            self._failed.labels(model.name, model.version).set(not ready)
+            key, is_ready = (model.name, model.version), isinstance(model, LoadedModel)
+            self._ready.labels(*key).set(is_ready)
+            self._failed.labels(*key).set(not is_ready)
             self._begin(model.name)
             if isinstance(model, LoadedModel):
-                self._parity.labels(model.name, model.version).set(model.measured_error)
-                self._tolerance.labels(model.name, model.version).set(model.manifest.tolerance.atol)
+                self._parity.labels(*key).set(model.measured_error)
+                self._tolerance.labels(*key).set(model.manifest.tolerance.atol)
 
     def _begin(self, model: str) -> None:
         """Publishes what is rare from 0 on, so that the first time is an increase."""
@@ -238,8 +214,7 @@ class Metrics(Observer):
 
     def model_changed(self, change: ModelChange) -> None:
         """Counts a version of a model that changed, or failed to."""
-        result = OK if change.succeeded else FAILED
-        self._changes(change.name, change.kind.value, result).inc()
+        self._changes(change.name, change.kind.value, OK if change.succeeded else FAILED).inc()
 
     def watch(self, engine: Callable[[], EngineLoad], calls: Callable[[], CallLoad]) -> None:
         """Sets where `refresh` finds the load; before, the load is 0.
@@ -252,22 +227,21 @@ class Metrics(Observer):
 
     def refresh(self) -> None:
         """Publishes the load of this moment, and what was counted. May be called on any thread."""
-        load = self._engine_load(), self._call_load()
+        engine, calls = self._engine_load(), self._call_load()
         for gauge, read in self._load:
-            gauge.set(read(*load))
-        dropped, seen = logs.dropped_lines(), self._seen_dropped_lines
-        self._seen_dropped_lines = dropped
-        self._dropped_lines().inc(dropped - seen)
-        for calls in self._ended.values():
-            calls.flush()
+            gauge.set(read(engine, calls))
+        seen, self._seen_dropped_lines = self._seen_dropped_lines, logs.dropped_lines()
+        self._dropped_lines().inc(self._seen_dropped_lines - seen)
+        for waiting in tuple(self._ended.values()):
+            waiting.flush()
         self._batches.flush()
 
     def call_ended(self, method: str, code: str, seconds: float) -> None:
         """Counts a call that ended."""
-        waiting = self._ended.get((method, code))
-        if waiting is None:
-            count = partial(self._count_calls, method, code)
-            waiting = self._ended.setdefault((method, code), Waiting(count))
+        key = method, code
+        waiting = self._ended.get(key) or self._ended.setdefault(
+            key, Waiting(partial(self._count_calls, *key))
+        )
         waiting.add(seconds)
 
     def _count_calls(self, method: str, code: str, seconds: list[float]) -> None:
@@ -279,16 +253,18 @@ class Metrics(Observer):
         self._batches.add(report)
 
     def _count_batches(self, batches: list[BatchReport]) -> None:
-        for model, reports in _grouped((report.model, report) for report in batches):
-            self._batch_sequences(model).observe_all([report.sequences for report in reports])
+        by_model: defaultdict[str, list[BatchReport]] = defaultdict(list)
+        for batch in batches:
+            by_model[batch.model].append(batch)
+        for model, reports in by_model.items():
+            sequences = [report.sequences for report in reports]
+            self._batch_sequences(model).observe_all(sequences)
             self._batch_seconds(model).observe_all([report.seconds for report in reports])
-            self._queue_seconds(model).observe_all(
-                [own for report in reports for own in report.queue_seconds]
-            )
-            self._sequences(model).inc(sum(report.sequences for report in reports))
+            self._queue_seconds(model).observe_all(list(chain(*(each.queue_seconds for each in reports))))
+            self._sequences(model).inc(sum(sequences))
             self._tokens(model).inc(sum(report.tokens for report in reports))
             self._padding(model).inc(sum(report.padding for report in reports))
-            answered = [own for report in reports for own in report.answered]
+            answered = list(chain(*(report.answered for report in reports)))
             self._model_requests(model, ANSWERED).inc(len(answered))
             self._model_seconds(model).observe_all(answered)
 
@@ -336,14 +312,6 @@ def _installed(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:  # ONNX Runtime can be built under another name
         return UNKNOWN
-
-
-def _grouped(pairs: Iterable[tuple[str, T]]) -> Iterable[tuple[str, list[T]]]:
-    """The second of each pair, by the first."""
-    groups: defaultdict[str, list[T]] = defaultdict(list)
-    for key, value in pairs:
-        groups[key].append(value)
-    return groups.items()
 
 
 class _Watched(NamedTuple):

@@ -119,7 +119,7 @@ class RequestRecord(Timeline):
     """One request over gRPC: a call of one request, or a message of a stream.
 
     Attributes:
-        received_at: When its message had arrived.
+        arrived_at: When its message had arrived.
         received_bytes: Size of the message.
         encode_started_at: When its reply began to be encoded; 0 if there was no result.
         encoded_at: When it was encoded.
@@ -137,12 +137,12 @@ class RequestRecord(Timeline):
     span: Any = None
 
     def __init__(self, received_bytes: int) -> None:
-        self.received_at = time.monotonic()
+        self.arrived_at = time.monotonic()
         self.received_bytes = received_bytes
 
     def stages(self) -> Iterator[tuple[str, float, float]]:
         """The stages that the request, which has ended, has reached: their names, beginnings and ends."""
-        yield "decode", self.received_at, self.queued_at or self.ended_at
+        yield "decode", self.arrived_at, self.queued_at or self.ended_at
         if self.queued_at:
             yield "queue", self.queued_at, self.run_started_at or self.ended_at
         if self.runs:
@@ -218,6 +218,10 @@ class CallRecord(Record):
             if record.span is not None:
                 record.reference = record.span.get_span_context()
         return record
+
+    def what_ended(self, request: RequestRecord | None) -> "CallRecord | RequestRecord":
+        """What `report` tells of: a request of a stream, or else the call."""
+        return request if self.is_stream and request is not None else self
 
     def request_ended(self, record: RequestRecord) -> None:
         """The reply to a request of a stream was sent. Does nothing for other calls, which end with it."""

@@ -132,7 +132,7 @@ class Traces:
                     "attention.sequences": request.sequences or "",
                     "attention.rows": request.rows or "",
                 }
-        ended = call if request is None or not call.is_stream else request
+        ended = call.what_ended(request)
         values |= {"rpc.response.status_code": ended.code, "attention.reason": ended.reason}
         if ended is call:
             values |= {"rpc.system.name": "grpc", "rpc.method": call.method, **self._server}

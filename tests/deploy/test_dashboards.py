@@ -12,7 +12,7 @@ import yaml
 
 from attention_serving.server.observe.metrics import SECONDS
 from scripts.check_dashboard import DASHBOARD, check, queries
-from scripts.operations_tables import metrics
+from scripts.generate_operations_page import metrics
 from scripts.prometheus import CONFIGURATION
 from tests.support.prometheus import required
 

@@ -6,7 +6,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import repeat, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from attention_client import AttentionClient
 
 from scripts.local_server import ServerProcess, serving
 from tests.support import triton_methods
-from tests.support.eager import Array, assert_parity, attend
+from tests.support.eager import assert_parity, attend
 from tests.support.systems import build
 from tests.support.triton import in_another_process
 
@@ -77,54 +79,36 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-class Callers:
-    """Threads that ask until they are stopped, and compare each answer with that of its version."""
+@contextmanager
+def callers(target: str) -> Iterator[Counter[str]]:
+    """Asks until the block ends, and counts the answers, which must be those of their versions."""
+    expected = {version: attend(build(name), QUERY)[0] for version, name in VERSIONS.items()}
+    answers, is_over = Counter[str](), threading.Event()
 
-    def __init__(self, target: str) -> None:
-        self.versions: Counter[str] = Counter()
-        self.errors: list[BaseException] = []
-        self._target = target
-        self._expected: dict[str, Array] = {
-            version: attend(build(name), QUERY)[0] for version, name in VERSIONS.items()
-        }
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._call) for _ in range(CALLERS)]
+    def call() -> None:
+        with AttentionClient(target) as client:
+            for result in client.attend_stream(
+                NAME, takewhile(lambda _: not is_over.is_set(), repeat(QUERY))
+            ):
+                assert_parity(result.context_vectors, expected[result.model_version])
+                answers[result.model_version] += 1
 
-    def __enter__(self) -> "Callers":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(PATIENCE_SECONDS)
-
-    def wait_for(self, version: str) -> None:
-        """Waits until a version has answered, or a request has failed."""
-        wait_until(lambda: self.versions[version] > 0 or bool(self.errors))
-
-    def _queries(self) -> Iterator[Array]:
-        while not self._stop.is_set():
-            yield QUERY
-
-    def _call(self) -> None:
+    with ThreadPoolExecutor(CALLERS) as pool:
+        calls = [pool.submit(call) for _ in range(CALLERS)]
         try:
-            with AttentionClient(self._target) as client:
-                for result in client.attend_stream(NAME, self._queries()):
-                    expected = self._expected[result.model_version]
-                    assert_parity(result.context_vectors, expected)
-                    self.versions[result.model_version] += 1
-        except BaseException as error:
-            self.errors.append(error)
+            yield answers
+        finally:
+            is_over.set()
+    for each in calls:
+        each.result()
 
 
 def test_versions_change_under_load_without_a_failed_request(exported: Path, folder: Path) -> None:
-    with explicit(folder, "--load-model=*") as server, Callers(server.target) as callers:
+    with explicit(folder, "--load-model=*") as server, callers(server.target) as answers:
         for version in list(VERSIONS)[1:]:
             add(exported, folder, version)
             assert ask(server, "load_model", NAME) is None
-            callers.wait_for(version)
+            wait_until(lambda version=version: answers[version] > 0)  # type: ignore[misc]
         shutil.copytree(folder / NAME / "3", folder / NAME / "4")
         assert "version 4 failed to load" in ask(server, "load_model", NAME)
         assert index(server)[NAME, "4"] == "UNAVAILABLE"
@@ -132,28 +116,24 @@ def test_versions_change_under_load_without_a_failed_request(exported: Path, fol
         assert ask(server, "is_model_ready", OTHER) is False
         assert ask(server, "load_model", OTHER) is None
         assert ask(server, "is_model_ready", OTHER) is True
-    assert callers.errors == []
-    assert set(callers.versions) == set(VERSIONS)
+    assert set(answers) == set(VERSIONS)
 
 
 @pytest.mark.thorough
 def test_every_worker_follows_the_repository_without_a_failed_request(exported: Path, folder: Path) -> None:
     options = ("--model-control=poll", "--repository-poll-seconds=0.1", "--version-policy=latest")
     log = folder.parent / "log"
-    with (
-        serving(folder, log, "--workers=2", *options) as server,
-        Callers(server.target) as callers,
-    ):
+
+    def wait_for_both(event: str) -> None:
+        wait_until(lambda: log.read_text().count(f" {event} ") == 2)
+
+    with serving(folder, log, "--workers=2", *options) as server, callers(server.target):
         for version in list(VERSIONS)[1:]:
             add(exported, folder, version)
-            callers.wait_for(version)
-            ready = f" model ready model={NAME} version={version} "
-            wait_until(lambda ready=ready: log.read_text().count(ready) == 2)  # type: ignore[misc]
+            wait_for_both(f"model ready model={NAME} version={version}")
         shutil.rmtree(folder / OTHER)
-        wait_until(lambda: log.read_text().count(f" model freed model={OTHER} ") == 2)
+        wait_for_both(f"model freed model={OTHER}")
         assert "start the server with --model-control explicit" in ask(server, "load_model", NAME)
-    assert callers.errors == []
-    assert set(callers.versions) == set(VERSIONS)
 
 
 @pytest.mark.thorough

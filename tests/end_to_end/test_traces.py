@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,35 +25,22 @@ ROUTE = "POST /v2/models/{model}/infer"
 BODY = {"inputs": [{"name": "query", "shape": [1, 2, 4], "datatype": "FP32", "data": [0.5] * 8}]}
 # An application that traces: it sets a provider, and then uses the client as any other does.
 APPLICATION = """
-import asyncio, sys
+import sys
 import numpy as np
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from attention_client import AsyncAttentionClient, AttentionClient, NotFoundError
+from attention_client import AttentionClient
 
 target, collector, model = sys.argv[1:]
 provider = TracerProvider()
 provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=collector)))
 trace.set_tracer_provider(provider)
 query = np.ones((3, 4), np.float32)
-
-async def asynchronously():
-    async with AsyncAttentionClient(target) as client:
-        await client.attend(model, query)
-        assert len([answer async for answer in client.attend_stream(model, [query] * 2)]) == 2
-
-with AttentionClient(target) as client:
-    with trace.get_tracer("app").start_as_current_span("synchronous"):
-        client.attend(model, query)
-        assert len(list(client.attend_stream(model, [query] * 2))) == 2
-        try:
-            client.attend("nobody", query)
-        except NotFoundError as error:
-            assert len(error.request_id) == 32
-    with trace.get_tracer("app").start_as_current_span("asynchronous"):
-        asyncio.run(asynchronously())
+with AttentionClient(target) as client, trace.get_tracer("app").start_as_current_span("application"):
+    client.attend(model, query)
+    assert len(list(client.attend_stream(model, [query] * 2))) == 2
 provider.shutdown()
 """
 
@@ -88,34 +74,22 @@ def below(collector: Collector, span: Seen, name: str) -> Seen:
     return found[0]
 
 
-def runs_of(collector: Collector, request: Seen) -> list[Seen]:
-    """The runs below a request, or those that it shares."""
-    below_it = {child.reference for child in collector.children(request)}
-    return [run for run in collector.named("run") if run.reference in below_it | set(request.links)]
-
-
 def test_a_trace_leads_from_the_client_through_the_server_to_the_run(artifacts: Path, tmp_path: Path) -> None:
     with traced(artifacts, tmp_path) as (server, collector):
         run_application(server.target, collector.url)
-        collector.wait_for(ATTEND, 6)  # three calls, each with the span of the client and of the server
-        collector.wait_for(STREAM, 4)
-        for name in ("synchronous", "asynchronous"):
-            (root,) = collector.wait_for(name)
-            sent = below(collector, root, ATTEND)
-            assert sent.kind == 3  # CLIENT
-            received = below(collector, sent, ATTEND)
-            assert received.kind == 2  # SERVER
-            assert received.has_remote_parent
-            run = below(collector, received, "run")
-            assert sent.start <= received.start <= run.start <= run.end <= received.end
-            assert sent.attributes["rpc.response.status_code"] == "OK"
-            assert sent.attributes["server.port"] == server.port
-            stream = below(collector, below(collector, root, STREAM), STREAM)
-            requests = [child for child in collector.children(stream) if child.name == "request"]
-            assert len(requests) == 2
-            assert all(runs_of(collector, request) for request in requests)
-        failed = [span for span in collector.named(ATTEND) if span.is_error]
-        assert [span.attributes["error.type"] for span in failed] == ["NOT_FOUND"]  # that of the client
+        collector.wait_for(ATTEND, 2)  # the span of the client and that of the server
+        collector.wait_for(STREAM, 2)
+        (root,) = collector.wait_for("application")
+        sent = below(collector, root, ATTEND)
+        received = below(collector, sent, ATTEND)
+        assert (sent.kind, received.kind) == (3, 2)  # CLIENT, SERVER
+        assert received.has_remote_parent
+        run = below(collector, received, "run")
+        assert sent.start <= received.start <= run.start <= run.end <= received.end
+        assert sent.attributes["rpc.response.status_code"] == "OK"
+        assert sent.attributes["server.port"] == server.port
+        stream = below(collector, below(collector, root, STREAM), STREAM)
+        assert [child.name for child in collector.children(stream)] == ["request"] * 2
         assert server.stop() == 0
 
 
@@ -156,19 +130,6 @@ def test_each_of_two_workers_exports_its_spans(artifacts: Path, tmp_path: Path) 
     assert len(spans) == 32
     assert len({span.resource["process.pid"] for span in spans}) == 2
     assert {span.attributes["server.port"] for span in spans} == {server.port}
-
-
-@pytest.mark.thorough
-def test_a_collector_that_does_not_answer_affects_neither_calls_nor_the_end(
-    artifacts: Path, tmp_path: Path
-) -> None:
-    with traced(artifacts, tmp_path) as (server, collector):
-        collector.held = threading.Event()
-        call(server.target)
-        assert collector.exporting.wait(60)
-        call(server.target)
-        assert server.stop() == 0  # it would be ended with status 1 some seconds after the grace
-    assert "traces lost" in server.log.read_text()
 
 
 def call(target: str) -> None:

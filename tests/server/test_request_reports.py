@@ -68,3 +68,13 @@ def test_requests_that_do_not_fit_their_model_are_reported(self_model: LoadedMod
         recorder = served.engine.recorder
     assert recorder.failed == [(SELF, "INVALID_ARGUMENT")] * 4
     assert recorder.answered == []
+
+
+def test_requests_to_unknown_models_are_not_reported(self_model: LoadedModel) -> None:
+    with Served(self_model) as served:
+        request = pb.AttendRequest(model_name="unknown")
+        with pytest.raises(grpc.RpcError):
+            AttentionServiceStub(served.channel).Attend(request, timeout=PATIENCE_SECONDS)
+        assert served.calls.ended(1) == {("Attend", "NOT_FOUND"): 1}
+        recorder = served.engine.recorder
+    assert (recorder.answered, recorder.failed) == ([], [])

@@ -1,7 +1,11 @@
 """Published metrics: what is counted, what is read at a scrape, and how it is named."""
 
+import os
 import platform
 import re
+import subprocess
+import sys
+import time
 import urllib.request
 from importlib.metadata import distributions
 from pathlib import Path
@@ -20,9 +24,9 @@ from attention_serving.server.engine.models.repository import FailedModel, Repos
 from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.statistics import BatchReport, EngineLoad, ExpiryStage, RunTimes
 from attention_serving.server.observe.metrics import UNKNOWN, Metrics
-from attention_serving.server.observe.prometheus import MetricsEndpoint
+from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector
 from attention_serving.server.settings import Settings
-from scripts.operations_tables import metrics as metrics_of_a_service
+from scripts.generate_operations_page import metrics as metrics_of_a_service
 from tests.server.samples import CROSS, SELF, TEXT
 
 HOST = "127.0.0.1"
@@ -203,6 +207,21 @@ def test_limits_and_build_are_described(metrics: Metrics, provider: Provider) ->
 grpcio="{installed["grpcio"]}",python="{platform.python_version()}"}} 1
         """,
     )
+
+
+def test_each_process_has_its_own_values_until_it_ends() -> None:
+    registry, processes = CollectorRegistry(), {"own": os.getpid()}
+    registry.register(ProcessesCollector(lambda: processes))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        processes["other"] = other.pid
+        samples = published(registry)
+        other.kill()
+    started = [value(samples, "process_start_time_seconds", process=name) for name in ("own", "other")]
+    assert started[0] <= started[1] <= time.time() + 1
+    spent = value(samples, "process_cpu_seconds_total", process="own")
+    assert spent == pytest.approx(sum(os.times()[:2]), abs=1)
+    assert len(samples) == 2 * 6
+    assert published(registry).keys() == {key for key in samples if ("process", "own") in key[1]}
 
 
 # Base units are seconds, bytes and ratios: https://prometheus.io/docs/practices/naming/.
