@@ -88,6 +88,9 @@ def _class(cls: Class) -> Iterator[str]:
     if "__init__" in functions and "dataclass" not in cls.labels:
         yield _code(_signature(cls.name, functions["__init__"]))
     yield from _docstring(cls)
+    values = {name: str(getattr(member, "value", "")) for name, member in cls.members.items()}
+    if awaited := [name for name, value in values.items() if value.startswith("_awaited(")]:
+        yield f"To be awaited, as those of `AttentionClient`: {', '.join(f'`{name}`' for name in awaited)}.\n"
     for name, function in functions.items():
         if not name.startswith("_") and name not in HIDDEN:
             yield f"#### {cls.name}.{name}\n"

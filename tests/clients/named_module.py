@@ -14,7 +14,7 @@ from attention_serving.model.config import AttentionConfig
 from tests.support.artifacts import ModelSet
 from tests.support.eager import Array
 
-CAPTION, GATE, ROTARY = "caption", "gate", "tiny-rotary"
+CAPTION, ROTARY = "caption", "tiny-rotary"
 WIDTH, IDS = 4, 11
 LARGE = 1e9
 
@@ -59,25 +59,14 @@ def export_caption(folder: Path) -> None:
     export_module(caption(), EXAMPLES, AXES, out=folder, name=CAPTION, output_names=OUTPUTS)
 
 
-class Gate(nn.Module):
-    """Keeps some rows, by booleans alone: no other input decides whether a request is valid."""
-
-    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-        """(B, T, d) and (B, T) to (B, T, d)."""
-        return x * keep[..., None]
-
-
-def export_others(folder: Path) -> None:
-    """Writes the artifacts of a gate, and of self-attention with rotary positions."""
-    examples = {"x": torch.zeros(2, 3, WIDTH), "keep": torch.ones(2, 3, dtype=torch.bool)}
-    axes = {name: {0: "batch", 1: "rows"} for name in examples}
-    export_module(Gate(), examples, axes, out=folder, name=GATE)
+def export_rotary(folder: Path) -> None:
+    """Writes the artifact of self-attention with rotary positions."""
     torch.manual_seed(7)
     config = AttentionConfig(d_query=WIDTH, num_heads=2, rotary_theta=10_000.0)
     write_artifact(MultiHeadAttention(config).eval(), ModelId(ROTARY), folder)
 
 
-NAMED = ModelSet("named", [export_caption, export_others], [Path(__file__)])
+NAMED = ModelSet("named", [export_caption, export_rotary], [Path(__file__)])
 
 
 def inputs(rows: int, words: int, *leading: int, seed: int = 0) -> dict[str, Array]:

@@ -20,9 +20,11 @@ from scripts.local_server import ServerProcess, serving
 
 WIDTH, HEADS = 12, 3
 SELF, CROSS, WIDE = "layer-self", "layer-cross", "layer-three-widths"
+OPTIONS: dict[str, dict[str, Any]] = {SELF: {}, CROSS: {}, WIDE: {"kdim": 8, "vdim": 5}}
 # A port on which nothing listens.
 NOWHERE = "127.0.0.1:9"
-OPTIONS: dict[str, dict[str, Any]] = {SELF: {}, CROSS: {}, WIDE: {"kdim": 8, "vdim": 5}}
+ONCE: dict[str, Any] = {"max_retries": 0, "wait_for_ready": False, "timeout": 5.0}
+thorough = pytest.mark.thorough
 
 
 def layer(name: str, *, batch_first: bool = True) -> nn.MultiheadAttention:
@@ -56,8 +58,7 @@ def remote(server: ServerProcess) -> Iterator[RemoteAttention]:
 
 def tensors(name: str, batch: tuple[int, ...], query: int, key: int) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(query * 100 + key)
-    options = OPTIONS[name]
-    widths = (WIDTH, options.get("kdim", WIDTH), options.get("vdim", WIDTH))
+    widths = (WIDTH, OPTIONS[name].get("kdim", WIDTH), OPTIONS[name].get("vdim", WIDTH))
     first, second, third = (
         torch.randn(*batch, length, width, generator=generator)
         for length, width in zip((query, key, key), widths, strict=True)
@@ -83,62 +84,54 @@ def masks(batch: int, query: int, key: int) -> list[dict[str, Tensor]]:
     heads = torch.rand(batch * HEADS, query, key, generator=generator) < 0.4
     for mask in (padding, pairs, heads):
         mask[..., 0] = False
-    infinite = torch.zeros(query, key).masked_fill(pairs, float("-inf"))
     return [
         {},
         {"key_padding_mask": padding},
-        {"attn_mask": pairs},
-        {"attn_mask": infinite},
+        {"attn_mask": torch.zeros(query, key).masked_fill(pairs, float("-inf"))},
         {"attn_mask": heads},
         {"attn_mask": pairs, "key_padding_mask": padding},
         {"attn_mask": heads, "key_padding_mask": padding},
     ]
 
 
+@thorough
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("name", OPTIONS)
 @torch.inference_mode()
 def test_batches_with_every_mask_equal_the_layer(
     server: ServerProcess, name: str, *, batch_first: bool
 ) -> None:
-    module, local = (
-        RemoteAttention(server.target, name, batch_first=batch_first),
-        layer(name, batch_first=batch_first),
-    )
-    query, key, value = tensors(name, (2,), 5, 5 if name == SELF else 7)
+    module = RemoteAttention(server.target, name, batch_first=batch_first)
+    local = layer(name, batch_first=batch_first)
+    lengths = (5, 5 if name == SELF else 7)
+    given = tensors(name, (2,), *lengths)
     if not batch_first:
-        key = key.transpose(0, 1)
-        query, value = query.transpose(0, 1), key if name != WIDE else value.transpose(0, 1)
-        if name == SELF:
-            key = value = query
-    lengths = (query.shape[1 if batch_first else 0], key.shape[1 if batch_first else 0])
+        turned = {id(each): each.transpose(0, 1) for each in given}
+        given = tuple(turned[id(each)] for each in given)
     for mask in masks(2, *lengths):
         for average in (True, False):
-            same(
-                module(query, key, value, average_attn_weights=average, **mask),
-                local(query, key, value, average_attn_weights=average, **mask),
-            )
-        found = module(query, key, value, need_weights=False, **mask)
-        same(found, local(query, key, value, need_weights=False, **mask))
+            found = module(*given, average_attn_weights=average, **mask)
+            same(found, local(*given, average_attn_weights=average, **mask))
+        same(module(*given, need_weights=False, **mask), local(*given, need_weights=False, **mask))
     module.close()
 
 
+@thorough
 @pytest.mark.parametrize("name", OPTIONS)
 @torch.inference_mode()
 def test_one_sequence_without_a_batch_axis_equals_the_layer(server: ServerProcess, name: str) -> None:
     module, local = RemoteAttention(server.target, name), layer(name, batch_first=False)
     query, key, value = tensors(name, (), 4, 4 if name == SELF else 6)
     options = {"key_padding_mask": torch.tensor([False] * (len(key) - 1) + [True])}
-    for average in (True, False):
-        same(
-            module(query, key, value, average_attn_weights=average, **options),
-            local(query, key, value, average_attn_weights=average, **options),
-        )
+    same(module(query, key, value, **options), local(query, key, value, **options))
     module.close()
 
 
+@thorough
 @torch.inference_mode()
-def test_a_row_that_may_attend_to_nothing_has_weights_of_zero(remote: RemoteAttention) -> None:
+def test_a_row_that_may_attend_to_nothing_has_weights_of_zero_and_types_are_kept(
+    remote: RemoteAttention,
+) -> None:
     query = tensors(SELF, (1,), 3, 3)[0]
     blocked = torch.zeros(3, 3, dtype=torch.bool)
     blocked[1] = True
@@ -146,17 +139,11 @@ def test_a_row_that_may_attend_to_nothing_has_weights_of_zero(remote: RemoteAtte
     assert weights is not None
     assert not weights[0, 1].any()
     torch.testing.assert_close(context[0, 1], layer(SELF).out_proj.bias)
+    half = query.to(torch.float16)
+    assert {each.dtype for each in remote(half, half, half) if each is not None} == {torch.float16}
 
 
-@pytest.fixture
-def unfused() -> Iterator[None]:
-    """PyTorch computes its layers by their parts."""
-    torch.backends.mha.set_fastpath_enabled(False)
-    yield
-    torch.backends.mha.set_fastpath_enabled(True)
-
-
-@pytest.mark.usefixtures("unfused")
+@thorough
 @torch.inference_mode()
 def test_it_takes_the_place_of_a_layer_of_a_transformer(server: ServerProcess) -> None:
     block = nn.TransformerEncoderLayer(WIDTH, HEADS, 24, batch_first=True).eval()
@@ -165,88 +152,96 @@ def test_it_takes_the_place_of_a_layer_of_a_transformer(server: ServerProcess) -
     remote = copy.deepcopy(local)
     for each in remote.layers:
         each.self_attn = RemoteAttention(server.target, SELF, batch_first=True)
-    rows = tensors(SELF, (3,), 6, 6)[0]
-    padding = torch.zeros(3, 6, dtype=torch.bool)
+    rows, padding = tensors(SELF, (3,), 6, 6)[0], torch.zeros(3, 6, dtype=torch.bool)
     padding[1, 4:] = True
     causal = nn.Transformer.generate_square_subsequent_mask(6)
-    for options in ({}, {"src_key_padding_mask": padding}, {"mask": causal, "is_causal": True}):
-        torch.testing.assert_close(remote(rows, **options), local(rows, **options), rtol=1e-5, atol=1e-5)
+    torch.backends.mha.set_fastpath_enabled(False)  # PyTorch computes its layers by their parts
+    try:
+        for options in ({}, {"src_key_padding_mask": padding}, {"mask": causal, "is_causal": True}):
+            expected = local(rows, **options)
+            torch.testing.assert_close(remote(rows, **options), expected, rtol=1e-5, atol=1e-5)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
 
 
-@torch.inference_mode()
-def test_type_of_the_query_is_kept(remote: RemoteAttention) -> None:
-    query = tensors(SELF, (1,), 3, 3)[0].to(torch.float16)
-    context, weights = remote(query, query, query)
-    assert weights is not None
-    assert context.dtype == weights.dtype == torch.float16
-
-
+@thorough
 def test_copies_connect_by_themselves(remote: RemoteAttention) -> None:
     query = tensors(SELF, (1,), 3, 3)[0]
     expected = remote(query, query, query)
     for each in (copy.deepcopy(remote), pickle.loads(pickle.dumps(remote))):  # noqa: S301 - of this test
         same(each(query, query, query), expected)
         each.close()
-    assert "layer-self" in repr(remote)
     assert list(remote.parameters()) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        ({"key": torch.ones(1, 3, WIDTH)}, "key"),
-        ({"value": torch.ones(1, 3, WIDTH)}, "value"),
-        ({"query": torch.ones(WIDTH)}, "query"),
-        ({"key_padding_mask": torch.zeros(1, 4, dtype=torch.bool)}, "key_padding_mask"),
-        ({"attn_mask": torch.full((3, 3), -1e4)}, "attn_mask"),
-        ({"attn_mask": torch.zeros(3, 4)}, "attn_mask"),
-        ({"attn_mask": torch.zeros(2, 3, 4)}, "attn_mask"),
-    ],
-    ids=["key", "value", "one axis", "padding", "other numbers", "shape", "shape of heads"],
-)
+@thorough
+@pytest.mark.parametrize("name", ["key", "value"])
 @torch.inference_mode()
-def test_wrong_arguments_are_refused_by_name(
-    remote: RemoteAttention, arguments: dict[str, Tensor], field: str
-) -> None:
+def test_inputs_that_the_model_lacks_must_be_the_query(remote: RemoteAttention, name: str) -> None:
     query = tensors(SELF, (1,), 3, 3)[0]
     with pytest.raises(InvalidArgumentError) as refused:
-        remote(**({"query": query, "key": query, "value": query} | arguments))
+        remote(**{"query": query, "key": query, "value": query, name: torch.ones(1, 3, WIDTH)})
+    assert refused.value.field == name
+
+
+@pytest.mark.parametrize(
+    ("padding", "mask", "field"),
+    [
+        (torch.zeros(1, 4, dtype=torch.bool), None, "key_padding_mask"),
+        (None, torch.full((3, 3), -1e4), "attn_mask"),
+        (None, torch.zeros(3, 4), "attn_mask"),
+        (None, torch.zeros(2, 3, 4), "attn_mask"),
+    ],
+)
+def test_wrong_masks_are_refused_by_name(padding: Tensor | None, mask: Tensor | None, field: str) -> None:
+    rows = torch.ones(1, 3, WIDTH)
+    assert may_attend(rows, rows, None, None) is None
+    with pytest.raises(InvalidArgumentError) as refused:
+        may_attend(rows, rows, padding, mask)
     assert refused.value.field == field
 
 
-def test_gradients_need_a_fallback(server: ServerProcess, remote: RemoteAttention) -> None:
-    query = tensors(SELF, (1,), 3, 3)[0].requires_grad_()
-    with pytest.raises(RuntimeError, match=r"no gradients.*fallback"):
-        remote(query, query, query)
-    trained = RemoteAttention(server.target, SELF, batch_first=True, fallback=layer(SELF))
-    trained(query, query, query)[0].sum().backward()
-    assert query.grad is not None
+def test_masks_of_pytorch_become_one() -> None:
+    rows, keys = torch.ones(2, 3, WIDTH), torch.ones(2, 4, WIDTH)
+    padding = torch.tensor([[False, True, False, False], [False] * 4])
+    heads = torch.rand(2 * HEADS, 3, 4) < 0.5
+    expected = ~heads.reshape(2, HEADS, 3, 4) & ~padding[:, None, None]
+    assert torch.equal(may_attend(rows, keys, padding, heads), expected)  # type: ignore[arg-type]
+    infinite = torch.zeros(3, 4).masked_fill(heads[0], float("-inf"))
+    found = may_attend(rows, keys, padding, infinite)
+    assert torch.equal(found, ~heads[0] & ~padding[:, None])  # type: ignore[arg-type]
 
 
 @torch.inference_mode()
 def test_the_fallback_answers_when_the_service_does_not(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    query = tensors(SELF, (2,), 3, 3)[0]
-    options: dict[str, Any] = {"max_retries": 0, "wait_for_ready": False, "timeout": 5.0}
-    local = layer(SELF)
-    module = RemoteAttention(NOWHERE, SELF, batch_first=True, fallback=local, **options)
+    query, local = tensors(SELF, (2,), 3, 3)[0], layer(SELF)
+    module = RemoteAttention(NOWHERE, SELF, batch_first=True, fallback=local, **ONCE)
     same(module(query, query, query), local(query, query, query))
     assert "computed by the fallback instead" in caplog.text
-    alone = RemoteAttention(NOWHERE, SELF, batch_first=True, **options)
+    alone = RemoteAttention(NOWHERE, SELF, batch_first=True, **ONCE)
     with pytest.raises(UnavailableError):
         alone(query, query, query)
+    with pytest.raises(InvalidArgumentError, match="2-D or all 3-D") as refused:
+        module(torch.ones(WIDTH), query, query)
+    assert refused.value.field == "query"
+    with pytest.raises(InvalidArgumentError, match="batch_first=False"):
+        RemoteAttention(NOWHERE, SELF, fallback=local)
 
 
+def test_gradients_need_a_fallback() -> None:
+    query = tensors(SELF, (1,), 3, 3)[0].requires_grad_()
+    with pytest.raises(RuntimeError, match=r"no gradients.*fallback"):
+        RemoteAttention(NOWHERE, SELF, batch_first=True)(query, query, query)
+    trained = RemoteAttention(NOWHERE, SELF, batch_first=True, fallback=layer(SELF))
+    trained(query, query, query)[0].sum().backward()
+    assert query.grad is not None
+
+
+@thorough
 @torch.inference_mode()
 def test_a_mistake_is_not_hidden_by_the_fallback(server: ServerProcess) -> None:
     query = tensors(SELF, (1,), 3, 3)[0]
     module = RemoteAttention(server.target, "absent", batch_first=True, fallback=layer(SELF))
     with pytest.raises(NotFoundError):
         module(query, query, query)
-    with pytest.raises(InvalidArgumentError, match="batch_first=False"):
-        RemoteAttention(server.target, SELF, fallback=layer(SELF))
-
-
-def test_no_mask_stays_none() -> None:
-    rows = torch.ones(2, 3, WIDTH)
-    assert may_attend(rows, rows, None, None) is None

@@ -28,6 +28,7 @@ from tests.support.artifacts import cached_repositories, link_tree
 from tests.support.node_package import succeed
 from tests.support.recording import recording
 
+pytestmark = pytest.mark.thorough
 PACKAGE = ROOT / "clients/typescript"
 STREAMS = 2
 README_BLOCKS = 3

@@ -10,7 +10,6 @@ import torch
 from attention_client import AttendInputs, AttentionClient, InvalidArgumentError
 from attention_client._encoding import encode_texts, encode_tokens, encode_vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client._sequences import InputForm
 from attention_client._streaming import encode_item
 from attention_client._values import RequestOptions
 
@@ -21,7 +20,7 @@ EXACT = np.array(ROWS, np.float32)
 
 
 def sent(inputs: AttendInputs) -> pb.AttendRequest:
-    return encode_vectors(OPTIONS, inputs).request
+    return encode_vectors(OPTIONS, inputs).requests[0]
 
 
 WRONG_VECTORS = {
@@ -90,25 +89,28 @@ def test_wrong_token_ids_and_texts_are_refused(encode: Any, given: Any, field: s
 @pytest.mark.parametrize(
     ("query", "form", "lengths"),
     [
-        pytest.param(ROWS, InputForm.ONE, [3], id="nested-lists"),
-        pytest.param(list(EXACT), InputForm.ONE, [3], id="list-of-rows"),
-        pytest.param(torch.tensor(ROWS, requires_grad=True), InputForm.ONE, [3], id="tensor-with-gradient"),
-        pytest.param(torch.tensor(ROWS, dtype=torch.bfloat16), InputForm.ONE, [3], id="bfloat16-tensor"),
-        pytest.param(torch.tensor(ROWS).T.contiguous().T, InputForm.ONE, [3], id="strided-tensor"),
-        pytest.param(list(torch.tensor(ROWS, requires_grad=True)), InputForm.ONE, [3], id="row-tensors"),
-        pytest.param(torch.tensor([ROWS]), InputForm.BATCH, [3], id="batch-tensor"),
-        pytest.param([ROWS[:2], ROWS[2:]], InputForm.LIST, [2, 1], id="lists-of-nested-lists"),
-        pytest.param([torch.tensor(ROWS[:1]), EXACT[1:]], InputForm.LIST, [1, 2], id="tensors-and-arrays"),
-        pytest.param(pd.Series([ROWS[:1], ROWS[1:]], [7, 9]), InputForm.LIST, [1, 2], id="series-of-lists"),
-        pytest.param(pd.Series(ROWS), InputForm.ONE, [3], id="series-of-rows"),
-        pytest.param(pd.DataFrame(ROWS), InputForm.ONE, [3], id="frame"),
+        pytest.param(ROWS, (3, 2), [3], id="nested-lists"),
+        pytest.param(list(EXACT), (3, 2), [3], id="list-of-rows"),
+        pytest.param(torch.tensor(ROWS, requires_grad=True), (3, 2), [3], id="tensor-with-gradient"),
+        pytest.param(torch.tensor(ROWS, dtype=torch.bfloat16), (3, 2), [3], id="bfloat16-tensor"),
+        pytest.param(torch.tensor(ROWS).T.contiguous().T, (3, 2), [3], id="strided-tensor"),
+        pytest.param(list(torch.tensor(ROWS, requires_grad=True)), (3, 2), [3], id="row-tensors"),
+        pytest.param(torch.tensor([ROWS]), (1, 3, 2), [3], id="batch-tensor"),
+        pytest.param([ROWS[:2], ROWS[2:]], None, [2, 1], id="lists-of-nested-lists"),
+        pytest.param([torch.tensor(ROWS[:1]), EXACT[1:]], None, [1, 2], id="tensors-and-arrays"),
+        pytest.param(pd.Series([ROWS[:1], ROWS[1:]], [7, 9]), None, [1, 2], id="series-of-lists"),
+        pytest.param(pd.Series(ROWS), (3, 2), [3], id="series-of-rows"),
+        pytest.param(pd.DataFrame(ROWS), (3, 2), [3], id="frame"),
     ],
 )
-def test_sequences_of_other_libraries_are_read(query: Any, form: InputForm, lengths: list[int]):
+def test_sequences_of_other_libraries_are_read(query: Any, form: tuple[int, ...] | None, lengths: list[int]):
     call = encode_vectors(OPTIONS, AttendInputs(query))
-    assert call.response_shape.form is form
-    assert list(call.request.query.lengths) == lengths
-    np.testing.assert_array_equal(np.frombuffer(call.request.query.data, "<f4"), EXACT.ravel())
+    data = bytes(8 * sum(lengths))
+    vectors = pb.VectorSequences(data_type=pb.DATA_TYPE_FP32, width=2, lengths=lengths, data=data)
+    result = call.decode([pb.AttendResponse(context_vectors=vectors)]).context_vectors
+    assert np.shape(result) == form if form else [len(each) for each in result] == lengths
+    assert list(call.requests[0].query.lengths) == lengths
+    np.testing.assert_array_equal(np.frombuffer(call.requests[0].query.data, "<f4"), EXACT.ravel())
 
 
 def test_nested_lists_beside_a_batch_are_a_batch():
@@ -127,13 +129,13 @@ def test_nested_lists_beside_a_batch_are_a_batch():
     ],
 )
 def test_token_ids_are_sent_concatenated(ids: Any, given: Any, numbers: list[int], lengths: list[int]):
-    request = encode_tokens(OPTIONS, ids, lengths=given).request
+    request = encode_tokens(OPTIONS, ids, lengths=given).requests[0]
     assert (list(request.token_ids.ids), list(request.token_ids.lengths)) == (numbers, lengths)
 
 
 @pytest.mark.parametrize("text", ["a", ("a", "b c"), pd.Series(["a", "b c"]), np.array(["a", "b c"])])
 def test_texts_are_sent_unchanged(text: Any):
-    assert list(encode_texts(OPTIONS, text).request.text.texts) == (
+    assert list(encode_texts(OPTIONS, text).requests[0].text.texts) == (
         [text] if isinstance(text, str) else ["a", "b c"]
     )
 

@@ -25,7 +25,7 @@ def mask_shape(rank: int, queries: int, keys: int):
 
 def check(inputs: AttendInputs, rank: int, pieces: list[Any]):
     """The message has the bits of the pieces, and fewer than 8 to spare."""
-    mask = encode_vectors(OPTIONS, inputs).request.mask
+    mask = encode_vectors(OPTIONS, inputs).requests[0].mask
     assert mask.kind == KINDS[rank - 1]
     expected = np.concatenate([piece.ravel() for piece in pieces])
     bits = np.unpackbits(np.frombuffer(mask.bits, np.uint8), bitorder="little").astype(bool)
@@ -68,12 +68,12 @@ def test_leading_axes_come_before_every_rank_of_mask(data: st.DataObject):
 
 def test_the_first_bit_is_the_lowest_and_without_a_mask_there_is_none():
     inputs = AttendInputs(np.ones((9, 1)), mask=[True] + [False] * 7 + [True])
-    assert encode_vectors(OPTIONS, inputs).request.mask.bits == bytes([1, 1])
-    assert not encode_vectors(OPTIONS, AttendInputs(np.ones((2, 1)))).request.HasField("mask")
+    assert encode_vectors(OPTIONS, inputs).requests[0].mask.bits == bytes([1, 1])
+    assert not encode_vectors(OPTIONS, AttendInputs(np.ones((2, 1)))).requests[0].HasField("mask")
 
 
 def test_a_mask_for_text_has_any_size():
-    mask = encode_texts(OPTIONS, ["a b", "c"], mask=[np.ones(2, bool), np.zeros(1, bool)]).request.mask
+    mask = encode_texts(OPTIONS, ["a b", "c"], mask=[np.ones(2, bool), np.zeros(1, bool)]).requests[0].mask
     assert (mask.kind, mask.bits) == (KINDS[0], bytes([0b011]))
 
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from attention_client import AttendInputs, AttentionResult, InternalError
-from attention_client._decoding import decode_result
 from attention_client._encoding import EncodedCall, encode_vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._values import Array, FloatArray, RequestOptions
@@ -23,14 +22,14 @@ def matrices(width: int):
     return SIZES.flatmap(lambda rows: arrays(np.float32, (rows, width), elements=FLOATS))
 
 
-def decode(call: EncodedCall, response: pb.AttendResponse) -> AttentionResult[Any]:
-    return decode_result(response, call.response_shape)
+def decode(call: EncodedCall[Any], response: pb.AttendResponse) -> AttentionResult[Any]:
+    return call.decode([response])
 
 
-def echo(call: EncodedCall) -> pb.AttendResponse:
+def echo(call: EncodedCall[Any]) -> pb.AttendResponse:
     """A response whose context vectors are the query and whose weights, of 2 heads, count up from 1."""
-    query = call.request.query
-    keys = call.request.key if call.request.HasField("key") else query
+    query = call.requests[0].query
+    keys = call.requests[0].key if call.requests[0].HasField("key") else query
     count = sum(2 * tq * tk for tq, tk in zip(query.lengths, keys.lengths, strict=True))
     weights = pb.AttentionWeights(
         data_type=pb.DATA_TYPE_FP32,
@@ -71,7 +70,7 @@ def test_padding_is_not_sent_and_its_results_are_zeros_in_the_leading_axes_of_th
     call = encode_vectors(OPTIONS, AttendInputs(query, lengths=lengths))
     result = decode(call, echo(call))
     valid, start = np.full(leading, rows) if lengths is None else lengths, 1
-    assert len(call.request.query.data) == 4 * width * valid.sum()
+    assert len(call.requests[0].query.data) == 4 * width * valid.sum()
     expected = np.zeros((*leading, 2, rows, rows), np.float32)
     for index in np.ndindex(leading):
         length = valid[index]
@@ -89,7 +88,7 @@ def test_in_cross_attention_lengths_cut_key_and_value_only(data: st.DataObject):
     lengths = data.draw(st.lists(st.integers(1, keys), min_size=count, max_size=count))
     query, key = np.ones((count, queries, 3)), np.arange(count * keys * 2.0).reshape(count, keys, 2)
     call = encode_vectors(OPTIONS, AttendInputs(query, key, key[..., :1], lengths=lengths))
-    request = call.request
+    request = call.requests[0]
     assert list(request.query.lengths) == [queries] * count
     assert list(request.key.lengths) == list(request.value.lengths) == lengths
     rows = np.concatenate([key[index, :length] for index, length in enumerate(lengths)])
@@ -112,14 +111,14 @@ def test_in_cross_attention_lengths_cut_key_and_value_only(data: st.DataObject):
 )
 @pytest.mark.parametrize("copies", [1, 2], ids=["alone", "in-a-list"])
 def test_any_layout_and_real_type_is_sent_as_row_major_float32(array: Array, copies: int):
-    request = encode_vectors(OPTIONS, AttendInputs([array] * copies if copies > 1 else array)).request
+    request = encode_vectors(OPTIONS, AttendInputs([array] * copies if copies > 1 else array)).requests[0]
     rows = np.frombuffer(request.query.data, "<f4").reshape(-1, array.shape[1])
     np.testing.assert_array_equal(rows, np.concatenate([array] * copies))
 
 
 def test_bfloat16_is_sent_as_float32():
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
-    request = encode_vectors(OPTIONS, AttendInputs(np.array([[1.5, -2.0]], bfloat16))).request
+    request = encode_vectors(OPTIONS, AttendInputs(np.array([[1.5, -2.0]], bfloat16))).requests[0]
     assert np.frombuffer(request.query.data, "<f4").tolist() == [1.5, -2.0]
 
 

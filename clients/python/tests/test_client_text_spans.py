@@ -6,10 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from attention_client import InternalError, InvalidArgumentError
+from attention_client import EmbeddingInputs, InternalError, InvalidArgumentError
 from attention_client import _embeddings as embeddings
-from attention_client._decoding import decode_result
-from attention_client._embeddings import EmbedOptions, decode_embeddings, encode_embeddings
+from attention_client._embeddings import encode_embeddings
 from attention_client._encoding import encode_texts
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._values import RequestOptions
@@ -19,7 +18,7 @@ OPTIONS = RequestOptions(model="m")
 
 def sent(inputs: Any, spans: Any) -> list[tuple[list[int], list[tuple[int, int]]]]:
     """The lengths and the spans of each request."""
-    call = encode_embeddings(OPTIONS, inputs, EmbedOptions(spans=spans))
+    call = encode_embeddings(OPTIONS, EmbeddingInputs(inputs), spans)
     found = [request.embedding.spans for request in call.requests]
     return [(list(each.lengths), list(zip(each.starts, each.ends, strict=True))) for each in found]
 
@@ -63,9 +62,9 @@ def test_wrong_spans_are_refused_by_name(inputs: Any, spans: Any, field: str) ->
 
 
 def test_without_spans_and_offsets_requests_do_not_mention_them() -> None:
-    (request,) = encode_embeddings(OPTIONS, "eat", EmbedOptions()).requests
+    (request,) = encode_embeddings(OPTIONS, EmbeddingInputs("eat")).requests
     expected = pb.AttendRequest(model_name="m", text=pb.TextSequences(texts=["eat"]))
-    assert encode_texts(OPTIONS, "eat").request == expected
+    assert encode_texts(OPTIONS, "eat").requests[0] == expected
     expected.embedding.SetInParent()
     assert request == expected
 
@@ -84,12 +83,12 @@ def response(lengths: list[int], rows: int) -> pb.AttendResponse:
 
 
 def test_the_embeddings_of_each_text_are_told_apart() -> None:
-    call = encode_embeddings(OPTIONS, ["eat"] * 3, EmbedOptions(spans=[[(0, 1)] * 2, [], [(0, 2)]]))
-    found = decode_embeddings([response([2, 0, 1], 3)], call)
+    call = encode_embeddings(OPTIONS, EmbeddingInputs(["eat"] * 3), [[(0, 1)] * 2, [], [(0, 2)]])
+    found = call.decode([response([2, 0, 1], 3)])
     assert [each.tolist() for each in found] == [[[0, 1], [2, 3]], [], [[4, 5]]]
     for wrong in (response([1, 1, 1], 3), response([2, 0, 1], 2), response([3], 3)):
         with pytest.raises(InternalError, match="does not contain 3 embeddings"):
-            decode_embeddings([wrong], call)
+            call.decode([wrong])
 
 
 @pytest.mark.parametrize(
@@ -102,8 +101,8 @@ def test_the_embeddings_of_each_text_are_told_apart() -> None:
 )
 def test_offsets_that_contradict_themselves_cannot_be_read(offsets: pb.Spans) -> None:
     call = encode_texts(OPTIONS, "eat", return_offsets=True)
-    assert call.request.return_offsets
+    assert call.requests[0].return_offsets
     found = response([2], 2)
     found.token_offsets.CopyFrom(offsets)
     with pytest.raises(InternalError, match="token_offsets"):
-        decode_result(found, call.response_shape)
+        call.decode([found])

@@ -20,6 +20,7 @@ from tests.encoders.repository import ENCODERS, SENTENCE
 from tests.server.samples import ROOT, SELF, TEXT
 from tests.support.artifacts import cached_repositories
 
+pytestmark = pytest.mark.thorough
 ROWS, CHUNK_ROWS = 40_000, 2_000
 PATIENCE_SECONDS = 240
 STORE_BYTES = 100 << 20

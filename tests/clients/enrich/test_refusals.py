@@ -1,11 +1,13 @@
-"""Jobs that cannot be done, and rows that the model refuses."""
+"""Jobs that cannot be done, rows that are refused, and outputs that must not be lost."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 from attention_client.enrich import EnrichError, Summary, plan
 
@@ -25,23 +27,26 @@ def run(source: Path, output: Path, **options: Any) -> Summary:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (
-            {"column": "missing"},
-            "no column 'missing' for the query; the columns are id, name, text, query",
-        ),
+        ({"column": "missing"}, "no column 'missing' for the query; the columns are id, name, text, query"),
         ({"column": "name"}, r"column 'name' is dictionary<.*vectors are lists"),
-        (
-            {"output_column": "id"},
-            "already has a column 'id'; choose another name with --output-column",
-        ),
+        ({"output_column": "id"}, "already has a column 'id'; choose another name with --output-column"),
         ({"model": "missing"}, "missing"),
         ({"version": 7}, "7"),
         ({"pool": "median"}, "pool is 'median'; it must be one of none, mean, cls, max"),
-        ({"on_error": "ignore"}, "on_error is 'ignore'; it must be one of fail, skip"),
         ({"max_errors": 1}, "max_errors needs on_error='skip'"),
         ({"max_errors": -1, "on_error": "skip"}, "max_errors is -1; it must be 0 or more"),
         ({"model": CROSS}, "takes query, key, value; columns are given for query"),
         ({"key_column": "key"}, "takes query; columns are given for query, key"),
+        ({"column": None}, "exactly one of column, text_column and template is required; given: none"),
+        ({"text_column": "text"}, "is required; given: column and text_column"),
+        ({"column": None, "text_column": "text"}, "does not take text; --column .* its query"),
+        ({"column": None, "template": "{text"}, "expected '}' before end of string"),
+        ({"passage_overlap": 3}, "passage_overlap needs passage_tokens"),
+        ({"passage_tokens": 9, "passages": "all"}, "passages is 'all'; it must be one of rows, lists"),
+        ({"passage_tokens": 9, "tokenizer": "x"}, "tokenizer needs servers"),
+        ({"token": "secret"}, "credentials and token need servers"),
+        ({"prompt": "query"}, "prompt needs a text encoder, which model 'tiny-self' is not"),
+        ({"passage_tokens": 9}, "passage_tokens needs a text encoder"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -56,10 +61,7 @@ def test_a_job_that_cannot_be_done_is_refused_before_anything_is_computed(
 
 WIDE = {
     "lists": (vectors_of([[1.0, 2.0]] * 3, None, NARROW), "holds vectors of 2 numbers.* takes vectors of 4"),
-    "fixed lists": (
-        pa.array([NARROW], pa.list_(pa.list_(pa.float32(), 2))),
-        "holds vectors of 2 numbers; the model takes vectors of 4",
-    ),
+    "fixed lists": (pa.array([NARROW], pa.list_(pa.list_(pa.float32(), 2))), "holds vectors of 2 numbers"),
     "flat lists": (
         pa.array([[1.0] * 5, [], None, [1.0] * 3]),
         "holds lists of 3, 5 numbers.* multiples of 4",
@@ -81,22 +83,74 @@ def test_a_table_whose_width_cannot_fit_is_refused_at_once(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_source_that_is_not_a_table_or_lacks_an_output_is_refused(
+    tmp_path: Path, in_process: Options
+) -> None:
+    wanted: Options = {**QUERY, **in_process}
+    with pytest.raises(EnrichError, match=r"a LazyFrame .* pass frame\.collect\(\)"):
+        enrich(pl.LazyFrame({"query": [1]}), **wanted)
+    with pytest.raises(EnrichError, match="list is not a table"):
+        enrich([1, 2], **wanted)
+    with pytest.raises(EnrichError, match="name an output"):
+        enrich(write(tmp_path, 3), **wanted)
+    with pytest.raises(EnrichError, match="can neither be resumed nor computed on a cluster"):
+        enrich(read(write(tmp_path, 3)), str(tmp_path / "out.parquet"), **wanted, resume=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["nothing.parquet", "text.txt", "empty", "damaged.parquet", "damaged.arrows"]
+)
+def test_an_input_that_is_not_a_table_is_an_error(tmp_path: Path, in_process: Options, name: str) -> None:
+    for each in ("text.txt", "damaged.parquet", "damaged.arrows"):
+        (tmp_path / each).write_bytes(b"PAR1 not a table PAR1")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(EnrichError, match=name.partition(".")[0]):
+        enrich(tmp_path / name, tmp_path / "out.parquet", **QUERY, **in_process)
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "reason"),
+    [
+        ("in/a.parquet", "", "the output has no name"),
+        ("in/a.parquet", "in/a.parquet", "overlaps the input"),
+        ("in/a.parquet", "in", "overlaps the input"),
+        ("in", "in/out", "overlaps the input"),
+        ("dataset", "in", "overlaps the input"),
+        ("in", "out.parquet", "the input is a folder and the output .* is a file"),
+        ("in/a.parquet", "kept", "contains notes.txt, which is not a table: it is not replaced"),
+        ("in/a.parquet", "out.csv", r"ends in none of \.parquet, .*; the name of a folder ends in /"),
+    ],
+)
+def test_an_output_that_would_destroy_something_is_refused(
+    tmp_path: Path, in_process: Options, source: str, output: str, reason: str
+) -> None:
+    write(tmp_path / "in", 3, "a.parquet")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "notes.txt").touch()
+    before = sorted(tmp_path.rglob("*"))
+    given = ds.dataset(tmp_path / "in") if source == "dataset" else tmp_path / source
+    with pytest.raises(EnrichError, match=reason):
+        enrich(given, output and str(tmp_path / output), **QUERY, **in_process, overwrite=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_refused_row_ends_the_job_or_is_listed(tmp_path: Path, backend_options: Options) -> None:
-    texts = ["Life is short", "unheard words", None, "eat dessert"]
-    source = write(tmp_path, 4, text=pa.array(texts))
+    source, output = (
+        write(tmp_path, 4, text=["Life is short", "unheard", None, "of"]),
+        tmp_path / "out.parquet",
+    )
     wanted = {"model": TEXT, "column": "text", **backend_options}
     with pytest.raises(EnrichError, match=r"row 1 is refused: .*unheard.*--on-error skip"):
-        run(source, tmp_path / "out.parquet", **wanted)
-    assert not (tmp_path / "out.parquet").exists()
-    summary = run(source, tmp_path / "out.parquet", **wanted, on_error="skip", resume=True)
-    vectors = read(tmp_path / "out.parquet").column("context_vectors").to_pylist()
-    assert [None if cell is None else len(cell) for cell in vectors] == [3, None, None, 2]
-    assert (summary.refused, summary.nulls) == (1, 1)
-    assert summary.rejects is not None
-    (line,) = map(json.loads, Path(summary.rejects).read_text().splitlines())
-    assert (line["file"], line["row"]) == (str(source), 1)
-    assert "unheard" in line["message"]
-    assert [refusal.row for refusal in summary.refusals] == [1]
+        run(source, output, **wanted)
+    assert [path.name for path in tmp_path.iterdir()] == ["table.parquet"]
+    summary = run(source, output, **wanted, on_error="skip", resume=True)
+    vectors = read(output).column("context_vectors")
+    assert vectors.is_null().to_pylist() == [False, True, True, True]
+    assert (summary.refused, summary.nulls) == (2, 1)
+    lines = [json.loads(line) for line in Path(summary.rejects or "").read_text().splitlines()]
+    assert [(line["file"], line["row"]) for line in lines] == [(str(source), 1), (str(source), 3)]
+    assert "unheard" in lines[0]["message"]
+    assert [refusal.row for refusal in summary.refusals] == [1, 3]
 
 
 def test_a_damaged_cell_affects_no_other_cell(in_process: Options) -> None:
@@ -105,44 +159,34 @@ def test_a_damaged_cell_affects_no_other_cell(in_process: Options) -> None:
     assert summary.table is not None
     assert summary.table.column("context_vectors").is_null().to_pylist() == [False, True, True, False]
     assert summary.rejects is None
-    assert [(refusal.row, refusal.reason) for refusal in summary.refusals] == [
-        (1, "INVALID_CELL"),
-        (2, "INVALID_CELL"),
-    ]
+    assert {refusal.row: refusal.reason for refusal in summary.refusals} == dict.fromkeys(
+        (1, 2), "INVALID_CELL"
+    )
 
 
 def test_a_job_whose_rows_are_all_refused_has_no_result(tmp_path: Path, in_process: Options) -> None:
-    source, output = write(tmp_path, 3, text=pa.array(["unheard", None, "of"])), tmp_path / "out.parquet"
+    source, output = write(tmp_path, 3, text=["unheard", None, "of"]), tmp_path / "out.parquet"
     wanted = {"model": TEXT, "column": "text", "on_error": "skip", **in_process}
     with pytest.raises(EnrichError, match="nothing was computed: 2 rows were refused; the first is row 0: "):
         run(source, output, **wanted)
     rejects = output.with_name("out.parquet.rejects.jsonl")
     assert sorted(tmp_path.iterdir()) == [rejects, source]
     assert [json.loads(line)["row"] for line in rejects.read_text().splitlines()] == [0, 2]
-    nulls = write(tmp_path, 2, "nulls.parquet", text=pa.array([None, None], pa.string()))
-    assert run(nulls, output, **wanted).nulls == 2
 
 
 def test_too_many_refused_rows_end_the_job_and_lose_nothing(
     tmp_path: Path, in_process: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "CHUNK_ROWS", 2)
-    source = write(tmp_path, 6, query=vectors_of(GOOD, GOOD, NARROW, GOOD, NARROW, GOOD))
-    output = tmp_path / "out.parquet"
-    wanted = {"on_error": "skip", **in_process}
-    with pytest.raises(EnrichError, match=r"1 row was refused, more than max_errors=0; the last is row 2: "):
-        run(source, output, **wanted, max_errors=0)
-    with pytest.raises(EnrichError, match="1 row was refused, more than max_errors=0"):
-        run(source, output, **wanted, max_errors=0, resume=True)
+    source = write(tmp_path, 6, query=vectors_of(GOOD, NARROW, GOOD, NARROW, GOOD, GOOD))
+    output, wanted = tmp_path / "out.parquet", {"on_error": "skip", **in_process}
+    for resume in (False, True):
+        with pytest.raises(
+            EnrichError, match=r"2 rows were refused, more than max_errors=1; the last is row 3"
+        ):
+            run(source, output, **wanted, max_errors=1, resume=resume)
+    with pytest.raises(EnrichError, match="2 rows were refused and skipped by an earlier run"):
+        run(source, output, **in_process, resume=True)
     assert not output.exists()
     summary = run(source, output, **wanted, max_errors=2, resume=True)
-    assert (summary.rows, summary.refused, summary.resumed_rows) == (6, 2, 4)
-
-
-def test_a_job_that_computed_nothing_leaves_nothing(tmp_path: Path, in_process: Options) -> None:
-    source, output = write(tmp_path, 3, text=pa.array(["unheard"] * 3)), tmp_path / "out.parquet"
-    with pytest.raises(EnrichError, match="row 0 is refused"):
-        enrich(source, output, model=TEXT, column="text", **in_process)
-    assert [path.name for path in tmp_path.iterdir()] == ["table.parquet"]
-    enrich(source, output, **QUERY, **in_process)
-    assert read(output).num_rows == 3
+    assert (summary.rows, summary.refused, summary.resumed_rows) == (6, 2, 6)

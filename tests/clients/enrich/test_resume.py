@@ -4,26 +4,23 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Generator, Iterable
-from contextlib import closing
+from collections.abc import Generator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attention_client.enrich import EnrichError, Summary, plan
-from attention_client.enrich.job import run_chunks, run_job
-from attention_client.enrich.options import read_options
+from attention_client.enrich import EnrichError, plan
+from attention_client.enrich.job import read_ahead
 
 from attention_serving.enrich import enrich
-from attention_serving.enrich.local import LocalBackend
 from tests.clients.enrich.tables import read, vectors_of, write
 from tests.server.samples import ROOT, SELF
 
-ROWS, CHUNK_ROWS = 60_000, 4_000
-KILLS = 3
+ROWS, CHUNK_ROWS = 20_000, 1_000
+KILLS = 2
 PATIENCE_SECONDS = 120
 QUERY: dict[str, Any] = {"model": SELF, "column": "query"}
 GOOD, BAD = [[1.0, 2.0, 3.0, 4.0]], [[1.0]]
@@ -68,7 +65,7 @@ def _small_chunks() -> Generator[None, None, None]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("resume"), ROWS, group_rows=25_000)
+    return write(tmp_path_factory.mktemp("resume"), ROWS, group_rows=7_000)
 
 
 def test_a_job_killed_again_and_again_gives_the_same_rows_and_figures(
@@ -131,13 +128,10 @@ def test_resuming_a_finished_job_computes_nothing(tmp_path: Path, in_process: di
     assert again.already_complete
     assert (again.rows, again.resumed_rows, again.refused) == (4, 4, 1)
     assert (again.refusals, again.rejects) == (first.refusals, first.rejects)
-    for options, words in (
-        ({"pool": "mean", "resume": True}, "exists and is not the result of this job: --overwrite"),
-        ({}, r"exists: --overwrite \(overwrite=True\) replaces it"),
-        ({"column": "missing", "overwrite": True}, "missing"),
-    ):
-        with pytest.raises(EnrichError, match=words):
-            run(**options)  # type: ignore[arg-type]
+    with pytest.raises(EnrichError, match=r"exists: --overwrite \(overwrite=True\) replaces it"):
+        run()
+    with pytest.raises(EnrichError, match="missing"):
+        run(column="missing", overwrite=True)
     write(tmp_path, 5)
     with pytest.raises(EnrichError, match="exists and is not the result of this job"):
         run(resume=True)
@@ -161,26 +155,26 @@ def test_resuming_a_finished_job_of_a_folder_computes_nothing(
         run(resume=True)
 
 
-def test_rows_skipped_by_an_earlier_run_must_be_accepted(
-    tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan, "CHUNK_ROWS", 1)
-    source, output = write(tmp_path, 2, query=vectors_of(BAD, GOOD)), tmp_path / "out.parquet"
+def test_items_are_read_one_ahead_on_a_thread_and_end_with_their_exception() -> None:
+    began, threads = [threading.Event() for _ in range(3)], set()
 
-    def one(
-        made: plan.JobPlan, chunks: Iterable[plan.Chunk], *rest: Any
-    ) -> Generator[plan.Chunk, None, None]:
-        yield from islice(partial(run_chunks, backend=backend)(made, chunks, *rest), 1)
-        raise EnrichError("after the first")
+    def items() -> Generator[int, None, None]:
+        for index, event in enumerate(began):
+            threads.add(threading.current_thread().name)
+            event.set()
+            yield index
+        raise OSError("the disk is gone")
 
-    def run(runner: Any = None, **options: Any) -> Summary:
-        return run_job(source, output, backend, read_options({**QUERY, **options}), runner=runner)  # type: ignore[typeddict-item]
-
-    with closing(LocalBackend(artifacts, read_options({"model": SELF, "column": "query"}), "cpu")) as backend:
-        with pytest.raises(EnrichError, match="after the first"):
-            run(one, on_error="skip")
-        with pytest.raises(EnrichError, match="1 row was refused and skipped by an earlier run"):
-            run(resume=True)
-        assert not output.exists()
-        summary = run(resume=True, on_error="skip")
-    assert (summary.rows, summary.resumed_rows, summary.refused) == (2, 2, 1)
+    ahead = read_ahead(items())
+    assert next(ahead) == 0
+    assert began[1].wait(PATIENCE_SECONDS)  # without being asked for
+    assert not began[2].is_set()
+    assert [next(ahead), next(ahead)] == [1, 2]
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(ahead)
+    assert len(threads - {threading.current_thread().name}) == 1
+    source = items()
+    ahead = read_ahead(source)
+    next(ahead)
+    ahead.close()
+    assert list(source) == []

@@ -1,4 +1,4 @@
-"""Jobs whose servers fail and restart."""
+"""Jobs whose servers fail and restart, refuse requests, or need certificates."""
 
 import re
 import socket
@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attention_client import TlsFiles
 from attention_client.enrich import EnrichError, ServersUnavailableError, Summary, plan
+from attention_client.enrich import enrich as enrich_on_servers
 from attention_client.enrich.backend import Role
 from attention_client.enrich.options import read_options
 from attention_client.enrich.servers import ServerBackend, resolve
@@ -20,15 +22,17 @@ from attention_serving.enrich import enrich
 from attention_serving.enrich.__main__ import app
 from scripts.local_server import ServerProcess, serving
 from tests.clients.enrich.tables import assert_enriched, read, write
+from tests.clients.tls_server import TlsServer
 from tests.server.samples import SELF
+from tests.support.certificates import Authority, Mounted
 
 ROWS, CHUNK_ROWS = 24_000, 2_000
 PATIENCE_SECONDS = 120
-CHECKED_ROWS = 500
+QUERY: dict[str, Any] = {"model": SELF, "column": "query"}
 OPTIONS = read_options({"model": SELF, "column": "query"})
-
-
+CLIENTS = Authority("clients")
 Start = Callable[..., ServerProcess]
+thorough = pytest.mark.thorough
 
 
 @pytest.fixture
@@ -40,27 +44,27 @@ def start(artifacts: Path, tmp_path: Path) -> Iterator[Start]:
         )
 
 
+@pytest.fixture
+def lost(start: Start) -> ServerProcess:
+    """A server that has ended."""
+    server = start()
+    server.process.kill()
+    server.process.wait()
+    return server
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("servers"), ROWS)
 
 
-@pytest.fixture(autouse=True)
-def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "CHUNK_ROWS", CHUNK_ROWS)
-
-
 class Job:
-    """A job on its own thread."""
+    """A job on its own thread, in small chunks."""
 
-    def __init__(self, source: Path, folder: Path, targets: list[str], **options: Any) -> None:
-        self.source = source
-        self.output = folder / "out.parquet"
-        self._pool = ThreadPoolExecutor(1)
-        wanted: dict[str, Any] = {"model": SELF, "column": "query", **options}
-        self.done: Future[Summary] = self._pool.submit(
-            enrich, str(self.source), str(self.output), servers=targets, **wanted
-        )
+    def __init__(self, source: Path, folder: Path, *servers: ServerProcess, **options: Any) -> None:
+        self.source, self.output = source, folder / "out.parquet"
+        wanted = {**QUERY, "servers": [server.target for server in servers], **options}
+        self.done: Future[Summary] = ThreadPoolExecutor(1).submit(enrich, source, self.output, **wanted)
 
     def wait_for_a_chunk(self) -> None:
         until = time.monotonic() + PATIENCE_SECONDS
@@ -68,48 +72,35 @@ class Job:
             time.sleep(0.01)
         assert not self.done.done()
 
-    def assert_correct(self) -> None:
+    def assert_correct(self) -> Summary:
         assert self.done.result(PATIENCE_SECONDS).rows == ROWS
         result, source = read(self.output), read(self.source)
-        for start in (0, ROWS // 2, ROWS - CHECKED_ROWS):
-            assert_enriched(
-                result.slice(start, CHECKED_ROWS), source.slice(start, CHECKED_ROWS), SELF, ["query"]
-            )
+        for start in (0, ROWS // 2, ROWS - 500):
+            assert_enriched(result.slice(start, 500), source.slice(start, 500), SELF, ["query"])
         assert result.select(source.column_names).equals(source)
+        return self.done.result()
 
 
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "CHUNK_ROWS", CHUNK_ROWS)
+
+
+@thorough
+@pytest.mark.usefixtures("small_chunks")
 def test_requests_of_a_killed_server_are_sent_to_another(tmp_path: Path, source: Path, start: Start) -> None:
     lost, kept = start(), start()
-    job = Job(source, tmp_path, [lost.target, kept.target])
+    job = Job(source, tmp_path, lost, kept)
     job.wait_for_a_chunk()
     lost.process.kill()
-    job.assert_correct()
-    failures = job.done.result().server_failures
-    assert set(failures) == {lost.target}
-    assert failures[lost.target] >= 1
+    assert set(job.assert_correct().server_failures) == {lost.target}
 
 
-@pytest.mark.parametrize("position", [0, 1], ids=["first", "second"])
-def test_a_job_goes_on_without_a_server_that_is_down_at_the_start(
-    tmp_path: Path, sample_server: ServerProcess, start: Start, position: int
-) -> None:
-    lost = start()
-    lost.process.kill()
-    lost.process.wait()
-    targets = [sample_server.target]
-    targets.insert(position, lost.target)
-    options = ["--model", SELF, "--column", "query", "--quiet"]
-    arguments = [write(tmp_path, 20), tmp_path / "out.parquet", *options, "--server", ",".join(targets)]
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert done.exit_code == 0, done.stderr
-    assert_enriched(read(tmp_path / "out.parquet"), read(tmp_path / "table.parquet"), SELF, ["query"])
-    assert re.search(rf"^server {lost.target} failed (1 time|\d+ times)$", done.stdout, re.MULTILINE)
-    assert sample_server.target not in done.stdout
-
-
+@thorough
+@pytest.mark.usefixtures("small_chunks")
 def test_a_job_continues_when_its_only_server_restarts(tmp_path: Path, source: Path, start: Start) -> None:
     lost = start()
-    job = Job(source, tmp_path, [lost.target])
+    job = Job(source, tmp_path, lost)
     job.wait_for_a_chunk()
     lost.process.kill()
     lost.process.wait()
@@ -117,62 +108,68 @@ def test_a_job_continues_when_its_only_server_restarts(tmp_path: Path, source: P
     job.assert_correct()
 
 
+@thorough
+@pytest.mark.usefixtures("small_chunks")
 def test_a_job_whose_server_stays_away_ends_and_can_be_resumed(
     tmp_path: Path, source: Path, start: Start
 ) -> None:
     lost = start()
-    job = Job(source, tmp_path, [lost.target], retry_seconds=0.5)
+    job = Job(source, tmp_path, lost, retry_seconds=0.5)
     job.wait_for_a_chunk()
     lost.process.kill()
     with pytest.raises(ServersUnavailableError, match=r"no server has answered for 0\.5 s; the last error: "):
         job.done.result(PATIENCE_SECONDS)
     assert not job.output.exists()
-    again = Job(source, tmp_path, [start().target], resume=True)
-    again.assert_correct()
-    assert again.done.result().resumed_rows
+    assert Job(source, tmp_path, start(), resume=True).assert_correct().resumed_rows
 
 
-def test_without_patience_a_job_uses_a_server_that_answers_and_ends_without_one(
-    tmp_path: Path, sample_server: ServerProcess, start: Start
+@thorough
+def test_a_job_goes_on_without_a_server_that_is_down_at_the_start(
+    tmp_path: Path, sample_server: ServerProcess, lost: ServerProcess
 ) -> None:
     table = write(tmp_path, 20)
-    wanted: dict[str, Any] = {"model": SELF, "column": "query", "retry_seconds": 0}
-    assert enrich(str(table), str(tmp_path / "a.parquet"), **wanted, servers=sample_server.target).rows == 20
-    lost = start()
-    lost.process.kill()
-    lost.process.wait()
-    with pytest.raises(EnrichError, match=str(lost.port)):
-        enrich(str(table), str(tmp_path / "b.parquet"), **wanted, servers=lost.target)
-    with pytest.raises(EnrichError, match=str(lost.port)):
-        enrich(str(table), str(tmp_path / "b.parquet"), **wanted, servers=[lost.target, sample_server.target])
+    for number, targets in enumerate(([lost, sample_server], [sample_server, lost])):
+        output, servers = tmp_path / f"{number}.parquet", ",".join(each.target for each in targets)
+        given = [table, output, "--model", SELF, "--column", "query", "--quiet", "--server", servers]
+        done = CliRunner().invoke(app, list(map(str, given)))
+        assert done.exit_code == 0, done.stderr
+        assert_enriched(read(output), read(table), SELF, ["query"])
+        assert re.search(rf"^server {lost.target} failed (1 time|\d+ times)$", done.stdout, re.MULTILINE)
+        assert sample_server.target not in done.stdout
 
 
+@thorough
+def test_without_patience_a_job_uses_a_server_that_answers_and_ends_without_one(
+    tmp_path: Path, sample_server: ServerProcess, lost: ServerProcess
+) -> None:
+    table, wanted = write(tmp_path, 20), {**QUERY, "retry_seconds": 0}
+    assert enrich(table, tmp_path / "a.parquet", **wanted, servers=sample_server.target).rows == 20
+    for servers in (lost.target, [lost.target, sample_server.target]):
+        with pytest.raises(EnrichError, match=str(lost.port)):
+            enrich(table, tmp_path / "b.parquet", **wanted, servers=servers)
+
+
+@thorough
 def test_a_row_larger_than_a_message_is_refused_and_no_other(tmp_path: Path, start: Start) -> None:
     server = start("--max-message-bytes=1048576")
     rows = [[[1.0, 2.0, 3.0, 4.0]] * length for length in (2, 70_000, 3)]
     table, output = write(tmp_path, 3, query=rows), tmp_path / "out.parquet"
-    wanted: dict[str, Any] = {"model": SELF, "column": "query", "servers": [server.target]}
-    summary = enrich(str(table), str(output), **wanted, on_error="skip")
+    summary = enrich(table, output, **QUERY, servers=[server.target], on_error="skip")
     assert (summary.rows, summary.refused) == (3, 1)
     assert [cell and len(cell) for cell in read(output).column("context_vectors").to_pylist()] == [2, None, 3]
 
 
 def test_an_unexpected_error_ends_the_job(sample_server: ServerProcess) -> None:
     with closing(ServerBackend(sample_server.target, OPTIONS, retry_seconds=10)) as backend:
-        damaged = backend.submit({Role.QUERY: [None]})
-        with pytest.raises(EnrichError, match=r"unexpected error in the stream to 127.*'NoneType'"):
-            damaged()
-        later = backend.submit({Role.QUERY: [None]})
-        with pytest.raises(EnrichError, match="unexpected error"):
-            later()
-
-
-@pytest.mark.parametrize("target", ["127.0.0.1:8001", "localhost:8001", "unix:/tmp/socket", "dns:///host:1"])
-def test_a_target_that_is_one_server_is_not_resolved(target: str) -> None:
-    assert resolve(target) == [target]
+        for _ in range(2):
+            result = backend.submit({Role.QUERY: [None]})
+            with pytest.raises(EnrichError, match=r"unexpected error in the stream to 127.*'NoneType'"):
+                result()
 
 
 def test_each_address_of_a_host_name_is_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    for target in ("127.0.0.1:8001", "localhost:8001", "unix:/tmp/socket", "dns:///host:1"):
+        assert resolve(target) == [target]
     found = [
         (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.2", 8001)),
         (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 8001)),
@@ -183,13 +180,52 @@ def test_each_address_of_a_host_name_is_a_server(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("target", "words"), [("missing.invalid:8001", "missing.invalid:8001: "), ("127.0.0.1:65536", "65536")]
+    ("targets", "words"),
+    [
+        ("missing.invalid:8001", "missing.invalid:8001: "),
+        ("127.0.0.1:65536", "65536"),
+        ([], "name at least one server as HOST:PORT"),
+    ],
 )
-def test_an_address_that_does_not_exist_is_an_error(target: str, words: str) -> None:
+def test_servers_that_do_not_exist_are_an_error(targets: Any, words: str) -> None:
     with pytest.raises(EnrichError, match=words):
-        ServerBackend(target, OPTIONS, retry_seconds=1)
+        ServerBackend(targets, OPTIONS, retry_seconds=1)
 
 
-def test_no_server_is_an_error() -> None:
-    with pytest.raises(EnrichError, match="name at least one server as HOST:PORT"):
-        ServerBackend([], OPTIONS, retry_seconds=1)
+@thorough
+def test_commands_and_functions_take_certificates(artifacts: Path, tmp_path: Path) -> None:
+    authority = Authority()
+    mounted = Mounted(tmp_path / "server", authority.issue(), CLIENTS.pem)
+    client = Mounted(tmp_path / "client", CLIENTS.issue("job.example"), authority.pem)
+    table, output = write(tmp_path, 20), tmp_path / "out.parquet"
+    with serving(artifacts, tmp_path / "log", *mounted.options) as server:
+        given = [table, output, "--model", SELF, "--column", "query", "--server", server.target]
+        given += ["--ca", client.ca, "--certificate", client.certificate, "--key", client.key]
+        done = CliRunner().invoke(app, list(map(str, given)))
+        assert done.exit_code == 0, done.output
+        files = TlsFiles(ca=client.ca, certificate=client.certificate, key=client.key)
+        wanted = {**QUERY, "servers": server.target, "overwrite": True, "retry_seconds": 0, "token": "secret"}
+        assert enrich(table, output, **wanted, credentials=files).rows == 20
+        with pytest.raises(EnrichError, match=r"127\.0\.0\.1"):
+            enrich_on_servers(table, output, **wanted, credentials=TlsFiles(ca=client.ca))
+
+
+@thorough
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("server.example", "only streams and lists are served"),
+        ("other.example", "(?i)verif|hostname|peer name"),
+    ],
+)
+def test_the_name_of_a_server_is_verified_and_not_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, expected: str
+) -> None:
+    server = TlsServer(tmp_path, CLIENTS.pem, "server.example")
+    client = Mounted(tmp_path / "client", CLIENTS.issue("job.example"), server.authority.pem)
+    files = TlsFiles(ca=client.ca, certificate=client.certificate, key=client.key)
+    monkeypatch.setattr("attention_client.enrich.servers.resolve", lambda _: [server.target])
+    wanted = {**QUERY, "credentials": files, "retry_seconds": 3, "servers": f"{name}:{server.port}"}
+    with pytest.raises(EnrichError, match=expected):
+        enrich_on_servers(write(tmp_path, 1), tmp_path / "out.parquet", **wanted)
+    server.close()

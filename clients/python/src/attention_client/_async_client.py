@@ -1,44 +1,31 @@
 """The asynchronous client, on grpc.aio."""
 
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Unpack, overload
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable
+from functools import wraps
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from numpy.typing import ArrayLike
-
+from attention_client._client import AttentionClient
 from attention_client._connection_async import AsyncConnection
-from attention_client._decoding import decode_result
-from attention_client._embeddings import EmbedInputs, EmbedOptions, decode_embeddings, encode_embeddings
-from attention_client._encoding import EncodedCall, encode_texts, encode_tokens, encode_vectors
-from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client._models import ModelInfo
-from attention_client._named import decode_infer, encode_infer
-from attention_client._stream_async import StreamCall, async_iterator_of, attend_stream
+from attention_client._stream_async import async_iterator_of, attend_stream
 from attention_client._streaming import stream_settings
-from attention_client._text_spans import SpanList, SpanLists
-from attention_client._values import (
-    AnyResult,
-    Array,
-    Arrays,
-    AttendInputs,
-    AttendOptions,
-    AttentionResult,
-    EmbedCallOptions,
-    FloatArray,
-    InferResult,
-    PaddedOptions,
-    RequestOptions,
-    ReturnWeights,
-    StreamItem,
-    StreamOptions,
-    TextLists,
-    TextOptions,
-    Texts,
-    TokenLists,
-    VectorLists,
-    Version,
-    request_options,
-)
+from attention_client._values import AnyResult, ReturnWeights, StreamItem, StreamOptions, Version
 from attention_client.errors import AttentionClientError
+
+_ParametersT = ParamSpec("_ParametersT")
+_ResultT = TypeVar("_ResultT")
+
+
+def _awaited(
+    method: Callable[Concatenate[AttentionClient, _ParametersT], _ResultT],
+) -> Callable[Concatenate["AsyncAttentionClient", _ParametersT], Coroutine[Any, Any, _ResultT]]:
+    """A method of the synchronous client, whose steps are awaited: on this client it returns them."""
+
+    @wraps(method)
+    async def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        return await method(self, *arguments, **options)  # type: ignore[misc]
+
+    call.__doc__ = f"As `AttentionClient.{method.__name__}`."
+    return call  # type: ignore[return-value]  # the wrapper has the parameters of the method
 
 
 class AsyncAttentionClient(AsyncConnection):
@@ -47,156 +34,15 @@ class AsyncAttentionClient(AsyncConnection):
     Create it inside a running event loop, and use it on that loop only.
     """
 
-    @overload
-    async def attend(
-        self,
-        model: str,
-        query: Array,
-        key: Arrays | None = None,
-        value: Arrays | None = None,
-        **options: Unpack[AttendOptions],
-    ) -> AttentionResult[FloatArray]: ...
-    @overload
-    async def attend(
-        self,
-        model: str,
-        query: VectorLists,
-        key: Arrays | None = None,
-        value: Arrays | None = None,
-        **options: Unpack[AttendOptions],
-    ) -> AttentionResult[list[FloatArray]]: ...
-    @overload
-    async def attend(
-        self,
-        model: str,
-        query: Arrays,
-        key: Arrays | None = None,
-        value: Arrays | None = None,
-        **options: Unpack[AttendOptions],
-    ) -> AttentionResult[Any]: ...
-    async def attend(
-        self,
-        model: str,
-        query: Arrays,
-        key: Arrays | None = None,
-        value: Arrays | None = None,
-        *,
-        mask: Arrays | None = None,
-        lengths: ArrayLike | None = None,
-        positions: Arrays | None = None,
-        return_weights: ReturnWeights = False,
-        timeout: float | None = None,
-        version: Version = "",
-    ) -> AttentionResult[Any]:
-        """As `AttentionClient.attend`."""
-        options = self._options(model, version, return_weights=return_weights)
-        call = encode_vectors(options, AttendInputs(query, key, value, mask, lengths, positions))
-        return await self._attend(call, timeout)
-
-    @overload
-    async def attend_text(
-        self, model: str, text: str, **options: Unpack[TextOptions]
-    ) -> AttentionResult[FloatArray]: ...
-    @overload
-    async def attend_text(
-        self, model: str, text: Texts, **options: Unpack[TextOptions]
-    ) -> AttentionResult[list[FloatArray]]: ...
-    async def attend_text(
-        self,
-        model: str,
-        text: str | Texts,
-        *,
-        mask: Arrays | None = None,
-        return_weights: ReturnWeights = False,
-        return_offsets: bool = False,
-        timeout: float | None = None,
-        version: Version = "",
-    ) -> AttentionResult[Any]:
-        """As `AttentionClient.attend_text`."""
-        options = self._options(model, version, return_weights=return_weights)
-        call = encode_texts(options, text, mask=mask, return_offsets=return_offsets)
-        return await self._attend(call, timeout)
-
-    @overload
-    async def attend_tokens(
-        self, model: str, token_ids: Array, **options: Unpack[PaddedOptions]
-    ) -> AttentionResult[FloatArray]: ...
-    @overload
-    async def attend_tokens(
-        self, model: str, token_ids: TokenLists, **options: Unpack[PaddedOptions]
-    ) -> AttentionResult[list[FloatArray]]: ...
-    @overload
-    async def attend_tokens(
-        self, model: str, token_ids: Arrays, **options: Unpack[PaddedOptions]
-    ) -> AttentionResult[Any]: ...
-    async def attend_tokens(
-        self,
-        model: str,
-        token_ids: Arrays,
-        *,
-        mask: Arrays | None = None,
-        lengths: ArrayLike | None = None,
-        return_weights: ReturnWeights = False,
-        timeout: float | None = None,
-        version: Version = "",
-    ) -> AttentionResult[Any]:
-        """As `AttentionClient.attend_tokens`."""
-        options = self._options(model, version, return_weights=return_weights)
-        return await self._attend(encode_tokens(options, token_ids, mask=mask, lengths=lengths), timeout)
-
-    @overload
-    async def embed(
-        self, model: str, inputs: EmbedInputs, *, spans: None = None, **options: Unpack[EmbedCallOptions]
-    ) -> FloatArray: ...
-    @overload
-    async def embed(
-        self, model: str, inputs: str, *, spans: SpanList, **options: Unpack[EmbedCallOptions]
-    ) -> FloatArray: ...
-    @overload
-    async def embed(
-        self, model: str, inputs: TextLists, *, spans: SpanLists, **options: Unpack[EmbedCallOptions]
-    ) -> list[FloatArray]: ...
-    @overload
-    async def embed(
-        self,
-        model: str,
-        inputs: EmbedInputs,
-        *,
-        spans: SpanList | SpanLists | None,
-        **options: Unpack[EmbedCallOptions],
-    ) -> Any: ...
-    async def embed(
-        self,
-        model: str,
-        inputs: EmbedInputs,
-        *,
-        prompt: str | None = None,
-        dimensions: int | None = None,
-        truncate: bool | None = None,
-        spans: SpanList | SpanLists | None = None,
-        timeout: float | None = None,
-        version: Version = "",
-    ) -> Any:
-        """As `AttentionClient.embed`."""
-        options = self._options(model, version, return_weights=False)
-        asked = EmbedOptions(prompt=prompt, dimensions=dimensions, truncate=truncate, spans=spans)
-        call = encode_embeddings(options, inputs, asked)
-        responses = [await self._call(self._stub.Attend, request, timeout) for request in call.requests]
-        return decode_embeddings(responses, call)
-
-    async def infer(
-        self,
-        model: str,
-        inputs: Mapping[str, Arrays],
-        *,
-        outputs: Sequence[str] | None = None,
-        timeout: float | None = None,
-        version: Version = "",
-    ) -> InferResult:
-        """As `AttentionClient.infer`."""
-        options = self._options(model, version, return_weights=False)
-        call = encode_infer(options, inputs, outputs)
-        return decode_infer(await self._call(self._stub.Attend, call.request, timeout), call)
+    attend = _awaited(AttentionClient.attend)
+    attend_text = _awaited(AttentionClient.attend_text)
+    attend_tokens = _awaited(AttentionClient.attend_tokens)
+    embed = _awaited(AttentionClient.embed)
+    infer = _awaited(AttentionClient.infer)
+    models = _awaited(AttentionClient.models)
+    model = _awaited(AttentionClient.model)
+    is_ready = _awaited(AttentionClient.is_ready)
+    wait_until_ready = _awaited(AttentionClient.wait_until_ready)
 
     @overload
     def attend_stream(
@@ -233,33 +79,11 @@ class AsyncAttentionClient(AsyncConnection):
         contextlib.aclosing around it) cancels the call; leaving the loop cancels it some time later.
         """
         settings = stream_settings(
-            self._options(model, version, return_weights=return_weights),
+            self._options(model, version, return_weights),
             return_exceptions=return_exceptions,
             max_in_flight=max_in_flight,
             timeout=timeout,
             default=self._settings.timeout,
         )
-        outcomes = attend_stream(self._open_stream, async_iterator_of(requests), settings)
+        outcomes = attend_stream(self._open, async_iterator_of(requests), settings)
         return self._outcomes(outcomes, settings.timeout)
-
-    async def models(self, *, timeout: float | None = None) -> list[ModelInfo]:
-        """As `AttentionClient.models`."""
-        response = await self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout)
-        return [ModelInfo.from_proto(model) for model in response.models]
-
-    async def model(self, name: str, version: Version = "", *, timeout: float | None = None) -> ModelInfo:
-        """As `AttentionClient.model`."""
-        options = request_options(name, version, return_weights=False)
-        request = pb.GetModelRequest(name=options.model, version=options.version)
-        response = await self._call(self._stub.GetModel, request, timeout)
-        return ModelInfo.from_proto(response.model)
-
-    def _options(self, model: str, version: Version, *, return_weights: ReturnWeights) -> RequestOptions:
-        wire = self._settings.wire
-        return request_options(model, version, return_weights=return_weights, wire=wire)
-
-    async def _attend(self, call: EncodedCall, timeout: float | None) -> AttentionResult[Any]:
-        return decode_result(await self._call(self._stub.Attend, call.request, timeout), call.response_shape)
-
-    def _open_stream(self, timeout: float | None) -> StreamCall:
-        return self._open(self._stub.AttendStream, timeout)

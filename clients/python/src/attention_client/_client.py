@@ -4,19 +4,18 @@ Notation: "..." the leading axes of a batch, T rows of a sequence, Tq query rows
 d elements of a row.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Literal, Unpack, overload
 
 from numpy.typing import ArrayLike
 
 from attention_client._connection_sync import Connection
-from attention_client._decoding import decode_result
-from attention_client._embeddings import EmbedInputs, EmbedOptions, decode_embeddings, encode_embeddings
-from attention_client._encoding import EncodedCall, encode_texts, encode_tokens, encode_vectors
+from attention_client._embeddings import EmbedInputs, encode_embeddings
+from attention_client._encoding import encode_texts, encode_tokens, encode_vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._models import ModelInfo
-from attention_client._named import decode_infer, encode_infer
-from attention_client._stream_sync import StreamCall, attend_stream
+from attention_client._named import encode_infer
+from attention_client._stream_sync import attend_stream
 from attention_client._streaming import iterator_of, stream_settings
 from attention_client._text_spans import SpanList, SpanLists
 from attention_client._values import (
@@ -27,10 +26,10 @@ from attention_client._values import (
     AttendOptions,
     AttentionResult,
     EmbedCallOptions,
+    EmbeddingInputs,
     FloatArray,
     InferResult,
     PaddedOptions,
-    RequestOptions,
     ReturnWeights,
     StreamItem,
     StreamOptions,
@@ -158,9 +157,9 @@ class AttentionClient(Connection):
             OverloadedError: The server's queue is full.
             AttentionClientError: The call failed for another reason.
         """
-        options = self._options(model, version, return_weights=return_weights)
+        options = self._options(model, version, return_weights)
         call = encode_vectors(options, AttendInputs(query, key, value, mask, lengths, positions))
-        return self._attend(call, timeout)
+        return self._answer(call, timeout)
 
     @overload
     def attend_text(
@@ -193,9 +192,9 @@ class AttentionClient(Connection):
             timeout: Seconds; None means the client's timeout.
             version: Version of the model as an integer or a str; empty means the highest that is ready.
         """
-        options = self._options(model, version, return_weights=return_weights)
+        options = self._options(model, version, return_weights)
         call = encode_texts(options, text, mask=mask, return_offsets=return_offsets)
-        return self._attend(call, timeout)
+        return self._answer(call, timeout)
 
     @overload
     def attend_tokens(
@@ -232,8 +231,8 @@ class AttentionClient(Connection):
             timeout: Seconds; None means the client's timeout.
             version: Version of the model as an integer or a str; empty means the highest that is ready.
         """
-        options = self._options(model, version, return_weights=return_weights)
-        return self._attend(encode_tokens(options, token_ids, mask=mask, lengths=lengths), timeout)
+        options = self._options(model, version, return_weights)
+        return self._answer(encode_tokens(options, token_ids, mask=mask, lengths=lengths), timeout)
 
     @overload
     def embed(
@@ -300,10 +299,8 @@ class AttentionClient(Connection):
             AttentionClientError: The call failed for another reason.
         """
         options = self._options(model, version, return_weights=False)
-        asked = EmbedOptions(prompt=prompt, dimensions=dimensions, truncate=truncate, spans=spans)
-        call = encode_embeddings(options, inputs, asked)
-        responses = [self._call(self._stub.Attend, request, timeout) for request in call.requests]
-        return decode_embeddings(responses, call)
+        embed = EmbeddingInputs(inputs, prompt, dimensions, truncate)
+        return self._answer(encode_embeddings(options, embed, spans), timeout)
 
     def infer(
         self,
@@ -333,8 +330,7 @@ class AttentionClient(Connection):
             AttentionClientError: The call failed for another reason.
         """
         options = self._options(model, version, return_weights=False)
-        call = encode_infer(options, inputs, outputs)
-        return decode_infer(self._call(self._stub.Attend, call.request, timeout), call)
+        return self._answer(encode_infer(options, inputs, outputs), timeout)
 
     @overload
     def attend_stream(
@@ -389,19 +385,22 @@ class AttentionClient(Connection):
             AttentionClientError: A request was refused, or the stream ended early.
         """
         settings = stream_settings(
-            self._options(model, version, return_weights=return_weights),
+            self._options(model, version, return_weights),
             return_exceptions=return_exceptions,
             max_in_flight=max_in_flight,
             timeout=timeout,
             default=self._settings.timeout,
         )
-        outcomes = attend_stream(self._open_stream, iterator_of(requests), settings)
+        outcomes = attend_stream(self._open, iterator_of(requests), settings)
         return self._outcomes(outcomes, settings.timeout)
 
     def models(self, *, timeout: float | None = None) -> list[ModelInfo]:
         """Lists all models, including those that failed to load, sorted by name and then by version."""
-        response = self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout)
-        return [ModelInfo.from_proto(model) for model in response.models]
+
+        def decode(responses: list[pb.ListModelsResponse]) -> list[ModelInfo]:
+            return [ModelInfo.from_proto(model) for model in responses[0].models]
+
+        return self._run(self._ask(self._stub.ListModels, [pb.ListModelsRequest()], decode, timeout))
 
     def model(self, name: str, version: Version = "", *, timeout: float | None = None) -> ModelInfo:
         """Describes one model; an empty version means the highest that is ready.
@@ -409,17 +408,34 @@ class AttentionClient(Connection):
         Raises:
             NotFoundError: The server does not have this model or version.
         """
+
+        def decode(responses: list[pb.GetModelResponse]) -> ModelInfo:
+            return ModelInfo.from_proto(responses[0].model)
+
         options = request_options(name, version, return_weights=False)
         request = pb.GetModelRequest(name=options.model, version=options.version)
-        return ModelInfo.from_proto(self._call(self._stub.GetModel, request, timeout).model)
+        return self._run(self._ask(self._stub.GetModel, [request], decode, timeout))
 
-    def _options(self, model: str, version: Version, *, return_weights: ReturnWeights) -> RequestOptions:
-        wire = self._settings.wire
-        return request_options(model, version, return_weights=return_weights, wire=wire)
+    def is_ready(self, *, timeout: float | None = None) -> bool:
+        """Asks the server once, over grpc.health.v1, whether it is ready to answer.
 
-    def _attend(self, call: EncodedCall, timeout: float | None) -> AttentionResult[Any]:
-        return decode_result(self._call(self._stub.Attend, call.request, timeout), call.response_shape)
+        Args:
+            timeout: Seconds; None means the client's timeout.
 
-    def _open_stream(self, requests: Iterator[pb.AttendStreamRequest], timeout: float | None) -> StreamCall:
-        call: StreamCall = self._open(self._stub.AttendStream, requests, timeout)
-        return call
+        Raises:
+            UnavailableError: No server can be reached.
+            AttentionClientError: The server refuses the call.
+        """
+        return self._run(self._is_ready(timeout))
+
+    def wait_until_ready(self, timeout: float | None = None) -> None:
+        """Waits until the server reports that it is ready, over grpc.health.v1; reconnects while it starts.
+
+        Args:
+            timeout: Seconds; None means the client's timeout.
+
+        Raises:
+            DeadlineExceededError: The server was not ready in time; the message states its last status.
+            AttentionClientError: The server refuses the call, and waiting does not help.
+        """
+        return self._run(self._wait_until_ready(timeout))

@@ -5,13 +5,13 @@ Notation: "..." the leading axes of a batch, Tq query rows, Tk key rows, H heads
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_client._encoding import ResponseShape
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._sequences import InputForm
 from attention_client._values import AttentionResult, FloatArray
@@ -19,6 +19,23 @@ from attention_client._wire import unreadable, widen
 
 _Shape: TypeAlias = tuple[int, ...]
 Offsets: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseShape:
+    """The form and the sizes that the result takes from the query.
+
+    Attributes:
+        form: The form of the query.
+        leading: Sizes of its leading axes; see Sequences.
+        query_rows: Tq of a batch, including padding; otherwise unused.
+        key_rows: Tk of a batch, including padding; otherwise unused.
+    """
+
+    form: InputForm
+    leading: tuple[int, ...]
+    query_rows: int = 0
+    key_rows: int = 0
 
 
 def decode_result(response: pb.AttendResponse, response_shape: ResponseShape) -> AttentionResult[Any]:

@@ -3,16 +3,16 @@
 Notation: B texts or sequences of token ids, d elements of an embedding.
 """
 
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from attention_client._arrays import items_of
-from attention_client._encoding import request_of
+from attention_client._encoding import EncodedCall, request_of
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._sequences import InputForm, integers, texts
 from attention_client._text_spans import SpanList, SpanLists, Spans, fill, read_spans
@@ -40,80 +40,75 @@ class TextTruncatedWarning(UserWarning):
     """The model cut texts that have more tokens than it takes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbedOptions:
-    """What a call for embeddings states beside its inputs; None leaves it to the model."""
+def encode_embeddings(
+    options: RequestOptions,
+    embed: EmbeddingInputs,
+    spans: SpanList | SpanLists | None = None,
+    *,
+    warns: bool = True,
+) -> EncodedCall[FloatArray | list[FloatArray]]:
+    """Encodes a call with texts or token ids, as one request or several.
 
-    prompt: str | None = None
-    dimensions: int | None = None
-    truncate: bool | None = None
-    spans: SpanList | SpanLists | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EncodedEmbeddings:
-    """A call for embeddings.
-
-    Attributes:
-        requests: One or several; their responses together are the answer.
-        is_one: Whether the caller gave one text or sequence, and not a list.
-        warns: Whether to warn of texts that were cut.
-        has_spans: Whether each text or sequence has several embeddings.
-    """
-
-    requests: tuple[pb.AttendRequest, ...]
-    is_one: bool
-    warns: bool
-    has_spans: bool
-
-
-def encode_embeddings(options: RequestOptions, inputs: EmbedInputs, embed: EmbedOptions) -> EncodedEmbeddings:
-    """Encodes a call with texts or token ids.
+    Args:
+        options: What every request states.
+        embed: The inputs, and what the call states beside them; None leaves it to the model.
+        spans: The parts of the texts that get an embedding each.
+        warns: Whether to warn of texts that were cut because the model says so.
 
     Raises:
         InvalidArgumentError: An argument has a wrong type or value.
     """
-    if _are_texts(inputs):
-        given: Any = inputs  # only texts are left
+    if _are_texts(embed.inputs):
+        given: Any = embed.inputs  # only texts are left
         form, strings = texts("inputs", given)
-        spans = _spans(embed, list(map(len, strings)), "character", form)
-        requests = [_text_request(options, strings, part, embed, spans) for part in _parts(strings, spans)]
+        read = _spans(spans, list(map(len, strings)), "character", form)
+        requests = [_text_request(options, strings, part, embed, read) for part in _parts(strings, read)]
     else:
         if embed.prompt is not None or embed.truncate is not None:
             field = "prompt" if embed.prompt is not None else "truncate"
             raise invalid(field, "None, because token ids are not texts", getattr(embed, field))
-        form, requests = _token_requests(options, inputs, embed)
-    is_one, warns = form is InputForm.ONE, embed.truncate is None
-    return EncodedEmbeddings(tuple(requests), is_one, warns, has_spans=embed.spans is not None)
+        form, requests = _token_requests(options, embed, spans)
+
+    def decode(responses: Sequence[pb.AttendResponse]) -> FloatArray | list[FloatArray]:
+        cut = sum(len(response.truncated) for response in responses)
+        if cut and warns and embed.truncate is None:
+            message = f"the model cut {cut} texts to its first tokens"
+            warnings.warn(message, TextTruncatedWarning, stacklevel=_callers_level())
+        found, lengths = _decode(responses, requests)
+        if spans is None:
+            return found[0] if form is InputForm.ONE else found
+        if form is InputForm.ONE:
+            return found
+        return [found[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]
+
+    return EncodedCall(tuple(requests), decode)
 
 
-def decode_embeddings(
-    responses: Sequence[pb.AttendResponse], call: EncodedEmbeddings
-) -> FloatArray | list[FloatArray]:
-    """(d,) for one text or sequence, otherwise (B, d): float32, writable.
+def _callers_level() -> int:
+    """The level of the frame that called the client, for a warning of the frame that calls this function."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("attention_client."):
+        frame, level = frame.f_back, level + 1
+    return level
 
-    With spans, (n, d) for one text or sequence, otherwise a list of (n_i, d).
+
+def _decode(
+    responses: Sequence[pb.AttendResponse], requests: Sequence[pb.AttendRequest]
+) -> tuple[FloatArray, list[int]]:
+    """The embeddings (n, d), float32, writable; and how many of them each text or sequence has.
 
     Raises:
         InternalError: A response contradicts itself or its request.
     """
     parts, lengths = [], []
-    for response, request in zip(responses, call.requests, strict=True):
+    for response, request in zip(responses, requests, strict=True):
         vectors, expected = response.context_vectors, _expected_rows(request)
         flat = widen("context_vectors", vectors.data_type, vectors.data)
         if list(vectors.lengths) != expected or flat.size != sum(expected) * vectors.width:
             raise unreadable("context_vectors", f"it does not contain {sum(expected)} embeddings")
         parts.append(flat.reshape(sum(expected), vectors.width))
         lengths += expected
-    cut = sum(len(response.truncated) for response in responses)
-    if cut and call.warns:
-        warnings.warn(f"the model cut {cut} texts to its first tokens", TextTruncatedWarning, stacklevel=3)
-    found = np.concatenate(parts).astype(np.float32)
-    if call.is_one:
-        return found if call.has_spans else found[0]
-    if not call.has_spans:
-        return found
-    return [found[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]
+    return np.concatenate(parts).astype(np.float32), lengths
 
 
 def _expected_rows(request: pb.AttendRequest) -> list[int]:
@@ -123,39 +118,34 @@ def _expected_rows(request: pb.AttendRequest) -> list[int]:
     return [1] * (len(request.text.texts) or len(request.token_ids.lengths))
 
 
-def _spans(embed: EmbedOptions, ends: Sequence[int], unit: str, form: InputForm) -> list[Spans] | None:
-    if embed.spans is None:
-        return None
-    return read_spans(embed.spans, ends, unit, is_one=form is InputForm.ONE)
+def _spans(
+    spans: SpanList | SpanLists | None, ends: Sequence[int], unit: str, form: InputForm
+) -> list[Spans] | None:
+    return None if spans is None else read_spans(spans, ends, unit, is_one=form is InputForm.ONE)
 
 
-def encode_stream_item(options: RequestOptions, item: EmbeddingInputs) -> EncodedEmbeddings:
-    """Encodes one request of a stream.
+def encode_stream_item(options: RequestOptions, item: EmbeddingInputs) -> EncodedCall[AttentionResult[Any]]:
+    """Encodes one request of a stream, whose result states itself which texts were cut.
 
     Raises:
         InvalidArgumentError: As `encode_embeddings`, or there are more inputs than one request takes.
     """
-    asked = EmbedOptions(prompt=item.prompt, dimensions=item.dimensions, truncate=item.truncate)
-    call = encode_embeddings(options, item.inputs, asked)
+    call = encode_embeddings(options, item, warns=False)
     if len(call.requests) > 1:
         raise invalid("inputs", f"at most {MAX_SEQUENCES} texts of 4 MiB in all", "more for one request")
-    return replace(call, warns=False)  # the result of a stream states what was cut
 
+    def decode(responses: Sequence[pb.AttendResponse]) -> AttentionResult[Any]:
+        (response,) = responses
+        return AttentionResult(
+            context_vectors=call.decode(responses),
+            attention_weights=None,
+            model_name=response.model_name,
+            model_version=response.model_version,
+            token_counts=tuple(response.token_counts),
+            truncated=tuple(response.truncated),
+        )
 
-def decode_stream_item(response: pb.AttendResponse, call: EncodedEmbeddings) -> AttentionResult[Any]:
-    """Decodes the response to one request of a stream.
-
-    Raises:
-        InternalError: The response contradicts itself or its request.
-    """
-    return AttentionResult(
-        context_vectors=decode_embeddings([response], call),
-        attention_weights=None,
-        model_name=response.model_name,
-        model_version=response.model_version,
-        token_counts=tuple(response.token_counts),
-        truncated=tuple(response.truncated),
-    )
+    return EncodedCall(call.requests, decode)
 
 
 def _are_texts(inputs: Any) -> bool:
@@ -182,7 +172,7 @@ def _text_request(
     options: RequestOptions,
     strings: Sequence[str],
     part: slice,
-    embed: EmbedOptions,
+    embed: EmbeddingInputs,
     spans: Sequence[Spans] | None,
 ) -> pb.AttendRequest:
     request = _request(options, embed, None if spans is None else spans[part])
@@ -200,13 +190,13 @@ def _text_request(
 
 
 def _token_requests(
-    options: RequestOptions, ids: Any, embed: EmbedOptions
+    options: RequestOptions, embed: EmbeddingInputs, given: SpanList | SpanLists | None
 ) -> tuple[InputForm, list[pb.AttendRequest]]:
-    sequences = integers("inputs", ids)
+    sequences = integers("inputs", embed.inputs)
     if len(sequences.leading) > 1:
         raise invalid("inputs", "(T,), (B, T) or a list of (T,)", f"leading axes {sequences.leading}")
     numbers, lengths = sequences.numbers, sequences.lengths
-    spans = _spans(embed, lengths, "token", sequences.form)
+    spans = _spans(given, lengths, "token", sequences.form)
     requests, at = [], 0
     for part in _parts([range(length) for length in lengths], spans):
         own = lengths[part]
@@ -218,7 +208,9 @@ def _token_requests(
     return sequences.form, requests
 
 
-def _request(options: RequestOptions, embed: EmbedOptions, spans: Sequence[Spans] | None) -> pb.AttendRequest:
+def _request(
+    options: RequestOptions, embed: EmbeddingInputs, spans: Sequence[Spans] | None
+) -> pb.AttendRequest:
     request = request_of(options)
     request.embedding.SetInParent()
     if spans is not None:

@@ -3,44 +3,32 @@
 Notation: "..." the leading axes of a batch, Tq query rows, Tk key rows, d elements of a row.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 from numpy.typing import ArrayLike
 
+from attention_client._decoding import ResponseShape, decode_result
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._masks import MaskExtent, encode_mask
 from attention_client._sequences import InputForm, Sequences, integers, texts, vectors
-from attention_client._values import Arrays, AttendInputs, RequestOptions, Texts, Wire
+from attention_client._values import Arrays, AttendInputs, AttentionResult, RequestOptions, Texts, Wire
 from attention_client._wire import DATA_TYPES, narrow
 from attention_client.errors import invalid
 
-
-@dataclass(frozen=True, slots=True)
-class ResponseShape:
-    """The form and the sizes that the result takes from the query.
-
-    Attributes:
-        form: The form of the query.
-        leading: Sizes of its leading axes; see Sequences.
-        query_rows: Tq of a batch, including padding; otherwise unused.
-        key_rows: Tk of a batch, including padding; otherwise unused.
-    """
-
-    form: InputForm
-    leading: tuple[int, ...]
-    query_rows: int = 0
-    key_rows: int = 0
+_ResultT = TypeVar("_ResultT")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EncodedCall:
-    """A request, and what is needed to decode its response."""
+class EncodedCall(Generic[_ResultT]):
+    """The requests of a call, usually one, and what decodes their responses."""
 
-    request: pb.AttendRequest
-    response_shape: ResponseShape
+    requests: tuple[pb.AttendRequest, ...]
+    decode: Callable[[Sequence[pb.AttendResponse]], _ResultT]
 
 
-def encode_vectors(options: RequestOptions, inputs: AttendInputs) -> EncodedCall:
+def encode_vectors(options: RequestOptions, inputs: AttendInputs) -> EncodedCall[AttentionResult[Any]]:
     """Encodes a call with vectors.
 
     Lengths cut the key and value sequences and, in self-attention, the query and its positions.
@@ -64,7 +52,7 @@ def encode_vectors(options: RequestOptions, inputs: AttendInputs) -> EncodedCall
 
 def encode_tokens(
     options: RequestOptions, ids: Arrays, *, mask: Arrays | None = None, lengths: ArrayLike | None = None
-) -> EncodedCall:
+) -> EncodedCall[AttentionResult[Any]]:
     """Encodes a call with token ids: (T,), (..., T) or a list of (T_i,) integers.
 
     Raises:
@@ -83,7 +71,7 @@ def encode_texts(
     *,
     mask: Arrays | None = None,
     return_offsets: bool = False,
-) -> EncodedCall:
+) -> EncodedCall[AttentionResult[Any]]:
     """Encodes a call with texts; only the server knows how many tokens a mask must cover.
 
     Raises:
@@ -99,7 +87,7 @@ def encode_texts(
         raise invalid("text", "text that UTF-8 can encode", error) from error
     if mask is not None:
         request.mask.CopyFrom(encode_mask(mask, form, leading, [None] * len(strings)))
-    return EncodedCall(request, ResponseShape(form, leading))
+    return _call(request, ResponseShape(form, leading))
 
 
 def request_of(options: RequestOptions) -> pb.AttendRequest:
@@ -165,14 +153,19 @@ def _fill(message: pb.VectorSequences, sequences: Sequences, wire: Wire) -> None
     message.data = replace(sequences, pieces=pieces).flat
 
 
-def _finish(request: pb.AttendRequest, query: Sequences, key: Sequences, mask: Arrays | None) -> EncodedCall:
+def _finish(
+    request: pb.AttendRequest, query: Sequences, key: Sequences, mask: Arrays | None
+) -> EncodedCall[AttentionResult[Any]]:
     if mask is not None:
         given = zip(query.rows, key.rows, strict=True)
         valid = zip(query.lengths, key.lengths, strict=True)
         extents = [MaskExtent(given=rows, valid=lengths) for rows, lengths in zip(given, valid, strict=True)]
         request.mask.CopyFrom(encode_mask(mask, query.form, query.leading, extents))
-    response_shape = ResponseShape(query.form, query.leading, query.rows[0], key.rows[0])
-    return EncodedCall(request, response_shape)
+    return _call(request, ResponseShape(query.form, query.leading, query.rows[0], key.rows[0]))
+
+
+def _call(request: pb.AttendRequest, shape: ResponseShape) -> EncodedCall[AttentionResult[Any]]:
+    return EncodedCall((request,), lambda responses: decode_result(responses[0], shape))
 
 
 def _brief(rows: tuple[int, ...], limit: int = 8) -> str:

@@ -1,8 +1,10 @@
 """Descriptions of models, as plain values."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Self
+from dataclasses import dataclass, field, fields
+from typing import Self, TypeVar
+
+from google.protobuf.message import Message
 
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 
@@ -16,6 +18,7 @@ _DATA_TYPES = {
 }
 _STATES = {pb.Model.STATE_READY: "ready", pb.Model.STATE_FAILED: "failed"}
 UNKNOWN = "unknown"
+_InfoT = TypeVar("_InfoT", "ParityInfo", "CostInfo", "EncoderInfo", "PatternInfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +102,6 @@ class EncoderInfo:
     default_prompt: str
     truncates: bool
 
-    @classmethod
-    def from_proto(cls, encoder: pb.TextEncoder) -> Self:
-        """Reads the protobuf message."""
-        return cls(
-            num_layers=encoder.num_layers,
-            embedding_width=encoder.embedding_width,
-            normalised=encoder.normalised,
-            dimensions=tuple(encoder.dimensions),
-            prompts=tuple(encoder.prompts),
-            default_prompt=encoder.default_prompt,
-            truncates=encoder.truncates,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class PatternInfo:
@@ -182,33 +172,20 @@ class ModelInfo:
             num_heads=model.num_heads or None,  # 0 or absent for a module without attention heads
             causal=model.causal,
             accepts_text=model.accepts_text,
-            parity=_parity(model.parity) if model.HasField("parity") else None,
+            parity=_read(ParityInfo, model.parity) if model.HasField("parity") else None,
             parameters=model.parameters,
-            cost=_cost(model.cost),
+            # A cost that is absent or all zeros is unknown.
+            cost=_read(CostInfo, model.cost) if model.cost.ListFields() else None,
             provider=model.provider,
-            text_encoder=EncoderInfo.from_proto(model.text_encoder)
-            if model.HasField("text_encoder")
-            else None,
-            attention_patterns=tuple(
-                PatternInfo(pattern.causal, pattern.window) for pattern in model.attention_patterns
-            ),
+            text_encoder=_read(EncoderInfo, model.text_encoder) if model.HasField("text_encoder") else None,
+            attention_patterns=tuple(_read(PatternInfo, pattern) for pattern in model.attention_patterns),
         )
 
 
-def _parity(parity: pb.Parity) -> ParityInfo:
-    return ParityInfo(
-        relative_tolerance=parity.relative_tolerance,
-        absolute_tolerance=parity.absolute_tolerance,
-        measured_max_abs_error=parity.measured_max_abs_error,
-    )
-
-
-def _cost(cost: pb.Cost) -> CostInfo | None:
-    """The cost; None if it is absent or all zeros, which means that it is unknown."""
-    if not (cost.flops_per_query or cost.flops_per_key or cost.flops_per_pair):
-        return None
-    return CostInfo(
-        flops_per_query=cost.flops_per_query,
-        flops_per_key=cost.flops_per_key,
-        flops_per_pair=cost.flops_per_pair,
+def _read(cls: type[_InfoT], message: Message) -> _InfoT:
+    """The fields of a message that have the names of a class's."""
+    values = {field.name: getattr(message, field.name) for field in fields(cls)}
+    scalars = (str, bool, int, float)
+    return cls(
+        **{name: value if isinstance(value, scalars) else tuple(value) for name, value in values.items()}
     )

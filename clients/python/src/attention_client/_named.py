@@ -5,14 +5,13 @@ The server knows the axes of each input. An array is sent with its shape, and ma
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
 from attention_client._arrays import as_array, as_floats, as_integers, items_of
-from attention_client._encoding import request_of
+from attention_client._encoding import EncodedCall, request_of
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._validation import encodable, type_name
 from attention_client._values import Array, Arrays, InferResult, RequestOptions, Wire
@@ -22,22 +21,9 @@ from attention_client.errors import invalid
 _INT64, _BOOL = np.dtype("<i8"), np.dtype("?")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class EncodedInfer:
-    """A request with named inputs, and the form of its response.
-
-    Attributes:
-        request: The request.
-        count: Number of sequences of a list; None if no input is a list.
-    """
-
-    request: pb.AttendRequest
-    count: int | None
-
-
 def encode_infer(
     options: RequestOptions, inputs: Mapping[str, Arrays], outputs: Sequence[str] | None
-) -> EncodedInfer:
+) -> EncodedCall[InferResult]:
     """Encodes a call with named inputs.
 
     Raises:
@@ -59,16 +45,21 @@ def encode_infer(
     for name, count in lists.items():
         if count != lists[first]:
             raise invalid(name, f"as many sequences as {first}, {lists[first]}", count)
-    return EncodedInfer(request, lists[first] if lists else None)
+    expected = lists[first] if lists else None
+    return EncodedCall((request,), lambda responses: _decode(responses[0], expected))
 
 
-def decode_infer(response: pb.AttendResponse, call: EncodedInfer) -> InferResult:
+def _decode(response: pb.AttendResponse, count: int | None) -> InferResult:
     """Decodes a response; the arrays are writable copies that do not keep the response in memory.
+
+    Args:
+        response: The response.
+        count: Number of sequences of a list; None if no input is a list.
 
     Raises:
         InternalError: The response contradicts itself or the request.
     """
-    outputs = {tensors.name: _output(tensors, call.count) for tensors in response.outputs}
+    outputs = {tensors.name: _output(tensors, count) for tensors in response.outputs}
     if not outputs:
         raise unreadable("outputs", "it has none")
     return InferResult(outputs, response.model_name, response.model_version)

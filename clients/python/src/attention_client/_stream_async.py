@@ -27,7 +27,7 @@ from attention_client._streaming import (
     iterator_of,
 )
 from attention_client._values import StreamItem
-from attention_client.errors import AttentionClientError, CallCancelledError, translated
+from attention_client.errors import AttentionClientError, CallCancelledError, from_rpc_error
 
 StreamCall: TypeAlias = aio.StreamStreamCall[pb.AttendStreamRequest, pb.AttendStreamResponse]
 OpenCall: TypeAlias = Callable[[float | None], StreamCall]
@@ -76,15 +76,14 @@ async def _without_waiting(items: Iterator[StreamItem]) -> AsyncIterator[StreamI
 
 
 @contextmanager
-def translated_async() -> Iterator[None]:
-    """As `translated`; also distinguishes a cancelled call from a cancelled task.
+def cancellation_told_apart() -> Iterator[None]:
+    """Distinguishes a cancelled call from a cancelled task.
 
     grpc.aio raises asyncio.CancelledError for both. For a cancelled call the caller would take it for the
     cancellation of its own task.
     """
     try:
-        with translated():
-            yield
+        yield
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -117,8 +116,10 @@ async def _read(call: StreamCall, limit: float | None) -> object:
     """The next response, or gRPC's end-of-stream value."""
     try:
         async with asyncio.timeout(limit) as clock:
-            with translated_async():
+            with cancellation_told_apart():
                 return await call.read()
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from error
     except TimeoutError:
         if clock.expired():
             raise idle_too_long(limit) from None

@@ -44,7 +44,7 @@ class StreamCall(Protocol):
         """Ends the call."""
 
 
-OpenCall = Callable[[Iterator[pb.AttendStreamRequest], float | None], StreamCall]
+OpenCall = Callable[[float | None, Iterator[pb.AttendStreamRequest]], StreamCall]
 
 
 def attend_stream(
@@ -52,7 +52,7 @@ def attend_stream(
 ) -> Generator[Outcome, None, None]:
     """Runs one stream; closing the generator cancels the call and stops reading."""
     requests = _Requests(items, settings)
-    call = open_call(requests, settings.timeout)
+    call = open_call(settings.timeout, requests)
     idle = _IdleWatch(call, settings.idle_timeout)
     if not call.add_callback(requests.call_ended):
         requests.call_ended()

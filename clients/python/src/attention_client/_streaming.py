@@ -10,14 +10,12 @@ from enum import Enum
 from typing import TypeAlias
 
 from attention_client._connection import seconds
-from attention_client._decoding import decode_result
-from attention_client._embeddings import EncodedEmbeddings, decode_stream_item, encode_stream_item
-from attention_client._encoding import EncodedCall, ResponseShape, encode_texts, encode_tokens, encode_vectors
+from attention_client._embeddings import encode_stream_item
+from attention_client._encoding import EncodedCall, encode_texts, encode_tokens, encode_vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._validation import type_name, whole_number
 from attention_client._values import (
     AnyResult,
-    Arrays,
     AttendInputs,
     EmbeddingInputs,
     RequestOptions,
@@ -82,7 +80,7 @@ class SentRequest:
     """A request that awaits its response."""
 
     id: str
-    expected: ResponseShape | EncodedEmbeddings
+    call: EncodedCall[AnyResult]
 
 
 class StreamEnd(Enum):
@@ -115,19 +113,16 @@ def encode_item(
 ) -> tuple[QueueItem, pb.AttendStreamRequest | None]:
     """Encodes one request of the caller; if the client refuses it, only its error is queued."""
     try:
-        if isinstance(item, EmbeddingInputs):
-            embeddings = encode_stream_item(options, item)
-            queue_item, request = SentRequest(str(index), embeddings), embeddings.requests[0]
-        else:
-            call = _encode(item, options)
-            queue_item, request = SentRequest(str(index), call.response_shape), call.request
+        call = _encode(item, options)
     except InvalidArgumentError as error:
         return error, None
-    return queue_item, pb.AttendStreamRequest(id=queue_item.id, request=request)
+    return SentRequest(str(index), call), pb.AttendStreamRequest(id=str(index), request=call.requests[0])
 
 
-def _encode(item: AttendInputs | TextInputs | TokenInputs | Arrays, options: RequestOptions) -> EncodedCall:
+def _encode(item: StreamItem, options: RequestOptions) -> EncodedCall[AnyResult]:
     match item:
+        case EmbeddingInputs():
+            return encode_stream_item(options, item)
         case TextInputs():
             return encode_texts(options, item.text, mask=item.mask, return_offsets=item.return_offsets)
         case TokenInputs():
@@ -150,9 +145,7 @@ def decode_response(response: pb.AttendStreamResponse, sent: SentRequest) -> Out
     if response.WhichOneof("result") == "error":
         return from_stream_error(response.error)
     try:
-        if isinstance(sent.expected, EncodedEmbeddings):
-            return decode_stream_item(response.response, sent.expected)
-        return decode_result(response.response, sent.expected)
+        return sent.call.decode([response.response])
     except InternalError as error:
         return error
 

@@ -28,7 +28,6 @@ Version: TypeAlias = int | str
 # The type in which real numbers are sent.
 Wire: TypeAlias = Literal["fp32", "fp16", "bf16"]
 MAX_INDEX = 2**32 - 1
-MAX_INDEX = 2**32 - 1
 MAX_VERSION = 2**63 - 1
 ArraysT = TypeVar("ArraysT", FloatArray, list[FloatArray])
 

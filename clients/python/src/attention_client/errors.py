@@ -20,8 +20,6 @@ A status without a class of its own, such as UNIMPLEMENTED, is an AttentionClien
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import grpc
@@ -181,15 +179,6 @@ def from_stream_error(error: pb.StreamError) -> AttentionClientError:
     """Converts the error of one request of a stream."""
     code = _CODES.get(error.code, grpc.StatusCode.UNKNOWN)
     return _make(code, error.message, _Details(error.reason, error.field))
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Converts a grpc.RpcError raised in the block to an AttentionClientError."""
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise from_rpc_error(error) from error
 
 
 class _Details(NamedTuple):

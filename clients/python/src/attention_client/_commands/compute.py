@@ -24,7 +24,7 @@ from attention_client._commands.results import Output, print_result
 from attention_client._commands.session import Session
 from attention_client._commands.tables import print_json, vectors_table
 
-_ARRAY = "a .npy, .npz or JSON file, - for standard input, or a JSON list"
+ARRAY = "a .npy, .npz or JSON file, - for standard input, or a JSON list"
 _INPUTS, _OUTPUT = "Inputs", "Output"
 # Larger outputs are printed in part.
 _MOST_SHOWN = 100
@@ -71,7 +71,7 @@ def attend(
     *,
     model: ModelName,
     version: ModelVersion = "",
-    query: Annotated[str, input_option("--query", f"(T, d), (..., T, d) or a list of (T, d): {_ARRAY}.")],
+    query: Annotated[str, input_option("--query", f"(T, d), (..., T, d) or a list of (T, d): {ARRAY}.")],
     key: Annotated[
         str | None, input_option("--key", "Keys, for cross-attention; in the form of the query.")
     ] = None,
@@ -108,7 +108,7 @@ def infer(
         input_option(
             "--input",
             f"An input by its name, one sequence or a batch; a .npz file holds one sequence in each of its "
-            f"arrays. Repeat for each input. ARRAY is {_ARRAY}.",
+            f"arrays. Repeat for each input. ARRAY is {ARRAY}.",
             "NAME=ARRAY",
         ),
     ],

@@ -3,37 +3,18 @@
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import typer
-from numpy.typing import NDArray
 
 from attention_client._commands.arrays import check_inputs, is_list_of_sequences, read_array, read_token_ids
-from attention_client._commands.compute import Mask, input_option, output_option
+from attention_client._commands.compute import ARRAY, Mask, input_option, output_option
 from attention_client._commands.models import ModelName, ModelVersion
 from attention_client._commands.session import Session, fail
 from attention_client._commands.tables import print_json, weights_table
 from attention_client._values import AnyResult, FloatArray
 from attention_client._weights_page import PageAnswer, save
-
-_ARRAY = "a .npy, .npz or JSON file, - for standard input, or a JSON list"
-
-
-class _Computed(NamedTuple):
-    """What one model computed: weights (H, Tq, Tk), or (L, H, Tq, Tk) of a text encoder.
-
-    `offsets` are the characters of each token (T, 2); None if the input is not a text.
-    """
-
-    model: str
-    version: str
-    weights: FloatArray
-    offsets: NDArray[np.int64] | None
-
-    @property
-    def title(self) -> str:
-        return f"{self.model}, version {self.version}"
 
 
 def weights(
@@ -49,7 +30,7 @@ def weights(
         input_option("--ids", "In place of a text: token ids of one sequence, as `tokens` reads them."),
     ] = None,
     query: Annotated[
-        str | None, input_option("--query", f"In place of a text: (Tq, d) vectors: {_ARRAY}.")
+        str | None, input_option("--query", f"In place of a text: (Tq, d) vectors: {ARRAY}.")
     ] = None,
     key: Annotated[str | None, input_option("--key", "Keys (Tk, d), for cross-attention.")] = None,
     value: Annotated[
@@ -103,19 +84,19 @@ def weights(
             results.append(_computed(session, compare or model, compare_version, inputs))
         _write_page(session, results, inputs, html)
         return
-    found = _layer(result.weights, layer)
+    found = _layer(_weights(result), layer)
     heads, labels = _heads(head, len(found)), _labels(inputs, result, found.shape[-1])
     if heat_maps is not None:
         if found.shape[1] != found.shape[2]:
             fail("--plot draws as many queries as keys; --html draws any number")
-        maps = heat_maps.HeatMaps(weights=found[heads], heads=heads, labels=labels, title=result.title)
+        maps = heat_maps.HeatMaps(weights=found[heads], heads=heads, labels=labels, title=_title(result))
         heat_maps.save(maps, plot)
     if session.json:
         shown = {str(index): found[index].tolist() for index in heads}
-        model_names = {"model_name": result.model, "model_version": result.version}
+        model_names = {"model_name": result.model_name, "model_version": result.model_version}
         print_json({**model_names, "labels": labels, "heads": shown})
         return
-    typer.echo(f"{_subject(inputs)}  {found.shape}, {result.title}; rows are queries, columns keys")
+    typer.echo(f"{_subject(inputs)}  {found.shape}, {_title(result)}; rows are queries, columns keys")
     rows = _labels(inputs, result, found.shape[1])
     for index in heads:
         typer.echo(f"\nhead {index}\n{weights_table(labels, found[index], rows)}", nl=False)
@@ -164,46 +145,48 @@ def _read(option: str, value: str) -> Any:
     return np.asarray(found)
 
 
-def _computed(session: Session, model: str, version: str, inputs: dict[str, Any]) -> _Computed:
-    client, mask = session.client, inputs.get("mask")
+def _computed(session: Session, model: str, version: str, inputs: dict[str, Any]) -> AnyResult:
+    """The result of one sequence, with weights (H, Tq, Tk), or (L, H, Tq, Tk) of a text encoder."""
+    given: dict[str, Any] = {"mask": inputs.get("mask"), "version": version, "return_weights": True}
     if "text" in inputs:
-        result: AnyResult = client.attend_text(
-            model,
-            inputs["text"],
-            mask=mask,
-            version=version,
-            return_weights=True,
-            return_offsets=True,
-        )
+        result: AnyResult = session.client.attend_text(model, inputs["text"], return_offsets=True, **given)
     elif "ids" in inputs:
-        result = client.attend_tokens(model, inputs["ids"], mask=mask, version=version, return_weights=True)
+        result = session.client.attend_tokens(model, inputs["ids"], **given)
     else:
-        result = client.attend(model, version=version, return_weights=True, **inputs)
+        result = session.client.attend(model, **given | inputs)
     if result.attention_weights is None:
         fail(f"model {result.model_name!r} does not return attention weights")
-    offsets: Any = result.offsets
-    return _Computed(result.model_name, result.model_version, result.attention_weights, offsets)
+    return result
 
 
-def _write_page(session: Session, results: list[_Computed], inputs: dict[str, Any], path: Path) -> None:
+def _weights(result: AnyResult) -> FloatArray:
+    weights: FloatArray = result.attention_weights
+    return weights
+
+
+def _title(result: AnyResult) -> str:
+    return f"{result.model_name}, version {result.model_version}"
+
+
+def _write_page(session: Session, results: list[AnyResult], inputs: dict[str, Any], path: Path) -> None:
     answers = []
     for result in results:
-        patterns = session.client.model(result.model, result.version).attention_patterns
-        shape = result.weights.shape
+        patterns = session.client.model(result.model_name, result.model_version).attention_patterns
+        shape = _weights(result).shape
         answers.append(
             PageAnswer(
-                model=result.model,
-                version=result.version,
+                model=result.model_name,
+                version=result.model_version,
                 subject=_subject(inputs),
                 queries=_labels(inputs, result, shape[-2]),
                 keys=_labels(inputs, result, shape[-1]),
-                weights=result.weights.reshape(-1, *shape[-3:]),
+                weights=_weights(result).reshape(-1, *shape[-3:]),
                 patterns=patterns,
                 mask=inputs.get("mask"),
             )
         )
     size = save(answers, path)
-    names = " and ".join(result.title for result in results)
+    names = " and ".join(map(_title, results))
     if session.json:
         print_json({"html": str(path), "bytes": size})
     else:
@@ -216,13 +199,14 @@ def _subject(inputs: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value.shape}" for name, value in inputs.items())
 
 
-def _labels(inputs: dict[str, Any], result: _Computed, count: int) -> list[str]:
+def _labels(inputs: dict[str, Any], result: AnyResult, count: int) -> list[str]:
     """One label for each row: the characters of a token, its id, or its number.
 
     Special tokens, which have no characters, are dots.
     """
-    if result.offsets is not None and len(result.offsets) == count:
-        return [inputs["text"][start:end] or "·" for start, end in result.offsets.tolist()]
+    offsets: Any = result.offsets
+    if offsets is not None and len(offsets) == count:
+        return [inputs["text"][start:end] or "·" for start, end in offsets.tolist()]
     if "ids" in inputs and len(inputs["ids"]) == count:
         return [str(each) for each in inputs["ids"].tolist()]
     return [str(index) for index in range(count)]

@@ -8,7 +8,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
-from attention_client._embeddings import EmbedOptions
 from attention_client.enrich.backend import Role
 from attention_client.enrich.outcome import EnrichError, UsageError
 from attention_client.enrich.texts import TextTemplate
@@ -152,11 +151,6 @@ class JobOptions:
         if self.template is not None:
             return TextTemplate.parse(self.template)
         return TextTemplate((("", self.text_column if self.text_column is not None else self.column),))
-
-    @property
-    def embed(self) -> EmbedOptions:
-        """What a call for embeddings states beside its texts."""
-        return EmbedOptions(prompt=self.prompt, dimensions=self.dimensions, truncate=self.truncate)
 
     @property
     def layout(self) -> PassageLayout | None:

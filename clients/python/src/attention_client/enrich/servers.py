@@ -25,7 +25,6 @@ from attention_client import (
     TokenInputs,
     errors,
 )
-from attention_client._embeddings import EmbedOptions
 from attention_client._targets import addresses_of
 from attention_client.enrich.backend import BackendRequest, BackendResult, EncoderSpec, ModelSpec, Role
 from attention_client.enrich.options import JobOptions, check_values
@@ -66,11 +65,11 @@ class QueuedRequest:
     attempts: int = 0
 
 
-def to_inputs(request: BackendRequest, embed: EmbedOptions | None) -> StreamInputs:
-    """A request as an item of `attend_stream`; with options of embeddings, for a text encoder."""
+def to_inputs(request: BackendRequest, options: JobOptions, *, is_encoder: bool) -> StreamInputs:
+    """A request as an item of `attend_stream`."""
     query = request[Role.QUERY]
-    if embed is not None:
-        return EmbeddingInputs(list(query), embed.prompt, embed.dimensions, embed.truncate)
+    if is_encoder:
+        return EmbeddingInputs(list(query), options.prompt, options.dimensions, options.truncate)
     if isinstance(query[0], str):
         return TextInputs(list(query))
     if query[0].ndim == 1:
@@ -224,7 +223,7 @@ class ServerBackend:
                     except queue.Empty:
                         continue
                     unanswered.append(queued)
-                yield to_inputs(queued.request, self._options.embed if self.model.encoder else None)
+                yield to_inputs(queued.request, self._options, is_encoder=self.model.encoder is not None)
 
         too_large: AttentionClientError | None = None
         try:

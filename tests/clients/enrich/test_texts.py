@@ -1,11 +1,11 @@
-"""Texts cut into passages, with tokenizers of several kinds."""
+"""Texts of rows: made by templates, and cut into passages with tokenizers of several kinds."""
 
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from attention_client.enrich import EnrichError
-from attention_client.enrich.texts import Passage, PassageSplitter, count_tokens, load_tokenizer
+from attention_client.enrich.texts import Passage, PassageSplitter, TextTemplate, count_tokens, load_tokenizer
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
@@ -74,22 +74,13 @@ def test_passages_fit_and_cover_the_text(name: str, room: int, overlap: int) -> 
 
 
 @named
-def test_words_are_whole_where_they_fit(name: str) -> None:
+def test_words_are_whole_where_they_fit_and_texts_that_fit_are_unchanged(name: str) -> None:
     words = ["dessert", "first", "eat", "short"] * 9
     passages = split(name, " ".join(words), 20, 6)
     assert {word for passage in passages for word in passage.text.split()} == set(words)
-
-
-@named
-def test_a_word_longer_than_a_passage_is_cut(name: str) -> None:
-    text = "eat " + "zuckers" * 6
-    passages = split(name, text, 10)
-    check(name, text, 10, 0, passages)
+    passages = split(name, "eat " + "zuckers" * 6, 10)
+    check(name, "eat " + "zuckers" * 6, 10, 0, passages)
     assert len(passages) > 4
-
-
-@named
-def test_a_text_that_fits_is_one_passage_unchanged(name: str) -> None:
     for text in ("", "  \n", " eat ", "dessert first"):
         assert split(name, text, 16) == [Passage(text, 0, len(text))]
 
@@ -120,11 +111,10 @@ def test_any_text_is_covered(text: str, room: int, share: float) -> None:
 
 
 def test_texts_are_cut_in_their_order_whatever_their_sizes() -> None:
-    texts = ["a " * size + "b" for size in (0, 70_000, 5, 70_000, 1)]
+    texts = ["a " * size + "b" for size in (0, 140_000, 5, 1)]
     found = list(PassageSplitter(TOKENIZERS["bytes"], 1000, 0).split(texts))
-    assert [
-        sum(passage.end - passage.start for passage in cut) for cut in found if isinstance(cut, list)
-    ] == [len(text) for text in texts]
+    covered = [sum(part.end - part.start for part in cut) for cut in found if isinstance(cut, list)]
+    assert covered == [len(text) for text in texts]
 
 
 def test_a_text_with_too_many_characters_is_refused() -> None:
@@ -146,3 +136,37 @@ def test_a_tokenizer_is_a_file_or_a_folder_with_one(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(EnrichError, match="cannot be read"):
         load_tokenizer(tmp_path)
+
+
+CELLS = {"title": ["A", None, "", None], "body": ["b", "c", None, None]}
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{body}: {title}, {body}!", ["b: A, b!", "c: , c!", ": , !", None]),
+        ("{{{title}}} {{}}", ["{A} {}", None, "{} {}", None]),
+    ],
+)
+def test_a_null_counts_as_an_empty_text_and_a_row_of_nulls_as_null(
+    template: str, expected: list[str | None]
+) -> None:
+    parsed = TextTemplate.parse(template)
+    assert parsed.render({name: CELLS[name] for name in parsed.columns}) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{title", "expected '}' before end of string; write {{ and }} for braces"),
+        ("{} {body}", "has braces without the name of a column"),
+        ("{title!r}", "has a format or a conversion after 'title'"),
+        ("{title:>10}", "has a format or a conversion after 'title'"),
+        ("{{title}}", "names no column; a name in braces does, as in {title}"),
+    ],
+)
+def test_a_template_that_cannot_be_read_is_refused(template: str, words: str) -> None:
+    with pytest.raises(EnrichError) as caught:
+        TextTemplate.parse(template)
+    assert str(caught.value).startswith(f"template {template!r}")
+    assert words in str(caught.value)
