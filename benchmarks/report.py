@@ -49,7 +49,6 @@ def write(findings: Findings, conditions: dict[str, str], cores: int, folder: Pa
         ),
         "At fixed rates, µs": _at_rates(findings),
         "Ratios": _ratios(grid),
-        "Processor time of one request in the load generator and the server, µs": _processor(grid),
         "Plots": "\n\n".join(f"![{name}]({name}.png)" for name in plots),
         "Not measured": "\n".join(f"- {text} ({count} times)" for text, count in counted),
         "How it was measured": METHOD.read_text().rstrip(),
@@ -108,23 +107,6 @@ def _ratios(grid: Grid) -> str:
     pairs = [*dict.fromkeys(pairs), (STREAM, TYPED), (ONNX, EAGER)]
     rows = [(c.name, *(with_range(ratio(rounds, *pair)) for pair in pairs)) for c, rounds in grid.items()]
     return table(("rows per second", *(f"{over} / {under}" for over, under in pairs)), rows)
-
-
-def _processor(grid: Grid) -> str:
-    names = [name for name in systems_of(grid) if name not in (ONNX, EAGER)]
-    rows = [
-        (
-            cell.name,
-            *(
-                f"{middle(of(rounds, name, lambda one: one.client_us))} + "
-                f"{middle(of(rounds, name, lambda one: one.server_us))}"
-                for name in names
-            ),
-        )
-        for cell, rounds in grid.items()
-        if cell.in_flight == max(cell.in_flight for cell in grid)
-    ]
-    return table(("generator + server", *names), rows)
 
 
 def _at_rates(findings: Findings) -> str:

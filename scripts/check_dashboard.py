@@ -13,38 +13,43 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
 from math import isfinite
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from scripts.local_server import ROOT, ServerProcess, serving
-from scripts.mixed_load import mixed_load
+import grpc
+import numpy as np
+from attention_client import AttendInputs, AttentionClient, AttentionClientError, ModelInfo
+
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from scripts.local_server import ROOT, serving
 from scripts.prometheus import ProgramNotFoundError, Prometheus, scraping
 
 DASHBOARD = ROOT / "deploy/dashboards/grafana/attention.json"
 # Values of the dashboard's variables: everything, and a short window of rates.
 VARIABLES = {"$job": ".*", "$instance": ".*", "$model": ".*", "$__rate_interval": "10s"}
 INTERVAL_SECONDS = 1
-DAMAGED = "damaged-model"
-# A small limit, so that it is reached, and a short period, so that every model is replayed.
+# A small limit, so that a burst reaches it, and a short period, so that every model is replayed.
 OPTIONS = ("--max-concurrent-calls=24", "--canary-seconds=10")
 METRIC = re.compile(r"\b(?:attention|process)_\w+|\bjob(?:_model)?:\w+:\w+|\bup\b")
 # Metrics that exist with certain settings only, which the servers of this check do not have.
-CONDITIONAL = ("attention_tls_",)
+CONDITIONAL = "attention_tls_"
+CALLERS, BURST, BURST_SECONDS, SWAP_SECONDS = 6, 64, 3.0, 6.0
+TIMEOUT_SECONDS = 20.0
+LONGEST = 96
+INPUTS = ("query", "key", "value")
+TEXT = "Life is short, eat dessert first"
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What a query or a rule returned.
-
-    Attributes:
-        name: The panel's title, or the rule's name.
-        expression: What was evaluated.
-        problem: What is wrong; empty if nothing.
-    """
+class Finding(NamedTuple):
+    """What a query, by its panel's title, or a rule returned; `problem` is empty if nothing is wrong."""
 
     name: str
     expression: str
@@ -70,52 +75,39 @@ def main() -> int:
 
 
 def check(repository: Path, seconds: float) -> list[Finding]:
-    """Serves, sends a load, and evaluates everything.
-
-    Args:
-        repository: The models. A copy of them is served.
-        seconds: How long the load lasts.
+    """Serves a copy of the models, sends a load for some seconds, and evaluates everything.
 
     Raises:
         ProgramNotFoundError: Prometheus is not installed.
     """
-    with _measured(repository, seconds) as (prometheus, start, end):
-        return [*_panels(prometheus, start, end), *_rules(prometheus)]
-
-
-@contextmanager
-def _measured(repository: Path, seconds: float) -> Iterator[tuple[Prometheus, float, float]]:
-    """Yields a Prometheus that has scraped servers under load, and the times between which it did."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         models = folder / "models"
         shutil.copytree(repository, models)
-        swapped = _damage_a_copy(models)
-        one = stack.enter_context(
-            serving(models, folder / "one.log", "--model-control=explicit", "--load-model=*", *OPTIONS)
-        )
+        (name, *_) = sorted(path.name for path in models.iterdir() if path.is_dir())
+        shutil.copytree(models / name, models / "damaged")  # its manifest describes another model
+        explicit = ("--model-control=explicit", "--load-model=*", *OPTIONS)
+        one = stack.enter_context(serving(models, folder / "one.log", *explicit))
         workers = stack.enter_context(serving(models, folder / "workers.log", "--workers=2", *OPTIONS))
         targets = [f"127.0.0.1:{server.metrics_port}" for server in (one, workers)]
         (folder / "prometheus").mkdir()
         prometheus = stack.enter_context(scraping(folder / "prometheus", targets, INTERVAL_SECONDS))
-        start = time.time()
-        with mixed_load([one.target, workers.target], (one.target, swapped)):
+        start, ended = time.time(), threading.Event()
+        works = [
+            *(partial(_call, own.target, seed) for seed in range(CALLERS) for own in (one, workers)),
+            *(partial(_burst, own.target) for own in (one, workers)),
+            partial(_swap, one.target, name),
+        ]
+        with ThreadPoolExecutor(len(works)) as threads:
+            running = [threads.submit(work, ended) for work in works]
             time.sleep(seconds / 2)
-            _kill_a_worker(workers)
+            pids = re.findall(r" worker started .*\bpid=(\d+)", workers.log.read_text())
+            os.kill(int(pids[-1]), signal.SIGKILL)
             time.sleep(seconds / 2)
-        yield prometheus, start, time.time()
-
-
-def _damage_a_copy(models: Path) -> str:
-    """Adds a model that fails to load; returns the name of a good one."""
-    (name, *_) = sorted(path.name for path in models.iterdir() if path.is_dir())
-    shutil.copytree(models / name, models / DAMAGED)  # its manifest describes another model
-    return name
-
-
-def _kill_a_worker(server: ServerProcess) -> None:
-    pids = re.findall(r" worker started .*\bpid=(\d+)", server.log.read_text())
-    os.kill(int(pids[-1]), signal.SIGKILL)
+            ended.set()
+        for work in running:
+            work.result()
+        return [*_panels(prometheus, start, time.time()), *_rules(prometheus)]
 
 
 def queries() -> list[tuple[str, str]]:
@@ -138,7 +130,7 @@ def _panels(prometheus: Prometheus, start: float, end: float) -> Iterator[Findin
         except RuntimeError as error:
             yield Finding(title, expression, str(error))
             continue
-        problem = "" if any(map(isfinite, values)) or _is_conditional(expression) else "returns nothing"
+        problem = "" if any(map(isfinite, values)) or CONDITIONAL in expression else "returns nothing"
         yield Finding(title, expression, problem)
 
 
@@ -150,7 +142,7 @@ def _rules(prometheus: Prometheus) -> Iterator[Finding]:
     existing = prometheus.names()
     for rule in prometheus.rules():
         problem = rule.get("lastError", "") or ("" if rule["health"] == "ok" else f"is {rule['health']}")
-        read = {name for name in METRIC.findall(rule["query"]) if not _is_conditional(name)}
+        read = {name for name in METRIC.findall(rule["query"]) if CONDITIONAL not in name}
         if rule["type"] == "recording":
             read.add(rule["name"])
         if missing := sorted(read - existing):
@@ -158,8 +150,74 @@ def _rules(prometheus: Prometheus) -> Iterator[Finding]:
         yield Finding(rule["name"], rule["query"], problem)
 
 
-def _is_conditional(expression: str) -> bool:
-    return any(prefix in expression for prefix in CONDITIONAL)
+def _call(target: str, seed: int, ended: threading.Event) -> None:
+    """Sends requests of every kind one after the other, and ignores that some are refused."""
+    rng = np.random.default_rng(seed)
+    with AttentionClient(target, timeout=TIMEOUT_SECONDS) as client:
+        models = [model for model in client.models() if model.state == "ready"]
+        vectors = [model for model in models if _takes_vectors(model)]
+        texts = [model.name for model in models if model.accepts_text]
+
+        def lists(model: ModelInfo) -> dict[str, Any]:
+            sequences = [_inputs(model, rng) for _ in range(4)]
+            return {name: [each[name] for each in sequences] for name in sequences[0]}
+
+        def stream(model: ModelInfo) -> object:
+            return list(
+                client.attend_stream(model.name, (AttendInputs(**_inputs(model, rng)) for _ in range(8)))
+            )
+
+        weighted: list[tuple[float, Callable[[ModelInfo], object]]] = [
+            (40, lambda model: client.attend(model.name, **_inputs(model, rng))),
+            (10, lambda model: client.attend(model.name, **lists(model))),
+            (5, lambda model: client.attend(model.name, **_inputs(model, rng), return_weights=True)),
+            (5, stream),
+            (5, lambda _: client.attend_text(str(rng.choice(texts)), TEXT) if texts else None),
+            (1, lambda model: client.attend(model.name, np.ones((2, 3), np.float32))),  # of a wrong width
+            (1, lambda model: client.attend(f"unknown-{model.name}", np.ones((2, 4), np.float32))),
+            (1, lambda model: client.attend(model.name, **lists(model), timeout=0.002)),
+        ]
+        shares = np.array([weight for weight, _ in weighted]) / sum(weight for weight, _ in weighted)
+        while not ended.is_set():
+            _, kind = weighted[rng.choice(len(weighted), p=shares)]
+            with suppress(AttentionClientError):
+                kind(vectors[rng.integers(len(vectors))])
+
+
+def _takes_vectors(model: ModelInfo) -> bool:
+    return all(spec.name in INPUTS for spec in model.inputs if not spec.optional)
+
+
+def _inputs(model: ModelInfo, rng: np.random.Generator) -> dict[str, Any]:
+    """One sequence for each input of a model, as long as its axis."""
+    lengths: dict[str | int, int] = {}
+    found: dict[str, Any] = {}
+    for spec in model.inputs:
+        if not spec.optional:
+            length = lengths.setdefault(spec.axes[1], int(rng.integers(1, LONGEST)))
+            found[spec.name] = rng.standard_normal((length, int(spec.axes[2])), dtype=np.float32)
+    return found
+
+
+def _burst(target: str, ended: threading.Event) -> None:
+    """Sends more calls at once than the server takes, every few seconds."""
+    with AttentionClient(target, max_retries=0) as client, ThreadPoolExecutor(BURST) as pool:
+        (model, *_) = [model for model in client.models() if model.state == "ready" and _takes_vectors(model)]
+        rows = _inputs(model, np.random.default_rng(0))
+        while not ended.wait(BURST_SECONDS):
+            calls = [pool.submit(client.attend, model.name, **rows) for _ in range(BURST)]
+            for call in calls:
+                call.exception()  # waits; that some are refused is intended
+
+
+def _swap(target: str, name: str, ended: threading.Event) -> None:
+    """Unloads and loads a model, again and again."""
+    with grpc.insecure_channel(target) as channel:
+        stub = GRPCInferenceServiceStub(channel)
+        while not ended.wait(SWAP_SECONDS):
+            with suppress(grpc.RpcError):
+                stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name=name))
+                stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name=name))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,10 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "build": ("deploy/requirements/build.in",),
     "sbom": ("deploy/requirements/sbom.in",),
 }
-COMMAND = "make lock"
+OPTIONS = (
+    "--quiet --generate-hashes --no-emit-find-links --no-annotate --python-version=3.11 "
+    "--python-platform=linux --constraint=constraints.txt --override=deploy/requirements/overrides.txt"
+)
 
 
 def main() -> None:
@@ -49,22 +52,8 @@ def lock(name: str, *, upgrade: bool = False) -> None:
         CalledProcessError: uv did not find versions that fit together; it says why.
     """
     print(f"deploy/requirements/{name}.txt", flush=True)
-    command = [
-        "uv",
-        "pip",
-        "compile",
-        "--quiet",
-        "--generate-hashes",
-        "--no-emit-find-links",
-        "--no-annotate",
-    ]
-    command += ["--python-version=3.11", "--python-platform=linux", f"--custom-compile-command={COMMAND}"]
-    command += [
-        f"--find-links={WHEELS}",
-        "--constraint=constraints.txt",
-        "--override=deploy/requirements/overrides.txt",
-    ]
-    command += ["--upgrade"] if upgrade else []
+    command = ["uv", "pip", "compile", *OPTIONS.split(), f"--find-links={WHEELS}"]
+    command += ["--custom-compile-command=make lock", *(["--upgrade"] if upgrade else [])]
     command += [*SOURCES[name], f"--output-file={FOLDER / f'{name}.txt'}"]
     subprocess.run(command, cwd=ROOT, check=True)  # noqa: S603 - fixed arguments
 

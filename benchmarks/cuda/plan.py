@@ -24,7 +24,7 @@ class Plan:
 
     Attributes:
         models: Names of presets, and CAUSAL_CROSS; empty for all.
-        wide: The preset whose rates are measured.
+        wide: The preset whose rates are measured, and its width.
         lengths: Rows of a sequence; batches: sequences of a run.
         seconds: Duration of each timed measurement in process; served_seconds: through the server.
         kernel_models: Presets whose kernels are looked up in the runtime's log.
@@ -34,6 +34,7 @@ class Plan:
 
     models: tuple[str, ...] = ()
     wide: str = "multi-head-768x12"
+    width: int = 768
     lengths: tuple[int, ...] = (6, 32, 128, 512, 2048, 8192)
     batches: tuple[int, ...] = (1, 8, 64, 256)
     seconds: float = 0.2
@@ -60,8 +61,9 @@ class Plan:
 
 FULL = Plan()
 QUICK = Plan(
-    models=("multi-head-64x4", "causal-self-attention", CAUSAL_CROSS),
+    models=("multi-head-64x4", CAUSAL_CROSS),
     wide="multi-head-64x4",
+    width=64,
     lengths=(6, 64),
     batches=(1, 8),
     seconds=0.05,

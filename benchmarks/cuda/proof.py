@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.manifest import BATCH_AXIS, MANIFEST_FILE, GraphKind, Manifest
 from attention_serving.export.parity import BLOCK_GOLDEN_GRID, GOLDEN_GRID, PARITY_GRID, SEED, grid_cases
 from attention_serving.export.signature import MASK_HEADS_AXIS, random_inputs, signatures
@@ -101,12 +100,11 @@ def proof(run: Run) -> None:
     for case in run.cases():
         try:
             model = load_model(case.folder(run.models), Device(Provider(run.device), threads=1))
-        except (ArtifactError, ProviderError) as error:
-            reason = str(error).partition(": ")[2] or str(error)
+            for measured in _grid(case, model, quick=run.quick):
+                run.add("proof", **case._asdict(), golden_error=model.measured_error, **measured)
+        except Exception as error:  # of the artifact, or of the runtime, which raises its own
+            reason = (str(error).partition(": ")[2] or str(error))[:300]
             run.add("proof", **case._asdict(), graph="", holds=False, problem=reason)
-            continue
-        for measured in _grid(case, model, quick=run.quick):
-            run.add("proof", **case._asdict(), golden_error=model.measured_error, **measured)
 
 
 def _grid(case: Case, model: LoadedModel, *, quick: bool) -> Iterator[Record]:
@@ -193,7 +191,7 @@ def costs(run: Run) -> None:
             device = Device(Provider(run.device), threads=1)
             try:
                 model = calibrated(load_model(case.folder(run.models), device))
-            except (ArtifactError, ProviderError) as error:
+            except Exception as error:  # as above
                 run.add("costs", **case._asdict(), problem=str(error)[:300])
                 continue
             for kind, cost in model.costs.items():

@@ -35,7 +35,6 @@ def torch(run: Run) -> None:
 
 
 def _measure(run: Run, step: str, load: Callable[[Run, str], Prepare]) -> None:
-    width = int(build(run.plan.wide).config.d_query)
     rng = np.random.default_rng(0)
     for precision in PRECISIONS:
         try:
@@ -44,7 +43,7 @@ def _measure(run: Run, step: str, load: Callable[[Run, str], Prepare]) -> None:
             run.add(step, precision=precision, problem=f"does not load: {error}")
             continue
         for batch, length in run.plan.cells():
-            query = rng.standard_normal((batch, length, width), dtype=np.float32)
+            query = rng.standard_normal((batch, length, run.plan.width), dtype=np.float32)
             cell = {"precision": precision, "batch": batch, "length": length}
             try:
                 for system, call in prepare(query):

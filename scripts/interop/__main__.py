@@ -1,4 +1,4 @@
-"""Runs every client against one server, prints what worked, and ends with status 0 if all did.
+"""Runs clients of other projects against one server, prints what worked, and ends with status 0 if all did.
 
 `python -m scripts.interop --repository model_repository`. The clients are installed under build/interop/.
 """
@@ -8,62 +8,32 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from attention_client import AttentionClient
-from rich.console import Console
-from rich.table import Table
 
 from scripts.export_demo_models import export_demo_models
 from scripts.local_server import ROOT, ServerProcess, serving
 
 ENVIRONMENTS = ROOT / "build" / "interop"
-HERE = Path(__file__).parent
+CLIENTS = Path(__file__).with_name("clients.py")
+# The function of clients.py, and the package that it needs in an environment of its own.
+PACKAGES = {"kserve": "kserve==0.21.0", "mlserver": "mlserver==1.7.1"}
 MODEL = "multi-head-768x12"
 ROWS, WIDTH = 6, 768
 CLIENT_SECONDS = 300
-console = Console(highlight=False)
-
-
-@dataclass(frozen=True)
-class PythonClient:
-    """A client in Python.
-
-    Attributes:
-        package: What to install, with its version.
-        script: A program of this folder that is run in the environment of the client.
-    """
-
-    package: str
-    script: str
-
-    @property
-    def python(self) -> Path:
-        """The interpreter of its environment."""
-        return ENVIRONMENTS / self.script / "bin" / "python"
-
-    def install(self) -> None:
-        """Makes the environment, unless it is there."""
-        done = self.python.parent.parent / self.package
-        if done.exists():
-            return
-        _run(sys.executable, "-m", "venv", "--clear", self.python.parent.parent)
-        _run(self.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", self.package)
-        done.touch()
-
-    def command(self, server: ServerProcess, http_port: int, data: Path) -> list[str | Path]:
-        """The command that asks the server, and compares the answer."""
-        urls = server.target, f"http://127.0.0.1:{http_port}"
-        return [self.python, HERE / f"{self.script}.py", *urls, MODEL, data]
-
-
-PYTHON_CLIENTS = (
-    PythonClient("kserve==0.21.0", "kserve_sdk"),
-    PythonClient("mlserver==1.7.1", "mlserver_stubs"),
-)
-BUF = "@bufbuild/buf@1.75.0"
+BUF = [
+    "npx",
+    "--yes",
+    "@bufbuild/buf@1.75.0",
+    "curl",
+    "--http2-prior-knowledge",
+    "--protocol",
+    "grpc",
+    "--reflect",
+]
 # Methods that buf calls, with the message as JSON and what the answer contains. It learns them by reflection.
 BUF_CALLS = (
     ("grpc.health.v1.Health/Check", "{}", "SERVING"),
@@ -79,46 +49,47 @@ def main() -> int:
     parser.add_argument("--repository", type=Path, required=True, help="folder of the demo's models")
     repository = parser.parse_args().repository
     export_demo_models(repository)
-    for client in PYTHON_CLIENTS:
-        client.install()
-    table, failed = Table("client", "call", "result"), 0
-    with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder)
-        with serving(repository, data / "log", "--http-port=0") as server:
-            for name, call, problem in _outcomes(server, data):
-                table.add_row(name, call, problem or "works")
+    for client, package in PACKAGES.items():
+        _install(client, package)
+    failed = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with serving(repository, folder / "log", "--http-port=0") as server:
+            for client, call, problem in _outcomes(server, folder / "data.npz"):
+                print(f"{client}, {call}: {problem or 'works'}")
                 failed += bool(problem)
-    console.print(table)
     return 1 if failed else 0
 
 
-def _outcomes(server: ServerProcess, data: Path) -> list[tuple[str, str, str]]:
+def _install(client: str, package: str) -> None:
+    """Makes the environment of a client, unless it is there."""
+    environment = ENVIRONMENTS / client
+    if not (environment / package).exists():
+        pip = (environment / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        subprocess.run([sys.executable, "-m", "venv", "--clear", environment], check=True)  # noqa: S603
+        subprocess.run([*pip, package], check=True)  # noqa: S603 - commands of this file
+        (environment / package).touch()
+
+
+def _outcomes(server: ServerProcess, data: Path) -> Iterator[tuple[str, str, str]]:
     """Name of a client, what it called, and why that failed; nothing if it worked."""
     rows = np.random.default_rng(0).standard_normal((1, ROWS, WIDTH)).astype(np.float32)
     with AttentionClient(server.target) as own:
-        answer = own.attend(MODEL, rows).context_vectors
-    np.savez(data / "data.npz", query=rows, context_vectors=answer)
-    http_port = _http_port(server.log)
-    found = []
-    for client in PYTHON_CLIENTS:
-        output, problem = _ask(*client.command(server, http_port, data / "data.npz"))
-        found += [(client.package, call, "") for call in output.splitlines()]
+        np.savez(data, query=rows, context_vectors=own.attend(MODEL, rows).context_vectors)
+    (http_port,) = re.findall(r" serving .*\bhttp_port=(\d+)", server.log.read_text())
+    for client in PACKAGES:
+        python = ENVIRONMENTS / client / "bin/python"
+        output, problem = _ask(
+            python, CLIENTS, client, server.target, f"http://127.0.0.1:{http_port}", MODEL, data
+        )
+        yield from ((client, call, "") for call in output.splitlines())
         if problem:
-            found.append((client.package, "the next", problem))
+            yield client, "the next", problem
     for method, message, expected in BUF_CALLS:
-        command = ["npx", "--yes", BUF, "curl", "--http2-prior-knowledge", "--protocol", "grpc", "--reflect"]
-        output, problem = _ask(*command, "--data", message, f"http://{server.target}/{method}")
+        output, problem = _ask(*BUF, "--data", message, f"http://{server.target}/{method}")
         if not problem and expected not in output.replace(" ", ""):
             problem = f"answered {output}"
-        found.append((BUF, method, problem))
-    return found
-
-
-def _http_port(log: Path) -> int:
-    port = re.search(r"\bhttp_port=(\d+)", log.read_text())
-    if port is None:
-        raise RuntimeError(f"the server does not serve HTTP:\n{log.read_text()}")
-    return int(port[1])
+        yield "buf", method, problem
 
 
 def _ask(*command: str | Path) -> tuple[str, str]:
@@ -131,10 +102,6 @@ def _ask(*command: str | Path) -> tuple[str, str]:
         return "", str(error)
     problem = done.stderr.strip().splitlines()[-1:] or [f"ended with status {done.returncode}"]
     return done.stdout, problem[0] if done.returncode else ""
-
-
-def _run(*command: str | Path) -> None:
-    subprocess.run(command, check=True)  # noqa: S603 - commands of this file
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from benchmarks import run
 from benchmarks.channel import CallFailedError, call_once
 from benchmarks.load import Endpoint, MeasurementWindow, closed_loop, first_response, open_loop
 from benchmarks.processes import ServerAddress, free_ports, is_running, process_tree, running
-from benchmarks.wire import ECHO_HALF, ECHO_WHOLE, Api, encode
+from benchmarks.wire import ECHO_WHOLE, Api, encode
 from benchmarks.workload import NARROW, SHORT, AttentionKind, Model, sequences
 
 WINDOW = MeasurementWindow(seconds=0.05, warm_seconds=0.01)
@@ -30,14 +30,8 @@ def endpoint(echo: ServerAddress, model: Model = NARROW) -> Endpoint:
     return Endpoint(echo.address, echo.pid, Api.ECHO, model, SHORT)
 
 
-def test_the_echo_returns_the_request_or_its_first_half(echo: ServerAddress) -> None:
-    assert call_once(echo.address, ECHO_WHOLE, b"abcdef") == b"abcdef"
-    assert call_once(echo.address, ECHO_HALF, b"abcdef") == b"abc"
-
-
-def test_the_first_response_holds_the_bytes_of_the_request(echo: ServerAddress) -> None:
-    cross = Model(AttentionKind.CROSS, 64, 4)
-    for model, share in ((NARROW, 1), (cross, 2)):
+def test_the_echo_returns_as_many_bytes_as_the_context_vectors_have(echo: ServerAddress) -> None:
+    for model, share in ((NARROW, 1), (Model(AttentionKind.CROSS, 64, 4), 2)):
         sent = encode(Api.ECHO, model, [sequences(model, SHORT)[0]])
         (found,) = first_response(endpoint(echo, model))
         assert found.tobytes() == sent[: len(sent) // share]
@@ -45,7 +39,6 @@ def test_the_first_response_holds_the_bytes_of_the_request(echo: ServerAddress) 
 
 def test_closed_loop_counts_what_was_answered(echo: ServerAddress) -> None:
     result = closed_loop(endpoint(echo), 4, WINDOW)
-
     assert result.failures == 0
     assert result.seconds >= WINDOW.seconds
     assert len(result.latencies) == result.sequences >= WINDOW.requests_each * 4
@@ -55,7 +48,6 @@ def test_closed_loop_counts_what_was_answered(echo: ServerAddress) -> None:
 
 def test_open_loop_sends_every_request_that_is_due(echo: ServerAddress) -> None:
     result = open_loop(endpoint(echo), rate=200, seconds=0.1, seed=1)
-
     assert result.failures == 0
     assert result.sequences == len(result.latencies) == 20
 
@@ -72,6 +64,5 @@ def test_a_stopped_process_leaves_no_children(tmp_path: Path) -> None:
     with running([sys.executable, "-c", script], tmp_path / "log", os.environ) as process:
         while len(tree := process_tree(process.pid)) < 2:
             assert process.poll() is None
-
     while any(is_running(pid) for pid in tree):
         pass  # SIGKILL takes effect soon; a process that it does not reach runs into the test's timeout

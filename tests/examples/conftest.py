@@ -1,17 +1,39 @@
-"""Fixtures: one server of a text encoder and of a module that takes vectors, for all examples."""
+"""Fixtures: one server of a text encoder, a layer and a module that takes vectors, for all examples."""
 
-from collections.abc import Iterator
+import runpy
+import sys
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import pytest
 
+from attention_serving.export.artifact import write_artifact
+from attention_serving.export.model_id import ModelId
+from attention_serving.model.checkpoints.loading import load_checkpoint
+from examples import replace_a_layer
 from scripts.local_server import ServerProcess, serving
 from tests.encoders.repository import ENCODERS, SENTENCE
-from tests.examples.models import LAYER, MODELS
-from tests.server.http.clients import http_port
 from tests.server.samples import SELF
-from tests.support.artifacts import cached_repositories, link_tree
+from tests.support.artifacts import ModelSet, cached_repositories, link_tree
+
+LAYER = "my-layer"
+Run = Callable[..., int]
+
+
+def export_layer(folder: Path) -> None:
+    """The layer that an example replaces."""
+    with TemporaryDirectory() as temporary:
+        path = Path(temporary) / "layer.safetensors"
+        replace_a_layer.save(str(path))
+        found = load_checkpoint(path, layout="torch", heads=replace_a_layer.HEADS)
+        write_artifact(found.module, ModelId(LAYER), folder)
+
+
+MODELS = ModelSet("examples", [export_layer], [Path(__file__), Path(replace_a_layer.__file__)])
 
 
 def _serving(artifacts: Path, folder: Path, *options: str) -> AbstractContextManager[ServerProcess]:
@@ -35,7 +57,17 @@ def small_server(artifacts: Path, tmp_path: Path) -> Iterator[ServerProcess]:
         yield process
 
 
-@pytest.fixture(scope="session")
-def openai_url(example_server: ServerProcess) -> str:
-    """The base URL for clients of OpenAI's API."""
-    return f"http://127.0.0.1:{http_port(example_server.log)}/v1"
+@pytest.fixture
+def run() -> Run:
+    """Runs an example in this process, as `python -m examples.NAME` does, and returns its exit status."""
+
+    def run(name: str, *arguments: object) -> int:
+        argv = [name, *map(str, arguments)]
+        # runpy warns if a test has imported the example as a module before.
+        quiet = warnings.catch_warnings(action="ignore", category=RuntimeWarning)
+        with patch.object(sys, "argv", argv), quiet, pytest.raises(SystemExit) as end:
+            runpy.run_module(f"examples.{name}", run_name="__main__", alter_sys=True)
+        assert isinstance(end.value.code, int)
+        return end.value.code
+
+    return run
