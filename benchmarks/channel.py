@@ -79,10 +79,8 @@ class UnaryCaller:
         requests: Sequence[EncodedRequest],
         *,
         deadline_seconds: float = DEADLINE_SECONDS,
-        metadata: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self._channel = _Channel(target)
-        self._metadata = metadata or None
         self._method = method
         self._requests = cycle(requests)
         self._deadline_seconds = deadline_seconds
@@ -91,7 +89,7 @@ class UnaryCaller:
         """Starts the next request. Its deadline counts from `since`, like its latency."""
         request = next(self._requests)
         operations = (
-            cygrpc.SendInitialMetadataOperation(self._metadata, NO_FLAGS),
+            cygrpc.SendInitialMetadataOperation(None, NO_FLAGS),
             cygrpc.SendMessageOperation(request.data, NO_FLAGS),
             cygrpc.SendCloseFromClientOperation(NO_FLAGS),
             cygrpc.ReceiveInitialMetadataOperation(NO_FLAGS),

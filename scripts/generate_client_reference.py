@@ -1,17 +1,14 @@
 """Writes docs/client.md, the reference of attention_client's public names, from their docstrings.
 
-`python -m scripts.generate_client_reference` writes the page; with `--check` it exits with 1 if the page is
-not current.
+`python -m scripts.generate_client_reference` writes the page, and a test compares it.
 """
 
-import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import griffe
 from attention_client import _connection
-from griffe import Alias, Class, DocstringSectionKind, Function, Object, Parameter, ParameterKind
+from griffe import Alias, DocstringSectionKind, Function, Object, Parameter, ParameterKind
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "clients/python/src"
@@ -33,6 +30,11 @@ GROUPS = {
     ),
     "Warnings": ("TextTruncatedWarning",),
 }
+TITLES = {
+    DocstringSectionKind.parameters: "Arguments",
+    DocstringSectionKind.attributes: "Attributes",
+    DocstringSectionKind.raises: "Errors",
+}
 HEADER = """# attention_client: reference
 
 The public names of the Python client. `python -m scripts.generate_client_reference` generates this page from
@@ -41,50 +43,33 @@ their docstrings. [clients/python/README.md](../clients/python/README.md) introd
 """
 
 
-def main() -> int:
-    """Writes or checks the page and returns the exit status."""
-    parser = argparse.ArgumentParser(description="Write docs/client.md from the client's docstrings.")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if the page is not current")
-    page = reference()
-    if parser.parse_args().check:
-        return int(PAGE.read_text() != page)
-    PAGE.write_text(page)
-    return 0
-
-
 def reference() -> str:
     """The page's text."""
     package = griffe.load("attention_client", search_paths=[SOURCES], docstring_parser="google")
+    classes = {name: _target(package[name]) for name in sorted(map(str, package.exports or ()))}
     lines = [HEADER]
     for title, names in GROUPS.items():
         lines.append(f"## {title}\n")
         for name in names:
-            lines += _class(_resolved(package, name))
-    _, tree, *texts = _text(package["errors"]).split("\n\n")
+            lines += _class(classes.pop(name))
+    _, tree, *texts = _text(_target(package["errors"])).split("\n\n")
     lines += ["## Errors\n", _code(tree), *(f"{text}\n" for text in texts)]
-    lines += _class(_resolved(package, "AttentionClientError"))
-    listed = {name for names in GROUPS.values() for name in names} | {"AttentionClientError", "__version__"}
-    for name in sorted({str(name) for name in package.exports or ()} - listed):
-        summary = _text(_resolved(package, name)).split("\n\n")[0]
-        lines.append(f"- `{name}`: {' '.join(summary.split())}")
+    lines += _class(classes.pop("AttentionClientError"))
+    for name, found in classes.items():
+        if name != "__version__":
+            lines.append(f"- `{name}`: {' '.join(_text(found).split(chr(10) * 2)[0].split())}")
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _resolved(package: Object | Alias, name: str) -> Class:
-    found = _target(package[name])
-    if not isinstance(found, Class):
-        raise TypeError(f"{name} is not a class")
-    return found
 
 
 def _target(member: Object | Alias) -> Object:
     return member.final_target if isinstance(member, Alias) else member
 
 
-def _class(cls: Class) -> Iterator[str]:
-    """The class's signature and docstring, then those of its public methods."""
+def _class(cls: Object) -> Iterator[str]:
+    """The class's signature and docstring, then those of its public methods, inherited ones included."""
     yield f"### {cls.name}\n"
-    functions = _functions(cls)
+    members = {name: _target(member) for name, member in {**cls.inherited_members, **cls.members}.items()}
+    functions = {name: member for name, member in members.items() if isinstance(member, Function)}
     if "__init__" in functions and "dataclass" not in cls.labels:
         yield _code(_signature(cls.name, functions["__init__"]))
     yield from _docstring(cls)
@@ -100,32 +85,16 @@ def _class(cls: Class) -> Iterator[str]:
             yield from _docstring(function)
 
 
-def _functions(cls: Class) -> dict[str, Function]:
-    """The class's functions, including inherited ones."""
-    members = {name: _target(member) for name, member in {**cls.inherited_members, **cls.members}.items()}
-    return {name: member for name, member in members.items() if isinstance(member, Function)}
-
-
 def _docstring(item: Object) -> Iterator[str]:
     """The docstring's sections: text, then lists of arguments, attributes and errors."""
-    if item.docstring is None:
-        return
-    for section in item.docstring.parsed:
-        match section.kind:
-            case DocstringSectionKind.text:
-                yield f"{section.value}\n"
-            case DocstringSectionKind.parameters | DocstringSectionKind.attributes:
-                entries = [(f"`{entry.name}`", entry.description) for entry in section.value]
-                yield from _list("Arguments" if section.kind.value == "parameters" else "Attributes", entries)
-            case DocstringSectionKind.raises:
-                yield from _list(
-                    "Errors", [(f"`{entry.annotation}`", entry.description) for entry in section.value]
-                )
-
-
-def _list(title: str, entries: list[tuple[str, str]]) -> Iterator[str]:
-    yield f"{title}:\n"
-    yield "\n".join(f"- {name}: {' '.join(text.split())}" for name, text in entries) + "\n"
+    for section in item.docstring.parsed if item.docstring else ():
+        if section.kind is DocstringSectionKind.text:
+            yield f"{section.value}\n"
+        elif title := TITLES.get(section.kind):
+            yield f"{title}:\n"
+            key = "annotation" if title == "Errors" else "name"
+            entries = [(getattr(entry, key), " ".join(entry.description.split())) for entry in section.value]
+            yield "\n".join(f"- `{name}`: {text}" for name, text in entries) + "\n"
 
 
 def _code(text: str) -> str:
@@ -146,15 +115,15 @@ def _signature(start: str, function: Function, returns: str = "") -> str:
 
 
 def _parameter(item: Parameter) -> str:
-    annotation = "" if item.annotation is None else f": {item.annotation}"
+    text = item.name if item.annotation is None else f"{item.name}: {item.annotation}"
     if item.default is None:
-        return f"{item.name}{annotation}"
-    return f"{item.name}{annotation} = {vars(_connection).get(str(item.default), item.default)}"
+        return text
+    return f"{text} = {vars(_connection).get(str(item.default), item.default)}"
 
 
-def _text(item: Object | Alias) -> str:
+def _text(item: Object) -> str:
     return item.docstring.value if item.docstring else ""
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(reference())

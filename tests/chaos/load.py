@@ -31,16 +31,12 @@ class Job:
 
     target: str
     messages: tuple[bytes, ...]
-    token: str = ""
 
     def caller(self, deadline_seconds: float = 60.0) -> UnaryCaller:
         """A caller on a new connection, which is established."""
         requests = [EncodedRequest(data, 1, 0) for data in self.messages]
-        metadata = (("authorization", f"Bearer {self.token}"),) if self.token else ()
         method = METHODS[Api.ATTENTION]
-        caller = UnaryCaller(
-            self.target, method, requests, deadline_seconds=deadline_seconds, metadata=metadata
-        )
+        caller = UnaryCaller(self.target, method, requests, deadline_seconds=deadline_seconds)
         caller.start()
         caller.finish()
         return caller

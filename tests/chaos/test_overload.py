@@ -1,18 +1,15 @@
-"""Load above the capacity, with deadlines: what is answered in time, what is refused, how fast, and for whom.
+"""Load above the capacity, with deadlines: what is answered in time, what is refused, and how fast.
 
 Capacity is measured before and after: closed loop, with the same generator process and the same messages.
 """
 
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.load import poisson
-from benchmarks.processes import worker
 from tests.chaos.figures import Figures, scaled
 from tests.chaos.load import EXPIRED, OK, REFUSED, Job, Outcomes, capacity, open_loop
 from tests.chaos.process import (
@@ -26,7 +23,6 @@ from tests.chaos.process import (
     reset_peak,
     server_of,
 )
-from tests.server.security.samples import entry, write_tokens
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 MESSAGES = tuple(attend_message(MODEL, random_rows(128, seed=seed)).SerializeToString() for seed in range(4))
@@ -34,10 +30,6 @@ CAPACITY_SECONDS, OVERLOAD_SECONDS, RECOVERY_SECONDS = scaled(4, 10), scaled(10,
 MAX_MEMORY_MIB = 1024
 # Messages that the core has received and not delivered.
 SLACK_MIB = 256
-# Loads of two identities, as shares of the capacity: together more than the capacity.
-MODEST, GREEDY = 0.15, 1.5
-# The queue of the greedy one fills in this time.
-SETTLE_SECONDS = 2.0
 
 
 @pytest.mark.parametrize("deadline", [1.0, 10.0], ids=["deadline-1s", "deadline-10s"])
@@ -88,52 +80,7 @@ def report(figures: Figures, outcomes: Outcomes, rate: float, deadline: float) -
     figures.at_least("answered in time from a second after the overload, share", share, 0.9)
 
 
-@pytest.fixture(scope="module")
-def second_generator() -> Iterator[ProcessPoolExecutor]:
-    """Another process that generates load."""
-    with worker() as pool:
-        yield pool
-
-
-@pytest.mark.parametrize("deadline", [1.0, 5.0], ids=["deadline-1s", "deadline-5s"])
-def test_a_modest_identity_keeps_its_answers_beside_a_greedy_one(
-    wide: Path,
-    tmp_path: Path,
-    generator: ProcessPoolExecutor,
-    second_generator: ProcessPoolExecutor,
-    deadline: float,
-) -> None:
-    names = ("modest", "greedy")
-    file = write_tokens(
-        tmp_path / "tokens.json", *(entry(name, f"{name}-token", "infer:*") for name in names)
-    )
-    with (
-        Figures(f"greedy identity: 10 x the load of a modest one, deadlines of {deadline:g} s") as figures,
-        server_of(wide, tmp_path, f"--tokens={file}") as server,
-    ):
-        modest = Job(server.target, MESSAGES, "modest-token")
-        greedy = replace(modest, token="greedy-token")  # noqa: S106 - of this test's own server
-        rate = generator.submit(capacity, modest, CAPACITY_SECONDS).result()
-        figures.note("capacity, answers/s", rate)
-        own, other = (poisson(share * rate, OVERLOAD_SECONDS, seed=1) for share in (MODEST, GREEDY))
-
-        def together(beside: Job) -> tuple[Outcomes, Outcomes]:
-            second = second_generator.submit(open_loop, beside, other, deadline)
-            return generator.submit(open_loop, modest, own, deadline).result(), second.result()
-
-        quiet, noisy = together(greedy)
-        same, _ = together(modest)  # shows what the shares are good for
-        figures.at_least("modest one answered in time, share", answered(quiet, deadline), 0.95)
-        figures.note("modest one, calls by status", quiet.counts())
-        for percent in (50, 99):
-            figures.note(f"modest one, answers p{percent}, s", quiet.latency(OK, percent))
-        figures.note("greedy one answered in time, share", answered(noisy, deadline))
-        figures.among("greedy one, calls by status", noisy.counts(), {OK, REFUSED, EXPIRED})
-        figures.note("greedy one, refused by reason", noisy.refusals())
-        figures.note("both as one identity: modest part answered, share", answered(same, deadline))
-
-
-def answered(outcomes: Outcomes, deadline: float, since: float = SETTLE_SECONDS) -> float:
+def answered(outcomes: Outcomes, deadline: float, *, since: float) -> float:
     """The share of the calls due from some moment that were answered within their deadline."""
     good = (outcomes.codes == OK) & (outcomes.seconds <= deadline)
     return float(np.mean(good[outcomes.due >= since]))

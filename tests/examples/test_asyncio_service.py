@@ -21,6 +21,7 @@ from tests.encoders.texts import ATOL, RTOL, TEXTS
 from tests.server.http.clients import head
 from tests.server.samples import SELF
 
+pytestmark = pytest.mark.thorough
 # A port on which nothing listens.
 NOWHERE = "127.0.0.1:9"
 BODY = b'{"texts": ["dessert"]}'
@@ -89,7 +90,6 @@ def test_a_server_that_does_not_answer_in_time_is_504(example_server: ServerProc
     assert answer.status_code == 504
 
 
-@pytest.mark.thorough
 def test_a_signal_ends_the_service_after_the_request_in_progress(example_server: ServerProcess) -> None:
     command = [sys.executable, "-m", "examples.asyncio_service", "--port=0", f"--model={SENTENCE}"]
     command.append(f"--server={example_server.target}")

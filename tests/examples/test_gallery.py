@@ -54,6 +54,7 @@ def test_bring_your_bert(
     assert "config.json cannot be read" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_replace_a_layer(
     example_server: ServerProcess,
     tmp_path: Path,

@@ -35,6 +35,7 @@ def printed_scores(capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
     return {passage: float(score) for score, passage in lines}
 
 
+@pytest.mark.thorough
 def test_the_nearest_passages_are_printed_first(
     example_server: ServerProcess, tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
