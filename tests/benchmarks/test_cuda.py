@@ -1,0 +1,137 @@
+"""The program for a GPU: its parts, and all of it on the CPU with few models."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import onnxruntime
+import pytest
+
+from benchmarks.cuda.__main__ import MODULES
+from benchmarks.cuda.plan import CAUSAL_CROSS, QUICK, STEPS, Record, Run
+from benchmarks.cuda.proof import chosen_kernels
+from benchmarks.cuda.report import ONNX_DEVICE, ONNX_HOST, TORCH_DEVICE, Outcome, targets, write
+from scripts.local_server import ROOT
+
+# Lines as ONNX Runtime's sources write them (core/providers/cuda/llm/attention.cc, AttentionKernelDebugInfo),
+# not recorded on a GPU.
+PREFIX = "2026-11-22 10:00:00.000000000 [V:onnxruntime:Default, attention.cc:1400]"
+LOG = f"""\
+{PREFIX} ONNX Attention: using Flash Attention (batch=2, q_seq=128, total_seq=128, past=no)
+{PREFIX} ONNX Attention: using Memory Efficient Attention (batch=2, q_seq=128, past=no, mask=yes)
+{PREFIX} Attention: using unified unfused path (is_gqa=0, head_size=64, softcap=0)
+Operator=Attention Node=node_Attention_1 DataType=fp16 SdpaKernel=CUDNN_FLASH_ATTENTION
+Operator=Attention Node=node_Attention_1 DataType=fp16 SdpaKernel=XQA
+{PREFIX} Both nonpad_kv_seqlen and attn_mask provided. Flash Attention does not support this combination
+"""
+EMPTY: dict[str, list[Record]] = {step: [] for step in STEPS}
+GRAPHS = {"plain", "lengths", "mask", "weights", "blocks", "mask_blocks"}
+# Two busy cores take longer than a machine with a GPU: each step may take more than its usual time.
+MINUTES = 60
+
+
+def proven(*, holds: bool = True) -> Record:
+    found = {"module": "m", "precision": "fp32", "graph": "plain", "cases": 9, "error": 2e-6, "holds": holds}
+    return {**found, "host": {"shapes": ["Shape a", "Shape b", "Gather c"], "tensors": ["Cos d"]}}
+
+
+def timed(system: str, seconds: float, precision: str = "fp16", batch: int = 1, length: int = 6) -> Record:
+    cell = {"precision": precision, "batch": batch, "length": length}
+    return {**cell, "system": system, "median": seconds}
+
+
+def test_kernels_are_read_from_the_log() -> None:
+    wanted = Counter(["flash", "memory-efficient", "unfused", "cuDNN", "XQA"])
+    assert chosen_kernels(LOG) == wanted
+    assert not chosen_kernels("Attention without a decision")
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(2.0, "met"), (0.5, "missed")])
+def test_targets_are_ratios_of_what_was_measured(factor: float, verdict: str) -> None:
+    large = [timed(ONNX_HOST, 1.0, precision, 256, 128) for precision in ("fp32", "fp16")]
+    answered = {"per_request": 256, "length": 128, "rate": 256 * factor}
+    found = EMPTY | {
+        "proof": [proven(), proven(holds=factor > 1)],
+        "onnx": [*large, timed(ONNX_DEVICE, 1.0)],
+        "torch": [timed(TORCH_DEVICE, factor)],
+        "service": [{"precision": precision, **answered} for precision in ("fp32", "fp16")],
+    }
+    assert [row[3] for row in targets(found)] == [verdict] * 4
+    assert [row[3] for row in targets(EMPTY)] == ["not measured"] * 4
+
+
+def test_a_step_that_failed_or_was_cut_off_leaves_the_findings_of_the_others(tmp_path: Path) -> None:
+    run = Run("cpu", quick=True, work=tmp_path / "work", models=tmp_path / "models")
+    run.forget()
+    run.add("proof", **proven())
+    run.add("proof", module="m", precision="bf16", graph="", holds=False, problem="no kernel")
+    with (run.work / "proof.jsonl").open("a") as file:
+        file.write('{"module": "n", "prec')
+    run.add("onnx", precision="fp32", batch=8, length=6, problem="out of memory")
+    outcomes = [Outcome(step, 1.0, "not ended after 1 s" if step == "onnx" else "") for step in STEPS]
+    text = write(run, outcomes, tmp_path / "report").read_text()
+    assert "| m | fp32 | 9 | 2e-06 | holds | Cos 1 | Gather 1, Shape 2 |" in text
+    assert "| m | bf16 | 0 | 0 | MISSED: no kernel | none | none |" in text
+    assert "| onnx | 1 | not ended after 1 s |" in text
+    assert "- onnx, fp32 8 6: out of memory" in text
+    assert "no GPU took part" in text
+    assert "## Through the server" not in text
+    assert set(STEPS) == set(MODULES) - {"check"}
+
+
+def program(*options: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "benchmarks.cuda", *options]
+    return subprocess.run(
+        command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=800, check=False
+    )
+
+
+@pytest.mark.skipif(
+    "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this runtime has CUDA"
+)
+def test_without_a_gpu_the_program_ends_with_one_sentence(tmp_path: Path) -> None:
+    ended = program(f"--work={tmp_path}", f"--out={tmp_path / 'report'}")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: no GPU to measure: onnxruntime ")
+    assert "install onnxruntime-gpu in its place" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+def test_every_step_runs_on_the_cpu(tmp_path: Path) -> None:
+    ended = program("--device=cpu", "--quick", f"--work={tmp_path}", f"--minutes={MINUTES}")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert [line.split(":")[0] for line in ended.stdout.splitlines()[:-1]] == [*STEPS]
+    run = Run("cpu", quick=True, work=tmp_path, models=tmp_path)
+    assert {one["model"] for one in run.found("export")} == {case.name for case in run.cases()}
+
+    proofs = run.found("proof")
+    assert {one["module"] for one in proofs} == set(QUICK.models)
+    for precision in ("fp32", "fp16"):
+        own = [one for one in proofs if one["precision"] == precision]
+        assert {one["graph"] for one in own} == GRAPHS
+        assert all(one["holds"] and one["cases"] > 0 for one in own)
+        assert any(one["module"] == CAUSAL_CROSS for one in own)
+    # The host has no kernels for bf16.
+    assert not any(one["holds"] for one in proofs if one["precision"] == "bf16")
+
+    def in_fp32(step: str) -> list[Record]:
+        return [one for one in run.found(step) if one["precision"] == "fp32"]
+
+    for step in ("onnx", "torch"):  # from the host, and on the device
+        assert len(in_fp32(step)) == 2 * len(QUICK.cells())
+        assert all(one["median"] > 0 for one in in_fp32(step))
+    assert [(one["in_flight"], one["per_request"], one["length"]) for one in in_fp32("service")] == [
+        *QUICK.loads
+    ]
+    assert all(one["holds"] and one["rate"] > 0 and not one["failures"] for one in in_fp32("service"))
+    assert {one["graph"] for one in in_fp32("costs")} >= {"plain", "lengths"}
+    assert all(not one["problem"] for one in in_fp32("kernels"))
+    text = (tmp_path / "report/report.md").read_text()
+    assert text.startswith("# The service on the CPU\n")
+    for title in ("Steps", "Targets", "Proof", "Sequences per second, in process", "Through the server"):
+        assert f"## {title}" in text
