@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -34,12 +34,11 @@ def find_program(name: str) -> str:
     Raises:
         ProgramNotFoundError: It is neither on PATH nor where its environment variable says.
     """
-    given = os.environ.get(VARIABLES[name])
-    found = shutil.which(given or name)
+    found = shutil.which(os.environ.get(VARIABLES[name]) or name)
     if found is None:
-        variable = VARIABLES[name]
-        where = f"{variable}={given} is not a program" if given else f"set {variable} to its path"
-        raise ProgramNotFoundError(f"{name} is not installed, or not on PATH: {where}")
+        raise ProgramNotFoundError(
+            f"{name} is not installed: it is neither on PATH nor what {VARIABLES[name]} says"
+        )
     return found
 
 
@@ -68,11 +67,9 @@ class Prometheus:
 
     def is_ready(self) -> bool:
         """Whether it answers queries."""
-        try:
-            with urllib.request.urlopen(f"{self._url}/-/ready") as response:  # noqa: S310 - http on loopback
-                return bool(response.status == 200)  # noqa: PLR2004
-        except OSError:
-            return False
+        with suppress(OSError), urllib.request.urlopen(f"{self._url}/-/ready"):  # noqa: S310 - http on loopback
+            return True
+        return False
 
     def _get(self, path: str, **parameters: object) -> Any:
         url = f"{self._url}/api/v1/{path}?{urlencode(parameters)}"
@@ -108,8 +105,11 @@ def scraping(folder: Path, targets: Sequence[str], interval_seconds: int) -> Ite
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file)  # noqa: S603 - found on PATH
     try:
-        prometheus = Prometheus(f"http://{address}")
-        _wait(process, prometheus, log)
+        prometheus, until = Prometheus(f"http://{address}"), time.monotonic() + START_SECONDS
+        while not prometheus.is_ready():
+            if process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"Prometheus did not start:\n{log.read_text()}")
+            time.sleep(0.05)
         yield prometheus
     finally:
         process.terminate()
@@ -127,16 +127,7 @@ def _configuration(targets: Sequence[str], interval_seconds: int) -> dict[str, A
     return found
 
 
-def _wait(process: "subprocess.Popen[bytes]", prometheus: Prometheus, log: Path) -> None:
-    until = time.monotonic() + START_SECONDS
-    while not prometheus.is_ready():
-        if process.poll() is not None or time.monotonic() > until:
-            raise RuntimeError(f"Prometheus did not start:\n{log.read_text()}")
-        time.sleep(0.05)
-
-
 def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind((HOST, 0))
-        port: int = listener.getsockname()[1]
-        return port
+        return int(listener.getsockname()[1])

@@ -44,13 +44,10 @@ def _run(settings: Settings) -> None:
     handle_signals(inbox.put)
     # ONNX Runtime and gRPC are imported here: --help and a supervisor need neither.
     if settings.workers > 1:
-        from attention_serving.server import workers  # noqa: PLC0415
-
-        workers.run(settings, inbox)
-        return
-    from attention_serving.server import application  # noqa: PLC0415
-
-    application.run(settings, inbox)
+        from attention_serving.server.workers import run  # noqa: PLC0415
+    else:
+        from attention_serving.server.application import run  # noqa: PLC0415
+    run(settings, inbox)
 
 
 if __name__ == "__main__":

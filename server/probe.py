@@ -24,40 +24,28 @@ def main() -> int:
         with _channel(target, arguments) as channel:
             check = health_pb2_grpc.HealthStub(channel).Check
             status = check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_SECONDS).status
+            if status == health_pb2.HealthCheckResponse.SERVING:
+                return 0
+            reason = f"the server reports {health_pb2.HealthCheckResponse.ServingStatus.Name(status)}"
     except grpc.RpcError as error:
-        sys.stderr.write(f"error: {target}: {error.code().name} {error.details()}\n")
-        return 1
+        reason = f"{error.code().name} {error.details()}"
     except OSError as error:
-        sys.stderr.write(f"error: {target}: {error}\n")
-        return 1
-    if status != health_pb2.HealthCheckResponse.SERVING:
-        name = health_pb2.HealthCheckResponse.ServingStatus.Name(status)
-        sys.stderr.write(f"error: {target}: the server reports {name}\n")
-        return 1
-    return 0
+        reason = str(error)
+    sys.stderr.write(f"error: {target}: {reason}\n")
+    return 1
 
 
 def _arguments() -> argparse.Namespace:
-    environment = os.environ
+    certificate, key = os.environ.get(CERTIFICATE), os.environ.get(KEY)
+    here = f"127.0.0.1:{os.environ.get('ATTENTION_PORT') or DEFAULT_PORT}"
+    tls = f"connect with TLS, to whatever certificate the server has; on if {CERTIFICATE} is set"
+    shown = "PEM file of a certificate to show, for mutual TLS; default: the server's own"
     parser = argparse.ArgumentParser(prog="python -m server.probe", description=__doc__)
-    parser.add_argument(
-        "target", nargs="?", help=f"HOST:PORT or unix:PATH; default: port {DEFAULT_PORT} here"
-    )
-    parser.add_argument(
-        "--tls",
-        action="store_true",
-        default=bool(environment.get(CERTIFICATE)),
-        help=f"connect with TLS, to whatever certificate the server has; on if {CERTIFICATE} is set",
-    )
-    parser.add_argument(
-        "--certificate",
-        default=environment.get(CERTIFICATE),
-        help="PEM file of a certificate to show, for mutual TLS; default: the server's own",
-    )
-    parser.add_argument("--key", default=environment.get(KEY), help="PEM file of its private key")
-    arguments = parser.parse_args()
-    arguments.target = arguments.target or f"127.0.0.1:{environment.get('ATTENTION_PORT') or DEFAULT_PORT}"
-    return arguments
+    parser.add_argument("target", nargs="?", default=here, help=f"HOST:PORT or unix:PATH; default: {here}")
+    parser.add_argument("--tls", action="store_true", default=bool(certificate), help=tls)
+    parser.add_argument("--certificate", default=certificate, help=shown)
+    parser.add_argument("--key", default=key, help="PEM file of its private key")
+    return parser.parse_args()
 
 
 def _channel(target: str, arguments: argparse.Namespace) -> grpc.Channel:
@@ -67,15 +55,12 @@ def _channel(target: str, arguments: argparse.Namespace) -> grpc.Channel:
     # certificate first, because the file may be renewed before the server takes it.
     host, _, port = target.rpartition(":")
     found = ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=TIMEOUT_SECONDS).encode()
-    key, certificate = None, None
+    own: list[bytes] = []
     if arguments.certificate and arguments.key:
-        key, certificate = Path(arguments.key).read_bytes(), Path(arguments.certificate).read_bytes()
-    credentials = grpc.ssl_channel_credentials(found, key, certificate)
-    return grpc.secure_channel(target, credentials, [("grpc.ssl_target_name_override", _name(found))])
-
-
-def _name(certificate: bytes) -> str:
-    return next(iter(names_in(certificate)), "")
+        own = [Path(arguments.key).read_bytes(), Path(arguments.certificate).read_bytes()]
+    name = next(iter(names_in(found)), "")
+    credentials = grpc.ssl_channel_credentials(found, *own)
+    return grpc.secure_channel(target, credentials, [("grpc.ssl_target_name_override", name)])
 
 
 if __name__ == "__main__":

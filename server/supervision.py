@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -88,7 +88,7 @@ class Exit:
 
     kind: ExitKind
     reason: str
-    restart_in_seconds: float = 0.0
+    restart_in_seconds: float
 
 
 class Watchdog:
@@ -247,33 +247,36 @@ class Child:
         seconds = 0.0
         while not self._draining.is_set():
             self._failure, self._is_unresponsive, self._serving_since = "", False, math.inf
-            ended = self._run_once()
+            kind, reason = self._run_once()
             if not self._draining.is_set():
                 seconds = backoff(seconds, time.monotonic() - self._serving_since)
-                self._report(self, replace(ended, restart_in_seconds=seconds))
+                self._report(self, Exit(kind, reason, seconds))
                 self._draining.wait(seconds)
 
-    def _run_once(self) -> Exit:
-        """Runs one process to its end."""
+    def _run_once(self) -> tuple[ExitKind, str]:
+        """Runs one process to its end; returns why it ended, for metrics and for people."""
         with self._lock:
             if self._draining.is_set():
-                return Exit(ExitKind.NOT_STARTED, "")
+                return ExitKind.NOT_STARTED, ""
             try:
                 process = self._process = self._spawn()
             except OSError as error:
-                reason = f"{self._name} could not be started: {error.strerror}"
-                return Exit(ExitKind.NOT_STARTED, reason)
+                return ExitKind.NOT_STARTED, f"{self._name} could not be started: {error.strerror}"
         log.info("%s started", self._kind, extra=self._fields | {"pid": process.pid})
         self._watch(process)
-        status = _wait(process)
+        try:
+            status = process.wait(REAP_SECONDS)
+        except TimeoutExpired:
+            process.kill()
+            status = process.wait()
         with self._lock:
             self._connection.close()
             self._connection, self.state = None, State.STOPPED
         if self._is_unresponsive:
-            return Exit(ExitKind.UNRESPONSIVE, self._failure)
+            return ExitKind.UNRESPONSIVE, self._failure
         if status < 0:
-            return Exit(ExitKind.KILLED, self._failure or f"{self._name} was killed by signal {-status}")
-        return Exit(ExitKind.EXITED, self._failure or f"{self._name} ended with status {status}")
+            return ExitKind.KILLED, self._failure or f"{self._name} was killed by signal {-status}"
+        return ExitKind.EXITED, self._failure or f"{self._name} ended with status {status}"
 
     def _spawn(self) -> "Popen[bytes]":
         """Starts a process and sends it the assignment.
@@ -347,15 +350,6 @@ class Child:
         with self._lock, suppress(OSError):  # it has exited; the closed pipe reports that too
             if self._connection is not None:
                 self._connection.send(message)
-
-
-def _wait(process: "Popen[bytes]") -> int:
-    """Waits for the end of a process that has closed its pipe, and kills it if that takes long."""
-    try:
-        return process.wait(REAP_SECONDS)
-    except TimeoutExpired:
-        process.kill()
-        return process.wait()
 
 
 def _is_stopped(pid: int) -> bool:

@@ -32,9 +32,8 @@ class Worker:
             assignment: What the worker does.
         """
         self._connection, self._assignment = connection, assignment
-        self._inbox = Inbox()
+        self._inbox, self._is_serving = Inbox(), False
         handle_signals(self._inbox.put)
-        self._is_serving = False
         # The main thread and the one that answers pings both send.
         self._sending = threading.Lock()
 
@@ -55,8 +54,7 @@ class Worker:
                 log.info("draining", extra=message.fields)
                 return
             port = application.server.bind(self._assignment.private_sockets)
-            models = application.start()
-            log.info("listening", extra={"port": port, **models})
+            log.info("listening", extra={"port": port, **application.start()})
             self._is_serving = True
             self._send(State.SERVING)
             application.drain(self._inbox)

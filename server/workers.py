@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,7 @@ from attention_serving.server import machine
 from attention_serving.server.addresses import reserve
 from attention_serving.server.errors import WorkerError
 from attention_serving.server.http.child import HttpProcess, http_process, needs_private_sockets
-from attention_serving.server.observe.prometheus import (
-    FOLDER_VARIABLE,
-    NO_VALUE,
-    MetricsEndpoint,
-    ProcessesCollector,
-)
+from attention_serving.server.observe import prometheus
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import EXIT_SECONDS, LAST_SECONDS, Inbox, StopRequest
 from attention_serving.server.supervision import Child, Exit, ExitKind, State
@@ -93,7 +88,7 @@ def run(settings: Settings, inbox: Inbox) -> None:
         reserved = [stack.enter_context(each) for each in reserve(settings.host, settings.port)]
         settings = settings.model_copy(update={"port": reserved[0].getsockname()[1]})
         registry = worker_registry(folder)
-        endpoint = MetricsEndpoint(
+        endpoint = prometheus.MetricsEndpoint(
             registry, settings.host, settings.metrics_port, certificates=certificates, guard=guard
         )
         stack.callback(endpoint.close)
@@ -132,18 +127,15 @@ class Service:
             http: Is started once all workers serve; its owner closes it.
         """
         self._settings, self._folder, self._inbox, self._http = settings, folder, inbox, http
+
+        def report(worker: Child, event: State | Exit) -> None:
+            inbox.put((worker, event))
+
+        timeout = settings.worker_timeout_seconds
         self._workers = [
-            Child(
-                "worker",
-                MODULE,
-                each,
-                settings.worker_timeout_seconds,
-                number=each.worker,
-                report=lambda worker, event: inbox.put((worker, event)),
-            )
-            for each in assigned
+            Child("worker", MODULE, each, timeout, number=each.worker, report=report) for each in assigned
         ]
-        registry.register(ProcessesCollector(self._processes))
+        registry.register(prometheus.ProcessesCollector(self._processes))
         self._states, self._restarts = own_metrics(registry)
         # Once all workers have been ready at one time, each listens as soon as it is ready.
         self._all_ready = False
@@ -221,7 +213,7 @@ def write_metrics_to(folder: Path, worker: int) -> None:
     The files are named after the number of the worker, not after the process as by default: a replacement
     continues the counts of its predecessor, and restarts do not leave files behind.
     """
-    os.environ[FOLDER_VARIABLE] = str(folder)
+    os.environ[prometheus.FOLDER_VARIABLE] = str(folder)
     values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
 
 
@@ -235,15 +227,10 @@ def worker_registry(folder: Path) -> CollectorRegistry:
 
 def own_metrics(registry: CollectorRegistry) -> tuple[Gauge, Counter]:
     """The supervisor's own metrics: the number of workers, and that of their restarts."""
-    workers = Gauge(
-        "attention_workers", "Number of worker processes, by state.", ["state"], registry=registry
-    )
-    restarts = Counter(
-        "attention_worker_restarts",
-        "Number of worker processes that ended and were replaced, by the reason.",
-        ["reason"],
-        registry=registry,
-    )
+    text = "Number of worker processes, by state."
+    workers = Gauge("attention_workers", text, ["state"], registry=registry)
+    text = "Number of worker processes that ended and were replaced, by the reason."
+    restarts = Counter("attention_worker_restarts", text, ["reason"], registry=registry)
     for kind in ExitKind:
         restarts.labels(kind)
     return workers, restarts
@@ -258,15 +245,10 @@ class _Collector(MultiProcessCollector):
 
     def collect(self) -> Iterable[Metric]:
         """The aggregate of all files."""
-        files = [str(file) for file in self._folder.glob("*.db") if _is_written(file)]
-        metrics: Iterable[Metric] = self.merge(files)  # type: ignore[no-untyped-call]
-        for metric in metrics:
-            metric.samples = [sample for sample in metric.samples if sample.value != NO_VALUE]
+        files = []
+        for file in self._folder.glob("*.db"):
+            with suppress(FileNotFoundError):  # its worker has just ended
+                files += [str(file)] if file.stat().st_size else []
+        for metric in self.merge(files):  # type: ignore[no-untyped-call]
+            metric.samples = [sample for sample in metric.samples if sample.value != prometheus.NO_VALUE]
             yield metric
-
-
-def _is_written(file: Path) -> bool:
-    try:
-        return file.stat().st_size > 0
-    except FileNotFoundError:  # the worker has just ended
-        return False

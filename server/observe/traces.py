@@ -126,9 +126,8 @@ class Traces:
         if request is not None:
             self._stages(call, request)
             if request.model:
-                values = {
-                    "attention.model": request.model,
-                    "attention.version": request.version,
+                values = {"attention.model": request.model, "attention.version": request.version}
+                values |= {
                     "attention.sequences": request.sequences or "",
                     "attention.rows": request.rows or "",
                 }
@@ -145,12 +144,8 @@ class Traces:
         """The spans below that of a request."""
         context = set_span_in_context(request.span, Context())
 
-        def add(
-            name: str, start: float, end: float, values: Mapping[str, Any] | None = None, *links: Link
-        ) -> Span:
-            span = self._tracer.start_span(
-                name, context, attributes=values, links=links, start_time=call.since_1970(start)
-            )
+        def add(name: str, start: float, end: float, **options: Any) -> Span:
+            span = self._tracer.start_span(name, context, start_time=call.since_1970(start), **options)
             span.end(call.since_1970(max(start, end)))
             return span
 
@@ -170,7 +165,7 @@ class Traces:
                     "attention.padding_share": round(run.padding / computed, 4) if computed else 0.0,
                 }
                 links = [Link(reference) for reference in run.requests] if run.is_shared else []
-                made = add("run", run.started_at, run.ended_at, values, *links)
+                made = add("run", run.started_at, run.ended_at, attributes=values, links=links)
                 run.reference = made.get_span_context()
             if run.is_shared:
                 request.span.add_link(run.reference)

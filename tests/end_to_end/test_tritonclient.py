@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from attention_client import AttentionClient
 
-from attention_serving.model.presets import SENTENCE
 from scripts.local_server import ServerProcess, serving
 from tests.support import triton, triton_methods
 from tests.support.artifacts import link_tree
@@ -18,7 +17,7 @@ from tests.support.eager import assert_parity, attend
 from tests.support.systems import build
 from tests.support.triton import Array, in_another_process
 
-MODEL, TEXT = "multi-head-64x4", "sentence-self-attention"
+MODEL = "multi-head-64x4"
 
 
 @pytest.fixture
@@ -47,16 +46,6 @@ def test_weights_lengths_and_masks(server: ServerProcess, client: AttentionClien
     assert_parity(masked[0], attend(build(MODEL), given[0], mask=mask[0])[0])
     assert_parity(masked[1, :4], attend(build(MODEL), given[1, :4], mask=mask[1, :, :4, :4])[0])
     assert not masked[1, 4:].any()
-
-
-def test_text(server: ServerProcess, client: AttentionClient) -> None:
-    texts = [SENTENCE, "eat dessert"]
-    given = np.array([text.encode() for text in texts], dtype=object)
-    found = triton.infer(server.target, TEXT, {"text": given})
-    ours = client.attend_text(TEXT, texts).context_vectors
-    np.testing.assert_array_equal(found["lengths"], [6, 2])
-    np.testing.assert_array_equal(found["context_vectors"][0], ours[0])
-    np.testing.assert_array_equal(found["context_vectors"][1, :2], ours[1])
 
 
 @pytest.mark.parametrize(
@@ -105,18 +94,34 @@ def test_the_client_of_asyncio(server: ServerProcess, client: AttentionClient) -
     }
 
 
-def test_the_server_and_its_models_are_described(server: ServerProcess, ask: Callable[..., Any]) -> None:
-    found = triton.describe(server.target, "cross-768x12")
-    assert (found["live"], found["ready"], found["model_ready"]) == (True, True, True)
-    assert found["server"]["name"] == "attention-serving"
-    assert [tensor["name"] for tensor in found["model"]["inputs"]] == ["query", "key", "value"]
-    assert found["model"]["inputs"][0] == {"name": "query", "datatype": "FP32", "shape": ["-1", "-1", "48"]}
-    config = ask("get_model_config", MODEL, as_json=True)["config"]
-    assert (config["max_batch_size"], config["backend"]) == (4096, "onnxruntime")
-    assert config["input"] == [{"name": "query", "data_type": "TYPE_FP32", "dims": ["-1", "64"]}]
-    assert ask("is_model_ready", MODEL, "2") is False
-    models = ask("get_model_repository_index", as_json=True)["models"]
-    assert {"name": MODEL, "version": "1", "state": "READY"} in models
+ANSWERS = [
+    ("is_server_live", [], "True"),
+    ("is_server_ready", [], "True"),
+    ("is_model_ready", [MODEL], "True"),
+    ("is_model_ready", [MODEL, "2"], "False"),
+    ("get_server_metadata", [], "'name': 'attention-serving'"),
+    ("get_model_metadata", [MODEL], "{'name': 'query', 'datatype': 'FP32', 'shape': ['-1', '-1', '64']}"),
+    ("get_model_config", [MODEL], "{'name': 'query', 'data_type': 'TYPE_FP32', 'dims': ['-1', '64']}"),
+    ("get_model_config", [MODEL], "'max_batch_size': 4096"),
+    ("get_model_repository_index", [], f"{{'name': '{MODEL}', 'version': '1', 'state': 'READY'}}"),
+    ("load_model", [MODEL], "start the server with --model-control explicit"),
+    ("unload_model", [MODEL], "start the server with --model-control explicit"),
+    ("get_trace_settings", [], "'trace_level': {'value': ['OFF']}"),
+    ("update_trace_settings", [None, {"trace_level": ["TIMESTAMPS"]}], "trace_level]: cannot be changed"),
+    ("update_log_settings", [{"log_file": "x"}], "log_file]: cannot be changed while the server runs"),
+    ("get_system_shared_memory_status", [], "{}"),
+    ("register_system_shared_memory", ["r", "/r", 8], "UNIMPLEMENTED: shared memory is switched off"),
+    ("get_cuda_shared_memory_status", [], "{}"),
+    ("register_cuda_shared_memory", ["r", b64encode(b"x"), 0, 8], "UNIMPLEMENTED: CUDA shared memory is not"),
+]
+
+
+@pytest.mark.parametrize(("method", "arguments", "expected"), ANSWERS)
+def test_a_method_answers_or_is_refused_with_a_reason(
+    ask: Callable[..., Any], method: str, arguments: list[Any], expected: str
+) -> None:
+    is_json = method.startswith("get_")
+    assert expected in str(ask(method, *arguments, **({"as_json": True} if is_json else {})))
 
 
 def test_statistics_count_what_was_done(server: ServerProcess, ask: Callable[..., Any]) -> None:
@@ -157,22 +162,6 @@ def test_log_settings_change_the_level(server: ServerProcess, ask: Callable[...,
     assert "call ended" in server.log.read_text()
     assert change(log_verbose_level=0, log_info=False)["log_info"] == {"bool_param": False}
     assert change(log_info=True)["log_info"] == {"bool_param": True}
-    refused = ask("update_log_settings", {"log_file": "/tmp/x"})  # noqa: S108
-    assert "settings[log_file]: cannot be changed while the server runs" in refused
-
-
-def test_what_is_switched_off_says_so(ask: Callable[..., Any]) -> None:
-    for method in ("load_model", "unload_model"):
-        assert "start the server with --model-control explicit" in ask(method, MODEL)
-    assert ask("get_trace_settings", as_json=True)["settings"]["trace_level"] == {"value": ["OFF"]}
-    refused = ask("update_trace_settings", settings={"trace_level": ["TIMESTAMPS"]})
-    assert "settings[trace_level]: cannot be changed" in refused
-    assert ask("get_system_shared_memory_status", as_json=True) == {}
-    refused = ask("register_system_shared_memory", "r", "/r", 8)
-    assert refused.startswith("StatusCode.UNIMPLEMENTED: shared memory is switched off")
-    assert ask("get_cuda_shared_memory_status", as_json=True) == {}
-    refused = ask("register_cuda_shared_memory", "r", b64encode(b"handle"), 0, 8)
-    assert refused.startswith("StatusCode.UNIMPLEMENTED: CUDA shared memory is not supported")
 
 
 @pytest.mark.thorough

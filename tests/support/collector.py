@@ -1,7 +1,7 @@
 """A collector of traces: a real gRPC server of OpenTelemetry's protocol that keeps the spans it receives."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,8 +10,6 @@ from typing import Any
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as pb_grpc
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 PATIENCE_SECONDS = 60
 # Has the exporter send what has ended after a tenth of a second rather than after five seconds.
@@ -53,7 +51,6 @@ class Collector(pb_grpc.TraceServiceServicer):
         self.target = ""
         self.held: threading.Event | None = None
         self.exporting = threading.Event()
-        self.messages = 0
         self._spans: list[Seen] = []
         self._changed = threading.Condition()
 
@@ -67,7 +64,8 @@ class Collector(pb_grpc.TraceServiceServicer):
             return list(self._spans)
 
     def named(self, name: str) -> list[Seen]:
-        return [span for span in self.spans if span.name == name]
+        with self._changed:
+            return self._named(name)
 
     def Export(  # noqa: N802 - as the service calls it
         self,
@@ -79,20 +77,19 @@ class Collector(pb_grpc.TraceServiceServicer):
         if self.held is not None:
             self.held.wait(PATIENCE_SECONDS)
         with self._changed:
-            self.messages += 1
             self._spans += _seen(request)
             self._changed.notify_all()
         return pb.ExportTraceServiceResponse()
 
     def wait_for(self, name: str, count: int = 1) -> list[Seen]:
         """Waits until that many spans of a name have arrived; returns them."""
-        self._wait(lambda: len([span for span in self._spans if span.name == name]) >= count)
-        return self.named(name)
-
-    def _wait(self, condition: Callable[[], bool]) -> None:
         with self._changed:
-            found = [(span.name, span.attributes) for span in self._spans]
-            assert self._changed.wait_for(condition, PATIENCE_SECONDS), found
+            is_enough = self._changed.wait_for(lambda: len(self._named(name)) >= count, PATIENCE_SECONDS)
+            assert is_enough, [(span.name, span.attributes) for span in self._spans]
+            return self._named(name)
+
+    def _named(self, name: str) -> list[Seen]:
+        return [span for span in self._spans if span.name == name]
 
     def children(self, parent: Seen) -> list[Seen]:
         """The spans below one, in the order of their beginnings."""
@@ -117,21 +114,15 @@ def _seen(request: pb.ExportTraceServiceRequest) -> Iterator[Seen]:
                     is_error=span.status.code == span.status.STATUS_CODE_ERROR,
                     has_remote_parent=bool(span.flags & 0x200),
                     attributes=_values(span.attributes),
-                    links=tuple(_reference(link) for link in span.links),
+                    links=tuple((link.trace_id.hex(), link.span_id.hex()) for link in span.links),
                     resource=resource,
                 )
 
 
-def _reference(link: Span.Link) -> tuple[str, str]:
-    return link.trace_id.hex(), link.span_id.hex()
-
-
 def _values(attributes: Any) -> dict[str, Any]:
-    return {attribute.key: _value(attribute) for attribute in attributes}
-
-
-def _value(attribute: KeyValue) -> Any:
-    return getattr(attribute.value, attribute.value.WhichOneof("value") or "string_value")
+    return {
+        each.key: getattr(each.value, each.value.WhichOneof("value") or "string_value") for each in attributes
+    }
 
 
 @contextmanager

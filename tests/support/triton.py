@@ -34,12 +34,6 @@ def infer(
     return answer
 
 
-def describe(target: str, model: str) -> dict[str, Any]:
-    """Returns what tritonclient reads about the server and one model."""
-    answer: dict[str, Any] = in_another_process(_describe, target, model)
-    return answer
-
-
 def in_another_process(function: Any, *arguments: Any, **options: Any) -> Any:
     """Calls a function where tritonclient can be imported, and returns what it returns."""
     return _process().submit(function, *arguments, **options).result(timeout=120)
@@ -72,33 +66,3 @@ def _infer(
             raise TritonError(f"{error.status()}: {error.message()}") from None
     names = outputs or [output.name for output in result.get_response().outputs]
     return {name: np.array(result.as_numpy(name)) for name in names}
-
-
-def _describe(target: str, model: str) -> dict[str, Any]:
-    from tritonclient import grpc as triton  # noqa: PLC0415 - only in this process
-
-    with triton.InferenceServerClient(target) as client:
-        return {
-            "live": client.is_server_live(),
-            "ready": client.is_server_ready(),
-            "model_ready": client.is_model_ready(model),
-            "server": client.get_server_metadata(as_json=True),
-            "model": client.get_model_metadata(model, as_json=True),
-        }
-
-
-def parse_configuration(text: str) -> dict[str, Any]:
-    """Parses a model configuration with Triton's own schema; unknown fields and values raise ValueError."""
-    answer: dict[str, Any] = in_another_process(_parse_configuration, text)
-    return answer
-
-
-def _parse_configuration(text: str) -> dict[str, Any]:
-    from google.protobuf import json_format, text_format  # noqa: PLC0415 - only in this process
-    from tritonclient.grpc.model_config_pb2 import ModelConfig  # noqa: PLC0415 - only in this process
-
-    try:
-        message = text_format.Parse(text, ModelConfig())
-    except text_format.ParseError as error:
-        raise ValueError(str(error)) from None
-    return json_format.MessageToDict(message, preserving_proto_field_name=True)

@@ -133,6 +133,7 @@ def test_the_runtime_and_grpc_write_nothing_beside_the_log(artifacts: Path, tmp_
     model = onnx.load(artifacts / SELF / "1/model.onnx")
     model.graph.initializer.add(name="unused", dims=[1], data_type=1, raw_data=bytes(4))
     onnx.save(model, tmp_path / "model.onnx")
+    manifest = artifacts / SELF / "1/manifest.json"
     code = f"""
 logs.configure('INFO')
 import grpc, numpy as np
@@ -142,26 +143,17 @@ from pathlib import Path
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.run.session import Session
 session = Session(Path({str(tmp_path / "model.onnx")!r}), Device(threads=1))
-server = grpc.server(ThreadPoolExecutor(1), options=[('grpc.so_reuseport', 0)])
-port = server.add_insecure_port('127.0.0.1:0')
-for fail in (
-    lambda: session.run({{'query': np.zeros((1, 1, 9), np.float32)}}),
-    lambda: Session(Path({str(artifacts / SELF / "1/manifest.json")!r}), Device(threads=1)),
-    lambda: grpc.server(ThreadPoolExecutor(1), options=[('grpc.so_reuseport', 0)])
-        .add_insecure_port(f'127.0.0.1:{{port}}'),
-):
-    try:
-        fail()
-    except Exception as error:
-        logging.getLogger('any').info('raised', extra={{'type': type(error).__name__}})
-server.stop(0).wait()
+with suppress(Exception):
+    session.run({{'query': np.zeros((1, 1, 9), np.float32)}})
+with suppress(Exception):
+    Session(Path({str(manifest)!r}), Device(threads=1))
+first, second = (grpc.server(ThreadPoolExecutor(1), options=[('grpc.so_reuseport', 0)]) for _ in range(2))
+port = first.add_insecure_port('127.0.0.1:0')
+with suppress(RuntimeError):
+    second.add_insecure_port(f'127.0.0.1:{{port}}')
+logging.getLogger('any').info('ended')
 """
-    lines = logged(code.lstrip()).splitlines()
-    assert [line.partition("Z ")[2] for line in lines] == [
-        "INFO raised type=InvalidArgument",
-        "INFO raised type=InvalidProtobuf",
-        "INFO raised type=RuntimeError",
-    ]
+    assert re.fullmatch(r"\S+ INFO ended\n", logged(code.lstrip()))
 
 
 LINES = 30_000

@@ -11,7 +11,9 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ByteSize
 
@@ -24,7 +26,7 @@ from attention_serving.server.engine.models.repository import FailedModel, Repos
 from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.statistics import BatchReport, EngineLoad, ExpiryStage, RunTimes
 from attention_serving.server.observe.metrics import UNKNOWN, Metrics
-from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector
+from attention_serving.server.observe.prometheus import BulkHistogram, MetricsEndpoint, ProcessesCollector
 from attention_serving.server.settings import Settings
 from scripts.generate_operations_page import metrics as metrics_of_a_service
 from tests.server.samples import CROSS, SELF, TEXT
@@ -222,6 +224,23 @@ def test_each_process_has_its_own_values_until_it_ends() -> None:
     assert spent == pytest.approx(sum(os.times()[:2]), abs=1)
     assert len(samples) == 2 * 6
     assert published(registry).keys() == {key for key in samples if ("process", "own") in key[1]}
+
+
+BUCKETS = (0.1, 1.0, 2.5)
+# On a bound, beside it, above all bounds.
+VALUES = st.lists(st.one_of(st.sampled_from((0.0, *BUCKETS, 100.0)), st.floats(0, 10)), max_size=40)
+
+
+@given(st.lists(VALUES, max_size=4))
+def test_the_samples_of_bulk_histograms_are_those_of_the_library(parts: list[list[float]]) -> None:
+    ours, library = CollectorRegistry(), CollectorRegistry()
+    bulk = BulkHistogram("seconds", "Help.", ["label"], buckets=BUCKETS, registry=ours).labels("a")
+    plain = Histogram("seconds", "Help.", ["label"], buckets=BUCKETS, registry=library).labels("a")
+    for part in parts:
+        bulk.observe_all(part)
+        for each in part:
+            plain.observe(each)
+    assert published(ours) == pytest.approx(published(library))  # sums are rounded in another order
 
 
 # Base units are seconds, bytes and ratios: https://prometheus.io/docs/practices/naming/.

@@ -15,7 +15,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from attention_serving.server.observe.logs import Recorder, are_traces_on
 from attention_serving.server.observe.records import PARENT, STATE, callers_trace
 from attention_serving.server.observe.traces import Traces
-from tests.support.collector import PATIENCE_SECONDS, QUICKLY, Collector, collecting
+from tests.support.collector import PATIENCE_SECONDS, QUICKLY, collecting
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GOOD = f"00-{TRACE}-{SPAN}-01"
@@ -81,28 +81,28 @@ def test_the_contexts_that_are_taken_are_those_that_opentelemetry_takes(pieces: 
     context, found = theirs.get_span_context(), callers_trace([(PARENT, value)])
     assert context.is_valid is (found is not None)
     assert found in (None, (f"{context.trace_id:032x}", context.trace_flags.sampled))
-    assert (
-        callers_trace([(PARENT, value), (PARENT, value)]) is callers_trace([(PARENT, value.encode())]) is None
-    )
+    for contradicting_or_binary in ([value, value], [value.encode()]):
+        assert callers_trace([(PARENT, each) for each in contradicting_or_binary]) is None
 
 
-@pytest.mark.parametrize("sampled", [True, False])
-def test_the_decision_of_the_caller_is_followed(sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    with sampling(monkeypatch, 0 if sampled else 1) as traces:
-        found = begun(traces, (PARENT, GOOD if sampled else f"{GOOD[:-1]}0"), (STATE, "vendor=1"))
+@pytest.mark.parametrize(
+    ("sampler", "ratio", "flag", "sampled"),
+    [
+        ("parentbased_traceidratio", 0, "1", True),
+        ("parentbased_traceidratio", 1, "0", False),
+        ("traceidratio", 0, "1", False),
+        ("traceidratio", 1, "0", True),
+    ],
+)
+def test_the_decision_of_the_caller_is_followed_if_the_sampler_follows_callers(
+    sampler: str, ratio: float, flag: str, sampled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sampling(monkeypatch, ratio, sampler) as traces:
+        found = begun(traces, (PARENT, f"{GOOD[:-1]}{flag}"), (STATE, "vendor=1"))
     assert (found is not None) is sampled
     if found is not None:
         context = found.get_span_context()
         assert (f"{context.trace_id:032x}", context.trace_state["vendor"]) == (TRACE, "1")
-
-
-@pytest.mark.parametrize("ratio", [0.0, 1.0])
-def test_a_sampler_that_follows_no_caller_decides_itself(
-    ratio: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with sampling(monkeypatch, ratio, "traceidratio") as traces:
-        found = begun(traces, (PARENT, f"{GOOD[:-1]}{1 - ratio:.0f}"))
-    assert (found is not None) is bool(ratio)
 
 
 def test_a_ratio_samples_about_that_share_of_new_traces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,13 +130,6 @@ def test_a_request_over_http_that_is_not_sampled_is_not_sampled_by_the_grpc_serv
     assert set(found) == {(True, True), (False, False)}
 
 
-@pytest.fixture
-def slow() -> Iterator[Collector]:
-    with collecting() as collector:
-        collector.held = threading.Event()
-        yield collector
-
-
 def add(traces: Traces) -> None:
     span = begun(traces)
     assert span is not None
@@ -152,19 +145,21 @@ def closes(traces: Traces) -> bool:
 
 
 def test_a_slow_or_absent_collector_delays_neither_calls_nor_the_end(
-    slow: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(ENDPOINT, NOBODY)
     absent = Traces()
     add(absent)
     assert closes(absent)
-    monkeypatch.setenv(ENDPOINT, slow.url)
-    traces = Traces()
-    add(traces)
-    assert slow.exporting.wait(PATIENCE_SECONDS)
-    for _ in range(10_000):  # more than the queue holds
+    with collecting() as slow:
+        slow.held = threading.Event()
+        monkeypatch.setenv(ENDPOINT, slow.url)
+        traces = Traces()
         add(traces)
-    assert closes(traces)
+        assert slow.exporting.wait(PATIENCE_SECONDS)
+        for _ in range(10_000):  # more than the queue holds
+            add(traces)
+        assert closes(traces)
     assert "traces lost" in caplog.text
 
 

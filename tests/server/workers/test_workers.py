@@ -172,53 +172,43 @@ def test_no_worker_outlives_the_supervisor(
 
 
 @pytest.mark.thorough
-def test_a_signal_while_models_load_ends_the_service(service: Watched) -> None:
-    service.pids(2)
-    service.stop()
-    assert service.process.wait(timeout=60) == 0
-    said = service.rest()
-    assert " draining signal=SIGTERM\n" in said
-    assert " listening " not in said
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("number", "reason"),
-    [(signal.SIGKILL, "was killed by signal 9"), (signal.SIGSTOP, "did not answer for ")],
-    ids=["killed", "stopped"],
+    ("target", "number", "status", "said"),
+    [
+        ("service", signal.SIGTERM, 0, " draining signal=SIGTERM\n"),
+        ("worker", signal.SIGKILL, 1, "cannot serve reason='worker 1 was killed by signal 9'\n"),
+        ("worker", signal.SIGSTOP, 1, "cannot serve reason='worker 1 did not answer for "),
+    ],
+    ids=["signal", "killed worker", "stopped worker"],
 )
-def test_a_worker_that_ends_before_all_serve_ends_the_service(
-    artifacts: Path, tmp_path: Path, number: signal.Signals, reason: str
+def test_what_happens_while_models_load_ends_the_service(
+    artifacts: Path, tmp_path: Path, target: str, number: signal.Signals, status: int, said: str
 ) -> None:
     with two_workers(artifacts, tmp_path, "--worker-timeout-seconds=0.5") as service:
         _, second = service.pids(2)
-        os.kill(second, number)
-        assert service.process.wait(timeout=60) == 1
-        assert f"ERROR cannot serve reason='worker 1 {reason}" in service.rest()
+        os.kill(second if target == "worker" else service.process.pid, number)
+        assert service.process.wait(timeout=60) == status
+        log = service.rest()
+    assert said in log
+    assert " listening " not in log
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("option", ["--port", "--metrics-port"])
-def test_a_port_in_use_fails_before_a_worker_starts(artifacts: Path, tmp_path: Path, option: str) -> None:
+@pytest.mark.parametrize("cause", ["--port", "--metrics-port", "repository"])
+def test_a_service_that_cannot_start_says_why_once(
+    artifacts: Path, tmp_path: Path, temporary_files: Callable[[], list[Path]], cause: str
+) -> None:
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         other.bind((HOST, 0))
         other.listen()
         port = other.getsockname()[1]
-        with two_workers(artifacts, tmp_path, f"{option}={port}") as service:
+        models, options, said = artifacts, [f"{cause}={port}"], f"cannot listen on {HOST}:{port}"
+        if cause == "repository":
+            models, options = tmp_path / "absent", []
+            said = f"model repository {models} does not exist"
+        with two_workers(models, tmp_path, *options) as service:
             assert service.process.wait(timeout=60) == 1
-            said = service.rest()
-    assert said.count("\n") == 1
-    assert f"ERROR cannot serve reason='cannot listen on {HOST}:{port}" in said
-
-
-@pytest.mark.thorough
-def test_a_repository_that_cannot_be_loaded_ends_the_service_with_the_reason(
-    tmp_path: Path, temporary_files: Callable[[], list[Path]]
-) -> None:
-    with two_workers(tmp_path / "absent", tmp_path) as service:
-        assert service.process.wait(timeout=60) == 1
-        said = service.rest()
-    reason = f"model repository {tmp_path}/absent does not exist or is not a folder"
-    assert said.count("ERROR") == said.count(f"ERROR cannot serve reason='{reason}'") == 1
+            log = service.rest()
+    assert log.count("ERROR") == log.count(f"ERROR cannot serve reason='{said}") == 1
     assert temporary_files() == []
