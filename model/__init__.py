@@ -1,10 +1,11 @@
 """Attention modules in eager PyTorch.
 
 config        sizes and rules, validated
-attention     MultiHeadAttention, one class for all variants; projections, rotary and score_bias are its parts
+attention     MultiHeadAttention, one class for all variants; parts: projections, positions, functions
 text          a tokenizer and embeddings before attention
 presets       named modules
 checkpoints   readers of other projects' weights
+encoder       text encoders around it, and encoder_folder, which reads those of Hugging Face
 
 The exporter turns these modules into artifacts, and the tests compare every served result with them. This
 file imports nothing, so that configurations and presets can be read without PyTorch.

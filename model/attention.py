@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_serving.model.config import AttentionConfig
-from attention_serving.model.norm import RMSNorm
+from attention_serving.model.functions import RMSNorm
+from attention_serving.model.positions import RotaryEmbedding, ScoreRules
 from attention_serving.model.projections import make_projections
-from attention_serving.model.rotary import RotaryEmbedding
-from attention_serving.model.score_bias import ScoreRules
 
 
 class MultiHeadAttention(nn.Module):
@@ -26,8 +25,8 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.config = config
         self.projections = make_projections(config)
-        self.query_norm = _head_norm(config)
-        self.key_norm = _head_norm(config)
+        self.query_norm = RMSNorm(config.d_k, epsilon=config.qk_norm) if config.qk_norm else None
+        self.key_norm = RMSNorm(config.d_k, epsilon=config.qk_norm) if config.qk_norm else None
         self.rotary = (
             RotaryEmbedding(config.d_k, theta=config.rotary_theta, interleaved=config.rotary_interleaved)
             if config.rotary_theta
@@ -121,11 +120,6 @@ class MultiHeadAttention(nn.Module):
         """(B, Hkv, Tk, d) to (B, H, Tk, d): each key and value head serves a group of query heads."""
         group = self.config.num_heads // self.config.num_kv_heads
         return heads if group == 1 else heads.repeat_interleave(group, dim=1)
-
-
-def _head_norm(config: AttentionConfig) -> RMSNorm | None:
-    """The normalisation of each query or key head, if the configuration asks for it."""
-    return RMSNorm(config.d_k, epsilon=config.qk_norm) if config.qk_norm else None
 
 
 def _caller_mask(

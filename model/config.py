@@ -83,9 +83,9 @@ class AttentionConfig:
     """Probability that training drops an attention weight, from 0 to below 1. No effect in evaluation."""
 
     def __post_init__(self) -> None:
-        _check_sizes(self, "d_query", "num_heads")
+        check_sizes(self, "d_query", "num_heads")
         if self.window != 0:
-            _check_sizes(self, "window")
+            check_sizes(self, "window")
         if self.d_k is DERIVED and self.d_query % self.num_heads:
             rule = f"must divide d_query={self.d_query} if d_k is not given"
             raise ConfigError("num_heads", self.num_heads, rule)
@@ -95,11 +95,11 @@ class AttentionConfig:
         self._derive("d_key", self.d_query)
         self._derive("d_value", self.d_key)
         self._derive("d_k", self.d_query // self.num_heads)
-        _check_sizes(self, "num_kv_heads", "d_key", "d_value", "d_k")
+        check_sizes(self, "num_kv_heads", "d_key", "d_value", "d_k")
         self._derive("d_v", self.d_value // self.num_kv_heads if self.projections == "none" else self.d_k)
-        _check_sizes(self, "d_v")
+        check_sizes(self, "d_v")
         self._derive("d_out", self.d_query if self.out_proj else self.num_heads * self.d_v)
-        _check_sizes(self, "d_out")
+        check_sizes(self, "d_out")
         self._derive("scale", 1 / math.sqrt(self.d_k))
         self._check_rules()
 
@@ -192,7 +192,12 @@ class AttentionConfig:
         return 2 * self.num_heads * (self.d_k + self.d_v)
 
 
-def _check_sizes(config: AttentionConfig, *names: str) -> None:
+def check_sizes(config: object, *names: str) -> None:
+    """Refuses fields that are not positive integers.
+
+    Raises:
+        ConfigError: A field is not.
+    """
     for name in names:
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:

@@ -16,20 +16,19 @@ Heads = tuple[Tensor, Tensor, Tensor]
 
 def make_projections(config: AttentionConfig) -> nn.Module:
     """The projections of a configuration."""
-    return {
-        "separate": SeparateProjections,
-        "fused": FusedProjection,
-        "stacked": StackedProjections,
-        "none": NoProjections,
-    }[config.projections](config)
+    classes = {"fused": FusedProjection, "stacked": StackedProjections}
+    return classes.get(config.projections, SeparateProjections)(config)
 
 
 class SeparateProjections(nn.Module):
-    """One linear layer each for query, key and value."""
+    """One linear layer each for query, key and value; without projections, the inputs themselves."""
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
         self.config = config
+        if config.projections == "none":
+            self.query, self.key, self.value = nn.Identity(), nn.Identity(), nn.Identity()
+            return
         keys, values = config.num_kv_heads * config.d_k, config.num_kv_heads * config.d_v
         self.query = nn.Linear(config.d_query, config.num_heads * config.d_k, bias=config.qkv_bias)
         self.key = nn.Linear(config.d_key, keys, bias=config.qkv_bias)
@@ -83,18 +82,6 @@ class _Stack(nn.Module):
         """(B, T, d) to (B, H, T, d_head)."""
         projected = rows[:, None] @ self.weight.transpose(1, 2)  # (B, 1, T, d) @ (H, d, d_head)
         return projected if self.bias is None else projected + self.bias
-
-
-class NoProjections(nn.Module):
-    """The input rows split into heads, without parameters."""
-
-    def __init__(self, config: AttentionConfig) -> None:
-        super().__init__()
-        self.config = config
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Heads:
-        """Splits (B, T, d) inputs."""
-        return split_heads(self.config, query, key, value)
 
 
 def split_heads(config: AttentionConfig, query: Tensor, key: Tensor, value: Tensor) -> Heads:

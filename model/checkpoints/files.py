@@ -4,35 +4,67 @@ A safetensors file is opened lazily. A file of torch.save is mapped into memory 
 read with `weights_only`: a pickle with anything but tensors and plain containers is refused.
 """
 
+import json
 import pickle
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
-from attention_serving.model.checkpoints.errors import CheckpointError
+from attention_serving.model.checkpoints import CheckpointError, listed
+from attention_serving.model.checkpoints.layouts import Shape
 
-SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
+SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin")
+WHOLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+PICKLED: Final = "pytorch_model.bin"
+# Larger files are not configurations.
+MAX_JSON_BYTES: Final = 16 << 20
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-class TensorFile(Protocol):
-    """Named tensors of any shape."""
+@dataclass(frozen=True)
+class TensorFile:
+    """Named tensors of any shape, in one file or several.
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All names of the file."""
+    Attributes:
+        names: All names.
+        shape: The shape of a tensor, without reading it.
+        tensor: A tensor as it is stored.
+    """
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, without reading it."""
+    names: frozenset[str]
+    shape: Callable[[str], Shape]
+    tensor: Callable[[str], Tensor]
 
     def read(self, name: str) -> Tensor:
         """The tensor as float32."""
+        return _as_float32(name, self.tensor(name))
+
+    def problems(self, expected: Mapping[str, Shape], unexpected: Mapping[str, str]) -> list[str]:
+        """What is missing, what should not be there and why, and what has another shape, each by name."""
+        held = self.names & expected.keys()
+        shapes = {name: self.shape(name) for name in expected if name in held}
+        return [
+            *(f"{name}: missing" for name in expected if name not in held),
+            *(f"{name}: {reason}" for name, reason in unexpected.items()),
+            *(
+                f"{name}: expected shape {expected[name]}, found {shape}"
+                for name, shape in shapes.items()
+                if shape != expected[name]
+            ),
+        ]
+
+
+def report(problems: Sequence[str]) -> CheckpointError:
+    """The error of several problems."""
+    return CheckpointError(listed(problems, separator="; "))
 
 
 @contextmanager
@@ -45,60 +77,40 @@ def open_file(path: Path) -> Iterator[TensorFile]:
     if path.suffix not in SUFFIXES:
         raise CheckpointError(f"the file's name must end in one of {', '.join(SUFFIXES)}")
     if path.suffix != ".safetensors":
-        yield _PickledFile(_unpickle(path))
+        yield _unpickled(path)
         return
     try:
         handle = safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot be read as safetensors: {error}") from error
     with handle as opened:
-        yield SafetensorsFile(opened)
+
+        def tensor(name: str) -> Tensor:
+            try:
+                found: Tensor = opened.get_tensor(name)
+            except SafetensorError as error:
+                raise CheckpointError(f"{name}: cannot be read: {error}") from error
+            return found
+
+        yield TensorFile(
+            frozenset(opened.keys()), lambda name: tuple(opened.get_slice(name).get_shape()), tensor
+        )
 
 
-class SafetensorsFile:
-    """A safetensors file. Only the requested tensors are read."""
-
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
-        self.names: tuple[str, ...] = tuple(handle.keys())
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, without reading it."""
-        return tuple(self._handle.get_slice(name).get_shape())
-
-    def read(self, name: str) -> Tensor:
-        """The tensor as float32."""
-        try:
-            tensor: Tensor = self._handle.get_tensor(name)
-        except SafetensorError as error:
-            raise CheckpointError(f"{name}: cannot be read: {error}") from error
-        return _as_float32(name, tensor)
-
-
-class _PickledFile:
+def _unpickled(path: Path) -> TensorFile:
     """Tensors by name; nested ones, as in {"state_dict": {...}}, by path: state_dict.NAME."""
+    values: dict[str, Any] = {}
+    for name, value in _unpickle(path).items():
+        inner = value.items() if isinstance(value, Mapping) else ()
+        values |= {f"{name}.{key}": held for key, held in inner} if inner else {str(name): value}
 
-    def __init__(self, contents: Mapping[Any, Any]) -> None:
-        self._values: dict[str, Any] = {}
-        for name, value in contents.items():
-            inner = value.items() if isinstance(value, Mapping) else ()
-            self._values |= {f"{name}.{key}": held for key, held in inner} if inner else {str(name): value}
+    def tensor(name: str) -> Tensor:
+        if not isinstance(values[name], Tensor):
+            raise CheckpointError(f"{name}: holds {type(values[name]).__name__}, not a tensor")
+        found: Tensor = values[name].detach()
+        return found
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._values)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._tensor(name).shape)
-
-    def read(self, name: str) -> Tensor:
-        return _as_float32(name, self._tensor(name).detach())
-
-    def _tensor(self, name: str) -> Tensor:
-        value = self._values[name]
-        if not isinstance(value, Tensor):
-            raise CheckpointError(f"{name}: holds {type(value).__name__}, not a tensor")
-        return value
+    return TensorFile(frozenset(values), lambda name: tuple(tensor(name).shape), tensor)
 
 
 def _unpickle(path: Path) -> Mapping[Any, Any]:
@@ -130,3 +142,74 @@ def _as_float32(name: str, tensor: Tensor) -> Tensor:
     if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
         raise CheckpointError(f"{name}: repeats fewer elements than its shape {tuple(tensor.shape)} has")
     return tensor.to(torch.float32)
+
+
+@contextmanager
+def open_folder(folder: Path) -> Iterator[TensorFile]:
+    """Opens model.safetensors, the files of model.safetensors.index.json, or pytorch_model.bin.
+
+    Raises:
+        CheckpointError: None of them exists, one cannot be read, or the index does not fit its files.
+    """
+    with ExitStack() as stack:
+        if (folder / INDEX).exists() and not (folder / WHOLE).exists():
+            yield _sharded(folder, stack)
+            return
+        path = folder / (WHOLE if (folder / WHOLE).exists() else PICKLED)
+        if not path.exists():
+            raise CheckpointError(f"the folder has neither {WHOLE}, {INDEX} nor {PICKLED}")
+        yield stack.enter_context(open_file(path))
+
+
+def _sharded(folder: Path, stack: ExitStack) -> TensorFile:
+    index = read_json(folder / INDEX)
+    places = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
+        raise CheckpointError(f"{INDEX}: weight_map must name the file of each tensor")
+    opened: dict[str, TensorFile] = {}
+    for name in sorted(set(places.values())):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckpointError(f"{INDEX}: {name!r} must be a .safetensors file of the folder")
+        if not (folder / name).exists():
+            raise CheckpointError(f"{INDEX}: {name} is missing")
+        opened[name] = stack.enter_context(open_file(folder / name))
+    for tensor, name in places.items():
+        if tensor not in opened[name].names:
+            raise CheckpointError(f"{name}: {tensor} is missing, which {INDEX} says is there")
+    if beside := sorted(frozenset[str]().union(*(file.names for file in opened.values())) - places.keys()):
+        raise CheckpointError(f"{INDEX} does not list {beside[0]}")
+    return TensorFile(
+        frozenset(places),
+        lambda name: opened[places[name]].shape(name),
+        lambda name: opened[places[name]].tensor(name),
+    )
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file.
+
+    Raises:
+        CheckpointError: The file cannot be read, is too large or is not JSON.
+    """
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path.name} is larger than {MAX_JSON_BYTES} bytes")
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path.name} is not JSON: {error}") from error
+
+
+def parameter_shapes(make: Callable[[], nn.Module]) -> dict[str, Shape]:
+    """Shapes of the parameters of a module, without memory for them: a small file can claim any shape.
+
+    Raises:
+        CheckpointError: A tensor would have more elements than can be counted.
+    """
+    try:
+        with torch.device("meta"):
+            module = make()
+    except RuntimeError as error:
+        raise CheckpointError(f"the module would be too large: {error}") from error
+    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from attention_serving.model.checkpoints.errors import CheckpointError
+from attention_serving.model.checkpoints import CheckpointError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,22 +30,24 @@ class StoredTensor:
     name: str
     transposed: bool = False
     """The file stores a matrix as (in, out); nn.Linear stores (out, in)."""
-    third: int | None = None
-    """Index of the part of a tensor that is three equal parts along the first axis; None for the whole."""
+    part: int = 0
+    """Index of the parameter among the equal parts of the tensor along the first axis."""
+    parts: int = 1
+    """Number of those parts; 1 if the tensor is the parameter."""
 
     def cut(self, stored: "Tensor") -> "Tensor":
         """The parameter, from the tensor of the file."""
         stored = stored.T if self.transposed and stored.ndim > 1 else stored
-        return stored if self.third is None else stored.chunk(3)[self.third]
+        return stored if self.parts == 1 else stored.chunk(self.parts)[self.part].contiguous()
 
     def shape_here(self, stored: Shape) -> Shape:
         """Shape of the parameter, from the shape of the tensor in the file."""
         stored = stored[::-1] if self.transposed else stored
-        return stored if self.third is None or not stored else (stored[0] // 3, *stored[1:])
+        return (stored[0] // self.parts, *stored[1:]) if stored else stored
 
     def shape_in_file(self, shape: Shape) -> Shape:
         """Shape of the tensor in the file, from the shape of the parameter."""
-        shape = shape if self.third is None else (3 * shape[0], *shape[1:])
+        shape = (self.parts * shape[0], *shape[1:])
         return shape[::-1] if self.transposed else shape
 
 
@@ -120,7 +122,8 @@ def _conv1d(**layers: str) -> StoredTensors:
 
 def _thirds(kind: str, name: str) -> StoredTensors:
     """Query, key and value in one tensor."""
-    return {f"{ours}.{kind}": StoredTensor(name=name, third=i) for i, ours in enumerate((QUERY, KEY, VALUE))}
+    parts = enumerate((QUERY, KEY, VALUE))
+    return {f"{ours}.{kind}": StoredTensor(name=name, part=index, parts=3) for index, ours in parts}
 
 
 _TORCH_OUTPUT = _linear(output="out_proj")

@@ -1,18 +1,32 @@
-"""Loads the attention module of another project's checkpoint."""
+"""Loads the attention module of another project's checkpoint.
 
-from collections.abc import Mapping, Sequence
+Shapes: those of nn.Linear, (out, in); a fused weight counts as three equal parts.
+"""
+
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from statistics import mode
+from typing import Any
 
 import torch
 
 from attention_serving.model.attention import MultiHeadAttention
-from attention_serving.model.checkpoints.errors import CheckpointError, listed
-from attention_serving.model.checkpoints.files import TensorFile, open_file
-from attention_serving.model.checkpoints.layouts import Layout, Shape, find_layout
-from attention_serving.model.checkpoints.sizes import CheckpointHints, derive_config, parameter_shapes
-from attention_serving.model.config import AttentionConfig
+from attention_serving.model.checkpoints import CheckpointError, listed
+from attention_serving.model.checkpoints.files import TensorFile, open_file, parameter_shapes, report
+from attention_serving.model.checkpoints.layouts import (
+    FUSED,
+    KEY,
+    OUTPUT,
+    QUERY,
+    VALUE,
+    Layout,
+    Shape,
+    StoredTensors,
+    find_layout,
+)
+from attention_serving.model.config import AttentionConfig, ConfigError
 
 _OUT_AND_IN = 2  # the axes of a weight
 
@@ -25,6 +39,16 @@ class Checkpoint:
     """In evaluation mode, weights in float32."""
     skipped: tuple[str, ...]
     """Names under the prefix that are not part of attention."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Hints:
+    """What the shapes of weights do not determine."""
+
+    heads: int
+    causal: bool
+    cross: bool
+    rotary_theta: float
 
 
 def load_checkpoint(
@@ -56,96 +80,74 @@ def load_checkpoint(
         CheckpointError: The file cannot be read, or does not hold the layout under the prefix: tensors are
             missing, unexpected, or of a wrong shape or type. The message lists them by name.
     """
-    chosen = find_layout(layout)
-    if cross and chosen.causal:
-        raise CheckpointError(f"cross=True: layout {layout!r} is self-attention only")
-    hints = CheckpointHints(
-        heads=heads, causal=causal or chosen.causal, cross=cross, rotary_theta=rotary_theta
-    )
+    hints = _Hints(heads=heads, causal=causal, cross=cross, rotary_theta=rotary_theta)
     try:
         with open_file(Path(path)) as file:
-            return _Reader(file, chosen, prefix, hints).read()
+            return _read(file, find_layout(layout), prefix, hints)
     except CheckpointError as error:
         raise CheckpointError(f"{path}, layout {layout!r}, prefix {prefix!r}: {error}") from error
 
 
-class _Reader:
-    """Reads the tensors under one prefix of a file by the names of a layout."""
-
-    def __init__(self, file: TensorFile, layout: Layout, prefix: str, hints: CheckpointHints) -> None:
-        self._file, self._layout, self._prefix, self._hints = file, layout, prefix, hints
-        self._names = {name.removeprefix(prefix) for name in file.names if name.startswith(prefix)}
-        self._sources = layout.choose(self._names, cross=hints.cross)
-        self._wanted = {source.name for source in self._sources.values()}
-
-    def read(self) -> Checkpoint:
-        if not self._wanted & self._names:
-            raise CheckpointError(_wrong_prefix(self._layout, self._file.names))
-        config = self._config()
-        weights = {
-            ours: source.cut(self._file.read(self._prefix + source.name))
-            for ours, source in self._sources.items()
-        }
-        with torch.random.fork_rng(devices=[]):  # keeps the caller's random numbers
-            module = MultiHeadAttention(config)
-        module.load_state_dict(weights)
-        skipped = tuple(self._prefix + name for name in sorted(self._names - self._wanted))
-        return Checkpoint(module=module.eval(), skipped=skipped)
-
-    def _config(self) -> AttentionConfig:
-        """The configuration that all tensors of the file fit.
-
-        Raises:
-            CheckpointError: No configuration fits. The message lists every problem.
-        """
-        problems = self._wrong_names()
-        stored = {name: self._file.shape(self._prefix + name) for name in sorted(self._wanted & self._names)}
-        weights = {source.name for ours, source in self._sources.items() if ours.endswith(".weight")}
-        flat = [name for name in sorted(weights & stored.keys()) if not _is_matrix(stored[name])]
-        problems += [f"{self._prefix}{name}: expected a matrix, found shape {stored[name]}" for name in flat]
-        if flat or not weights <= stored.keys():  # the sizes stay unknown
-            raise CheckpointError(_report(problems))
-        shapes = {o: s.shape_here(stored[s.name]) for o, s in self._sources.items() if s.name in stored}
-        try:
-            config = derive_config(self._layout, shapes, self._hints)
-        except CheckpointError as error:
-            raise CheckpointError(_report([*problems, str(error)])) from error
-        problems += self._wrong_shapes(config, stored)
-        if problems:
-            raise CheckpointError(_report(problems))
-        return config
-
-    def _wrong_names(self) -> list[str]:
-        missing = [f"{self._prefix}{name}: missing" for name in sorted(self._wanted - self._names)]
-        beside = sorted(self._names - self._wanted)
-        refusals = [
-            f"{self._prefix}{name}: {self._layout.refusal(name)}"
-            for name in beside
-            if not self._layout.is_neighbour(name)
-        ]
-        return missing + refusals
-
-    def _wrong_shapes(self, config: AttentionConfig, stored: Mapping[str, Shape]) -> list[str]:
-        expected = {
-            self._sources[ours].name: self._sources[ours].shape_in_file(shape)
-            for ours, shape in parameter_shapes(config).items()
-        }
-        return [
-            f"{self._prefix}{name}: expected shape {expected[name]}, found {shape}"
-            for name, shape in stored.items()
-            if shape != expected[name]
-        ]
+def _read(file: TensorFile, layout: Layout, prefix: str, hints: _Hints) -> Checkpoint:
+    """Reads the tensors under a prefix by the names of a layout."""
+    heads = hints.heads
+    if isinstance(heads, bool) or not isinstance(heads, int) or heads <= 0:
+        raise CheckpointError(f"heads={heads!r}: must be a positive integer")
+    if hints.cross and layout.causal:
+        raise CheckpointError("cross=True: this layout is self-attention only")
+    names = {name.removeprefix(prefix) for name in file.names if name.startswith(prefix)}
+    sources = layout.choose(names, cross=hints.cross)
+    wanted = {source.name for source in sources.values()}
+    if not wanted & names:
+        raise CheckpointError(_wrong_prefix(layout, file.names))
+    beside = sorted(names - wanted)
+    config = _config(file, layout, prefix, hints, sources, beside)
+    with torch.random.fork_rng(devices=[]):  # keeps the caller's random numbers
+        module = MultiHeadAttention(config)
+    module.load_state_dict(
+        {ours: source.cut(file.read(prefix + source.name)) for ours, source in sources.items()}
+    )
+    return Checkpoint(module=module.eval(), skipped=tuple(prefix + name for name in beside))
 
 
-def _report(problems: Sequence[str]) -> str:
-    return listed(problems, separator="; ")
+def _config(
+    file: TensorFile, layout: Layout, prefix: str, hints: _Hints, sources: StoredTensors, beside: list[str]
+) -> AttentionConfig:
+    """The configuration that all tensors of the file fit.
+
+    Raises:
+        CheckpointError: No configuration fits. The message lists every problem.
+    """
+    refused = {prefix + name: layout.refusal(name) for name in beside if not layout.is_neighbour(name)}
+    expected: dict[str, Shape] = dict.fromkeys(sorted(prefix + own.name for own in sources.values()), ())
+    stored = {name: file.shape(name) for name in expected if name in file.names}
+    missing = {name: shape for name, shape in expected.items() if name not in stored}
+    problems = file.problems(missing, refused)
+    weights = sorted({prefix + source.name for ours, source in sources.items() if ours.endswith(".weight")})
+    flat = [name for name in weights if name in stored and not _is_matrix(stored[name])]
+    if flat or not stored.keys() >= set(weights):  # the sizes stay unknown
+        raise report(problems + [f"{name}: expected a matrix, found shape {stored[name]}" for name in flat])
+    shapes = {
+        ours: source.shape_here(stored[prefix + source.name])
+        for ours, source in sources.items()
+        if prefix + source.name in stored
+    }
+    try:
+        config = _derive_config(layout, shapes, hints)
+    except CheckpointError as error:
+        raise report([*problems, str(error)]) from error
+    for ours, shape in parameter_shapes(lambda: MultiHeadAttention(config)).items():
+        expected[prefix + sources[ours].name] = sources[ours].shape_in_file(shape)
+    if problems := file.problems(expected, refused):
+        raise report(problems)
+    return config
 
 
 def _is_matrix(shape: Shape) -> bool:
     return len(shape) == _OUT_AND_IN and all(shape)
 
 
-def _wrong_prefix(layout: Layout, names: Sequence[str]) -> str:
+def _wrong_prefix(layout: Layout, names: Iterable[str]) -> str:
     """The error for a prefix without tensors of the layout, with the prefixes that have some."""
     anchors = {next(iter(variant.values())).name for variant in layout.variants}
     starts = {name.removesuffix(anchor) for name in names for anchor in anchors if name.endswith(anchor)}
@@ -153,3 +155,70 @@ def _wrong_prefix(layout: Layout, names: Sequence[str]) -> str:
     if prefixes:
         return f"this prefix has no tensor of the layout; these prefixes have: {listed(prefixes)}"
     return f"the file has no tensor of the layout; it holds {listed(sorted(names)) or 'nothing'}"
+
+
+def _derive_config(layout: Layout, shapes: Mapping[str, Shape], hints: _Hints) -> AttentionConfig:
+    """The configuration that the parameters fit, or that most of them fit; every weight is a matrix.
+
+    Raises:
+        CheckpointError: No configuration has these sizes.
+    """
+    weights = {  # (out, in) of query, key and value, and of the output projection if it exists
+        name.removesuffix(".weight"): shape for name, shape in shapes.items() if name.endswith(".weight")
+    }
+    is_fused = FUSED in weights
+    if is_fused:
+        out, width = weights.pop(FUSED)
+        weights |= dict.fromkeys((QUERY, KEY, VALUE), (out // 3, width))
+    widths = _widths(layout, shapes, weights, cross=hints.cross)
+    heads = _heads(layout, weights, hints.heads, widths["d_query"])
+    try:
+        return AttentionConfig(
+            **widths,
+            **heads,
+            projections="fused" if is_fused else "separate",
+            qkv_bias=any(name.startswith("projections.") and name.endswith(".bias") for name in shapes),
+            out_proj=OUTPUT in weights,
+            out_bias=f"{OUTPUT}.bias" in shapes,
+            causal=hints.causal or layout.causal,
+            rotary_theta=hints.rotary_theta if layout.rotary else 0.0,
+        )
+    except ConfigError as error:
+        raise CheckpointError(f"the shapes do not fit an attention module: {error}") from error
+
+
+def _widths(
+    layout: Layout, shapes: Mapping[str, Shape], weights: Mapping[str, Shape], *, cross: bool
+) -> dict[str, Any]:
+    d_query = _query_width(layout, shapes, weights)
+    d_key = weights[KEY][1] if layout.own_widths or cross else d_query
+    d_value = weights[VALUE][1] if layout.own_widths else d_key
+    widths: dict[str, Any] = {"d_query": d_query, "d_key": d_key, "d_value": d_value}
+    if layout.own_widths and OUTPUT in weights and not layout.square:
+        widths["d_out"] = weights[OUTPUT][0]
+    return widths | {
+        "cross": cross or not d_query == d_key == d_value,
+        "separate_value": d_key != d_value,
+    }
+
+
+def _query_width(layout: Layout, shapes: Mapping[str, Shape], weights: Mapping[str, Shape]) -> int:
+    """The width that most shapes agree on, so that an error names the one tensor that differs."""
+    if layout.square:
+        return mode(size for shape in shapes.values() for size in shape)
+    if layout.own_widths:
+        return weights[QUERY][1]
+    return mode([*(weights[name][1] for name in (QUERY, KEY, VALUE)), weights[OUTPUT][0]])
+
+
+def _heads(layout: Layout, weights: Mapping[str, Shape], heads: int, d_query: int) -> dict[str, Any]:
+    joined = d_query if layout.square else weights[QUERY][0]
+    if not joined or joined % heads:
+        raise CheckpointError(f"heads={heads}: must divide {joined}, the total width of the query heads")
+    d_k = joined // heads
+    if layout.square:
+        return {"num_heads": heads, "d_k": d_k}
+    # If these do not divide, the derived shapes differ from those of the file, and the caller reports that.
+    kv_heads = max(1, weights[KEY][0] // d_k)
+    d_v = max(1, weights[VALUE][0] // kv_heads) if layout.own_widths else d_k
+    return {"num_heads": heads, "num_kv_heads": kv_heads, "d_k": d_k, "d_v": d_v}

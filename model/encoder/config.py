@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from attention_serving.model.config import AttentionConfig, ConfigError
+from attention_serving.model.config import AttentionConfig, ConfigError, check_sizes
 
 ACTIVATIONS: Final = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "identity")
 NORMS: Final = ("layer", "rms")
@@ -33,7 +33,7 @@ class DenseConfig:
     """The function of its output: one of ACTIVATIONS."""
 
     def __post_init__(self) -> None:
-        _check_positive(self, "d_in", "d_out")
+        check_sizes(self, "d_in", "d_out")
         _check_choice("activation", self.activation, ACTIVATIONS)
 
 
@@ -95,7 +95,7 @@ class EncoderConfig:
     """Whether the embedding is divided by its length."""
 
     def __post_init__(self) -> None:
-        _check_positive(self, "vocabulary", "width", "feed_forward", "max_tokens")
+        check_sizes(self, "vocabulary", "width", "feed_forward", "max_tokens")
         _check_choice("activation", self.activation, ACTIVATIONS)
         _check_choice("norm", self.norm, NORMS)
         for pooling in self.pooling:
@@ -151,13 +151,6 @@ class EncoderConfig:
     def flops_per_pair(self) -> int:
         """Floating-point operations of the attention products of all layers for each pair of tokens."""
         return sum(layer.flops_per_pair for layer in self.layers)
-
-
-def _check_positive(config: object, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            raise ConfigError(name, value, "must be a positive integer")
 
 
 def _check_choice(field: str, value: str, choices: tuple[str, ...]) -> None:

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention_serving.model.encoder.activations import FUNCTIONS
 from attention_serving.model.encoder.config import DenseConfig, EncoderConfig
+from attention_serving.model.functions import ACTIVATION_FUNCTIONS
 
 
 class Sequences(NamedTuple):
@@ -112,7 +112,7 @@ class Dense(nn.Module):
     def __init__(self, config: DenseConfig) -> None:
         super().__init__()
         self.linear = nn.Linear(config.d_in, config.d_out, bias=config.bias)
-        self.function = FUNCTIONS[config.activation]
+        self.function = ACTIVATION_FUNCTIONS[config.activation]
 
     def forward(self, vectors: Tensor) -> Tensor:
         """(B, d_in) to (B, d_out)."""

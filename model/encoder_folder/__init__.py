@@ -4,7 +4,6 @@ loading    `load_encoder`, the only entry point
 families   the configurations and names of tensors of each family
 fields     values of a JSON file, each read once; what is not read is refused
 sentence   modules.json and what it names: pooling, linear layers, normalisation, prompts
-tensors    the weights in one file or several
 tokenizer  tokenizer.json and what else is stated about it
 
 Everything that a folder states is honoured or refused by name. Nothing is downloaded, and no code of a folder

@@ -1,34 +1,16 @@
 """Reads the values of a JSON file. A value that nobody reads is refused, because it might change results."""
 
-import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from attention_serving.model.checkpoints.errors import CheckpointError, listed
+from attention_serving.model.checkpoints import CheckpointError, listed
+from attention_serving.model.checkpoints.files import read_json
 
 T = TypeVar("T")
 NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false", dict: "an object",
          list: "a list"}  # fmt: skip
-# Larger files are not configurations.
-MAX_BYTES = 16 << 20
-
-
-def read_json(path: Path) -> Any:
-    """The value of a JSON file.
-
-    Raises:
-        CheckpointError: The file cannot be read, is too large or is not JSON.
-    """
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise CheckpointError(f"{path.name} is larger than {MAX_BYTES} bytes")
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{path.name} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path.name} is not JSON: {error}") from error
 
 
 class Fields:
@@ -81,13 +63,9 @@ class Fields:
         """A list; an empty one if it is absent."""
         return self._take(name, list, [])
 
-    def has(self, name: str) -> bool:
-        """Whether a member is there and has not been read."""
-        return name in self._unread
-
-    def restore(self, name: str, value: object) -> None:
-        """Makes a member unread again."""
-        self._unread[name] = value
+    def get(self, name: str) -> object:
+        """A member that stays unread; None if it is absent or was read."""
+        return self._unread.get(name)
 
     def expect(self, name: str, *allowed: object) -> None:
         """Refuses a member that is there and has another value."""

@@ -1,6 +1,6 @@
 """Loads the text encoder of a folder."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -10,15 +10,16 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from attention_serving.model.checkpoints.errors import CheckpointError, listed
+from attention_serving.model.checkpoints import CheckpointError
+from attention_serving.model.checkpoints.files import TensorFile, open_folder, parameter_shapes, report
+from attention_serving.model.checkpoints.layouts import StoredTensor
 from attention_serving.model.config import ConfigError
 from attention_serving.model.encoder.config import EncoderConfig
 from attention_serving.model.encoder.encoder import TextEncoder
 from attention_serving.model.encoder_folder.families import FAMILIES
-from attention_serving.model.encoder_folder.families.family import WITHOUT_EFFECT, Family, Stored
+from attention_serving.model.encoder_folder.families.family import WITHOUT_EFFECT, Family
 from attention_serving.model.encoder_folder.fields import Fields
 from attention_serving.model.encoder_folder.sentence import read_sentence_modules
-from attention_serving.model.encoder_folder.tensors import FolderTensors, open_tensors
 from attention_serving.model.encoder_folder.tokenizer import load_tokenizer, stated_max_tokens
 
 CONFIGURATION: Final = "config.json"
@@ -86,12 +87,12 @@ class _Reader:
         tokenizer = load_tokenizer(
             self._folder, lowercases=self._sentence.lowercases, vocabulary=config.vocabulary
         )
-        with open_tensors(self._folder) as tensors:
-            weights, skipped = _weights(config, self._family, tensors, self._heads())
-        weights |= self._dense_weights()
+        dense = self._dense_weights()
+        with open_folder(self._folder) as file:
+            weights, skipped = _weights(config, self._family, file, elsewhere=dense.keys())
         with torch.random.fork_rng(devices=[]):  # keeps the caller's random numbers
             module = TextEncoder(config)
-        module.load_state_dict(weights, assign=True)
+        module.load_state_dict(weights | dense, assign=True)
         return LoadedEncoder(
             module=module.eval(),
             tokenizer=tokenizer,
@@ -129,39 +130,26 @@ class _Reader:
             raise CheckpointError(f"max_seq_length={stated}: the model has positions for {positions} tokens")
         return stated or min(positions, stated_max_tokens(self._folder) or positions)
 
-    def _heads(self) -> frozenset[str]:
-        """Names of parameters that have files of their own."""
-        return frozenset(
-            f"pooling.dense.{index}.linear.{kind}"
-            for index in range(len(self._sentence.dense))
-            for kind in ("weight", "bias")
-        )
-
     def _dense_weights(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for index, (config, path) in enumerate(self._sentence.dense):
             expected: dict[str, tuple[int, ...]] = {"linear.weight": (config.d_out, config.d_in)}
             expected |= {"linear.bias": (config.d_out,)} if config.bias else {}
-            with open_tensors(path) as tensors:
-                problems = _problems(expected, tensors, sorted(tensors.names - expected.keys()))
-                if problems:
-                    raise CheckpointError(f"{path.name}: {listed(problems, separator='; ')}")
-                found |= {f"pooling.dense.{index}.{name}": tensors.read(name) for name in expected}
+            with open_folder(path) as file:
+                if problems := file.problems(expected, _unexpected(file.names - expected.keys())):
+                    raise CheckpointError(f"{path.name}: {report(problems)}")
+                found |= {f"pooling.dense.{index}.{name}": file.read(name) for name in expected}
         return found
 
 
 def _family(fields: Fields) -> tuple[str, Family]:
-    if fields.has("auto_map"):
+    if fields.get("auto_map") is not None:
         raise CheckpointError(f"{CONFIGURATION}: auto_map names code of the folder, which is not run")
-    known = ", ".join(sorted(FAMILIES))
-    if not fields.has("model_type"):
-        raise CheckpointError(f"{CONFIGURATION}: model_type is missing; supported are {known}")
-    given = fields.text("model_type")
-    if given not in FAMILIES:
-        raise CheckpointError(
-            f"{CONFIGURATION}: model_type {given!r} is not supported; supported are {known}"
-        )
-    fields.restore("model_type", given)
+    given = fields.get("model_type")
+    if not isinstance(given, str) or given not in FAMILIES:
+        wrong = "is missing" if given is None else f"{given!r} is not supported"
+        known = ", ".join(sorted(FAMILIES))
+        raise CheckpointError(f"{CONFIGURATION}: model_type {wrong}; supported are {known}")
     return given, FAMILIES[given]
 
 
@@ -174,41 +162,27 @@ def _dimensions(fields: Fields) -> tuple[int, ...]:
 
 
 def _weights(
-    config: EncoderConfig, family: Family, tensors: FolderTensors, elsewhere: frozenset[str]
+    config: EncoderConfig, family: Family, file: TensorFile, *, elsewhere: Set[str]
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The parameters by name, and the names of tensors that are not part of the encoder.
+    """The parameters that are not elsewhere, and the names of tensors that are not part of the encoder."""
+    shapes = parameter_shapes(lambda: TextEncoder(config))
+    shapes = {name: shape for name, shape in shapes.items() if name not in elsewhere}
 
-    Shapes are compared before anything is allocated, because a small file can claim any shape.
-    """
-    with torch.device("meta"):
-        shapes = {name: tuple(parameter.shape) for name, parameter in TextEncoder(config).named_parameters()}
-    wanted = [name for name in shapes if name not in elsewhere]
-    prefix = max(family.prefixes, key=lambda each: _held(wanted, family, each, tensors))
-    sources = {name: family.stored(name, prefix) for name in wanted}
+    def sources_under(prefix: str) -> dict[str, StoredTensor]:
+        return {name: family.stored(name, prefix) for name in shapes}
+
+    def held(prefix: str) -> int:
+        return sum(source.name in file.names for source in sources_under(prefix).values())
+
+    prefix = max(family.prefixes, key=held)
+    sources = sources_under(prefix)
     expected = {source.name: source.shape_in_file(shapes[name]) for name, source in sources.items()}
-    beside = sorted(tensors.names - expected.keys())
+    beside = sorted(file.names - expected.keys())
     skipped = tuple(name for name in beside if family.is_neighbour(name, prefix))
-    problems = _problems(expected, tensors, [name for name in beside if name not in skipped])
-    if problems:
-        raise CheckpointError(listed(problems, separator="; "))
-    return _read(sources, tensors), skipped
+    if problems := file.problems(expected, _unexpected(file.names - expected.keys() - set(skipped))):
+        raise report(problems)
+    return {name: source.cut(file.read(source.name)) for name, source in sources.items()}, skipped
 
 
-def _read(sources: Mapping[str, Stored], tensors: FolderTensors) -> dict[str, Tensor]:
-    return {name: source.cut(tensors.read(source.name)) for name, source in sources.items()}
-
-
-def _held(wanted: Sequence[str], family: Family, prefix: str, tensors: FolderTensors) -> int:
-    return sum(family.stored(name, prefix).name in tensors.names for name in wanted)
-
-
-def _problems(
-    expected: Mapping[str, tuple[int, ...]], tensors: FolderTensors, unexpected: Iterable[str]
-) -> list[str]:
-    """What is missing, of a wrong shape or not expected, each by name."""
-    problems = [f"{name}: missing" for name in expected if name not in tensors.names]
-    problems += [f"{name}: unexpected" for name in unexpected]
-    for name, shape in expected.items():
-        if name in tensors.names and (found := tensors.shape(name)) != shape:
-            problems.append(f"{name}: expected shape {shape}, found {found}")
-    return problems
+def _unexpected(names: Set[str]) -> dict[str, str]:
+    return dict.fromkeys(sorted(names), "unexpected")

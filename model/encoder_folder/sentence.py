@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from attention_serving.model.checkpoints.errors import CheckpointError
+from attention_serving.model.checkpoints import CheckpointError
+from attention_serving.model.checkpoints.files import read_json
 from attention_serving.model.encoder.config import DenseConfig
-from attention_serving.model.encoder_folder.fields import Fields, read_json
+from attention_serving.model.encoder_folder.fields import Fields
 
 MODULES: Final = "modules.json"
 SETTINGS: Final = "config_sentence_transformers.json"
@@ -112,13 +113,12 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
 
 def _pooling(folder: Path, *, has_prompts: bool) -> tuple[int, tuple[str, ...]]:
     fields = Fields.of_file(folder / "config.json")
-    width = fields.integer("word_embedding_dimension" if fields.has("word_embedding_dimension")
-                           else "embedding_dimension")  # fmt: skip
+    stated = fields.get("word_embedding_dimension")
+    width = fields.integer("embedding_dimension" if stated is None else "word_embedding_dimension")
     if not fields.flag("include_prompt", default=True) and has_prompts:
         raise fields.error("include_prompt", "false", "is not supported for a model with prompts")
     modes = [ours for name, ours in POOLINGS.items() if fields.flag(name)]
-    if fields.has("pooling_mode"):
-        mode = fields.text("pooling_mode")
+    if mode := fields.text("pooling_mode", ""):
         if mode not in POOLING_MODES:
             raise fields.error("pooling_mode", mode, f"must be one of {', '.join(POOLING_MODES)}")
         modes = modes or [POOLING_MODES[mode]]
@@ -173,7 +173,7 @@ def _prompts(folder: Path) -> tuple[dict[str, str], str]:
     fields = Fields.of_file(path)
     fields.ignore("__version__", "similarity_fn_name", "model_type")
     # A cut of embeddings is asked for in requests.
-    if fields.has("truncate_dim"):
+    if fields.get("truncate_dim") is not None:
         raise CheckpointError(f"{SETTINGS}: truncate_dim is not supported; ask for dimensions in requests")
     prompts, default = fields.mapping("prompts"), fields.text("default_prompt_name", "")
     fields.finish()

@@ -7,8 +7,8 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 from tokenizers.normalizers import Lowercase, Sequence
 
-from attention_serving.model.checkpoints.errors import CheckpointError
-from attention_serving.model.encoder_folder.fields import read_json
+from attention_serving.model.checkpoints import CheckpointError
+from attention_serving.model.checkpoints.files import read_json
 
 FILE: Final = "tokenizer.json"
 CONFIGURATION: Final = "tokenizer_config.json"

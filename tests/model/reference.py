@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from attention_serving.model.attention import MultiHeadAttention
-from attention_serving.model.config import DERIVED, AttentionConfig
-from tests.support.tables import linear_layers
+from attention_serving.model.config import DERIVED, PROJECTIONS, AttentionConfig
 
 Array = NDArray[Any]
-# The reference and the float64 module add up in different orders; nothing else may differ.
-RTOL, ATOL = 1e-10, 1e-12
+# The reference and the float64 module add up in different orders; nothing else may differ. The angles of
+# rotary positions are float32.
+RTOL, ATOL, ROTARY_ATOL = 1e-10, 1e-12, 2e-5
+EPSILON = 1e-5
 
 
 def position_rules(config: AttentionConfig, query_length: int, key_length: int) -> tuple[Array, Array]:
@@ -40,40 +41,86 @@ def alibi_slopes(heads: int) -> list[float]:
     return alibi_slopes(below) + alibi_slopes(2 * below)[::2][: heads - below]
 
 
-def attention(module: MultiHeadAttention, inputs: list[Array], may_attend: Array) -> tuple[Array, Array]:
+def rotated(rows: Array, positions: Array, theta: float, *, interleaved: bool) -> Array:
+    """Pairs of (..., width) at positions (...), turned as complex numbers are."""
+    width = rows.shape[-1]
+    first, second = (
+        (slice(0, width, 2), slice(1, width, 2))
+        if interleaved
+        else (slice(0, width // 2), slice(width // 2, width))
+    )
+    angles = positions[..., None] * theta ** (-2.0 * np.arange(width // 2) / width)
+    turned = (rows[..., first] + 1j * rows[..., second]) * np.exp(1j * angles)
+    found = np.empty_like(rows)
+    found[..., first], found[..., second] = turned.real, turned.imag
+    return found
+
+
+def attention(case: "Case") -> tuple[Array, Array]:
     """Context vectors (B, Tq, d_out) and weights (B, H, Tq, Tk), from sums over the keys of each row.
 
-    Args:
-        module: Its weights are read, its code is not run.
-        inputs: Query, key and value, (B, T, d).
-        may_attend: (B, H, Tq, Tk), all rules in one mask.
+    The weights of the module are read, its code is not run.
     """
-    heads = module.config.num_heads
-    _, bias = position_rules(module.config, *may_attend.shape[2:])
-    layers = linear_layers(module)
-    q, k, v = (
-        np.stack(np.split(_linear(layer, rows), heads, axis=-1), axis=1)  # (B, H, T, d)
-        for layer, rows in zip(layers, inputs, strict=True)
-    )
-    weights = np.zeros(may_attend.shape)
+    config, output = case.module.config, case.module.output
+    _, bias = position_rules(config, *case.may_attend.shape[2:])
+    bias = bias + case.bias
+    q, k, v = map(np.einsum, ["btd,hwd->bhtw"] * 3, case.inputs, _head_weights(case.module))
+    if config.qkv_bias:
+        biases = _head_biases(case.module)
+        q, k, v = (part + own[:, None] for part, own in zip((q, k, v), biases, strict=True))
+    if config.qk_norm:
+        q, k = (
+            part / np.sqrt((part**2).mean(-1, keepdims=True) + config.qk_norm) * norm.weight.detach().numpy()
+            for part, norm in ((q, case.module.query_norm), (k, case.module.key_norm))
+            if norm is not None
+        )
+    if config.rotary_theta:
+        q, k = (
+            rotated(part, case.positions[:, None], config.rotary_theta, interleaved=config.rotary_interleaved)
+            for part in (q, k)
+        )
+    k, v = (np.repeat(part, config.num_heads // config.num_kv_heads, axis=1) for part in (k, v))
+    weights = np.zeros(case.may_attend.shape)
     context = np.zeros((*q.shape[:3], v.shape[-1]))
     for batch, head, row in np.ndindex(q.shape[:3]):
-        allowed = np.flatnonzero(may_attend[batch, head, row])
+        allowed = np.flatnonzero(case.may_attend[batch, head, row])
         if allowed.size:
-            scores = k[batch, head, allowed] @ q[batch, head, row] * module.config.scale
+            scores = k[batch, head, allowed] @ q[batch, head, row] * config.scale
             scores = scores + bias[head, row, allowed]
             powers = np.exp(scores - scores.max())
             weights[batch, head, row, allowed] = powers / powers.sum()
         context[batch, head, row] = weights[batch, head, row] @ v[batch, head]
-    joined = np.concatenate(np.split(context, heads, axis=1), axis=-1)[:, 0]  # (B, Tq, H * d_v)
-    output = module.output
-    return (joined if output is None else _linear(output, joined)), weights
+    joined = np.concatenate(np.split(context, config.num_heads, axis=1), axis=-1)[:, 0]  # (B, Tq, H * d_v)
+    if output is not None:
+        joined = joined @ output.weight.detach().numpy().T
+        joined = joined if output.bias is None else joined + output.bias.detach().numpy()
+    return joined, weights
 
 
-def _linear(layer: torch.nn.Linear, rows: Array) -> Array:
-    bias = 0.0 if layer.bias is None else layer.bias.detach().numpy()
-    product: Array = rows @ layer.weight.detach().numpy().T + bias
-    return product
+def _head_weights(module: MultiHeadAttention) -> list[Array]:
+    """The weights of query, key and value, each (heads, d_head, d)."""
+    config = module.config
+    heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+    if config.projections == "none":
+        widths = (config.d_query, config.d_key, config.d_value)
+        return [np.eye(width).reshape(count, -1, width) for count, width in zip(heads, widths, strict=True)]
+    parts = _qkv(module, "weight")
+    return [part.reshape(count, -1, part.shape[-1]) for count, part in zip(heads, parts, strict=True)]
+
+
+def _head_biases(module: MultiHeadAttention) -> list[Array]:
+    """The biases of query, key and value, each (heads, d_head)."""
+    config = module.config
+    heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+    return [part.reshape(count, -1) for count, part in zip(heads, _qkv(module, "bias"), strict=True)]
+
+
+def _qkv(module: MultiHeadAttention, kind: str) -> list[Array]:
+    config, state = module.config, module.state_dict()
+    if config.projections == "fused":
+        ends = np.cumsum([config.num_heads * config.d_k, config.num_kv_heads * config.d_k])
+        return np.split(state[f"projections.fused.{kind}"].numpy(), ends)
+    return [state[f"projections.{name}.{kind}"].numpy() for name in ("query", "key", "value")]
 
 
 @dataclass(frozen=True)
@@ -84,9 +131,13 @@ class Case:
     inputs: list[Array]
     """Query, key and value."""
     options: dict[str, torch.Tensor]
-    """key_lengths and attention_mask, if given."""
+    """positions, key_lengths, attention_mask and score_bias, if given."""
     may_attend: Array
     """(B, H, Tq, Tk), the options and the rules of `position_rules` in one mask."""
+    positions: Array
+    """(B, Tq)."""
+    bias: Array
+    """What the caller adds to the scores, (H, Tq, Tk)."""
 
     def run(self, *, return_weights: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The outputs of the module."""
@@ -99,34 +150,47 @@ class Case:
 @st.composite
 def configs(draw: st.DrawFn) -> AttentionConfig:
     """Any configuration of small sizes."""
-    size = st.integers(1, 5)
-    cross = draw(st.booleans())
-    separate = cross and draw(st.booleans())
-    d_query, d_key = draw(size), draw(size)
-    out_proj = draw(st.booleans())
+    size, flag = st.integers(1, 5), st.booleans()
+    cross, out_proj, projections = draw(flag), draw(flag), draw(st.sampled_from(PROJECTIONS))
+    separate = cross and draw(flag)
+    kv_heads = draw(st.integers(1, 3))
+    heads, d_k, d_v = kv_heads * draw(st.sampled_from([1, 2])), draw(size), draw(size)
+    rotary = not cross and draw(flag)
+    d_k = 2 * d_k if rotary else d_k
+    bare = projections == "none"
+    if bare and not separate:
+        kv_heads, d_v = kv_heads if cross else heads, d_k
+    d_query = heads * d_k if bare else draw(size)
+    d_key = (kv_heads * d_k if bare else draw(size)) if cross else d_query
+    d_value = (kv_heads * d_v if bare else draw(size)) if separate else d_key
     return AttentionConfig(
         d_query=d_query,
-        num_heads=draw(st.integers(1, 4)),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
         cross=cross,
         separate_value=separate,
-        d_key=d_key if cross else d_query,
-        d_value=draw(size) if separate else DERIVED,
-        d_k=draw(size),
-        d_v=draw(size),
-        qkv_bias=draw(st.booleans()),
+        d_key=d_key,
+        d_value=d_value,
+        d_k=d_k,
+        d_v=d_v,
+        projections="separate" if cross and projections == "fused" else projections,
+        qkv_bias=not bare and draw(flag),
         out_proj=out_proj,
-        out_bias=draw(st.booleans()),
+        out_bias=draw(flag),
         d_out=draw(size) if out_proj else DERIVED,
-        causal=draw(st.booleans()),
-        alibi=not cross and draw(st.booleans()),
+        causal=draw(flag),
+        alibi=not cross and not rotary and draw(flag),
         window=0 if cross else draw(st.integers(0, 7)),
+        rotary_theta=draw(st.sampled_from([7.0, 10_000.0])) if rotary else 0.0,
+        rotary_interleaved=rotary and draw(flag),
+        qk_norm=draw(st.sampled_from([0.0, EPSILON])),
         scale=draw(st.sampled_from([DERIVED, 0.3, 1.0])),
     )
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Any configuration with random weights, inputs, lengths and masks."""
+    """Any configuration with random weights, inputs, positions, lengths, masks and biases."""
     config = draw(configs())
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     batch, query_length, key_length = (draw(st.integers(1, top)) for top in (3, 6, 6))
@@ -135,7 +199,12 @@ def cases(draw: st.DrawFn) -> Case:
     key = rng.standard_normal((batch, key_length, config.d_key)) if config.cross else query
     value = rng.standard_normal((batch, key_length, config.d_value)) if config.separate_value else key
     may_attend = np.ones((batch, config.num_heads, query_length, key_length), np.bool_)
+    positions = np.broadcast_to(np.arange(query_length), (batch, query_length))
+    bias = np.zeros((1, query_length, key_length))
     options = {}
+    if config.rotary_theta and draw(st.booleans()):
+        positions = rng.integers(0, 20, (batch, query_length))
+        options["positions"] = torch.from_numpy(positions)
     if draw(st.booleans()):
         lengths = rng.integers(0, key_length, batch, endpoint=True)
         options["key_lengths"] = torch.from_numpy(lengths)
@@ -145,8 +214,12 @@ def cases(draw: st.DrawFn) -> Case:
         mask = rng.random((batch, mask_heads, query_length, key_length)) < draw(st.sampled_from([0.2, 0.7]))
         options["attention_mask"] = torch.from_numpy(mask)
         may_attend &= mask
+    if draw(st.booleans()):
+        bias = rng.standard_normal((config.num_heads, query_length, key_length))
+        options["score_bias"] = torch.from_numpy(bias)[None]
     may_attend &= position_rules(config, query_length, key_length)[0]
-    return Case(random_module(config, rng), [query, key, value], options, may_attend)
+    module = random_module(config, rng)
+    return Case(module, [query, key, value], options, may_attend, positions, bias)
 
 
 def random_module(config: AttentionConfig, rng: np.random.Generator) -> MultiHeadAttention:

@@ -1,148 +1,152 @@
-"""Multi-head attention in eager PyTorch: shapes, masks, causality and rows without keys."""
+"""Multi-head attention in eager PyTorch: beside its formula, PyTorch's own module and published examples."""
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from torch import Tensor
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.config import AttentionConfig
-from attention_serving.model.presets import build_preset
-from tests.model.reference import ATOL, RTOL, Case, attention, cases, random_module
-from tests.support.tables import TABLES
+from attention_serving.model.presets import PRESETS, build_preset
+from tests.model.reference import ATOL, ROTARY_ATOL, RTOL, Case, attention, cases, random_module
+from tests.support.tables import GOLDEN_TABLES, TABLES, GoldenTable, linear_layers
 
-PATHS = [pytest.param(False, id="context-only"), pytest.param(True, id="with-weights")]
-LENGTHS = [
-    pytest.param(1, 1, id="1x1"),
-    pytest.param(2, 7, id="fewer-queries"),
-    pytest.param(7, 2, id="fewer-keys"),
-    pytest.param(6, 6, id="as-many"),
-]
+SMALL = st.integers(1, 5)
 
 
-def assert_close(one: Tensor, other: Tensor) -> None:
-    torch.testing.assert_close(one, other, rtol=RTOL, atol=ATOL)
-
-
-def cross_module(*, causal: bool = False) -> MultiHeadAttention:
-    config = AttentionConfig(d_query=4, d_key=5, num_heads=2, d_k=3, d_v=2, cross=True, causal=causal)
-    return random_module(config, np.random.default_rng(3))
-
-
-def rows(seed: int, *shape: int) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape))
-
-
-@settings(deadline=None)
+@settings(max_examples=300)
 @given(case=cases())
 def test_both_paths_equal_the_formula_computed_row_by_row(case: Case) -> None:
-    expected_context, expected_weights = attention(case.module, case.inputs, case.may_attend)
+    """Every rule, projection and option, rows without keys included."""
+    expected_context, expected_weights = map(torch.from_numpy, attention(case))
+    atol = ROTARY_ATOL if case.module.config.rotary_theta else ATOL
     context, nothing = case.run(return_weights=False)
     assert nothing is None
-    assert_close(context, torch.from_numpy(expected_context))
-    context, weights = case.run(return_weights=True)
-    assert weights is not None
-    assert_close(context, torch.from_numpy(expected_context))
-    assert_close(weights, torch.from_numpy(expected_weights))
+    torch.testing.assert_close(context, expected_context, rtol=RTOL, atol=atol)
+    found = case.run(return_weights=True)
+    torch.testing.assert_close(found, (expected_context, expected_weights), rtol=RTOL, atol=atol)
 
 
-@settings(deadline=None)
-@given(case=cases())
-def test_the_weights_of_a_row_add_up_to_one_or_attend_to_nothing(case: Case) -> None:
-    _, weights = case.run(return_weights=True)
-    assert weights is not None
-    assert_close(weights.sum(-1), torch.from_numpy(case.may_attend.any(-1).astype(np.float64)))
-    assert (weights[~torch.from_numpy(case.may_attend)] == 0).all()
-
-
-@pytest.mark.parametrize(("query_length", "key_length"), LENGTHS)
-def test_shapes_follow_the_lengths_and_the_configuration(query_length: int, key_length: int) -> None:
-    config = AttentionConfig(
-        d_query=4, d_key=5, d_value=6, num_heads=3, d_k=2, d_v=7, d_out=8, cross=True, separate_value=True
+def torch_module(module: MultiHeadAttention) -> nn.MultiheadAttention:
+    """PyTorch's module with the same weights."""
+    config = module.config
+    other = nn.MultiheadAttention(
+        config.d_query,
+        config.num_heads,
+        kdim=config.d_key,
+        vdim=config.d_value,
+        batch_first=True,
+        dtype=torch.float64,
     )
+    parts = linear_layers(module)
+    with torch.no_grad():
+        if other.in_proj_weight is not None:
+            other.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
+        else:
+            for name, part in zip("qkv", parts, strict=True):
+                other.get_parameter(f"{name}_proj_weight").copy_(part.weight)
+        other.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
+        assert module.output is not None
+        other.out_proj.load_state_dict(module.output.state_dict())
+    return other.eval()
+
+
+@given(
+    num_heads=st.integers(1, 4),
+    widths=st.tuples(SMALL, SMALL, SMALL),
+    lengths=st.tuples(SMALL, SMALL, SMALL),
+    per_head=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_the_module_equals_that_of_pytorch_with_the_same_weights(
+    num_heads: int,
+    widths: tuple[int, int, int],
+    lengths: tuple[int, int, int],
+    *,
+    per_head: bool,
+    seed: int,
+) -> None:
+    d_k, d_key, d_value = widths
+    batch, query_length, key_length = lengths
+    config = AttentionConfig(
+        d_query=num_heads * d_k,
+        num_heads=num_heads,
+        d_key=d_key,
+        d_value=d_value,
+        d_v=d_k,
+        qkv_bias=True,
+        cross=True,
+        separate_value=True,
+    )
+    rng = np.random.default_rng(seed)
+    module = random_module(config, rng)
+    inputs = [
+        torch.from_numpy(rng.standard_normal((batch, length, width)))
+        for length, width in ((query_length, config.d_query), (key_length, d_key), (key_length, d_value))
+    ]
+    mask = torch.from_numpy(rng.random((batch, num_heads if per_head else 1, query_length, key_length)) < 0.5)
+    mask[..., 0] = True  # PyTorch returns NaN for a fully masked row
+    context, weights = module(*inputs, attention_mask=mask, return_weights=True)
+    hidden = ~mask.expand(batch, num_heads, query_length, key_length).flatten(0, 1)  # (B * H, Tq, Tk)
+    expected = torch_module(module)(*inputs, attn_mask=hidden, average_attn_weights=False)
+    torch.testing.assert_close((context, weights), expected, rtol=RTOL, atol=ATOL)
+
+
+@pytest.mark.parametrize("table", GOLDEN_TABLES, ids=lambda table: table.id)
+def test_every_published_table_is_reproduced(table: GoldenTable) -> None:
+    inputs = [torch.from_numpy(array) for array in table.inputs]
+    batched = inputs[0].ndim == 3
+    inputs = inputs if batched else [array[None] for array in inputs]
+    with torch.inference_mode():
+        context, _ = table.module()(*inputs)
+        _, weights = table.module()(*inputs, return_weights=True)
+    # Row 1 is the second; the tables of weights are those of one sequence and one head.
+    answered = {
+        "context_vectors": context if batched else context[0],
+        "context_vectors_row_1": context[0, 1],
+        "attention_weights": weights[0, 0],
+        "attention_weights_row_1": weights[0, 0, 1],
+    }
+    assert table.expected
+    for name, expected in table.expected.items():
+        np.testing.assert_allclose(answered[name], expected, rtol=0, atol=table.tolerance, err_msg=name)
+
+
+def test_simple_self_attention_has_no_parameters_and_no_scale() -> None:
+    query = torch.randn(3, 6, 16)
+    module = build_preset("simple-self-attention")
+    assert not list(module.parameters())
+    torch.testing.assert_close(module(query)[0], (query @ query.transpose(1, 2)).softmax(-1) @ query)
+
+
+PUBLISHED = {
+    "three projections": ({"out_proj": False}, 60, 288),
+    "three projections, stacked": ({"projections": "stacked", "out_proj": False}, 60, 288),
+    "fused, with an output projection": ({"projections": "fused"}, 80, 384),
+}
+
+
+@pytest.mark.parametrize(("options", "parameters", "macs"), PUBLISHED.values(), ids=PUBLISHED)
+def test_parameters_and_operations_are_the_published_ones(
+    options: dict[str, object], parameters: int, macs: int
+) -> None:
+    batch, length, width = 3, 2, 4
+    config = AttentionConfig(d_query=width, qkv_bias=True, **options)  # type: ignore[arg-type]
     module = MultiHeadAttention(config)
-    inputs = torch.ones(2, query_length, 4), torch.ones(2, key_length, 5), torch.ones(2, key_length, 6)
-    context, weights = module(*inputs, return_weights=True)
-    assert context.shape == (2, query_length, 8)
-    assert weights.shape == (2, 3, query_length, key_length)
-
-
-@pytest.mark.parametrize("return_weights", PATHS)
-def test_key_lengths_equal_cutting_the_keys(*, return_weights: bool) -> None:
-    module, query, key = cross_module(), rows(0, 3, 4, 4), rows(1, 3, 6, 5)
-    lengths = [1, 4, 6]
-    context, weights = module(query, key, key_lengths=torch.tensor(lengths), return_weights=return_weights)
-    for index, length in enumerate(lengths):
-        one = slice(index, index + 1)
-        alone, alone_weights = module(query[one], key[one, :length], return_weights=return_weights)
-        assert_close(context[one], alone)
-        if return_weights:
-            assert_close(weights[one, :, :, :length], alone_weights)
-            assert (weights[one, :, :, length:] == 0).all()
-
-
-@pytest.mark.parametrize("causal", [pytest.param(False, id="full"), pytest.param(True, id="causal")])
-def test_a_padded_sequence_has_the_context_vectors_it_has_alone(*, causal: bool) -> None:
-    module = random_module(AttentionConfig(d_query=4, num_heads=2, causal=causal), np.random.default_rng(5))
-    query, lengths = rows(2, 2, 7, 4), [3, 7]
-    context, _ = module(query, key_lengths=torch.tensor(lengths))
-    for index, length in enumerate(lengths):
-        alone, _ = module(query[index : index + 1, :length])
-        assert_close(context[index : index + 1, :length], alone)
-
-
-@pytest.mark.parametrize("return_weights", PATHS)
-def test_a_mask_for_all_heads_equals_one_for_each_head(*, return_weights: bool) -> None:
-    module, query, key = cross_module(), rows(0, 2, 5, 4), rows(1, 2, 7, 5)
-    mask = rows(2, 2, 1, 5, 7) > 0
-    shared = module(query, key, attention_mask=mask, return_weights=return_weights)
-    each = module(query, key, attention_mask=mask.expand(2, 2, 5, 7), return_weights=return_weights)
-    assert_close(shared[0], each[0])
-    assert (shared[1] is None and each[1] is None) or torch.equal(shared[1], each[1])
-
-
-@pytest.mark.parametrize(("query_length", "key_length"), LENGTHS)
-def test_causal_weights_equal_masking_after_the_softmax_and_renormalising(
-    query_length: int, key_length: int
-) -> None:
-    query, key = rows(0, 2, query_length, 4), rows(1, 2, key_length, 5)
-    _, full = cross_module()(query, key, return_weights=True)
-    _, causal = cross_module(causal=True)(query, key, return_weights=True)
-    masked = full * torch.ones(query_length, key_length).tril()
-    assert_close(causal, masked / masked.sum(-1, keepdim=True))
-
-
-@pytest.mark.parametrize("return_weights", PATHS)
-@pytest.mark.parametrize(("query_length", "key_length"), LENGTHS)
-def test_a_causal_row_sees_its_own_and_earlier_keys_only(
-    query_length: int, key_length: int, *, return_weights: bool
-) -> None:
-    query, key = rows(0, 1, query_length, 4), rows(1, 1, key_length, 5)
-    context, _ = cross_module(causal=True)(query, key, return_weights=return_weights)
-    for row in range(query_length):
-        seen, _ = cross_module()(query[:, row : row + 1], key[:, : row + 1])
-        assert_close(context[:, row : row + 1], seen)
-
-
-@pytest.mark.parametrize("return_weights", PATHS)
-@pytest.mark.parametrize("rule", ["key_lengths", "attention_mask"])
-@pytest.mark.parametrize("out_proj", [pytest.param(False, id="bare"), pytest.param(True, id="projected")])
-def test_a_row_without_keys_is_zero_before_the_output(
-    rule: str, *, out_proj: bool, return_weights: bool
-) -> None:
-    config = AttentionConfig(d_query=4, num_heads=2, qkv_bias=True, out_proj=out_proj)
-    module = random_module(config, np.random.default_rng(1))
-    rules = {"key_lengths": torch.tensor([0, 3]), "attention_mask": torch.ones(2, 1, 3, 3, dtype=torch.bool)}
-    rules["attention_mask"][0] = False
-    context, weights = module(rows(0, 2, 3, 4), **{rule: rules[rule]}, return_weights=return_weights)
-    nothing = torch.zeros(4).double() if module.output is None else module.output.bias
-    assert torch.equal(context[0], nothing.detach().expand(3, 4))
-    assert not torch.isclose(context[1], nothing).all(-1).any()
-    assert weights is None or (weights[0] == 0).all()
+    assert sum(parameter.numel() for parameter in module.parameters()) == parameters
+    linear = batch * length * (config.flops_per_query + config.flops_per_key)
+    products = batch * length * length * config.flops_per_pair
+    assert (linear, products) == (2 * macs, 2 * batch * length * length * 2 * width)
+    with FlopCounterMode(display=False) as counted, torch.inference_mode():
+        module(torch.ones(batch, length, width), return_weights=True)
+    assert counted.get_total_flops() == linear + products
 
 
 def test_twelve_heads_of_width_768_have_the_published_number_of_parameters() -> None:
-    module = build_preset("multi-head-768x12")
+    with torch.device("meta"):
+        module = MultiHeadAttention(PRESETS["multi-head-768x12"].config)
     published = TABLES["parameter_count"]["parameters"]
     assert sum(parameter.numel() for parameter in module.parameters()) == published == 2_360_064

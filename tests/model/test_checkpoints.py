@@ -4,36 +4,32 @@ import tempfile
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.checkpoints import files
 from attention_serving.model.checkpoints.loading import load_checkpoint
 from attention_serving.model.config import DERIVED, AttentionConfig
+from tests.model.checkpoints import HEADS, D, tensors_of, write
 from tests.support.eager import ATOL, RTOL
 
-D, HEADS = 12, 3
 Module = TypeVar("Module", bound=nn.Module)
-SUFFIXES = [".safetensors", ".pt", ".pth", ".bin"]
+WIDTHS = {
+    "one width": (D, D, True),
+    "key and value of one width": (8, 8, False),
+    "three widths": (8, 5, False),
+    "value of its own width": (D, 5, False),
+    "key of its own width": (8, D, True),
+}
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(11)
-
-
-def write(tensors: dict[str, Tensor], path: Path) -> Path:
-    if path.suffix == ".safetensors":
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-    else:
-        torch.save(tensors, path)
-    return path
 
 
 def random_weights(module: Module) -> Module:
@@ -47,37 +43,31 @@ def assert_close(one: Tensor, other: Tensor) -> None:
 
 
 def generic(**options: Any) -> MultiHeadAttention:
-    return random_weights(
-        MultiHeadAttention(AttentionConfig(**({"d_query": D, "num_heads": HEADS} | options)))
-    )
+    config = AttentionConfig(**({"d_query": D, "num_heads": HEADS} | options))
+    return random_weights(MultiHeadAttention(config))
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("bias", [pytest.param(True, id="biased"), pytest.param(False, id="unbiased")])
+def assert_same_weights(module: nn.Module, expected: dict[str, Tensor]) -> None:
+    torch.testing.assert_close(module.state_dict(), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["biased", "unbiased"])
 @torch.inference_mode()
-def test_torch_self_attention(tmp_path: Path, suffix: str, *, bias: bool) -> None:
+def test_torch_self_attention(tmp_path: Path, bias: bool) -> None:
     torch_module = random_weights(nn.MultiheadAttention(D, HEADS, bias=bias, batch_first=True))
-    path = write(torch_module.state_dict(), tmp_path / f"weights{suffix}")
-    checkpoint = load_checkpoint(path, layout="torch", heads=HEADS)
+    checkpoint = load_checkpoint(
+        write(torch_module.state_dict(), tmp_path / "w.safetensors"), layout="torch", heads=HEADS
+    )
     rows = torch.randn(2, 5, D)
     assert_close(checkpoint.module(rows)[0], torch_module(rows, rows, rows)[0])
     assert checkpoint.skipped == ()
     assert not checkpoint.module.config.cross
 
 
-@pytest.mark.parametrize(
-    ("d_key", "d_value", "cross"),
-    [
-        pytest.param(D, D, True, id="one-width"),
-        pytest.param(8, 8, False, id="key-and-value-of-one-width"),
-        pytest.param(8, 5, False, id="three-widths"),
-        pytest.param(D, 5, False, id="value-of-its-own-width"),
-        pytest.param(8, D, True, id="key-of-its-own-width"),
-    ],
-)
-@pytest.mark.parametrize("bias", [pytest.param(True, id="biased"), pytest.param(False, id="unbiased")])
+@pytest.mark.parametrize("bias", [True, False], ids=["biased", "unbiased"])
+@pytest.mark.parametrize(("d_key", "d_value", "cross"), WIDTHS.values(), ids=WIDTHS)
 @torch.inference_mode()
-def test_torch_cross_attention(tmp_path: Path, d_key: int, d_value: int, *, cross: bool, bias: bool) -> None:
+def test_torch_cross_attention(tmp_path: Path, d_key: int, d_value: int, cross: bool, bias: bool) -> None:
     torch_module = nn.MultiheadAttention(D, HEADS, bias=bias, kdim=d_key, vdim=d_value, batch_first=True)
     path = write(random_weights(torch_module).state_dict(), tmp_path / "weights.safetensors")
     module = load_checkpoint(path, layout="torch", heads=HEADS, cross=cross).module
@@ -85,19 +75,6 @@ def test_torch_cross_attention(tmp_path: Path, d_key: int, d_value: int, *, cros
     assert_close(module(query, key, value)[0], torch_module(query, key, value)[0])
     assert module.config.cross
     assert module.config.separate_value is (d_key != d_value)
-
-
-@torch.inference_mode()
-def test_attention_inside_an_encoder_layer(tmp_path: Path) -> None:
-    encoder = nn.TransformerEncoder(
-        nn.TransformerEncoderLayer(D, HEADS, 7, batch_first=True), 2, enable_nested_tensor=False
-    )
-    path = write(random_weights(encoder).state_dict(), tmp_path / "encoder.safetensors")
-    module = load_checkpoint(path, layout="torch", prefix="layers.1.self_attn.", heads=HEADS).module
-    rows, layer = torch.randn(2, 5, D), encoder.layers[1]
-    assert isinstance(layer, nn.TransformerEncoderLayer)
-    hidden = layer.norm1(rows + module(rows)[0])
-    assert_close(layer.norm2(hidden + layer.linear2(layer.linear1(hidden).relu())), layer(rows))
 
 
 @torch.inference_mode()
@@ -141,31 +118,21 @@ def configs(draw: st.DrawFn) -> AttentionConfig:
     )
 
 
-@settings(deadline=None)
-@given(config=configs(), suffix=st.sampled_from(SUFFIXES), prefix=st.sampled_from(["", "a.", "a.b.0."]))
+@given(config=configs(), suffix=st.sampled_from(files.SUFFIXES), prefix=st.sampled_from(["", "a.b.0."]))
 def test_generic_brings_back_any_configuration_and_its_weights(
     config: AttentionConfig, suffix: str, prefix: str
 ) -> None:
     module = random_weights(MultiHeadAttention(config))
     tensors = {prefix + name: tensor for name, tensor in module.state_dict().items()}
+    options: dict[str, Any] = {"heads": config.num_heads, "causal": config.causal, "cross": config.cross}
+    before = torch.get_rng_state()
     with tempfile.TemporaryDirectory() as folder:
         path = write(tensors, Path(folder) / f"weights{suffix}")
-        loaded = load_checkpoint(
-            path,
-            layout="generic",
-            prefix=prefix,
-            heads=config.num_heads,
-            causal=config.causal,
-            cross=config.cross,
-        ).module
+        loaded = load_checkpoint(path, layout="generic", prefix=prefix, **options).module
     assert loaded.config == config
-    torch.testing.assert_close(loaded.state_dict(), module.state_dict(), rtol=0, atol=0)
-
-
-def test_generic_takes_different_widths_for_cross_attention(tmp_path: Path) -> None:
-    module = generic(cross=True, d_key=7)
-    path = write(module.state_dict(), tmp_path / "weights.pt")
-    assert load_checkpoint(path, layout="generic", heads=HEADS).module.config == module.config
+    assert_same_weights(loaded, module.state_dict())
+    assert not any(each.training for each in loaded.modules())
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
@@ -173,23 +140,7 @@ def test_generic_takes_different_widths_for_cross_attention(tmp_path: Path) -> N
 def test_other_floating_point_weights_become_float32(tmp_path: Path, suffix: str, dtype: torch.dtype) -> None:
     tensors = {name: tensor.to(dtype) for name, tensor in generic().state_dict().items()}
     loaded = load_checkpoint(write(tensors, tmp_path / f"w{suffix}"), layout="generic", heads=HEADS).module
-    expected = {name: tensor.float() for name, tensor in tensors.items()}
-    torch.testing.assert_close(loaded.state_dict(), expected, rtol=0, atol=0)
-
-
-def test_a_nan_among_the_weights_is_read_as_it_is(tmp_path: Path) -> None:
-    tensors = generic().state_dict()
-    tensors["output.bias"][1] = float("nan")
-    loaded = load_checkpoint(write(tensors, tmp_path / "w.pt"), layout="generic", heads=HEADS).module
-    torch.testing.assert_close(loaded.state_dict(), tensors, rtol=0, atol=0, equal_nan=True)
-
-
-def test_the_module_is_in_evaluation_mode_and_random_numbers_stay(tmp_path: Path) -> None:
-    path = write(generic().state_dict(), tmp_path / "w.pt")
-    before = torch.get_rng_state()
-    loaded = load_checkpoint(path, layout="generic", heads=HEADS).module
-    assert not any(module.training for module in loaded.modules())
-    assert torch.equal(torch.get_rng_state(), before)
+    assert_same_weights(loaded, {name: tensor.float() for name, tensor in tensors.items()})
 
 
 def test_the_module_does_not_change_with_the_file(tmp_path: Path) -> None:
@@ -197,51 +148,30 @@ def test_the_module_does_not_change_with_the_file(tmp_path: Path) -> None:
     path = write(module.state_dict(), tmp_path / "w.pt")
     loaded = load_checkpoint(path, layout="generic", heads=HEADS).module
     path.write_bytes(bytes(path.stat().st_size))
-    torch.testing.assert_close(loaded.state_dict(), module.state_dict(), rtol=0, atol=0)
+    assert_same_weights(loaded, module.state_dict())
 
 
 def test_a_nested_state_dict_is_read_under_the_path_to_it(tmp_path: Path) -> None:
     module = generic()
     torch.save({"epoch": 3, "state_dict": module.state_dict(), "optimizer": {"state": {}}}, tmp_path / "w.pt")
     loaded = load_checkpoint(tmp_path / "w.pt", layout="generic", prefix="state_dict.", heads=HEADS).module
-    torch.testing.assert_close(loaded.state_dict(), module.state_dict(), rtol=0, atol=0)
-
-
-def gpt2_tensors() -> dict[str, Tensor]:
-    rng = np.random.default_rng(5)
-    shapes = {
-        "c_attn.weight": (D, 3 * D),
-        "c_attn.bias": (3 * D,),
-        "c_proj.weight": (D, D),
-        "c_proj.bias": (D,),
-    }
-    tensors = {name: torch.from_numpy(rng.standard_normal(shape)).float() for name, shape in shapes.items()}
-    return tensors | {"bias": torch.ones(1, 1, 4, 4, dtype=torch.bool), "masked_bias": torch.tensor(-1e4)}
-
-
-@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_what_stands_beside_attention_is_left_out_and_said(tmp_path: Path, suffix: str) -> None:
-    tensors = {f"h.0.attn.{name}": tensor for name, tensor in gpt2_tensors().items()}
-    tensors["h.0.ln_1.weight"] = torch.ones(D)
-    path = write(tensors, tmp_path / f"w{suffix}")
-    checkpoint = load_checkpoint(path, layout="gpt2", prefix="h.0.attn.", heads=HEADS)
-    assert checkpoint.skipped == ("h.0.attn.bias", "h.0.attn.masked_bias")
-    assert checkpoint.module.config == AttentionConfig(
-        d_query=D, num_heads=HEADS, projections="fused", qkv_bias=True, causal=True
-    )
+    assert_same_weights(loaded, module.state_dict())
 
 
 def test_only_the_tensors_of_attention_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = {f"h.{layer}.{name}": tensor for layer in (0, 1) for name, tensor in gpt2_tensors().items()}
+    tensors = {f"h.{layer}.{name}": tensor for layer in (0, 1) for name, tensor in tensors_of("gpt2").items()}
+    tensors |= {"h.1.bias": torch.ones(1, 1, 4, 4, dtype=torch.bool), "h.1.masked_bias": torch.tensor(-1e4)}
     path = write(tensors, tmp_path / "w.safetensors")
-    read, read_one = [], files.SafetensorsFile.read
+    read, read_one = [], files.TensorFile.read
 
-    def watched(file: files.SafetensorsFile, name: str) -> Tensor:
+    def watched(file: files.TensorFile, name: str) -> Tensor:
         read.append(name)
         return read_one(file, name)
 
-    monkeypatch.setattr(files.SafetensorsFile, "read", watched)
-    load_checkpoint(path, layout="gpt2", prefix="h.1.", heads=HEADS)
-    assert sorted(read) == [
-        f"h.1.c_{layer}.{kind}" for layer in ("attn", "proj") for kind in ("bias", "weight")
-    ]
+    monkeypatch.setattr(files.TensorFile, "read", watched)
+    checkpoint = load_checkpoint(path, layout="gpt2", prefix="h.1.", heads=HEADS)
+    assert sorted(read) == [f"h.1.{name}" for name in sorted(tensors_of("gpt2"))]
+    assert checkpoint.skipped == ("h.1.bias", "h.1.masked_bias")
+    assert checkpoint.module.config == AttentionConfig(
+        d_query=D, num_heads=HEADS, projections="fused", qkv_bias=True, causal=True
+    )

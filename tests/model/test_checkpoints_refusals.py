@@ -1,251 +1,218 @@
-"""Checkpoints that are refused, each by what is wrong with it."""
+"""Checkpoints and files that are refused, each by what is wrong with it; hostile files run nothing."""
 
+import pickle
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from attention_serving.model.checkpoints.errors import CheckpointError
+from attention_serving.model.checkpoints import CheckpointError
 from attention_serving.model.checkpoints.layouts import LAYOUTS
 from attention_serving.model.checkpoints.loading import load_checkpoint
+from tests.model.checkpoints import HEADS, D, Tensors, tensors_of, write
 
-D, HEADS = 12, 3
-Tensors = dict[str, Tensor]
 Change = Callable[[Tensors], object]
 
 
-def linear(**layers: tuple[int, ...]) -> Tensors:
-    """Weights of the shapes given, and a bias for each."""
-    names = {name.replace("__", "."): shape for name, shape in layers.items()}
-    weights = {f"{name}.weight": torch.ones(shape) for name, shape in names.items()}
-    return weights | {f"{name}.bias": torch.ones(shape[0]) for name, shape in names.items()}
+def drop(name: str) -> Change:
+    return lambda tensors: tensors.pop(name)
 
 
-def tensors_of(layout: str) -> Tensors:
-    """Sound tensors: width 12, three heads."""
-    square = (D, D)
-    tensors: dict[str, Tensors] = {
-        "torch": dict(nn.MultiheadAttention(D, HEADS).state_dict()),
-        "bert": linear(self__query=square, self__key=square, self__value=square, output__dense=square),
-        "gpt2": {
-            "c_attn.weight": torch.ones(D, 3 * D),
-            "c_attn.bias": torch.ones(3 * D),
-            "c_proj.weight": torch.ones(D, D),
-            "c_proj.bias": torch.ones(D),
-        },
-        "llama": linear(q_proj=square, k_proj=(4, D), v_proj=(4, D), o_proj=square),
-        "clip": linear(q_proj=square, k_proj=square, v_proj=square, out_proj=square),
-        "generic": linear(
-            projections__query=square, projections__key=square, projections__value=square, output=square
-        ),
-    }
-    return tensors[layout]
+def put(**values: Tensor) -> Change:
+    return lambda tensors: tensors.update({name.replace("__", "."): value for name, value in values.items()})
 
 
-def drop(*names: str) -> Change:
-    return lambda tensors: [tensors.pop(name) for name in names]
+def shape(*sizes: int) -> Tensor:
+    return torch.ones(sizes)
 
 
-def put(name: str, value: Tensor) -> Change:
-    return lambda tensors: tensors.update({name: value})
-
-
-def reshape(name: str, *shape: int) -> Change:
-    return put(name, torch.ones(shape))
-
-
-def both(*changes: Change) -> Change:
+def all_of(*changes: Change) -> Change:
     return lambda tensors: [change(tensors) for change in changes]
 
 
-def refusal_of(path: Path, *, layout: str = "bert", heads: int = HEADS, **options: Any) -> str:
+def refusal_of(path: Path, *, layout: str = "bert", heads: Any = HEADS, **options: Any) -> str:
     with pytest.raises(CheckpointError) as refusal:
         load_checkpoint(path, layout=layout, heads=heads, **options)
+    assert str(path) in str(refusal.value)
     return str(refusal.value)
 
 
-@pytest.mark.parametrize("prefix", [pytest.param("", id="no-prefix"), pytest.param("a.0.", id="prefix")])
 @pytest.mark.parametrize("layout", ["torch", "bert", "gpt2", "llama", "clip", "generic"])
-def test_the_tensors_that_the_refused_ones_are_made_of_are_sound(
-    tmp_path: Path, layout: str, prefix: str
-) -> None:
-    save_file(
-        {prefix + name: tensor for name, tensor in tensors_of(layout).items()}, tmp_path / "w.safetensors"
-    )
-    load_checkpoint(tmp_path / "w.safetensors", layout=layout, prefix=prefix, heads=HEADS)
+def test_the_tensors_that_the_refused_ones_are_made_of_are_sound(tmp_path: Path, layout: str) -> None:
+    load_checkpoint(write(tensors_of(layout), tmp_path / "w.pt"), layout=layout, heads=HEADS)
 
 
-@pytest.mark.parametrize(
-    ("layout", "change", "messages"),
-    [
-        pytest.param("bert", drop("self.key.weight"), ["a.0.self.key.weight: missing"], id="missing-weight"),
-        pytest.param("bert", drop("self.key.bias"), ["a.0.self.key.bias: missing"], id="missing-bias"),
-        pytest.param("llama", drop("k_proj.bias"), ["a.0.k_proj.bias: missing"], id="some-biases-only"),
-        pytest.param(
-            "generic", drop("output.weight"), ["a.0.output.weight: missing"], id="bias-without-weight"
-        ),
-        pytest.param("torch", drop("out_proj.weight"), ["a.0.out_proj.weight: missing"], id="torch-output"),
-        pytest.param(
-            "bert", reshape("self.gate.weight", 2), ["a.0.self.gate.weight: unexpected"], id="extra"
-        ),
-        pytest.param(
-            "torch",
-            both(reshape("bias_k", 1, 1, D), reshape("bias_v", 1, 1, D)),
-            ["a.0.bias_k: appends a learnt key", "a.0.bias_v: appends", "not supported"],
-            id="bias_k-and-bias_v",
-        ),
-        pytest.param(
-            "llama",
-            both(reshape("q_norm.weight", 4), reshape("k_norm.weight", 4)),
-            ["a.0.q_norm.weight: normalises", "a.0.k_norm.weight: normalises"],
-            id="query-and-key-norms",
-        ),
-        pytest.param(
-            "bert",
-            reshape("self.key.weight", D, 9),
-            ["a.0.self.key.weight: expected shape (12, 12), found (12, 9)"],
-            id="key-of-another-width",
-        ),
-        pytest.param(
-            "bert",
-            reshape("self.query.weight", 9, 10),
-            ["a.0.self.query.weight: expected shape (12, 12), found (9, 10)"],
-            id="query-of-another-width",
-        ),
-        pytest.param(
-            "gpt2",
-            reshape("c_attn.weight", 3 * D, D),
-            ["a.0.c_attn.weight: expected shape (12, 36), found (36, 12)"],
-            id="gpt2-as-linear",
-        ),
-        pytest.param(
-            "torch",
-            reshape("in_proj_weight", 3 * D + 1, D),
-            ["a.0.in_proj_weight: expected shape (36, 12), found (37, 12)"],
-            id="torch-not-in-thirds",
-        ),
-        pytest.param(
-            "llama",
-            reshape("v_proj.weight", 8, D),
-            ["a.0.v_proj.weight: expected shape (4, 12), found (8, 12)"],
-            id="fewer-key-than-value-heads",
-        ),
-        pytest.param(
-            "llama",
-            reshape("k_proj.weight", 6, D),
-            ["a.0.k_proj.weight: expected shape (4, 12), found (6, 12)"],
-            id="key-heads-and-a-half",
-        ),
-        pytest.param(
-            "llama",
-            both(reshape("k_proj.weight", 8, D), reshape("v_proj.weight", 8, D)),
-            ["num_kv_heads=2: must divide num_heads=3"],
-            id="key-heads-that-do-not-divide",
-        ),
-        pytest.param(
-            "clip",
-            reshape("k_proj.bias", D + 1),
-            ["a.0.k_proj.bias: expected shape (12,), found (13,)"],
-            id="misshapen-bias",
-        ),
-        pytest.param(
-            "bert",
-            reshape("self.query.weight", D),
-            ["a.0.self.query.weight: expected a matrix, found shape (12,)"],
-            id="weight-of-one-axis",
-        ),
-        pytest.param(
-            "generic",
-            reshape("projections.key.weight", 0, D),
-            ["a.0.projections.key.weight: expected a matrix, found shape (0, 12)"],
-            id="empty-weight",
-        ),
-        pytest.param(
-            "bert",
-            both(both(drop("self.key.bias"), reshape("more", 1)), reshape("output.dense.bias", 1)),
-            [
-                "a.0.self.key.bias: missing",
-                "a.0.more: unexpected",
-                "a.0.output.dense.bias: expected shape (12,), found (1,)",
-            ],
-            id="all-problems-at-once",
-        ),
-        pytest.param(
-            "bert",
-            put("self.key.weight", torch.ones(D, D, dtype=torch.int8)),
-            ["a.0.self.key.weight: has elements of type int8, expected one of float16, bfloat16, float32"],
-            id="integers",
-        ),
-    ],
-)
-@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def misshapen(name: str, expected: tuple[int, ...], found: tuple[int, ...]) -> list[str]:
+    return [f"a.0.{name}: expected shape {expected}, found {found}"]
+
+
+UNFIT: list[tuple[str, Change, list[str]]] = [
+    ("bert", drop("self.key.weight"), ["a.0.self.key.weight: missing"]),
+    ("bert", drop("self.key.bias"), ["a.0.self.key.bias: missing"]),
+    ("llama", drop("k_proj.bias"), ["a.0.k_proj.bias: missing"]),
+    ("generic", drop("output.weight"), ["a.0.output.weight: missing"]),
+    ("bert", put(self__gate__weight=shape(2)), ["a.0.self.gate.weight: unexpected"]),
+    (
+        "torch",
+        put(bias_k=shape(1, 1, D), bias_v=shape(1, 1, D)),
+        ["a.0.bias_k: appends a learnt key", "a.0.bias_v: appends", "not supported"],
+    ),
+    ("llama", put(q_norm__weight=shape(4)), ["a.0.q_norm.weight: normalises"]),
+    (
+        "bert",
+        put(self__key__weight=shape(D, 9)),
+        misshapen("self.key.weight", (D, D), (D, 9)),
+    ),
+    (
+        "bert",
+        put(self__query__weight=shape(9, 10)),
+        misshapen("self.query.weight", (D, D), (9, 10)),
+    ),
+    ("gpt2", put(c_attn__weight=shape(36, D)), misshapen("c_attn.weight", (D, 36), (36, D))),
+    ("torch", put(in_proj_weight=shape(37, D)), misshapen("in_proj_weight", (36, D), (37, D))),
+    ("llama", put(v_proj__weight=shape(8, D)), misshapen("v_proj.weight", (4, D), (8, D))),
+    ("llama", put(k_proj__weight=shape(6, D)), misshapen("k_proj.weight", (4, D), (6, D))),
+    (
+        "llama",
+        put(k_proj__weight=shape(8, D), v_proj__weight=shape(8, D)),
+        ["num_kv_heads=2: must divide num_heads=3"],
+    ),
+    ("clip", put(k_proj__bias=shape(13)), misshapen("k_proj.bias", (D,), (13,))),
+    (
+        "bert",
+        put(self__query__weight=shape(D)),
+        ["self.query.weight: expected a matrix, found shape (12,)"],
+    ),
+    (
+        "generic",
+        put(projections__key__weight=shape(0, D)),
+        ["a.0.projections.key.weight: expected a matrix, found shape (0, 12)"],
+    ),
+    (
+        "bert",
+        all_of(drop("self.key.bias"), put(more=shape(1), output__dense__bias=shape(1))),
+        ["self.key.bias: missing", "more: unexpected", *misshapen("output.dense.bias", (D,), (1,))],
+    ),
+    (
+        "bert",
+        put(self__key__weight=torch.ones(D, D, dtype=torch.int8)),
+        ["a.0.self.key.weight: has elements of type int8, expected one of float16, bfloat16, float32"],
+    ),
+    (
+        "bert",
+        lambda tensors: tensors.update({f"x{i:03}": torch.ones(1) for i in range(200)}),
+        ["x000: unexpected", "and 188 more"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("layout", "change", "messages"), UNFIT, ids=[messages[0] for *_, messages in UNFIT])
 def test_what_does_not_fit_is_reported_by_name(
-    tmp_path: Path, suffix: str, layout: str, change: Change, messages: list[str]
+    tmp_path: Path, layout: str, change: Change, messages: list[str]
 ) -> None:
     tensors = tensors_of(layout)
     change(tensors)
-    path, named = tmp_path / f"w{suffix}", {f"a.0.{name}": tensor for name, tensor in tensors.items()}
-    if suffix == ".pt":
-        torch.save(named, path)
-    else:
-        save_file(named, path)
+    path = write({f"a.0.{name}": tensor for name, tensor in tensors.items()}, tmp_path / "w.safetensors")
     refusal = refusal_of(path, layout=layout, prefix="a.0.")
-    assert str(path) in refusal
     for message in messages:
         assert message in refusal
-
-
-def test_many_problems_are_counted_rather_than_listed(tmp_path: Path) -> None:
-    save_file(
-        tensors_of("bert") | {f"x{i:03}": torch.ones(1) for i in range(200)}, tmp_path / "w.safetensors"
-    )
-    refusal = refusal_of(tmp_path / "w.safetensors")
-    assert "x000: unexpected" in refusal
     assert "x199" not in refusal
-    assert "and 188 more" in refusal
 
 
-@pytest.mark.parametrize(
-    "prefix", ["", "encoder.layer.0", "encoder.layer.7.attention.", "encoder.layer.0.attention"]
-)
+@pytest.mark.parametrize("prefix", ["", "encoder.layer.7.attention.", "encoder.layer.0.attention"])
 def test_a_wrong_prefix_is_refused_with_those_that_would_do(tmp_path: Path, prefix: str) -> None:
+    prefixes = [f"encoder.layer.{layer}.attention." for layer in range(3)]
     tensors = {
-        f"encoder.layer.{layer}.attention.{name}": tensor.clone()
-        for layer in range(3)
-        for name, tensor in tensors_of("bert").items()
+        each + name: tensor.clone() for each in prefixes for name, tensor in tensors_of("bert").items()
     }
-    save_file(tensors, tmp_path / "w.safetensors")
-    refusal = refusal_of(tmp_path / "w.safetensors", prefix=prefix)
+    refusal = refusal_of(write(tensors, tmp_path / "w.safetensors"), prefix=prefix)
     assert f"prefix {prefix!r}" in refusal
-    assert all(f"'encoder.layer.{layer}.attention.'" in refusal for layer in range(3))
+    assert all(repr(each) in refusal for each in prefixes)
+
+
+OPTIONS: list[tuple[str, dict[str, Any], str]] = [
+    ("bert", {"layout": "brt"}, ", ".join(sorted(LAYOUTS))),
+    ("bert", {"heads": 5}, "heads=5: must divide 12"),
+    ("bert", {"heads": 0}, "heads=0: must be a positive integer"),
+    ("bert", {"heads": True}, "heads=True: must be a positive integer"),
+    ("gpt2", {"layout": "gpt2", "cross": True}, "is self-attention"),
+    ("llama", {"layout": "llama", "rotary_theta": -1.0}, "rotary_theta=-1.0"),
+    ("fused", {"layout": "generic", "cross": True}, "must not be fused with cross"),
+]
+
+
+@pytest.mark.parametrize(("layout", "options", "message"), OPTIONS)
+def test_options_that_cannot_be_are_refused(
+    tmp_path: Path, layout: str, options: dict[str, Any], message: str
+) -> None:
+    assert message in refusal_of(write(tensors_of(layout), tmp_path / "w.safetensors"), **options)
+
+
+class Hostile:
+    """Its pickle creates a file when it is loaded."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self.marker,)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        pytest.param({"layout": "brt"}, ", ".join(sorted(LAYOUTS)), id="unknown-layout"),
-        pytest.param({"heads": 5}, "heads=5: must divide 12", id="heads-do-not-divide"),
-        pytest.param({"heads": 0}, "heads=0: must be a positive integer", id="no-heads"),
-        pytest.param({"heads": True}, "heads=True: must be a positive integer", id="heads-no-number"),
-        pytest.param({"layout": "gpt2", "cross": True}, "is self-attention", id="cross-gpt2"),
-        pytest.param({"layout": "llama", "cross": True}, "is self-attention", id="cross-llama"),
-    ],
+    "save", [torch.save, lambda it, to: to.write_bytes(pickle.dumps(it, protocol=2))], ids=["zip", "pickle"]
 )
-def test_options_that_cannot_be_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    save_file(tensors_of("bert"), tmp_path / "w.safetensors")
-    assert message in refusal_of(tmp_path / "w.safetensors", **options)
+def test_a_pickle_that_runs_code_is_refused_without_running_it(
+    tmp_path: Path, save: Callable[[Any, Path], None]
+) -> None:
+    marker = tmp_path / "ran"
+    save({"self.query.weight": Hostile(marker)}, tmp_path / "w.pt")
+    assert "can run code" in refusal_of(tmp_path / "w.pt")
+    assert not marker.exists()
 
 
-def test_a_rotary_base_frequency_below_zero_is_refused(tmp_path: Path) -> None:
-    save_file(tensors_of("llama"), tmp_path / "w.safetensors")
-    assert "rotary_theta=-1.0" in refusal_of(tmp_path / "w.safetensors", layout="llama", rotary_theta=-1.0)
+CONTENTS: list[tuple[object, str]] = [
+    (nn.Linear(2, 2), "save the state_dict() of the module"),
+    ([torch.ones(2)], "holds list, not a mapping"),
+    ({f"embedding.{i:02}": torch.ones(1) for i in range(40)}, "embedding.00"),
+    (tensors_of("bert") | {"self.query.weight": 7}, "self.query.weight: holds int, not a tensor"),
+    (tensors_of("bert") | {"self.query.weight": torch.eye(D).to_sparse()}, "expected a dense tensor"),
+    (tensors_of("bert") | {"self.query.weight": torch.ones(D, D, device="meta")}, "expected a dense tensor"),
+    (tensors_of("bert") | {"self.query.weight": shape(1, 1).expand(D, D)}, "repeats fewer elements"),
+]
 
 
-def test_a_fused_projection_is_refused_for_cross_attention(tmp_path: Path) -> None:
-    save_file(linear(projections__fused=(3 * D, D), output=(D, D)), tmp_path / "w.safetensors")
-    refusal = refusal_of(tmp_path / "w.safetensors", layout="generic", cross=True)
-    assert "must not be fused with cross" in refusal
+@pytest.mark.parametrize(("contents", "message"), CONTENTS, ids=[message for _, message in CONTENTS])
+def test_contents_other_than_plain_tensors_of_a_layout_are_refused(
+    tmp_path: Path, contents: object, message: str
+) -> None:
+    torch.save(contents, tmp_path / "w.pt")
+    assert message in refusal_of(tmp_path / "w.pt")
+
+
+def test_another_kind_of_file_a_missing_one_and_a_folder_are_refused(tmp_path: Path) -> None:
+    assert ".safetensors, .pt, .pth, .bin" in refusal_of(tmp_path / "model.safetensors.index.json")
+    for name in ("w.safetensors", "w.pt"):
+        assert "cannot be read" in refusal_of(tmp_path / name)
+        (tmp_path / name).mkdir()
+        assert "cannot be read" in refusal_of(tmp_path / name)
+
+
+@pytest.fixture(scope="module", params=[".safetensors", ".pt"])
+def sound(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tensors_of("bert"), tmp_path_factory.mktemp("sound") / f"w{request.param}")
+
+
+@given(contents=st.binary(max_size=200), cut=st.floats(0, 0.99))
+def test_damaged_files_are_refused(sound: Path, contents: bytes, cut: float) -> None:
+    whole = sound.read_bytes()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / sound.name
+        for damaged in (contents, whole[: int(len(whole) * cut)]):
+            path.write_bytes(damaged)
+            refusal_of(path)

@@ -6,100 +6,91 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from attention_serving.model.config import AttentionConfig, ConfigError
+from tests.model.reference import configs
 
-SIZES = st.integers(1, 12)
+DERIVED_VALUES = {
+    "multi-head": (
+        {"d_query": 12, "num_heads": 3},
+        {"num_kv_heads": 3, "d_key": 12, "d_value": 12, "d_k": 4, "d_v": 4, "d_out": 12, "scale": 0.5},
+    ),
+    "no output projection": (
+        {"d_query": 3, "d_k": 2, "d_v": 5, "num_heads": 4, "out_proj": False},
+        {"d_key": 3, "d_value": 3, "d_out": 20, "scale": 1 / math.sqrt(2)},
+    ),
+    "cross": ({"d_query": 6, "d_key": 10, "cross": True}, {"d_value": 10, "d_k": 6, "d_v": 6, "d_out": 6}),
+    "no projections": (
+        {
+            "d_query": 6, "d_value": 10, "num_heads": 2, "cross": True, "separate_value": True,
+            "projections": "none", "out_proj": False,
+        },
+        {"d_k": 3, "d_v": 5, "d_out": 10},
+    ),
+    "a given d_k": ({"d_query": 7, "num_heads": 2, "d_k": 9}, {"d_v": 9, "d_out": 7, "scale": 1 / 3}),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("given_fields", "derived"),
-    [
-        pytest.param(
-            {"d_query": 12, "num_heads": 3},
-            {"d_key": 12, "d_value": 12, "d_k": 4, "d_v": 4, "d_out": 12, "scale": 0.5},
-            id="multi-head",
-        ),
-        pytest.param(
-            {"d_query": 3, "d_k": 2, "d_v": 5, "num_heads": 4, "out_proj": False},
-            {"d_key": 3, "d_value": 3, "d_out": 20, "scale": 1 / math.sqrt(2)},
-            id="concatenated-heads-without-output-projection",
-        ),
-        pytest.param(
-            {"d_query": 6, "d_key": 10, "cross": True},
-            {"d_value": 10, "d_k": 6, "d_v": 6, "d_out": 6},
-            id="cross-value-is-the-key",
-        ),
-        pytest.param(
-            {"d_query": 6, "d_key": 10, "d_value": 4, "cross": True, "separate_value": True},
-            {"d_key": 10, "d_value": 4, "d_k": 6, "d_v": 6, "d_out": 6},
-            id="cross-with-a-value-of-its-own",
-        ),
-        pytest.param(
-            {"d_query": 7, "num_heads": 2, "d_k": 9},
-            {"d_v": 9, "d_out": 7, "scale": 1 / 3},
-            id="d_v-follows-a-given-d_k",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("fields", "derived"), DERIVED_VALUES.values(), ids=DERIVED_VALUES)
 def test_a_field_that_is_left_out_takes_the_value_stated_beside_it(
-    given_fields: dict[str, Any], derived: dict[str, float]
+    fields: dict[str, Any], derived: dict[str, float]
 ) -> None:
-    config = AttentionConfig(**given_fields)
+    config = AttentionConfig(**fields)
     assert {name: getattr(config, name) for name in derived} == derived
 
 
-@given(d_query=SIZES, num_heads=SIZES, d_k=SIZES, d_v=SIZES, out_proj=st.booleans(), cross=st.booleans())
-def test_a_configuration_rebuilt_from_its_own_fields_is_the_same(
-    d_query: int, num_heads: int, d_k: int, d_v: int, *, out_proj: bool, cross: bool
-) -> None:
-    config = AttentionConfig(
-        d_query=d_query, num_heads=num_heads, d_k=d_k, d_v=d_v, out_proj=out_proj, cross=cross
-    )
+@given(config=configs())
+def test_a_configuration_rebuilt_from_its_own_fields_is_the_same(config: AttentionConfig) -> None:
     values = dataclasses.asdict(config)
     assert AttentionConfig(**values) == config
     assert None not in values.values()
 
 
-REFUSED = [
+CROSS = {"d_query": 4, "cross": True}
+BARE = {"d_query": 4, "num_heads": 2, "projections": "none", "out_proj": False}
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
     *(
-        pytest.param(
-            {"d_query": 4, "d_k": 2, "cross": True} | {name: bad},
-            name,
-            "positive integer",
-            id=f"{name}={bad!r}",
-        )
-        for name in ("d_query", "num_heads", "d_key", "d_value", "d_k", "d_v", "d_out")
-        for bad in (0, -3, 2.0, True, "4")
+        ({"d_query": 4, "d_k": 2, "cross": True} | {name: 0}, name, "positive integer")
+        for name in ("d_query", "num_heads", "num_kv_heads", "d_key", "d_value", "d_k", "d_v", "d_out")
     ),
+    *(({"d_query": bad}, "d_query", "positive integer") for bad in (-3, 2.0, True, "4")),
+    *(({"d_query": 4, "window": bad}, "window", "positive integer") for bad in (-1, 2.0, True)),
     *(
-        pytest.param({"d_query": 4, "scale": bad}, "scale", "positive finite number", id=f"scale={bad!r}")
+        ({"d_query": 4, "scale": bad}, "scale", "positive finite number")
         for bad in (0, -1.0, math.inf, math.nan, True, "1")
     ),
     *(
-        pytest.param({"d_query": 4, "cross": True} | {name: 1}, name, "must be true or false", id=f"{name}=1")
+        ({"d_query": 4, "dropout": bad}, "dropout", "must be a number from 0 to below 1")
+        for bad in (1.0, 1, -0.1, math.nan, True, "0.1")
+    ),
+    *(({"d_query": 4, "qk_norm": bad}, "qk_norm", "must be 0 or positive") for bad in (-1.0, math.inf)),
+    *(
+        ({"d_query": 4, "rotary_theta": bad}, "rotary_theta", "positive finite")
+        for bad in (-1.0, math.inf, "1")
+    ),
+    *(
+        (CROSS | {name: 1}, name, "must be true or false")
         for name in ("cross", "separate_value", "qkv_bias", "out_proj", "out_bias", "causal")
     ),
-    pytest.param(
-        {"d_query": 10, "num_heads": 4}, "num_heads", "must divide d_query=10", id="heads-do-not-divide"
-    ),
-    pytest.param({"d_query": 4, "d_key": 5}, "d_key", "d_query=4 unless cross", id="d_key-without-cross"),
-    pytest.param(
-        {"d_query": 4, "separate_value": True}, "separate_value", "needs cross", id="value-without-cross"
-    ),
-    pytest.param(
-        {"d_query": 4, "d_value": 5, "cross": True},
-        "d_value",
-        "d_key=4 unless separate_value",
-        id="d_value-without-separate_value",
-    ),
-    pytest.param(
-        {"d_query": 4, "num_heads": 2, "d_v": 3, "d_out": 4, "out_proj": False},
-        "d_out",
-        "num_heads * d_v = 6",
-        id="d_out-without-output-projection",
-    ),
+    ({"d_query": 4, "alibi": 1}, "alibi", "must be true or false"),
+    ({"d_query": 4, "projections": "both"}, "projections", "must be one of separate, fused"),
+    ({"d_query": 10, "num_heads": 4}, "num_heads", "must divide d_query=10"),
+    ({"d_query": 4, "num_heads": 4, "num_kv_heads": 3}, "num_kv_heads", "must divide num_heads=4"),
+    ({"d_query": 4, "d_key": 5}, "d_key", "d_query=4 unless cross"),
+    ({"d_query": 4, "separate_value": True}, "separate_value", "needs cross"),
+    (CROSS | {"d_value": 5}, "d_value", "d_key=4 unless separate_value"),
+    (CROSS | {"projections": "fused"}, "projections", "must not be fused with cross"),
+    (CROSS | {"alibi": True}, "alibi", "must be false with cross"),
+    (CROSS | {"window": 3}, "window", "must be 0 with cross"),
+    (CROSS | {"rotary_theta": 100.0}, "rotary_theta", "must be 0 with cross"),
+    ({"d_query": 4, "alibi": True, "rotary_theta": 100.0}, "alibi", "must be false with rotary_theta"),
+    ({"d_query": 6, "d_k": 3, "rotary_theta": 100.0}, "d_k", "must be even"),
+    ({"d_query": 4, "rotary_interleaved": True}, "rotary_interleaved", "needs rotary_theta"),
+    ({"d_query": 4, "d_v": 3, "d_out": 4, "out_proj": False}, "d_out", "num_heads * d_v = 3"),
+    (BARE | {"d_k": 3}, "d_query", "must be num_heads * d_k = 6"),
+    (BARE | {"cross": True, "d_key": 5}, "d_key", "must be num_kv_heads * d_k = 4"),
+    (BARE | {"d_value": 4, "d_v": 3}, "d_value", "must be num_kv_heads * d_v = 6"),
+    (BARE | {"qkv_bias": True}, "qkv_bias", "needs projections"),
 ]
 
 
@@ -114,47 +105,22 @@ def test_a_broken_rule_is_refused_by_field_value_and_rule(
     assert rule in str(refusal.value)
 
 
-def test_a_configuration_cannot_be_changed() -> None:
-    config = AttentionConfig(d_query=4)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.d_query = 8  # type: ignore[misc]
+COUNTED = {
+    # 2 * (8 * 8 query + 8 * 8 output), 2 * (8 * 8 key + 8 * 8 value), 2 * (8 + 8)
+    "multi-head": ({"d_query": 8, "num_heads": 2}, (256, 256, 32)),
+    # 2 * 3 * 2 * 4, 2 * 2 * (5 * 4 + 6 * 7), 2 * 2 * (4 + 7)
+    "cross of six widths": (
+        {
+            "d_query": 3, "d_key": 5, "d_value": 6, "num_heads": 2, "d_k": 4, "d_v": 7,
+            "cross": True, "separate_value": True, "out_proj": False,
+        },
+        (48, 248, 44),
+    ),
+    "no projections": (BARE, (0, 0, 16)),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("values", "per_query", "per_key", "per_pair"),
-    [
-        # 2 * (8 * 8 query + 8 * 8 output), 2 * (8 * 8 key + 8 * 8 value), 2 * (8 + 8)
-        pytest.param({"d_query": 8, "num_heads": 2}, 256, 256, 32, id="multi-head"),
-        # 2 * 3 * 2 * 4, 2 * 2 * (5 * 4 + 6 * 7), 2 * 2 * (4 + 7)
-        pytest.param(
-            {
-                "d_query": 3, "d_key": 5, "d_value": 6, "num_heads": 2, "d_k": 4, "d_v": 7,
-                "cross": True, "separate_value": True, "out_proj": False,
-            },
-            48,
-            248,
-            44,
-            id="cross-of-six-widths",
-        ),
-    ],
-)  # fmt: skip
-def test_operations_equal_those_counted_by_hand(
-    values: dict[str, Any], per_query: int, per_key: int, per_pair: int
-) -> None:
+@pytest.mark.parametrize(("values", "counted"), COUNTED.values(), ids=COUNTED)
+def test_operations_equal_those_counted_by_hand(values: dict[str, Any], counted: tuple[int, ...]) -> None:
     config = AttentionConfig(**values)
-    counted = (config.flops_per_query, config.flops_per_key, config.flops_per_pair)
-    assert counted == (per_query, per_key, per_pair)
-
-
-@pytest.mark.parametrize(
-    ("out_proj", "multiply_accumulates"),
-    [
-        pytest.param(False, 288, id="three-projections"),
-        pytest.param(True, 384, id="and-an-output-projection"),
-    ],
-)
-def test_linear_operations_equal_the_published_count(*, out_proj: bool, multiply_accumulates: int) -> None:
-    batch, length = 3, 2
-    config = AttentionConfig(d_query=4, qkv_bias=True, out_proj=out_proj)
-    counted = batch * length * (config.flops_per_query + config.flops_per_key)
-    assert counted == 2 * multiply_accumulates
+    assert (config.flops_per_query, config.flops_per_key, config.flops_per_pair) == counted

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from attention_serving.model.checkpoints.errors import CheckpointError
+from attention_serving.model.checkpoints import CheckpointError
 from attention_serving.model.encoder_folder.families import FAMILIES
 from attention_serving.model.encoder_folder.loading import load_encoder
 from tests.support import encoders

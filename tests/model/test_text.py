@@ -6,65 +6,47 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.config import AttentionConfig
+from attention_serving.model.presets import SENTENCE, build_preset
 from attention_serving.model.text import TextAttention, sentence_tokenizer
 from tests.support.tables import GOLDEN_TABLES, TEXT
 
 WORDS = st.lists(st.text("aAbz'é-7", min_size=1, max_size=4), min_size=1, max_size=8)
 
 
-def test_the_vocabulary_is_the_published_one() -> None:
-    assert sentence_tokenizer(TEXT["sentence"]).get_vocab() == TEXT["vocabulary"]
+def test_vocabulary_and_ids_are_the_published_ones() -> None:
+    tokenizer = sentence_tokenizer(TEXT["sentence"])
+    assert tokenizer.get_vocab() == TEXT["vocabulary"]
+    preset = build_preset("sentence-self-attention")
+    assert isinstance(preset, TextAttention)
+    assert (
+        tokenizer.encode(TEXT["sentence"]).ids == preset.tokenizer.encode(SENTENCE).ids == TEXT["token_ids"]
+    )
 
 
-def test_the_token_ids_are_the_published_ones() -> None:
-    assert sentence_tokenizer(TEXT["sentence"]).encode(TEXT["sentence"]).ids == TEXT["token_ids"]
-
-
-@given(words=WORDS)
-def test_an_id_is_the_place_of_the_word_among_the_sorted_words(words: list[str]) -> None:
-    sentence, order = " ".join(words), sorted(set(words))
+@given(words=WORDS, separator=st.sampled_from([" ", ", ", ",  "]))
+def test_an_id_is_the_place_of_the_word_among_the_sorted_words(words: list[str], separator: str) -> None:
+    sentence, order = separator.join(words), sorted(set(words))
     assert sentence_tokenizer(sentence).encode(sentence).ids == [order.index(word) for word in words]
 
 
-@given(words=WORDS)
-def test_a_comma_after_a_word_changes_nothing(words: list[str]) -> None:
-    with_commas, without = ", ".join(words), " ".join(words)
-    tokenizer = sentence_tokenizer(with_commas)
-    assert tokenizer.get_vocab() == sentence_tokenizer(without).get_vocab()
-    assert tokenizer.encode(with_commas).ids == tokenizer.encode(without).ids
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("Life is long", id="unknown-word"),
-        pytest.param("life", id="another-case"),
-        pytest.param("first.", id="punctuation-other-than-commas"),
-    ],
-)
+@pytest.mark.parametrize("text", ["Life is long", "life", "first."], ids=["word", "case", "punctuation"])
 def test_text_with_an_unknown_word_cannot_be_encoded(text: str) -> None:
-    tokenizer = sentence_tokenizer(TEXT["sentence"])
     with pytest.raises(Exception, match="UNK"):
-        tokenizer.encode(text)
+        sentence_tokenizer(TEXT["sentence"]).encode(text)
 
 
-@pytest.mark.parametrize("return_weights", [False, True], ids=["context-only", "with-weights"])
-def test_token_ids_answer_as_their_embeddings_do(*, return_weights: bool) -> None:
+def test_token_ids_answer_as_their_embeddings_do() -> None:
     module = TextAttention(sentence_tokenizer("a b c d e"), AttentionConfig(d_query=4, num_heads=2))
     token_ids = torch.tensor([[4, 0, 0], [1, 2, 3]])
-    options = {"key_lengths": torch.tensor([2, 3]), "return_weights": return_weights}
-    answer = module(token_ids, **options)
+    options = {"key_lengths": torch.tensor([2, 3]), "return_weights": True}
     expected = module.attention(module.embedding.weight[token_ids], **options)
-    torch.testing.assert_close(answer, expected, rtol=0, atol=0)
+    torch.testing.assert_close(module(token_ids, **options), expected, rtol=0, atol=0)
 
 
 def test_the_published_sentence_gives_the_published_context_vectors() -> None:
     table = next(table for table in GOLDEN_TABLES if table.id == "self-attention-4")
-    attention = table.module()
-    assert isinstance(attention, MultiHeadAttention)
-    tokenizer = sentence_tokenizer(TEXT["sentence"])
+    attention, tokenizer = table.module(), sentence_tokenizer(TEXT["sentence"])
     module = TextAttention(tokenizer, attention.config)
     module.attention = attention
     ids = tokenizer.encode(TEXT["sentence"]).ids

@@ -4,13 +4,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from attention_serving.model.encoder_folder.families.bert import BERT, ROBERTA
+from attention_serving.model.encoder_folder.families.bert import BERT, DISTILBERT, MPNET, ROBERTA
 from attention_serving.model.encoder_folder.families.clip import CLIP
 from attention_serving.model.encoder_folder.families.decoder import DECODER
-from attention_serving.model.encoder_folder.families.distilbert import DISTILBERT
 from attention_serving.model.encoder_folder.families.family import Family
 from attention_serving.model.encoder_folder.families.modernbert import MODERNBERT
-from attention_serving.model.encoder_folder.families.mpnet import MPNET
 
 FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
     {

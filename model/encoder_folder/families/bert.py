@@ -1,4 +1,8 @@
-"""BERT, and RoBERTa with XLM-RoBERTa, which count positions from the padding id."""
+"""BERT and what is like it: rows normalised last, and a table of positions.
+
+RoBERTa, XLM-RoBERTa and MPNet count positions from the padding id. MPNet adds a bias for the distance of two
+rows. DistilBERT is BERT without token types, under names of its own.
+"""
 
 from typing import Any, Final
 
@@ -20,11 +24,25 @@ NAMES: Final = {
     "feed_forward.outer": "encoder.layer.{}.output.dense",
     "feed_forward_norm": "encoder.layer.{}.output.LayerNorm",
 }
+MPNET_NAMES: Final = {
+    **{ours: theirs for ours, theirs in NAMES.items() if ours != "embeddings.token_types"},
+    "relative_bias.table": "encoder.relative_attention_bias",
+    "attention.projections.query": "encoder.layer.{}.attention.attn.q",
+    "attention.projections.key": "encoder.layer.{}.attention.attn.k",
+    "attention.projections.value": "encoder.layer.{}.attention.attn.v",
+    "attention.output": "encoder.layer.{}.attention.attn.o",
+    "attention_norm": "encoder.layer.{}.attention.LayerNorm",
+}
+# The library does not read these from the configurations, whatever they say: the padding id and the rows of
+# the table of biases of MPNet, and the epsilon of DistilBERT.
+MPNET_PADDING_ID: Final = 1
+MPNET_BUCKETS: Final = 32
+DISTILBERT_EPSILON: Final = 1e-12
 NEIGHBOURS: Final = ("pooler.*", "cls.*", "lm_head.*", "classifier.*", "embeddings.position_ids")
 
 
-def sizes(fields: Fields) -> dict[str, Any]:
-    """The sizes that this family and others name alike."""
+def _sizes(fields: Fields) -> dict[str, Any]:
+    """The sizes that all but DistilBERT name alike."""
     expect_encoder(fields)
     width = fields.integer("hidden_size")
     attention = AttentionConfig(
@@ -44,13 +62,42 @@ def sizes(fields: Fields) -> dict[str, Any]:
 
 
 def _bert(fields: Fields) -> dict[str, Any]:
-    return {**sizes(fields), "token_types": fields.integer("type_vocab_size", 2)}
+    return {**_sizes(fields), "token_types": fields.integer("type_vocab_size", 2)}
 
 
 def _roberta(fields: Fields) -> dict[str, Any]:
     padding = fields.integer("pad_token_id", 1, least=0)
     found = _bert(fields)
     return {**found, "padding_id": padding, "max_positions": found["positions"] - padding - 1}
+
+
+def _mpnet(fields: Fields) -> dict[str, Any]:
+    fields.expect("relative_attention_num_buckets", MPNET_BUCKETS)
+    found = _sizes(fields)
+    return {
+        **found,
+        "padding_id": MPNET_PADDING_ID,
+        "max_positions": found["positions"] - MPNET_PADDING_ID - 1,
+        "relative_buckets": MPNET_BUCKETS,
+    }
+
+
+def _distilbert(fields: Fields) -> dict[str, Any]:
+    expect_encoder(fields)
+    # How the table of positions was first filled; its values are in the file.
+    fields.ignore("sinusoidal_pos_embds")
+    width, positions = fields.integer("dim"), fields.integer("max_position_embeddings")
+    attention = AttentionConfig(d_query=width, num_heads=fields.integer("n_heads"), qkv_bias=True)
+    return {
+        "vocabulary": fields.integer("vocab_size"),
+        "width": width,
+        "layers": (attention,) * fields.integer("n_layers"),
+        "feed_forward": fields.integer("hidden_dim"),
+        "activation": activation(fields, "activation", "gelu"),
+        "norm_epsilon": DISTILBERT_EPSILON,
+        "positions": positions,
+        "max_positions": positions,
+    }
 
 
 BERT: Final = Family(
@@ -62,4 +109,30 @@ ROBERTA: Final = Family(
     names=NAMES,
     prefixes=("", "roberta."),
     neighbours=NEIGHBOURS,
+)
+MPNET: Final = Family(
+    model_types=("mpnet",),
+    configure=_mpnet,
+    names=MPNET_NAMES,
+    prefixes=("", "mpnet."),
+    neighbours=NEIGHBOURS,
+)
+DISTILBERT: Final = Family(
+    model_types=("distilbert",),
+    configure=_distilbert,
+    names={
+        "embeddings.tokens": "embeddings.word_embeddings",
+        "embeddings.positions": "embeddings.position_embeddings",
+        "embeddings.norm": "embeddings.LayerNorm",
+        "attention.projections.query": "transformer.layer.{}.attention.q_lin",
+        "attention.projections.key": "transformer.layer.{}.attention.k_lin",
+        "attention.projections.value": "transformer.layer.{}.attention.v_lin",
+        "attention.output": "transformer.layer.{}.attention.out_lin",
+        "attention_norm": "transformer.layer.{}.sa_layer_norm",
+        "feed_forward.inner": "transformer.layer.{}.ffn.lin1",
+        "feed_forward.outer": "transformer.layer.{}.ffn.lin2",
+        "feed_forward_norm": "transformer.layer.{}.output_layer_norm",
+    },
+    prefixes=("", "distilbert."),
+    neighbours=("vocab_*", "pre_classifier.*", "classifier.*", "qa_outputs.*", "embeddings.position_ids"),
 )

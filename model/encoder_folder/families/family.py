@@ -4,10 +4,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from torch import Tensor
-
+from attention_serving.model.checkpoints.layouts import StoredTensor
 from attention_serving.model.encoder_folder.fields import Fields
 
 LAYER: Final = re.compile(r"layers\.(\d+)\.(.+)")
@@ -37,22 +36,6 @@ WITHOUT_EFFECT: Final = (
 )  # fmt: skip
 
 
-class Stored(NamedTuple):
-    """How a file stores one parameter: whole, or as one of equal parts along the first axis."""
-
-    name: str
-    part: int = 0
-    parts: int = 1
-
-    def cut(self, tensor: Tensor) -> Tensor:
-        """The parameter, from the tensor of the file."""
-        return tensor if self.parts == 1 else tensor.chunk(self.parts)[self.part].contiguous()
-
-    def shape_in_file(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the tensor in the file, from the shape of the parameter."""
-        return (self.parts * shape[0], *shape[1:])
-
-
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """A family of encoders.
@@ -75,7 +58,7 @@ class Family:
     neighbours: tuple[str, ...] = ()
     pooling: tuple[str, ...] = ("mean",)
 
-    def stored(self, parameter: str, prefix: str) -> Stored:
+    def stored(self, parameter: str, prefix: str) -> StoredTensor:
         """How a file whose names have a prefix stores a parameter of `TextEncoder`.
 
         Raises:
@@ -88,7 +71,7 @@ class Family:
         name = self.names[path]
         theirs, part, parts = (name, 0, 1) if isinstance(name, str) else name
         whole = theirs[1:] if theirs.startswith("/") else prefix + theirs.format(number)
-        return Stored(f"{whole}.{kind}", part, parts)
+        return StoredTensor(name=f"{whole}.{kind}", part=part, parts=parts)
 
     def is_neighbour(self, name: str, prefix: str) -> bool:
         """Whether a name is known and not part of the encoder."""

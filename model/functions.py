@@ -1,6 +1,11 @@
-"""Normalisation of the rows of a tensor by their root mean square."""
+"""Functions of rows that are not attention: normalisation, and what stands between linear layers."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -24,8 +29,22 @@ class RMSNorm(nn.Module):
         return normalised
 
 
-def make_norm(kind: str, width: int, *, epsilon: float, bias: bool = True) -> nn.Module:
-    """A normalisation of rows: "layer" for `nn.LayerNorm`, "rms" for `RMSNorm`, which never adds a bias."""
-    if kind == "rms":
-        return RMSNorm(width, epsilon=epsilon)
-    return nn.LayerNorm(width, eps=epsilon, bias=bias)
+def _quick_gelu(values: Tensor) -> Tensor:
+    """Hendrycks and Gimpel, "Gaussian Error Linear Units" (2016), the approximation by a sigmoid."""
+    return values * torch.sigmoid(1.702 * values)
+
+
+def _identity(values: Tensor) -> Tensor:
+    return values
+
+
+# The keys are `ACTIVATIONS` of the encoder's configuration.
+ACTIVATION_FUNCTIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": _quick_gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "identity": _identity,
+}
