@@ -190,8 +190,8 @@ def _finish(work: Callable[[], None]) -> None:
 
 def _print_presets() -> None:
     table = Table("preset", "description", box=None, pad_edge=False)
-    for preset in PRESETS.values():
-        table.add_row(preset.name, preset.description)
+    for name, preset in PRESETS.items():
+        table.add_row(name, preset.description)
     console.print(table)
 
 

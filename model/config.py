@@ -115,61 +115,49 @@ class AttentionConfig:
                 raise ConfigError(name, getattr(self, name), rule)
 
     def _input_rules(self) -> list[Rule]:
+        cross, rotary = self.cross, self.rotary_theta != 0
         own_value = self.separate_value or self.d_value == self.d_key
         return [
-            (
-                "d_key",
-                self.cross or self.d_key == self.d_query,
-                f"must be d_query={self.d_query} unless cross",
-            ),
-            ("separate_value", self.cross or not self.separate_value, "needs cross"),
+            ("d_key", cross or self.d_key == self.d_query, f"must be d_query={self.d_query} unless cross"),
+            ("separate_value", cross or not self.separate_value, "needs cross"),
             ("d_value", own_value, f"must be d_key={self.d_key} unless separate_value"),
-            ("projections", self.projections != "fused" or not self.cross, "must not be fused with cross"),
-            ("alibi", not (self.alibi and self.cross), "must be false with cross"),
-            ("window", not (self.window and self.cross), "must be 0 with cross"),
+            ("projections", self.projections != "fused" or not cross, "must not be fused with cross"),
+            ("alibi", not (self.alibi and cross), "must be false with cross"),
+            ("alibi", not (rotary and self.alibi), "must be false with rotary_theta"),
+            ("window", not (self.window and cross), "must be 0 with cross"),
+            ("rotary_theta", not (rotary and cross), "must be 0 with cross"),
+            ("rotary_interleaved", rotary or not self.rotary_interleaved, "needs rotary_theta"),
+            ("d_k", not rotary or self.d_k % 2 == 0, "must be even for rotary position embedding"),
         ]
 
     def _head_rules(self) -> list[Rule]:
-        heads, kv_heads = self.num_heads, self.num_kv_heads
-        free = self.projections != "none"
-        rule = "must be {} * {} = {} without projections"
-        concatenated = heads * self.d_v
-        output = f"must be num_heads * d_v = {concatenated} without an output projection"
+        heads, kv_heads, free = self.num_heads, self.num_kv_heads, self.projections != "none"
+        joined = heads * self.d_v
+        output = f"must be num_heads * d_v = {joined} without an output projection"
+        widths = (
+            ("d_query", "num_heads * d_k", heads * self.d_k),
+            ("d_key", "num_kv_heads * d_k", kv_heads * self.d_k),
+            ("d_value", "num_kv_heads * d_v", kv_heads * self.d_v),
+        )
         return [
             ("num_kv_heads", heads % kv_heads == 0, f"must divide num_heads={heads}"),
-            ("d_out", self.out_proj or self.d_out == concatenated, output),
-            (
-                "d_query",
-                free or self.d_query == heads * self.d_k,
-                rule.format("num_heads", "d_k", heads * self.d_k),
-            ),
-            (
-                "d_key",
-                free or self.d_key == kv_heads * self.d_k,
-                rule.format("num_kv_heads", "d_k", kv_heads * self.d_k),
-            ),
-            (
-                "d_value",
-                free or self.d_value == kv_heads * self.d_v,
-                rule.format("num_kv_heads", "d_v", kv_heads * self.d_v),
-            ),
+            ("d_out", self.out_proj or self.d_out == joined, output),
             ("qkv_bias", free or not self.qkv_bias, "needs projections"),
+            *(
+                (name, free or getattr(self, name) == width, f"must be {text} = {width} without projections")
+                for name, text, width in widths
+            ),
         ]
 
     def _number_rules(self) -> list[Rule]:
-        rotary = self.rotary_theta != 0
-        theta = not rotary or _is_positive_number(self.rotary_theta)
         dropout = self.dropout is not False and self.dropout == 0
         dropout = dropout or (_is_positive_number(self.dropout) and self.dropout < 1)
+        theta = self.rotary_theta == 0 or _is_positive_number(self.rotary_theta)
         return [
             ("scale", _is_positive_number(self.scale), "must be a positive finite number"),
             ("dropout", dropout, "must be a number from 0 to below 1"),
             ("qk_norm", self.qk_norm == 0 or _is_positive_number(self.qk_norm), "must be 0 or positive"),
             ("rotary_theta", theta, "must be 0 or a positive finite number"),
-            ("rotary_theta", not (rotary and self.cross), "must be 0 with cross"),
-            ("alibi", not (rotary and self.alibi), "must be false with rotary_theta"),
-            ("d_k", not rotary or self.d_k % 2 == 0, "must be even for rotary position embedding"),
-            ("rotary_interleaved", rotary or not self.rotary_interleaved, "needs rotary_theta"),
         ]
 
     @property

@@ -19,7 +19,7 @@ from benchmarks.processes import process_tree
 from scripts.local_server import ServerProcess, serving
 from tests.chaos.figures import Figures, scaled
 from tests.chaos.process import Neighbour, readings, reset_peak
-from tests.encoders.repository import ENCODERS, SENTENCE
+from tests.encoders.repository import SENTENCE, SENTENCE_MODELS
 from tests.server.api.messages import attend_request
 from tests.server.http.clients import HOST, http_port
 from tests.support.artifacts import cached_repositories, link_tree
@@ -114,7 +114,7 @@ def measured(server: ServerProcess, generator: ProcessPoolExecutor, seed: int, c
 def mutated_server(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of the small models and of a text encoder, with an HTTP port."""
     folder = tmp_path_factory.mktemp("mutated")
-    (encoders,) = cached_repositories(ENCODERS)
+    (encoders,) = cached_repositories(SENTENCE_MODELS)
     for model in (*artifacts.iterdir(), encoders / SENTENCE):
         link_tree(model, folder / "models" / model.name)
     with serving(folder / "models", folder / "log", "--http-port=0", "--allow-shared-memory") as process:

@@ -21,7 +21,7 @@ from attention_serving.protos.generate import PROTOS
 from scripts.local_server import ROOT, ServerProcess, serving
 from tests.clients.named_module import NAMED
 from tests.clients.typescript_cases import CASES, REFUSED, Case, model_json
-from tests.encoders.repository import ENCODERS, SENTENCE
+from tests.encoders.repository import SENTENCE, SENTENCE_MODELS
 from tests.server import samples
 from tests.support import node_package
 from tests.support.artifacts import cached_repositories, link_tree
@@ -84,7 +84,7 @@ def small_server(
 def sentence_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of a text encoder."""
     folder = tmp_path_factory.mktemp("embeddings")
-    (encoders,) = cached_repositories(ENCODERS)
+    (encoders,) = cached_repositories(SENTENCE_MODELS)
     link_tree(encoders / SENTENCE, folder / "models" / SENTENCE)
     with serving(folder / "models", folder / "log") as process:
         yield process

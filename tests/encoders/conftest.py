@@ -1,4 +1,4 @@
-"""Fixtures: a repository of text encoders, a server of it with an HTTP port, and a client."""
+"""Fixtures: servers of one text encoder and of one of each family, with HTTP ports and clients."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,36 +7,70 @@ import pytest
 from attention_client import AttentionClient
 
 from scripts.local_server import ServerProcess, serving
-from tests.encoders.repository import ENCODERS
+from tests.encoders.repository import ENCODERS, SENTENCE_MODELS
 from tests.server.http.clients import http_port
-from tests.support.artifacts import cached_repositories
+from tests.support.artifacts import cached_repositories, link_tree
 
 
 @pytest.fixture(scope="session")
-def encoder_repository() -> Path:
-    """A repository of text encoders. Tests must not write to it."""
-    (folder,) = cached_repositories(ENCODERS)
+def sentence_repository() -> Path:
+    """A repository of one text encoder. Tests must not write to it."""
+    (folder,) = cached_repositories(SENTENCE_MODELS)
     return folder
+
+
+@pytest.fixture(scope="session")
+def encoder_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of every text encoder, which only tests with the marker `thorough` need."""
+    folder = tmp_path_factory.mktemp("encoders")
+    for models in cached_repositories(SENTENCE_MODELS, ENCODERS):
+        for model in models.iterdir():
+            link_tree(model, folder / model.name)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sentence_server(
+    sentence_repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """A server of the one text encoder."""
+    with serving(
+        sentence_repository, tmp_path_factory.mktemp("sentence") / "log", "--http-port=0"
+    ) as process:
+        yield process
 
 
 @pytest.fixture(scope="session")
 def encoder_server(
     encoder_repository: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server of the text encoders with an HTTP port."""
+    """A server of all of them."""
     log = tmp_path_factory.mktemp("encoders") / "log"
     with serving(encoder_repository, log, "--http-port=0") as process:
         yield process
 
 
 @pytest.fixture(scope="session")
+def sentence_client(sentence_server: ServerProcess) -> Iterator[AttentionClient]:
+    """A client of the server of one."""
+    with AttentionClient(sentence_server.target) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
 def encoder_client(encoder_server: ServerProcess) -> Iterator[AttentionClient]:
-    """A client of the server."""
+    """A client of the server of all."""
     with AttentionClient(encoder_server.target) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
+def sentence_http_port(sentence_server: ServerProcess) -> int:
+    """The HTTP port of the server of one."""
+    return http_port(sentence_server.log)
+
+
+@pytest.fixture(scope="session")
 def encoder_http_port(encoder_server: ServerProcess) -> int:
-    """The HTTP port of the server."""
+    """The HTTP port of the server of all."""
     return http_port(encoder_server.log)

@@ -51,14 +51,15 @@ def export_truncating(folder: Path) -> None:
         write_encoder(load_encoder(source), ModelId(TRUNCATING), folder, options=options)
 
 
-HERE = Path(__file__)
+SOURCES = [Path(__file__), Path(encoders.__file__)]
+SENTENCE_MODELS = ModelSet("sentence", [partial(export_sentence, SENTENCE, Precision.FP32)], SOURCES)
+# Only tests with the marker `thorough` need these.
 ENCODERS = ModelSet(
     "encoders",
     [
         *(partial(export_family, name) for name in encoders.CASES),
-        partial(export_sentence, SENTENCE, Precision.FP32),
         partial(export_sentence, INT8, Precision.INT8),
         export_truncating,
     ],
-    [HERE, Path(encoders.__file__)],
+    SOURCES,
 )

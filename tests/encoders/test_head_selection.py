@@ -17,15 +17,16 @@ from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import HeadSelection as Selection
 from attention_serving.server.engine.types import Ragged, Request
+from tests.encoders.repository import SENTENCE
 from tests.server.samples import SELF
 from tests.server.seams import engine_of, outcome
 
-BERT, TEXTS = "bert", ["life is short", "eat"]
+TEXTS = ["life is short", "eat"]
 
 
 @pytest.fixture(scope="module")
-def bert(encoder_repository: Path) -> LoadedModel:
-    return load_model(encoder_repository / BERT / "1", Device(threads=1))
+def bert(sentence_repository: Path) -> LoadedModel:
+    return load_model(sentence_repository / SENTENCE / "1", Device(threads=1))
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +44,14 @@ def asked(model: LoadedModel, length: int, **selection: Any) -> Request:
     return Request(inputs=inputs, return_weights=True, head_selection=chosen, return_tokens=True)
 
 
-@pytest.mark.parametrize(
-    ("layers", "heads"), [((), ()), ((2, 0), ()), ((), (1,)), ((1,), (3, 0, 2))], ids=str
-)
+@pytest.mark.parametrize(("layers", "heads"), [((2, 0), ()), ((), (1,)), ((1,), (3, 0, 2))], ids=str)
 def test_the_chosen_weights_equal_those_of_all(
-    encoder_client: AttentionClient, layers: tuple[int, ...], heads: tuple[int, ...]
+    sentence_client: AttentionClient, layers: tuple[int, ...], heads: tuple[int, ...]
 ) -> None:
-    every = encoder_client.attend_text(BERT, TEXTS, return_weights=True)
+    every = sentence_client.attend_text(SENTENCE, TEXTS, return_weights=True)
     chosen = HeadSelection(layers=layers, heads=heads)
-    found = encoder_client.attend_text(BERT, TEXTS, return_weights=chosen)
-    streamed = next(iter(encoder_client.attend_stream(BERT, [TextInputs(TEXTS)], return_weights=chosen)))
+    found = sentence_client.attend_text(SENTENCE, TEXTS, return_weights=chosen)
+    streamed = next(iter(sentence_client.attend_stream(SENTENCE, [TextInputs(TEXTS)], return_weights=chosen)))
     assert every.attention_weights is not None
     for result in (found, streamed):
         assert result.attention_weights is not None
@@ -75,10 +74,10 @@ def test_the_chosen_weights_equal_those_of_all(
     ids=["layer", "head", "twice", "negative", "text"],
 )
 def test_what_the_model_lacks_is_refused(
-    encoder_client: AttentionClient, selection: HeadSelection, words: str
+    sentence_client: AttentionClient, selection: HeadSelection, words: str
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=words.replace(".", r"\.")):
-        encoder_client.attend_text(BERT, "eat", return_weights=selection)
+        sentence_client.attend_text(SENTENCE, "eat", return_weights=selection)
 
 
 def test_a_single_module_has_heads_and_no_layers(attention: LoadedModel) -> None:

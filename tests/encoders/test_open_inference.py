@@ -1,4 +1,4 @@
-"""Text encoders over the Open Inference Protocol, with tritonclient."""
+"""Text encoders over the Open Inference Protocol, with tritonclient and as JSON."""
 
 from typing import Any
 
@@ -9,52 +9,85 @@ from numpy.testing import assert_allclose
 from scripts.local_server import ServerProcess
 from tests.encoders.repository import SENTENCE
 from tests.encoders.texts import ATOL, RTOL, TEXTS, expected_of, token_ids
+from tests.server.http.clients import ask as ask_http
 from tests.support import encoders, triton
 from tests.support.triton import Array, TritonError
 
+# The tokens of these tokenizers are bytes: a letter by itself, and the name of a byte that is none.
+TOKENS = {"a b": ["<s>", "a", "Ġ", "b", "</s>"], "ß": ["<s>", "Ã", "Ł", "</s>"]}
 
-def ask(server: ServerProcess, model: str, *texts: str, **options: Any) -> dict[str, Array]:
+
+def ask(server: ServerProcess, *texts: str, **options: Any) -> dict[str, Array]:
     data = np.array([text.encode() for text in texts], dtype=object)
-    return triton.infer(server.target, model, {"text": data}, **options)
+    return triton.infer(server.target, SENTENCE, {"text": data}, **options)
 
 
-def test_the_default_outputs_are_embeddings_and_token_counts(encoder_server: ServerProcess) -> None:
-    result = ask(encoder_server, SENTENCE, *TEXTS)
+def texts_of(array: Array) -> list[list[str]]:
+    return [[element.decode() for element in row] for row in array]
+
+
+def test_the_default_outputs_are_embeddings_and_token_counts(sentence_server: ServerProcess) -> None:
+    result = ask(sentence_server, *TEXTS)
     expected = np.stack([expected_of("bert", text, normalised=True).embedding.numpy() for text in TEXTS])
     assert_allclose(result["embedding"], expected, rtol=RTOL, atol=ATOL)
     assert result["lengths"].tolist() == [len(token_ids("bert", text)) for text in TEXTS]
     assert set(result) == {"embedding", "lengths"}
 
 
-@pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3"])
-def test_every_output_by_request(encoder_server: ServerProcess, name: str) -> None:
-    asked = ["attention_weights", "context_vectors", "embedding"]
-    result = ask(encoder_server, name, *TEXTS, outputs=asked)
-    weights, tokens = result["attention_weights"], result["context_vectors"]
+def test_every_output_by_request(sentence_server: ServerProcess) -> None:
+    result = ask(sentence_server, *TEXTS, outputs=["attention_weights", "context_vectors", "tokens"])
+    weights, vectors, tokens = (result[name] for name in ("attention_weights", "context_vectors", "tokens"))
     for index, text in enumerate(TEXTS):
-        expected, count = expected_of(name, text), len(token_ids(name, text))
-        assert_allclose(tokens[index, :count], expected.tokens.numpy(), rtol=RTOL, atol=ATOL)
-        assert not tokens[index, count:].any()
+        expected, count = expected_of("bert", text), len(token_ids("bert", text))
+        assert_allclose(vectors[index, :count], expected.tokens.numpy(), rtol=RTOL, atol=ATOL)
+        assert not vectors[index, count:].any()
         own = weights[index, :, :, :count, :count]
         assert_allclose(own, expected.weights.numpy(), rtol=RTOL, atol=ATOL)
-        assert_allclose(result["embedding"][index], expected.embedding.numpy(), rtol=RTOL, atol=ATOL)
+        assert [bool(token) for token in tokens[index]] == [at < count for at in range(tokens.shape[1])]
 
 
-def test_token_ids_with_lengths(encoder_server: ServerProcess) -> None:
+def test_token_ids_with_lengths(sentence_server: ServerProcess) -> None:
     sequences = [encoders.random_ids("bert", length) for length in (3, 9)]
     ids = np.array([[*sequences[0], *[0] * 6], sequences[1]])
     given = {"token_ids": ids, "key_lengths": np.array([3, 9])}
-    found = triton.infer(encoder_server.target, "bert", given)["embedding"]
+    found = triton.infer(sentence_server.target, SENTENCE, given)["embedding"]
     for index, sequence in enumerate(sequences):
-        alone = triton.infer(encoder_server.target, "bert", {"token_ids": np.array([sequence])})
+        alone = triton.infer(sentence_server.target, SENTENCE, {"token_ids": np.array([sequence])})
         assert_allclose(found[index], alone["embedding"][0], rtol=RTOL, atol=ATOL)
 
 
-def test_prompt_dimensions_and_truncation_as_parameters(encoder_server: ServerProcess) -> None:
-    long = "dessert " * 200
+def test_the_text_of_each_token_with_padding(sentence_server: ServerProcess) -> None:
+    result = ask(sentence_server, *TOKENS, outputs=["tokens", "lengths", "embedding"])
+    longest = max(map(len, TOKENS.values()))
+    assert texts_of(result["tokens"]) == [row + [""] * (longest - len(row)) for row in TOKENS.values()]
+    assert result["lengths"].tolist() == [len(row) for row in TOKENS.values()]
+    ids = {"token_ids": np.array([token_ids("bert", "ab")]), "key_lengths": np.array([3])}
+    found = triton.infer(sentence_server.target, SENTENCE, ids, outputs=["tokens"])
+    assert texts_of(found["tokens"]) == [["<s>", "a", "b", ""]]
+
+
+def test_the_text_of_each_token_as_json(sentence_http_port: int) -> None:
+    text = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["ab"]}
+    body = {"inputs": [text], "outputs": [{"name": "tokens"}]}
+    (output,) = ask_http(sentence_http_port, f"/v2/models/{SENTENCE}/infer", body).json["outputs"]
+    tokens = ["<s>", "a", "b", "</s>"]
+    assert output == {"name": "tokens", "datatype": "BYTES", "shape": [1, 4], "data": tokens}
+
+
+@pytest.mark.parametrize("ids", [[[1.5]], [[10**6]], [[-1]]], ids=["real", "too large", "negative"])
+@pytest.mark.parametrize("output", ["tokens", "embedding"])
+def test_wrong_ids_are_refused_for_every_output(
+    sentence_server: ServerProcess, ids: list[list[float]], output: str
+) -> None:
+    given = np.array(ids, np.float32 if ids == [[1.5]] else np.int64)
+    with pytest.raises(TritonError, match="token_ids"):
+        triton.infer(sentence_server.target, SENTENCE, {"token_ids": given}, outputs=[output])
+
+
+def test_prompt_dimensions_and_truncation_as_parameters(sentence_server: ServerProcess) -> None:
     parameters = {"prompt": "query", "dimensions": 8, "truncate": True}
-    result = ask(encoder_server, SENTENCE, "a", long, parameters=parameters)
-    whole = ask(encoder_server, SENTENCE, "query: a")["embedding"][0, :8]
+    result = ask(sentence_server, "a", "dessert " * 200, parameters=parameters)
+    whole = ask(sentence_server, "query: a")["embedding"][0, :8]
     assert_allclose(result["embedding"][0], whole / np.linalg.norm(whole), rtol=RTOL, atol=ATOL)
     assert result["lengths"].tolist() == [len("query: a") + 2, encoders.POSITIONS]
 
@@ -71,7 +104,7 @@ def test_prompt_dimensions_and_truncation_as_parameters(encoder_server: ServerPr
     ],
 )
 def test_wrong_parameters_are_refused_by_name(
-    encoder_server: ServerProcess, parameters: dict[str, object], message: str
+    sentence_server: ServerProcess, parameters: dict[str, object], message: str
 ) -> None:
     with pytest.raises(TritonError, match=message):
-        ask(encoder_server, SENTENCE, "a", parameters=parameters)
+        ask(sentence_server, "a", parameters=parameters)

@@ -18,8 +18,8 @@ from tests.support import encoders
 
 
 @pytest.fixture(scope="module")
-def client(encoder_http_port: int) -> openai.OpenAI:
-    url = f"http://127.0.0.1:{encoder_http_port}/v1"
+def client(sentence_http_port: int) -> openai.OpenAI:
+    url = f"http://127.0.0.1:{sentence_http_port}/v1"
     return openai.OpenAI(base_url=url, api_key="unused", max_retries=0)
 
 
@@ -39,7 +39,8 @@ def expected(text: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     return expected_of("bert", text, normalised=True).embedding.numpy()
 
 
-@pytest.mark.parametrize("form", ["float", "base64"])
+# Without a format, the package asks for base64 and decodes it.
+@pytest.mark.parametrize("form", ["float", "base64", openai.omit], ids=["float", "base64", "none"])
 def test_a_list_of_texts(client: openai.OpenAI, form: Any) -> None:
     answer = client.embeddings.create(model=SENTENCE, input=list(TEXTS), encoding_format=form)
     assert [each.index for each in answer.data] == list(range(len(TEXTS)))
@@ -53,12 +54,6 @@ def test_a_list_of_texts(client: openai.OpenAI, form: Any) -> None:
     assert (answer.model, answer.object) == (SENTENCE, "list")
 
 
-def test_the_clients_own_form(client: openai.OpenAI) -> None:
-    """Without a format, the package asks for base64 and decodes it."""
-    answer = client.embeddings.create(model=SENTENCE, input=TEXTS[0])
-    assert_allclose(answer.data[0].embedding, expected(TEXTS[0]), rtol=RTOL, atol=ATOL)
-
-
 def test_token_lists(client: openai.OpenAI) -> None:
     ids = [token_ids("bert", text) for text in TEXTS]
     answer = client.embeddings.create(model=SENTENCE, input=ids)
@@ -70,22 +65,22 @@ def test_token_lists(client: openai.OpenAI) -> None:
 
 
 def test_dimensions_and_this_servers_own_members(
-    client: openai.OpenAI, encoder_client: AttentionClient
+    client: openai.OpenAI, sentence_client: AttentionClient
 ) -> None:
     extra = {"prompt": "query", "truncate": True}
     answer = client.embeddings.create(
         model=SENTENCE, input=["a", "dessert " * 200], dimensions=8, user="someone", extra_body=extra
     )
-    same = encoder_client.embed(SENTENCE, "a", prompt="query", dimensions=8)
+    same = sentence_client.embed(SENTENCE, "a", prompt="query", dimensions=8)
     assert_allclose(answer.data[0].embedding, same, rtol=RTOL, atol=ATOL)
     assert answer.model_extra == {"truncated": [1]}
     assert answer.usage.prompt_tokens == len("query: a") + 2 + encoders.POSITIONS
 
 
+@pytest.mark.thorough
 def test_a_model_that_cuts_says_so(encoder_http_port: int) -> None:
-    status, answer = post(
-        encoder_http_port, {"model": TRUNCATING, "input": ["a longer text", "a"], "prompt": ""}
-    )
+    body = {"model": TRUNCATING, "input": ["a longer text", "a"], "prompt": ""}
+    status, answer = post(encoder_http_port, body)
     assert (status, answer["truncated"]) == (200, [0])
     assert answer["usage"]["prompt_tokens"] == SHORT + 3
 
@@ -103,9 +98,9 @@ def test_the_packages_errors(client: openai.OpenAI) -> None:
     assert (long.value.param, long.value.type) == ("input", "invalid_request_error")
 
 
-def test_the_text_encoders_are_listed(client: openai.OpenAI, encoder_client: AttentionClient) -> None:
+def test_the_text_encoders_are_listed(client: openai.OpenAI, sentence_client: AttentionClient) -> None:
     found = list(client.models.list())
-    assert [model.id for model in found] == sorted({model.name for model in encoder_client.models()})
+    assert [model.id for model in found] == sorted({model.name for model in sentence_client.models()})
     assert {(model.object, model.created, model.owned_by) for model in found} == {("model", 0, NAME)}
     assert client.models.retrieve(SENTENCE) == next(model for model in found if model.id == SENTENCE)
     with pytest.raises(
@@ -115,42 +110,40 @@ def test_the_text_encoders_are_listed(client: openai.OpenAI, encoder_client: Att
     assert (wrong.value.code, wrong.value.param) == ("model_not_found", "model")
 
 
-WRONG = {
-    "no input": ({"model": SENTENCE}, "input", "is required"),
-    "no model": ({"input": "a"}, "model", "is required"),
-    "empty list": ({"model": SENTENCE, "input": []}, "input", "must be a text"),
-    "number": ({"model": SENTENCE, "input": 5}, "input", "must be a text"),
-    "mixed": ({"model": SENTENCE, "input": ["a", [1]]}, "input", "texts only"),
-    "empty tokens": ({"model": SENTENCE, "input": [[1], []]}, "input", "non-empty lists"),
-    "booleans": ({"model": SENTENCE, "input": [True]}, "input", "texts only"),
-    "huge id": ({"model": SENTENCE, "input": [2**70]}, "input", "texts only"),
-    "unknown id": ({"model": SENTENCE, "input": [10**6]}, "input", "ids must be between 0 and 299"),
-    "format": ({"model": SENTENCE, "input": "a", "encoding_format": "hex"}, "encoding_format", "float"),
-    "unknown member": ({"model": SENTENCE, "input": "a", "colour": 1}, "colour", "is unknown"),
-    "dimensions": (
-        {"model": SENTENCE, "input": "a", "dimensions": 0},
-        "dimensions",
-        "must be greater than or equal to 1",
-    ),
-    "not JSON": (b"{", "body", "is not JSON"),
-    "too many": ({"model": SENTENCE, "input": ["a"] * 5000}, "input", "the limit is 4096"),
-}
+# The member at fault, what the request has beside the model and an input, and the refusal.
+WRONG: list[tuple[str, dict[str, object], str]] = [
+    ("input", {"input": None}, "is required"),
+    ("model", {"model": None}, "is required"),
+    ("input", {"input": []}, "must be a text"),
+    ("input", {"input": 5}, "must be a text"),
+    ("input", {"input": ["a", [1]]}, "texts only"),
+    ("input", {"input": [[1], []]}, "non-empty lists"),
+    ("input", {"input": [True]}, "texts only"),
+    ("input", {"input": [2**70]}, "texts only"),
+    ("input", {"input": [10**6]}, "ids must be between 0 and 299"),
+    ("input", {"input": ["a"] * 5000}, "the limit is 4096"),
+    ("encoding_format", {"encoding_format": "hex"}, "float"),
+    ("dimensions", {"dimensions": 0}, "must be greater than or equal to 1"),
+    ("", {"colour": 1}, "is unknown"),
+]
 
 
-@pytest.mark.parametrize(("body", "name", "text"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("name", "changed", "text"), WRONG, ids=[text for *_, text in WRONG])
 def test_wrong_requests_are_refused_by_name(
-    encoder_http_port: int, body: object, name: str, text: str
+    sentence_http_port: int, name: str, changed: dict[str, object], text: str
 ) -> None:
-    status, answer = post(encoder_http_port, body)
+    body = {"model": SENTENCE, "input": "a"} | changed
+    status, answer = post(sentence_http_port, {key: own for key, own in body.items() if own is not None})
     error = answer["error"]
-    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert (status, error["type"], error["param"]) == (400, "invalid_request_error", name or None)
     assert text in error["message"]
-    known = {"model", "input", "encoding_format", "dimensions"}
-    assert error["param"] == (name if name in known else None)
 
 
-def test_another_verb_is_refused(encoder_http_port: int) -> None:
-    connection = HTTPConnection("127.0.0.1", encoder_http_port, timeout=60)
+def test_other_bodies_and_verbs_are_refused(sentence_http_port: int) -> None:
+    status, answer = post(sentence_http_port, b"{")
+    assert (status, answer["error"]["param"]) == (400, None)
+    assert "is not JSON" in answer["error"]["message"]
+    connection = HTTPConnection("127.0.0.1", sentence_http_port, timeout=60)
     connection.request("GET", "/v1/embeddings")
     assert connection.getresponse().status == 405
     connection.close()

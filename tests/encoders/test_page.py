@@ -9,19 +9,16 @@ import pytest
 from scripts.local_server import ROOT, ServerProcess
 from tests.encoders.repository import SENTENCE
 
+pytestmark = pytest.mark.thorough
 PAGE = (ROOT / "docs/encoders.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_there_is_something_to_run() -> None:
-    assert len(BLOCKS) == 3
-
-
 @pytest.mark.parametrize("block", BLOCKS, ids=["client", "late-chunking", "openai"])
-def test_block(encoder_server: ServerProcess, encoder_http_port: int, block: str) -> None:
+def test_block(sentence_server: ServerProcess, sentence_http_port: int, block: str) -> None:
     for documented, here in (
-        ("127.0.0.1:8001", encoder_server.target),
-        ("127.0.0.1:8000", f"127.0.0.1:{encoder_http_port}"),
+        ("127.0.0.1:8001", sentence_server.target),
+        ("127.0.0.1:8000", f"127.0.0.1:{sentence_http_port}"),
         ("text-encoder", SENTENCE),
         ("dimensions=256", "dimensions=16"),
     ):

@@ -21,7 +21,7 @@ LONG = "dessert " * 40
 IDS = token_ids("bert", "dessert")
 
 
-def test_a_stream_mixes_embeddings_and_token_vectors(encoder_client: AttentionClient) -> None:
+def test_a_stream_mixes_embeddings_and_token_vectors(sentence_client: AttentionClient) -> None:
     requests: list[StreamItem] = [
         EmbeddingInputs(list(TEXTS), prompt="query", dimensions=8),
         TextInputs("dessert"),
@@ -29,21 +29,23 @@ def test_a_stream_mixes_embeddings_and_token_vectors(encoder_client: AttentionCl
         EmbeddingInputs(["a", LONG], truncate=True),
         EmbeddingInputs([IDS, IDS[:4]]),
     ]
-    several, tokens, one, cut, ids = encoder_client.attend_stream(SENTENCE, requests)
-    expected = encoder_client.embed(SENTENCE, list(TEXTS), prompt="query", dimensions=8)
+    several, tokens, one, cut, ids = sentence_client.attend_stream(SENTENCE, requests)
+    expected = sentence_client.embed(SENTENCE, list(TEXTS), prompt="query", dimensions=8)
     assert_allclose(several.context_vectors, expected, rtol=RTOL, atol=ATOL)
     assert several.token_counts == tuple(len(token_ids("bert", f"query: {text}")) for text in TEXTS)
     assert tokens.context_vectors.shape[0] == len(IDS)
     assert tokens.token_counts == (len(IDS),)
-    assert_allclose(one.context_vectors, encoder_client.embed(SENTENCE, TEXTS[0]), rtol=RTOL, atol=ATOL)
+    assert_allclose(one.context_vectors, sentence_client.embed(SENTENCE, TEXTS[0]), rtol=RTOL, atol=ATOL)
     assert (cut.truncated, cut.token_counts) == ((1,), (3, 160))
-    expected = encoder_client.embed(SENTENCE, ["a", LONG], truncate=True)
+    expected = sentence_client.embed(SENTENCE, ["a", LONG], truncate=True)
     assert_allclose(cut.context_vectors, expected, rtol=RTOL, atol=ATOL)
-    assert_allclose(ids.context_vectors, encoder_client.embed(SENTENCE, [IDS, IDS[:4]]), rtol=RTOL, atol=ATOL)
+    assert_allclose(
+        ids.context_vectors, sentence_client.embed(SENTENCE, [IDS, IDS[:4]]), rtol=RTOL, atol=ATOL
+    )
     assert ids.token_counts == ()
 
 
-def test_a_request_that_is_refused_is_an_error_in_its_place(encoder_client: AttentionClient) -> None:
+def test_a_request_that_is_refused_is_an_error_in_its_place(sentence_client: AttentionClient) -> None:
     requests = [
         EmbeddingInputs(LONG),
         EmbeddingInputs("a", prompt="answer"),
@@ -51,7 +53,7 @@ def test_a_request_that_is_refused_is_an_error_in_its_place(encoder_client: Atte
         EmbeddingInputs(IDS, prompt="query"),
         EmbeddingInputs("a"),
     ]
-    outcomes = list(encoder_client.attend_stream(SENTENCE, requests, return_exceptions=True))
+    outcomes = list(sentence_client.attend_stream(SENTENCE, requests, return_exceptions=True))
     kinds = [LimitExceededError, *[InvalidArgumentError] * 3]
     assert [type(outcome) for outcome in outcomes[:4]] == kinds
     assert "expected at most 1024 texts" in str(outcomes[2])
@@ -60,6 +62,7 @@ def test_a_request_that_is_refused_is_an_error_in_its_place(encoder_client: Atte
     assert np.shape(last.context_vectors) == (32,)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("error")
 async def test_the_asynchronous_stream_says_what_the_model_cut(
     encoder_server: ServerProcess, encoder_client: AttentionClient

@@ -22,6 +22,7 @@ from tests.encoders.texts import Options, rows_of
 from tests.server.samples import ROOT
 from tests.support import encoders
 
+pytestmark = pytest.mark.thorough
 EXAMPLES = ROOT / "examples/vector_stores"
 QUERY, COUNT = "eat dessert first", 3
 ODD = "a\ttab, a \\ and a\nnew line"
@@ -29,19 +30,19 @@ Found = list[tuple[str, float]]
 
 
 @pytest.fixture(scope="module")
-def passages(encoder_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def passages(sentence_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A table of passages, one of which has characters with a meaning, and a row without."""
     folder = tmp_path_factory.mktemp("vector-stores")
     texts = ["Life is short, eat dessert first. " * 6, None, ODD, "人生短暂 先吃甜点 " * 7]
     pq.write_table(pa.table({"text": texts}), folder / "in.parquet")
     options: Options = {"model": SENTENCE, "text_column": "text", "passage_tokens": 48}
-    enrich(folder / "in.parquet", folder / "out.parquet", model_repository=encoder_repository, **options)
+    enrich(folder / "in.parquet", folder / "out.parquet", model_repository=sentence_repository, **options)
     return folder / "out.parquet"
 
 
 @pytest.fixture(scope="module")
-def query(encoder_client: AttentionClient) -> NDArray[np.float32]:
-    return encoder_client.embed(SENTENCE, QUERY)
+def query(sentence_client: AttentionClient) -> NDArray[np.float32]:
+    return sentence_client.embed(SENTENCE, QUERY)
 
 
 def example(name: str) -> ModuleType:
@@ -102,8 +103,8 @@ def test_the_script_for_pgvector_has_every_passage(passages: Path) -> None:
     assert (vectors == rows_of(table["embedding"])).all()
 
 
-def test_an_example_runs_as_a_program(passages: Path, encoder_server: ServerProcess) -> None:
-    command = [sys.executable, str(EXAMPLES / "duckdb_search.py"), str(passages), encoder_server.target]
+def test_an_example_runs_as_a_program(passages: Path, sentence_server: ServerProcess) -> None:
+    command = [sys.executable, str(EXAMPLES / "duckdb_search.py"), str(passages), sentence_server.target]
     done = subprocess.run(
         [*command, SENTENCE, QUERY], capture_output=True, text=True, check=False, timeout=60
     )

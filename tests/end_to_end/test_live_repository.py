@@ -22,9 +22,9 @@ from tests.support.eager import assert_parity, attend
 from tests.support.systems import build
 from tests.support.triton import in_another_process
 
-NAME, OTHER = "swapped", "causal-self-attention"
+NAME, OTHER = "swapped", "multi-head-64x4"
 # Each version is another model of the same inputs.
-VERSIONS = {"1": "self-attention", "2": "fused-self-attention", "3": "concatenated-multi-head"}
+VERSIONS = {"1": "self-attention", "2": "simple-self-attention", "3": "stacked-multi-head"}
 PATIENCE_SECONDS = 60.0
 CALLERS = 4
 QUERY = np.random.default_rng(7).standard_normal((6, 16), np.float32)

@@ -16,7 +16,7 @@ from attention_serving.export.model_id import ModelId
 from attention_serving.model.checkpoints.loading import load_checkpoint
 from examples import replace_a_layer
 from scripts.local_server import ServerProcess, serving
-from tests.encoders.repository import ENCODERS, SENTENCE
+from tests.encoders.repository import SENTENCE, SENTENCE_MODELS
 from tests.server.samples import SELF
 from tests.support.artifacts import ModelSet, cached_repositories, link_tree
 
@@ -37,7 +37,7 @@ MODELS = ModelSet("examples", [export_layer], [Path(__file__), Path(replace_a_la
 
 
 def _serving(artifacts: Path, folder: Path, *options: str) -> AbstractContextManager[ServerProcess]:
-    encoders, own = cached_repositories(ENCODERS, MODELS)
+    encoders, own = cached_repositories(SENTENCE_MODELS, MODELS)
     for model in (encoders / SENTENCE, artifacts / SELF, own / LAYER):
         link_tree(model, folder / "models" / model.name)
     return serving(folder / "models", folder / "log", "--threads=1", *options)

@@ -12,9 +12,9 @@ from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.config import DERIVED, PROJECTIONS, AttentionConfig
 
 Array = NDArray[Any]
-# The reference and the float64 module add up in different orders; nothing else may differ. The angles of
-# rotary positions are float32.
-RTOL, ATOL, ROTARY_ATOL = 1e-10, 1e-12, 2e-5
+# The reference and the float64 module add up in different orders; nothing else may differ. Angles of rotary
+# positions and the mean squares of heads are float32.
+RTOL, ATOL, FLOAT32_ATOL = 1e-10, 1e-12, 2e-5
 EPSILON = 1e-5
 
 

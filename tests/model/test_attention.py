@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.config import AttentionConfig
 from attention_serving.model.presets import PRESETS, build_preset
-from tests.model.reference import ATOL, ROTARY_ATOL, RTOL, Case, attention, cases, random_module
+from tests.model.reference import ATOL, FLOAT32_ATOL, RTOL, Case, attention, cases, random_module
 from tests.support.tables import GOLDEN_TABLES, TABLES, GoldenTable, linear_layers
 
 SMALL = st.integers(1, 5)
@@ -22,7 +22,8 @@ SMALL = st.integers(1, 5)
 def test_both_paths_equal_the_formula_computed_row_by_row(case: Case) -> None:
     """Every rule, projection and option, rows without keys included."""
     expected_context, expected_weights = map(torch.from_numpy, attention(case))
-    atol = ROTARY_ATOL if case.module.config.rotary_theta else ATOL
+    config = case.module.config
+    atol = FLOAT32_ATOL if config.rotary_theta or config.qk_norm else ATOL
     context, nothing = case.run(return_weights=False)
     assert nothing is None
     torch.testing.assert_close(context, expected_context, rtol=RTOL, atol=atol)

@@ -1,22 +1,18 @@
-"""Edge cases on every path: no key to attend to, one token, NaN, infinity, huge and denormal numbers."""
-
-from functools import cache
+"""Edge cases over both protocols: no key, one token, NaN, infinity, huge and denormal numbers, padding."""
 
 import numpy as np
 import pytest
 from attention_client import AttentionClient
 
-from attention_serving.model.presets import build_preset
+from attention_serving.model.presets import SENTENCE
+from attention_serving.model.text import TextAttention
+from scripts.local_server import ServerProcess
 from tests.parity import paths
-from tests.support.eager import Array, assert_parity
-from tests.support.modules import CAUSAL_CROSS, causal_cross
+from tests.support.eager import Array, assert_parity, attend
+from tests.support.systems import build
 
-SELF, CAUSAL, CROSS = "multi-head-64x4", "causal-768x12", "cross-768x12"
-
-
-@cache
-def build(name: str) -> paths.Module:
-    return causal_cross() if name == CAUSAL_CROSS else build_preset(name)
+SELF, CAUSAL, CROSS, LOCAL = "multi-head-64x4", "causal-768x12", "cross-768x12", "alibi-768x12"
+WIDTH, NARROW = 64, 48
 
 
 def normal(*shape: int, scale: float = 1.0) -> Array:
@@ -24,73 +20,74 @@ def normal(*shape: int, scale: float = 1.0) -> Array:
     return array
 
 
-def with_nan(*shape: int) -> Array:
-    array = normal(*shape)
-    array[1, 4, 3] = np.nan
-    return array
-
-
-def with_infinity(*shape: int) -> Array:
-    array = normal(*shape)
-    array[1, 4, 3] = np.inf
-    return array
+def with_value(value: float, width: int) -> paths.Case:
+    array = normal(4, 7, width)
+    array[1, 4, 3] = value
+    return {"query": array}
 
 
 def masked(case: paths.Case, heads: int) -> paths.Case:
     query = case["query"]
-    shape = (len(query), heads, query.shape[1], case.get("key", query).shape[1])
-    mask = np.random.default_rng(6).random(shape) < 0.6
+    mask = np.random.default_rng(6).random((len(query), heads, query.shape[1], query.shape[1])) < 0.6
     mask[0] = False
     return case | {"attention_mask": mask}
 
 
 def crossing(query_length: int, key_length: int) -> paths.Case:
-    key = normal(1, key_length, 768)
-    return {"query": normal(1, query_length, 768), "key": key, "value": key + 1}
+    key = normal(1, key_length, NARROW)
+    return {"query": normal(1, query_length, NARROW), "key": key, "value": key + 1}
 
 
-HUGE = 1e4
 EDGES: dict[str, tuple[str, paths.Case]] = {
-    "no key to attend to": (SELF, masked({"query": normal(2, 5, 64)}, 4)),
-    "no key to attend to, causal": (CAUSAL, masked({"query": normal(2, 5, 768)}, 12)),
-    "one token": (SELF, {"query": normal(1, 1, 64)}),
-    "one token, causal": (CAUSAL, {"query": normal(1, 1, 768)}),
-    "one query, many keys": (
-        CROSS,
-        {"query": normal(1, 1, 768), "key": normal(1, 40, 768), "value": normal(1, 40, 768)},
-    ),
-    "many queries, one key": (
-        CROSS,
-        {"query": normal(1, 40, 768), "key": normal(1, 1, 768), "value": normal(1, 1, 768)},
-    ),
-    "causal, fewer queries than keys": (CAUSAL_CROSS, {"query": normal(2, 5, 16), "key": normal(2, 12, 16)}),
-    "causal, more queries than keys": (CAUSAL_CROSS, {"query": normal(2, 12, 16), "key": normal(2, 5, 16)}),
-    "causal and masked, fewer queries": (
-        CAUSAL_CROSS,
-        masked({"query": normal(2, 5, 16), "key": normal(2, 12, 16)}, 2),
-    ),
-    "NaN in one sequence": (SELF, {"query": with_nan(4, 7, 64)}),
-    "NaN in one sequence, causal": (CAUSAL, {"query": with_nan(4, 7, 768)}),
-    "infinity in one sequence": (SELF, {"query": with_infinity(4, 7, 64)}),
-    "huge": (SELF, {"query": normal(3, 7, 64, scale=HUGE)}),
-    "huge, causal": (CAUSAL, {"query": normal(3, 7, 768, scale=HUGE)}),
-    "denormal": (SELF, {"query": normal(3, 7, 64, scale=1e-40)}),
-    "denormal, causal": (CAUSAL, {"query": normal(3, 7, 768, scale=1e-40)}),
+    "no key to attend to": (SELF, masked({"query": normal(2, 5, WIDTH)}, 4)),
+    "no key to attend to, causal": (CAUSAL, masked({"query": normal(2, 5, NARROW)}, 12)),
+    "one token": (SELF, {"query": normal(1, 1, WIDTH)}),
+    "one query, many keys": (CROSS, crossing(1, 40)),
+    "many queries, one key": (CROSS, crossing(40, 1)),
+    "NaN in one sequence": (SELF, with_value(np.nan, WIDTH)),
+    "NaN in one sequence, causal": (CAUSAL, with_value(np.nan, NARROW)),
+    "NaN in one sequence, ALiBi in a window": (LOCAL, with_value(np.nan, NARROW)),
+    "infinity in one sequence": (SELF, with_value(np.inf, WIDTH)),
+    "huge": (SELF, {"query": normal(3, 7, WIDTH, scale=1e4)}),
+    "huge, causal": (CAUSAL, {"query": normal(3, 7, NARROW, scale=1e4)}),
+    "denormal": (SELF, {"query": normal(3, 7, WIDTH, scale=1e-40)}),
 }
 
 
-@pytest.mark.parametrize("path", paths.SERVED)
+@pytest.mark.parametrize("path", paths.SERVED.values(), ids=paths.SERVED)
 @pytest.mark.parametrize(("name", "case"), EDGES.values(), ids=EDGES)
-def test_equals_eager(routes: paths.Routes, name: str, case: paths.Case, path: str) -> None:
-    found, expected = routes[path](name, case), paths.eager(build(name), case)
+def test_equals_eager(
+    server: ServerProcess, client: AttentionClient, name: str, case: paths.Case, path: paths.Path
+) -> None:
+    found, expected = path(client, server.target, name, case), paths.eager(build(name), case)
     # Rounding errors grow with the numbers that are summed, and the tolerance grows with them.
     finite = case["query"][np.isfinite(case["query"])]
     scale = max(1.0, float(finite.std()))
     assert_parity(found["context_vectors"], expected["context_vectors"], scale=scale)
     assert_parity(found["attention_weights"], expected["attention_weights"])
+    if not np.isfinite(case["query"]).all():
+        assert not np.isfinite(found["context_vectors"][1]).all()
+        assert np.isfinite(found["context_vectors"][[0, 2, 3]]).all()
 
 
-def test_a_nan_stays_in_its_own_sequence(client: AttentionClient) -> None:
-    context = client.attend(SELF, with_nan(4, 7, 64)).context_vectors
-    assert np.isnan(context[1]).all()
-    assert np.isfinite(context[[0, 2, 3]]).all()
+def test_padding_beyond_the_lengths_is_ignored(client: AttentionClient) -> None:
+    lengths = [9, 4, 1]
+    padded = np.full((3, 9, WIDTH), np.nan, np.float32)
+    for row, length in zip(padded, lengths, strict=True):
+        row[:length] = normal(length, WIDTH)
+    result = client.attend(SELF, padded, lengths=lengths)
+    for row, found, length in zip(padded, result.context_vectors, lengths, strict=True):
+        assert_parity(found[:length], attend(build(SELF), row[:length])[0])
+        assert not found[length:].any()
+
+
+def test_text_and_token_ids(client: AttentionClient) -> None:
+    name = "sentence-self-attention"
+    module = build(name)
+    assert isinstance(module, TextAttention)
+    texts = [SENTENCE, "eat", "dessert first, dessert first"]
+    ids = [np.array(module.tokenizer.encode(text).ids) for text in texts]
+    eager = [attend(module, sequence)[0] for sequence in ids]
+    assert_parity(client.attend_text(name, texts).context_vectors, eager)
+    assert_parity(client.attend_tokens(name, ids).context_vectors, eager)
+    assert_parity(client.attend_text(name, SENTENCE).context_vectors, eager[0])

@@ -21,6 +21,7 @@ from tests.support.artifacts import ModelSet, cached_repositories
 from tests.support.eager import Array, assert_parity
 from tests.support.everyday import IDS, ROWS, Input, Row
 
+pytestmark = pytest.mark.thorough
 LENGTHS = {"T": (7, 4, 6), "S": (5, 9, 3)}
 NAMES = {name: f"everyday-{index}" for index, name in enumerate(ROWS)}
 

@@ -15,6 +15,7 @@ from tests.support import open_inference
 from tests.support.eager import Array, assert_parity
 from tests.support.modules import bert
 
+pytestmark = pytest.mark.thorough
 BERT, POOLED = "bert", "pooled"
 AXES = {name: {0: "batch", 1: "sequence"} for name in ("input_ids", "attention_mask")}
 EXAMPLES = {"input_ids": torch.full((2, 3), 49), "attention_mask": torch.ones(2, 3, dtype=torch.int64)}
@@ -64,14 +65,9 @@ def eager(sequence: Array) -> tuple[Array, Array]:
 
 def test_sequences_of_different_lengths_in_one_request(asking: AttentionClient) -> None:
     sequences = ids(*LENGTHS)
-    found = asking.attend_tokens(BERT, sequences).context_vectors
-    assert_parity(found, [eager(sequence)[0] for sequence in sequences])
-
-
-def test_a_pooled_output_is_one_row_for_each_sequence(asking: AttentionClient) -> None:
-    sequences = ids(*LENGTHS)
-    found = asking.attend_tokens(POOLED, sequences).context_vectors
-    assert_parity(found, [eager(sequence)[1][None] for sequence in sequences])
+    rows, pooled = (asking.attend_tokens(name, sequences).context_vectors for name in (BERT, POOLED))
+    assert_parity(rows, [eager(sequence)[0] for sequence in sequences])
+    assert_parity(pooled, [eager(sequence)[1][None] for sequence in sequences])
 
 
 @pytest.mark.parametrize("model", [BERT, POOLED])

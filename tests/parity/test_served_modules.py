@@ -1,9 +1,8 @@
-"""Non-attention modules: a transformer encoder through the server, two inputs through the engine."""
+"""Non-attention modules: two inputs and a pooled output through the engine, an encoder through a server."""
 
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from attention_serving.export import export_module
 from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from attention_serving.server.api.attention import codec as attention_codec
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import InvalidRequestError
@@ -33,123 +31,6 @@ WIDTH, IDS = 6, 11
 
 def normal(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
-
-
-def encoded(batch: Array) -> Array:
-    """The output of eager PyTorch for (B, T, 32)."""
-    with torch.inference_mode():
-        answer: Array = encoder()(torch.from_numpy(batch)).numpy()
-    return answer
-
-
-@pytest.mark.parametrize("length", [1, 2, 7, 128, 513])
-def test_one_sequence(client: AttentionClient, length: int) -> None:
-    rows = normal(length, 32)
-    result = client.attend(ENCODER, rows)
-    assert_parity(result.context_vectors, encoded(rows[None])[0])
-    assert result.attention_weights is None
-
-
-def test_a_list_of_different_lengths(client: AttentionClient) -> None:
-    sequences = [normal(length, 32, seed=seed) for seed, length in enumerate((3, 7, 3, 1, 40, 7))]
-    found = client.attend(ENCODER, sequences).context_vectors
-    assert_parity(found, [encoded(rows[None])[0] for rows in sequences])
-
-
-def test_a_batch(client: AttentionClient) -> None:
-    batch = normal(5, 9, 32)
-    assert_parity(client.attend(ENCODER, batch).context_vectors, encoded(batch))
-
-
-@pytest.mark.parametrize("lengths", [(4, 9, 1), (9, 9, 9)], ids=["padded", "full"])
-def test_padding_that_a_caller_names_is_not_computed(
-    server: ServerProcess, client: AttentionClient, lengths: tuple[int, ...]
-) -> None:
-    batch = normal(3, 9, 32)
-    expected = np.zeros((3, 9, 32), np.float32)
-    for index, length in enumerate(lengths):
-        expected[index, :length] = encoded(batch[index : index + 1, :length])[0]
-    assert_parity(client.attend(ENCODER, batch, lengths=lengths).context_vectors, expected)
-    tensors = {"src": batch, "key_lengths": np.array(lengths)}
-    found = open_inference.infer(server.target, ENCODER, tensors, ["context_vectors"])
-    assert_parity(found["context_vectors"], expected)
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 32), (5, 9, 32), (2, 200, 32)], ids=str)
-def test_the_open_inference_protocol(server: ServerProcess, shape: tuple[int, ...]) -> None:
-    batch = normal(*shape)
-    found = open_inference.infer(server.target, ENCODER, {"src": batch}, ["context_vectors"])
-    assert_parity(found["context_vectors"], encoded(batch))
-
-
-ROWS = normal(2, 3, 32)
-REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "mask": ({"mask": np.ones((2, 3, 3), bool)}, "mask", "model 'encoder' does not take a mask"),
-    "weights": ({"return_weights": True}, "return_weights", "does not have attention weights"),
-    "key": ({"key": ROWS}, "key", "model 'encoder' takes src"),
-    "positions": ({"positions": np.zeros((2, 3), np.int64)}, "positions", "model 'encoder' takes src"),
-}
-
-
-@pytest.mark.parametrize(("options", "field", "message"), REFUSED.values(), ids=REFUSED)
-def test_inputs_and_options_that_it_does_not_take_are_refused(
-    client: AttentionClient, options: dict[str, Any], field: str, message: str
-) -> None:
-    with pytest.raises(InvalidArgumentError, match=message) as refusal:
-        client.attend(ENCODER, ROWS, **options)
-    assert refusal.value.field == field
-
-
-@pytest.mark.parametrize(
-    ("tensors", "outputs", "message"),
-    [
-        (
-            {"attention_mask": np.ones((2, 3, 3), bool)},
-            ["context_vectors"],
-            "attention_mask: model .*take a mask",
-        ),
-        (
-            {"attention_mask": np.ones((2, 1, 3, 3), bool)},
-            ["context_vectors"],
-            "attention_mask: model .*take a mask",
-        ),
-        (
-            {},
-            ["attention_weights"],
-            r"outputs\[attention_weights\]: is unknown; must be one of context_vectors",
-        ),
-        ({"query": ROWS}, ["context_vectors"], "query: is not an input; model 'encoder' takes src"),
-    ],
-    ids=["mask", "mask of one head", "weights", "another input"],
-)
-def test_the_open_inference_protocol_refuses_them_too(
-    server: ServerProcess, tensors: dict[str, Array], outputs: list[str], message: str
-) -> None:
-    with pytest.raises(grpc.RpcError, match=message) as refusal:
-        open_inference.infer(server.target, ENCODER, {"src": ROWS} | tensors, outputs)
-    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-def test_the_typed_api_describes_it(client: AttentionClient) -> None:
-    info = client.model(ENCODER)
-    tensors = [(t.name, t.data_type, t.axes, t.optional) for t in (*info.inputs, *info.outputs)]
-    axes = ("batch", "sequence", 32)
-    assert tensors == [("src", "float32", axes, False), ("context_vectors", "float32", axes, False)]
-    assert (info.state, info.description, info.num_heads) == ("ready", "TransformerEncoder", None)
-    assert not info.causal
-    assert not info.accepts_text
-    assert info.parameters == sum(parameter.numel() for parameter in encoder().parameters())
-    assert info.parity is not None
-    assert info.parity.measured_max_abs_error < info.parity.absolute_tolerance == 1e-5
-
-
-def test_the_open_inference_protocol_describes_it(server: ServerProcess) -> None:
-    with grpc.insecure_channel(server.target) as channel:
-        stub = GRPCInferenceServiceStub(channel)
-        found = stub.ModelMetadata(pb.ModelMetadataRequest(name=ENCODER), timeout=60)
-    tensors = [(t.name, t.datatype, list(t.shape)) for t in (*found.inputs, *found.outputs)]
-    assert tensors == [("src", "FP32", [-1, -1, 32]), ("context_vectors", "FP32", [-1, -1, 32])]
-    assert (found.name, list(found.versions)) == (ENCODER, ["1"])
 
 
 class Pooling(nn.Module):
@@ -185,13 +66,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     engine.close()
 
 
-LENGTHS: dict[str, list[tuple[int, int]]] = {
-    "one": [(1, 1)],
-    "of one length": [(4, 7)] * 3,
-    "of different lengths": [(4, 7), (1, 9), (4, 7), (12, 1), (4, 8)],
-}
-
-
 def random_case(lengths: list[tuple[int, int]]) -> tuple[list[Array], list[Array]]:
     rng = np.random.default_rng(7)
     rows = [rng.standard_normal((length, WIDTH), np.float32) for length, _ in lengths]
@@ -213,7 +87,9 @@ def answer(engine: Engine, rows: list[Array], ids: list[Array]) -> Result:
     return submitted(engine, engine.model(POOLING), Request(inputs=inputs)).result(60)
 
 
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize(
+    "lengths", [[(4, 7)] * 3, [(4, 7), (1, 9), (4, 7), (12, 1), (4, 8)]], ids=["of one length", "different"]
+)
 def test_two_inputs_of_different_lengths_and_a_pooled_output(
     engine: Engine, lengths: list[tuple[int, int]]
 ) -> None:
@@ -245,3 +121,61 @@ def test_both_protocols_carry_a_pooled_output(engine: Engine) -> None:
     request, reply = decode_infer(message, model)
     encoded = b"".join(reply.parts(submitted(engine, model, request).result(60)))
     assert_parity(answered(pb.ModelInferResponse.FromString(encoded))["pooled"], pooled)
+
+
+def encoded(batch: Array) -> Array:
+    """The output of eager PyTorch for (B, T, 32)."""
+    with torch.inference_mode():
+        found: Array = encoder()(torch.from_numpy(batch)).numpy()
+    return found
+
+
+@pytest.mark.thorough
+def test_an_encoder_over_both_protocols(
+    presets_server: ServerProcess, presets_client: AttentionClient
+) -> None:
+    sequences = [normal(length, 32, seed=seed) for seed, length in enumerate((3, 513, 3, 1, 40, 7))]
+    found = presets_client.attend(ENCODER, sequences)
+    assert_parity(found.context_vectors, [encoded(rows[None])[0] for rows in sequences])
+    assert found.attention_weights is None
+    batch, lengths = normal(3, 9, 32), (4, 9, 1)
+    expected = np.zeros((3, 9, 32), np.float32)
+    for index, length in enumerate(lengths):
+        expected[index, :length] = encoded(batch[index : index + 1, :length])[0]
+    padded = presets_client.attend(ENCODER, batch, lengths=lengths)
+    assert_parity(padded.context_vectors, expected)
+    for tensors, eager in (({"key_lengths": np.array(lengths)}, expected), ({}, encoded(batch))):
+        named = open_inference.infer(
+            presets_server.target, ENCODER, {"src": batch} | tensors, ["context_vectors"]
+        )
+        assert_parity(named["context_vectors"], eager)
+
+
+ROWS = normal(2, 3, 32)
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "mask": ({"mask": np.ones((2, 3, 3), bool)}, "model 'encoder' does not take a mask"),
+    "return_weights": ({"return_weights": True}, "does not have attention weights"),
+    "key": ({"key": ROWS}, "model 'encoder' takes src"),
+    "positions": ({"positions": np.zeros((2, 3), np.int64)}, "model 'encoder' takes src"),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("field", REFUSED)
+def test_inputs_and_options_that_it_does_not_take_are_refused(
+    presets_client: AttentionClient, field: str
+) -> None:
+    options, message = REFUSED[field]
+    with pytest.raises(InvalidArgumentError, match=message) as refusal:
+        presets_client.attend(ENCODER, ROWS, **options)
+    assert refusal.value.field == field
+
+
+@pytest.mark.thorough
+def test_the_typed_api_describes_it(presets_client: AttentionClient) -> None:
+    info = presets_client.model(ENCODER)
+    tensors = [(t.name, t.data_type, t.axes, t.optional) for t in (*info.inputs, *info.outputs)]
+    axes = ("batch", "sequence", 32)
+    assert tensors == [("src", "float32", axes, False), ("context_vectors", "float32", axes, False)]
+    assert (info.state, info.description, info.num_heads) == ("ready", "TransformerEncoder", None)
+    assert info.parameters == sum(parameter.numel() for parameter in encoder().parameters())

@@ -1,24 +1,22 @@
-"""Every preset through a live server equals eager PyTorch, over lengths never seen at export."""
-
-from functools import cache
+"""Every preset at its own width, and every worked example, through a live server."""
 
 import numpy as np
 import pytest
 from attention_client import AttentionClient
+from numpy.typing import NDArray
 
-from attention_serving.model.presets import PRESETS, SENTENCE, build_preset
-from attention_serving.model.text import TextAttention
+from attention_serving.model.presets import PRESETS, build_preset
 from tests.support.eager import Array, assert_parity, attend
+from tests.support.tables import GOLDEN_TABLES, GoldenTable
 
-LENGTHS = (1, 2, 7, 128, 513)
+pytestmark = pytest.mark.thorough
 VECTOR_PRESETS = sorted(name for name in PRESETS if name != "sentence-self-attention")
-build = cache(build_preset)
 
 
-def random_inputs(name: str, lengths: list[int], seed: int = 0) -> list[list[Array]]:
+def random_inputs(name: str, lengths: list[int]) -> list[list[Array]]:
     """Returns one sequence per length for each input of a preset; key lengths differ from query lengths."""
-    config = build(name).config
-    rng = np.random.default_rng(seed)
+    config = PRESETS[name].config
+    rng = np.random.default_rng(0)
     key_lengths = [length % 511 + 3 for length in lengths]
     inputs = [[rng.standard_normal((t, config.d_query), dtype=np.float32) for t in lengths]]
     if config.cross:
@@ -28,89 +26,41 @@ def random_inputs(name: str, lengths: list[int], seed: int = 0) -> list[list[Arr
     return inputs
 
 
-@pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("name", VECTOR_PRESETS)
-def test_one_sequence(client: AttentionClient, name: str, length: int) -> None:
-    inputs = [sequences[0] for sequences in random_inputs(name, [length])]
-    result = client.attend(name, *inputs, return_weights=length <= 128)
-    context, weights = attend(build(name), *inputs)
-    assert_parity(result.context_vectors, context)
-    if length <= 128:
-        assert result.attention_weights is not None
-        assert_parity(result.attention_weights, weights)
+def test_lengths_never_seen_at_export(presets_client: AttentionClient, name: str) -> None:
+    module, inputs = build_preset(name), random_inputs(name, [7, 1, 128, 7, 2, 513, 6, 5])
+    eager = [attend(module, *one)[0] for one in zip(*inputs, strict=True)]
+    assert_parity(presets_client.attend(name, *inputs).context_vectors, eager)
+    for index in (1, 5):
+        alone = presets_client.attend(name, *(own[index] for own in inputs))
+        assert_parity(alone.context_vectors, eager[index])
 
 
 @pytest.mark.parametrize("name", VECTOR_PRESETS)
-def test_mixed_batch(client: AttentionClient, name: str) -> None:
-    inputs = random_inputs(name, [7, 1, 128, 7, 2, 513, 6, 5])
-    result = client.attend(name, *inputs)
-    assert_parity(result.context_vectors, [attend(build(name), *one)[0] for one in zip(*inputs, strict=True)])
-
-
-@pytest.mark.parametrize("name", VECTOR_PRESETS)
-def test_a_rectangular_batch_gives_rectangular_results(client: AttentionClient, name: str) -> None:
-    inputs = [np.stack(sequences) for sequences in random_inputs(name, [7, 7, 7])]
-    result = client.attend(name, *inputs, return_weights=True)
-    pairs = [attend(build(name), *one) for one in zip(*inputs, strict=True)]
-    assert_parity(result.context_vectors, np.stack([context for context, _ in pairs]))
-    assert result.attention_weights is not None
-    assert_parity(result.attention_weights, np.stack([weights for _, weights in pairs]))
-
-
-@pytest.mark.parametrize("span", ["keys", "pairs", "heads"])
-@pytest.mark.parametrize("name", VECTOR_PRESETS)
-def test_masks_of_every_span(client: AttentionClient, name: str, span: str) -> None:
-    inputs = random_inputs(name, [7, 2, 33])
-    rng = np.random.default_rng(1)
-    masks = []
-    for sequences in zip(*inputs, strict=True):
-        query_length, key_length = len(sequences[0]), len(sequences[min(1, len(sequences) - 1)])
-        heads = build(name).config.num_heads
-        full = {"keys": (), "pairs": (query_length,), "heads": (heads, query_length)}[span]
-        masks.append(rng.random((*full, key_length)) < 0.6)
+def test_weights_under_masks_of_heads(presets_client: AttentionClient, name: str) -> None:
+    module, inputs, rng = build_preset(name), random_inputs(name, [7, 2, 33]), np.random.default_rng(1)
+    sequences = list(zip(*inputs, strict=True))
+    shapes = [(module.config.num_heads, len(own[0]), len(own[min(1, len(own) - 1)])) for own in sequences]
+    masks = [rng.random(shape) < 0.6 for shape in shapes]
     masks[0][...] = False  # rows that may attend to no key
-    result = client.attend(name, *inputs, mask=masks, return_weights=True)
-    without_weights = client.attend(name, *inputs, mask=masks)
-    pairs = [
-        attend(
-            build(name), *one, mask=mask.reshape(-1, *mask.shape[-2:]) if mask.ndim > 1 else mask[None, None]
-        )
-        for *one, mask in zip(*inputs, masks, strict=True)
-    ]
+    result = presets_client.attend(name, *inputs, mask=masks, return_weights=True)
+    pairs = [attend(module, *own, mask=mask) for own, mask in zip(sequences, masks, strict=True)]
     assert result.attention_weights is not None
     assert_parity(result.context_vectors, [context for context, _ in pairs])
     assert_parity(result.attention_weights, [weights for _, weights in pairs])
-    assert_parity(without_weights.context_vectors, [context for context, _ in pairs])
     assert not result.attention_weights[0].any()
 
 
-def test_padding_beyond_the_lengths_is_ignored(client: AttentionClient) -> None:
-    (sequences,) = random_inputs("multi-head-768x12", [9, 4, 1])
-    padded = np.full((3, 9, 768), np.nan, np.float32)
-    for row, sequence in zip(padded, sequences, strict=True):
-        row[: len(sequence)] = sequence
-    result = client.attend("multi-head-768x12", padded, lengths=[9, 4, 1])
-    for row, sequence in zip(result.context_vectors, sequences, strict=True):
-        assert_parity(row[: len(sequence)], attend(build("multi-head-768x12"), sequence)[0])
-        assert not row[len(sequence) :].any()
+def table_of(name: str, context: NDArray[np.float32], weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Returns the part of the outputs that an example prints; its weights are those of its only head."""
+    values = context if name.startswith("context_vectors") else weights[..., 0, :, :]
+    return values[1] if name.endswith("_row_1") else values
 
 
-def test_text_and_token_ids(client: AttentionClient) -> None:
-    module = build("sentence-self-attention")
-    assert isinstance(module, TextAttention)
-    texts = [SENTENCE, "eat", "dessert first, dessert first"]
-    ids = [np.array(module.tokenizer.encode(text).ids) for text in texts]
-    eager = [attend(module, sequence)[0] for sequence in ids]
-    assert_parity(client.attend_text("sentence-self-attention", texts).context_vectors, eager)
-    assert_parity(client.attend_tokens("sentence-self-attention", ids).context_vectors, eager)
-    assert_parity(client.attend_text("sentence-self-attention", SENTENCE).context_vectors, eager[0])
-
-
-@pytest.mark.parametrize("name", ["alibi-768x12", "sliding-window-768x12"])
-def test_nan_stays_in_its_own_sequence(client: AttentionClient, name: str) -> None:
-    (sequences,) = random_inputs(name, [7, 7, 7, 7])
-    sequences[1][3, 5] = np.nan
-    result = client.attend(name, sequences)
-    assert_parity(result.context_vectors, [attend(build(name), one)[0] for one in sequences])
-    assert np.isnan(result.context_vectors[1]).all()
-    assert not any(np.isnan(result.context_vectors[index]).any() for index in (0, 2, 3))
+@pytest.mark.parametrize("table", GOLDEN_TABLES, ids=lambda table: table.id)
+def test_served_values_are_the_printed_ones(presets_client: AttentionClient, table: GoldenTable) -> None:
+    result = presets_client.attend(table.model, *table.inputs, return_weights=True)
+    assert result.attention_weights is not None
+    for name, expected in table.expected.items():
+        found = table_of(name, result.context_vectors, result.attention_weights)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=table.tolerance, err_msg=name)

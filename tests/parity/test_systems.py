@@ -1,58 +1,111 @@
-"""Every attention system on every path: eager, exported, attention.v1, Open Inference Protocol."""
+"""Every attention system on every path: eager, each graph alone, attention.v1, Open Inference Protocol."""
 
-from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from attention_client import AttentionClient
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from attention_serving.artifact.manifest import ATTENTION_GRAPHS, ATTENTION_MASK, GraphKind, Manifest
+from attention_serving.export.signature import random_inputs, run_eager, signatures
 from attention_serving.model.text import TextAttention
-from scripts.local_server import serving
+from attention_serving.server.engine.model import MOST_BLOCK_ROWS
+from scripts.local_server import ServerProcess
 from tests.parity import paths
-from tests.support.artifacts import cached_repositories
-from tests.support.eager import assert_parity
-from tests.support.systems import MODELS, SYSTEMS, build
+from tests.support.eager import Array, assert_parity, attend
+from tests.support.systems import SYSTEMS, build
 
+EACH = pytest.mark.parametrize("name", SYSTEMS.values(), ids=SYSTEMS)
 BATCH, QUERY_LENGTH, KEY_LENGTH = 3, 9, 14
+LENGTHS = st.lists(st.tuples(st.integers(1, 17), st.integers(1, 17)), min_size=1, max_size=5)
+
+
+@pytest.mark.parametrize("kind", ATTENTION_GRAPHS)
+@EACH
+def test_a_graph_alone_equals_eager(repository: Path, name: str, kind: GraphKind) -> None:
+    """In a bare session, with masks for all heads and for each, and rows that may attend to nothing."""
+    module, folder = build(name), repository / name / "1"
+    signature = next(each for each in signatures(module) if each.kind is kind)
+    path = folder / Manifest.load(folder).graphs[kind].file
+    operators = {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
+    assert not [each for each in operators if "Dropout" in each or "Random" in each]
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    sizes = {"batch": BATCH, "query_length": QUERY_LENGTH, "key_length": KEY_LENGTH}
+    if kind in (GraphKind.BLOCKS, GraphKind.MASK_BLOCKS):  # two blocks, one of which has fewer rows
+        sizes = {"batch": 1, "query_length": MOST_BLOCK_ROWS + 45, "key_length": MOST_BLOCK_ROWS + 17}
+        sizes["block_rows"] = MOST_BLOCK_ROWS
+    has_mask = any(spec.name == ATTENTION_MASK for spec in signature.inputs)
+    for mask_heads in {1, module.config.num_heads} if has_mask else {1}:
+        inputs = random_inputs(signature, sizes | {"mask_heads": mask_heads}, np.random.default_rng(5))
+        if has_mask:
+            inputs[ATTENTION_MASK][:, :, [2, sizes["query_length"] - 1]] = False
+        expected = run_eager(module, signature, inputs)
+        for output, found in zip(expected, session.run(list(expected), inputs), strict=True):
+            assert_parity(found, expected[output])
+
+
+def sequences(name: str, rng: np.random.Generator, lengths: list[tuple[int, int]]) -> list[list[Array]]:
+    """For each input of a system, a sequence for each pair of a query's and a key's length."""
+    module, config = build(name), build(name).config
+    queries, keys = zip(*lengths, strict=True)
+    if isinstance(module, TextAttention):
+        return [[rng.integers(0, module.embedding.num_embeddings, length) for length in queries]]
+    sizes = [(queries, config.d_query), (keys, config.d_key), (keys, config.d_value)]
+    count = 1 + config.cross + config.separate_value
+    return [
+        [rng.standard_normal((length, width), np.float32) for length in own] for own, width in sizes[:count]
+    ]
 
 
 def random_case(name: str, *, masked: bool) -> paths.Case:
-    """Returns named tensors for one preset; if it takes positions, they do not count from 0."""
-    rng = np.random.default_rng(11)
-    module, config = build(name), build(name).config
-    key_length = KEY_LENGTH if config.cross else QUERY_LENGTH
-    if isinstance(module, TextAttention):
-        case: paths.Case = {"token_ids": rng.integers(0, 6, (BATCH, QUERY_LENGTH))}
-    else:
-        case = {"query": rng.standard_normal((BATCH, QUERY_LENGTH, config.d_query), np.float32)}
-    if config.cross:
-        case["key"] = rng.standard_normal((BATCH, key_length, config.d_key), np.float32)
-    if config.separate_value:
-        case["value"] = rng.standard_normal((BATCH, key_length, config.d_value), np.float32)
+    """Returns named tensors for one system; if it takes positions, they do not count from 0."""
+    rng, config = np.random.default_rng(11), build(name).config
+    names = ("token_ids",) if isinstance(build(name), TextAttention) else ("query", "key", "value")
+    inputs = sequences(name, rng, [(QUERY_LENGTH, KEY_LENGTH)] * BATCH)
+    case: paths.Case = {key: np.stack(own) for key, own in zip(names, inputs, strict=False)}
     if config.rotary_theta:
         case["positions"] = rng.integers(0, 500, (BATCH, QUERY_LENGTH))
+    key_length = KEY_LENGTH if config.cross else QUERY_LENGTH
     mask = rng.random((BATCH, config.num_heads, QUERY_LENGTH, key_length)) < 0.6
     mask[0, :, 2] = False
     return case | {"attention_mask": mask} if masked else case
 
 
-@pytest.fixture(scope="module")
-def routes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[paths.Routes]:
-    (repository,) = cached_repositories(MODELS)
-    with (
-        serving(repository, tmp_path_factory.mktemp("server") / "log") as server,
-        AttentionClient(server.target) as client,
-    ):
-        yield paths.routes(repository, server, client)
-
-
 @pytest.mark.parametrize("masked", [False, True], ids=["every key", "masked"])
-@pytest.mark.parametrize("path", paths.SERVED)
-@pytest.mark.parametrize("name", SYSTEMS.values(), ids=SYSTEMS)
-def test_equals_eager(routes: paths.Routes, name: str, path: str, masked: bool) -> None:
+@pytest.mark.parametrize("path", paths.SERVED.values(), ids=paths.SERVED)
+@EACH
+def test_served_results_equal_eager(
+    server: ServerProcess, client: AttentionClient, name: str, path: paths.Path, masked: bool
+) -> None:
     case = random_case(name, masked=masked)
-    found, expected = routes[path](name, case), paths.eager(build(name), case)
+    found, expected = path(client, server.target, name, case), paths.eager(build(name), case)
     for output in expected:
         assert_parity(found[output], expected[output])
     if masked:
         assert not found["attention_weights"][0, :, 2].any()
+
+
+@settings(max_examples=10)
+@given(lengths=LENGTHS, masked=st.booleans(), seed=st.integers(0, 2**32))
+@EACH
+def test_any_lengths_and_masks_equal_eager(
+    client: AttentionClient, name: str, lengths: list[tuple[int, int]], masked: bool, seed: int
+) -> None:
+    """The sequences of a request do not change each other's results, whatever the server runs together."""
+    rng, module = np.random.default_rng(seed), build(name)
+    inputs = sequences(name, rng, lengths)
+    alone = list(zip(*inputs, strict=True))
+    shapes = [(module.config.num_heads, len(own[0]), len(own[min(1, len(own) - 1)])) for own in alone]
+    masks = [rng.random(shape) < 0.7 for shape in shapes]
+    ask = client.attend_tokens if isinstance(module, TextAttention) else client.attend
+    found = ask(name, *inputs, mask=masks if masked else None, return_weights=True)
+    expected = [
+        attend(module, *own, mask=mask if masked else None) for own, mask in zip(alone, masks, strict=True)
+    ]
+    assert found.attention_weights is not None
+    assert_parity(found.context_vectors, [context for context, _ in expected])
+    assert_parity(found.attention_weights, [weights for _, weights in expected])

@@ -34,7 +34,7 @@ from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.http import embeddings, schemas
 from attention_serving.server.http import infer as http
-from tests.encoders.repository import ENCODERS, SENTENCE
+from tests.encoders.repository import SENTENCE, SENTENCE_MODELS
 from tests.server.api.messages import read_attend, read_infer
 from tests.server.samples import CROSS, SELF, TEXT
 from tests.support.artifacts import cached_repositories
@@ -101,7 +101,7 @@ def many(test: Callable[..., None]) -> Callable[..., None]:
 
 @pytest.fixture(scope="module")
 def encoder() -> LoadedModel:
-    (folder,) = cached_repositories(ENCODERS)
+    (folder,) = cached_repositories(SENTENCE_MODELS)
     return load_model(folder / SENTENCE / "1", Device(threads=1))
 
 

@@ -1,8 +1,8 @@
 """Tiny text encoders of the transformers library with random weights, and what that library computes."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
@@ -32,8 +31,15 @@ SIZES: Mapping[str, Any] = {
     "eos_token_id": 2,
 }
 GROUPED: Mapping[str, Any] = {"num_key_value_heads": 2, "head_dim": 16}
+# DistilBERT's own names of the sizes.
+DISTILBERT: Mapping[str, Any] = {
+    **{name: SIZES[name] for name in ("vocab_size", "max_position_embeddings", "pad_token_id")},
+    "dim": WIDTH,
+    "n_heads": HEADS,
+    "n_layers": LAYERS,
+    "hidden_dim": 48,
+}
 Model = Any  # the library's types say little of a model's parts
-Arrays = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -41,74 +47,50 @@ class Case:
     """A model of one family.
 
     Attributes:
-        make: The model in the library.
+        name: The library's name of the family.
+        options: Arguments of its configuration beside its sizes.
         max_tokens: The longest sequence that it takes.
         pooling: How our encoder pools its rows.
+        model: What follows the family's name in that of the model.
     """
 
-    make: Callable[[], Model]
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, Any] = field(default_factory=lambda: SIZES)
     max_tokens: int = POSITIONS
     pooling: str = "mean"
+    model: str = "Model"
+
+    def make(self) -> Model:
+        """The model in the library, with random weights."""
+        config = getattr(transformers, f"{self.name}Config")(**{**self.sizes, **self.options})
+        return getattr(transformers, f"{self.name}{self.model}")(config)
 
 
-def _distilbert() -> Model:
-    sizes: Any = {
-        "vocab_size": VOCABULARY,
-        "dim": WIDTH,
-        "n_heads": HEADS,
-        "n_layers": LAYERS,
-        "hidden_dim": 48,
-    }
-    config = transformers.DistilBertConfig(**sizes, max_position_embeddings=POSITIONS, pad_token_id=1)
-    return transformers.DistilBertModel(config)
-
-
-def _modernbert() -> Model:
-    config = transformers.ModernBertConfig(
-        **SIZES, local_attention=8, cls_token_id=0, sep_token_id=2, layer_types=None
-    )
-    return transformers.ModernBertModel(config)
-
-
-def _clip() -> Model:
-    config = transformers.CLIPTextConfig(**{**SIZES, "eos_token_id": VOCABULARY - 1}, projection_dim=24)
-    return transformers.CLIPTextModelWithProjection(config)
-
-
-def _sliding_qwen2() -> Model:
-    config = transformers.Qwen2Config(
-        **SIZES, num_key_value_heads=2, use_sliding_window=True, sliding_window=5, max_window_layers=1
-    )
-    return transformers.Qwen2Model(config)
-
-
+SHORTER = POSITIONS - PADDING_ID - 1
 CASES: Mapping[str, Case] = {
-    "bert": Case(lambda: transformers.BertModel(transformers.BertConfig(**SIZES))),
-    "roberta": Case(
-        lambda: transformers.RobertaModel(transformers.RobertaConfig(**SIZES)), POSITIONS - PADDING_ID - 1
+    "bert": Case("Bert"),
+    "roberta": Case("Roberta", max_tokens=SHORTER),
+    "xlm-roberta": Case("XLMRoberta", max_tokens=SHORTER),
+    "distilbert": Case("DistilBert", sizes=DISTILBERT),
+    "mpnet": Case("MPNet", max_tokens=SHORTER),
+    "modernbert": Case(
+        "ModernBert", {"local_attention": 8, "cls_token_id": 0, "sep_token_id": 2, "layer_types": None}
     ),
-    "xlm-roberta": Case(
-        lambda: transformers.XLMRobertaModel(transformers.XLMRobertaConfig(**SIZES)),
-        POSITIONS - PADDING_ID - 1,
-    ),
-    "distilbert": Case(_distilbert),
-    "mpnet": Case(lambda: transformers.MPNetModel(transformers.MPNetConfig(**SIZES)), POSITIONS - 2),
-    "modernbert": Case(_modernbert),
-    "qwen3": Case(
-        lambda: transformers.Qwen3Model(transformers.Qwen3Config(**SIZES, **GROUPED)), pooling="last"
-    ),
-    "qwen2": Case(_sliding_qwen2, pooling="last"),
-    "llama": Case(
-        lambda: transformers.LlamaModel(transformers.LlamaConfig(**SIZES, num_key_value_heads=1)),
+    "qwen3": Case("Qwen3", GROUPED, pooling="last"),
+    "qwen2": Case(
+        "Qwen2",
+        {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
         pooling="last",
     ),
-    "mistral": Case(
-        lambda: transformers.MistralModel(
-            transformers.MistralConfig(**SIZES, **GROUPED, sliding_window=6, attention_dropout=0.0)
-        ),
-        pooling="last",
+    "llama": Case("Llama", {"num_key_value_heads": 1}, pooling="last"),
+    "mistral": Case("Mistral", {**GROUPED, "sliding_window": 6, "attention_dropout": 0.0}, pooling="last"),
+    "clip_text_model": Case(
+        "CLIPText",
+        {"eos_token_id": VOCABULARY - 1, "projection_dim": 24},
+        pooling="end_token",
+        model="ModelWithProjection",
     ),
-    "clip_text_model": Case(_clip, pooling="end_token"),
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
 
 WIDTH, HEADS, IDS = 16, 2, 20
@@ -203,13 +204,6 @@ class WindowSdpa(Sdpa):
         return self.attend(x, x, (rows[:, None] - rows).abs() < 4)
 
 
-class SingleHeadSdpa(nn.Module):
-    """No heads: (B, T, d) and a mask (B, 1, Tk)."""
-
-    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(x, x, x, attn_mask=attention_mask[:, None, :])
-
-
 class GroupedSdpa(nn.Module):
     """Two key and value heads for four query heads."""
 
@@ -278,46 +272,25 @@ class Decoder(nn.Module):
         return decoded
 
 
-class EncoderDecoder(nn.Module):
-    """nn.Transformer over two sequences of vectors."""
-
-    def __init__(self, *, causal: bool = False) -> None:
-        super().__init__()
-        self.transformer = nn.Transformer(WIDTH, HEADS, 1, 1, 32, batch_first=True)
-        self.causal = causal
-
-    def forward(
-        self,
-        src: Tensor,
-        tgt: Tensor,
-        src_key_padding_mask: Tensor | None = None,
-        tgt_key_padding_mask: Tensor | None = None,
-    ) -> Tensor:
-        transformed: Tensor = self.transformer(
-            src,
-            tgt,
-            tgt_mask=causal_mask(tgt.shape[1]) if self.causal else None,
-            src_key_padding_mask=src_key_padding_mask,
-            tgt_key_padding_mask=tgt_key_padding_mask,
-            memory_key_padding_mask=src_key_padding_mask,
-        )
-        return transformed
-
-
 class Translator(nn.Module):
     """A whole encoder-decoder over token ids, which hides padding by itself."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(IDS, WIDTH)
-        self.transformer = EncoderDecoder(causal=True)
+        self.transformer = nn.Transformer(WIDTH, HEADS, 1, 1, 32, batch_first=True)
         self.head = nn.Linear(WIDTH, IDS)
 
     def forward(
         self, src: Tensor, tgt: Tensor, src_attention_mask: Tensor, tgt_attention_mask: Tensor
     ) -> Tensor:
         rows = self.transformer(
-            self.embedding(src), self.embedding(tgt), src_attention_mask == 0, tgt_attention_mask == 0
+            self.embedding(src),
+            self.embedding(tgt),
+            tgt_mask=causal_mask(tgt.shape[1]),
+            src_key_padding_mask=src_attention_mask == 0,
+            tgt_key_padding_mask=tgt_attention_mask == 0,
+            memory_key_padding_mask=src_attention_mask == 0,
         )
         logits: Tensor = self.head(rows)
         return logits
@@ -343,53 +316,33 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": HEADS,
     "intermediate_size": 32,
 }
-T5_SIZES: dict[str, Any] = {
-    "d_model": WIDTH,
-    "d_kv": 8,
-    "d_ff": 32,
-    "num_layers": 1,
-    "num_heads": HEADS,
-    "vocab_size": IDS,
-    "decoder_start_token_id": 0,
-}
-WHISPER_SIZES: dict[str, Any] = {
-    "d_model": WIDTH,
-    "encoder_layers": 1,
-    "encoder_attention_heads": HEADS,
-    "encoder_ffn_dim": 32,
-}
+T5_SIZES: dict[str, Any] = {"d_model": WIDTH, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": HEADS}
 
 
 def bert(attention: str) -> nn.Module:
-    from transformers import BertConfig, BertModel  # noqa: PLC0415 - slow to import
-
-    config = BertConfig(**SIZES | {"vocab_size": IDS, "attn_implementation": attention})
-    return BertModel(config, add_pooling_layer=False)
+    config = transformers.BertConfig(**SIZES | {"vocab_size": IDS, "attn_implementation": attention})
+    return transformers.BertModel(config, add_pooling_layer=False)
 
 
-def vit(attention: str) -> nn.Module:
-    from transformers import ViTConfig, ViTModel  # noqa: PLC0415
-
-    return Layers(ViTModel(ViTConfig(**SIZES | {"attn_implementation": attention})).layers)
+def vit() -> nn.Module:
+    return Layers(transformers.ViTModel(transformers.ViTConfig(**SIZES)).layers)
 
 
-def whisper(attention: str) -> nn.Module:
-    from transformers import WhisperConfig  # noqa: PLC0415
-    from transformers.models.whisper.modeling_whisper import WhisperEncoder  # noqa: PLC0415
+def whisper() -> nn.Module:
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder  # noqa: PLC0415 - slow to import
 
-    config = WhisperConfig(**WHISPER_SIZES | {"attn_implementation": attention})
+    sizes: dict[str, Any] = {"encoder_layers": 1, "encoder_attention_heads": HEADS, "encoder_ffn_dim": 32}
+    config = transformers.WhisperConfig(d_model=WIDTH, attn_implementation="eager", **sizes)
     return Layers(WhisperEncoder(config).layers, attention_mask=None)
 
 
 class T5(nn.Module):
     """T5's encoder over vectors, whose positions are biases of the scores."""
 
-    def __init__(self, attention: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        from transformers import T5Config, T5EncoderModel  # noqa: PLC0415
-
-        config = T5Config(**T5_SIZES | {"attn_implementation": attention})
-        self.encoder = T5EncoderModel(config).encoder
+        config = transformers.T5Config(**T5_SIZES, vocab_size=IDS, attn_implementation="eager")
+        self.encoder = transformers.T5EncoderModel(config).encoder
 
     def forward(self, inputs_embeds: Tensor, attention_mask: Tensor) -> Tensor:
         encoded = self.encoder(inputs_embeds=inputs_embeds, attention_mask=attention_mask)
@@ -400,12 +353,10 @@ class T5(nn.Module):
 class T5Decoder(nn.Module):
     """T5's decoder: causal self-attention, and cross-attention under a mask."""
 
-    def __init__(self, attention: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        from transformers import T5Config, T5ForConditionalGeneration  # noqa: PLC0415
-
-        config = T5Config(**T5_SIZES | {"attn_implementation": attention})
-        self.decoder = T5ForConditionalGeneration(config).decoder
+        config = transformers.T5Config(**T5_SIZES, vocab_size=IDS, decoder_start_token_id=0)
+        self.decoder = transformers.T5ForConditionalGeneration(config).decoder
 
     def forward(self, rows: Tensor, encoder_hidden_states: Tensor, encoder_attention_mask: Tensor) -> Tensor:
         decoded = self.decoder(
@@ -420,45 +371,24 @@ class T5Decoder(nn.Module):
 
 X = "x: B T 16"
 XM = f"{X}; memory: B S 16"
-SRC_TGT = "src: B S 16; tgt: B T 16"
+TGT_MASKS = "tgt_key_padding_mask: B T bool; memory_key_padding_mask: B S bool"
+T5_DECODER = "rows: B T 16; encoder_hidden_states: B S 16; encoder_attention_mask: B S ids"
 WITH_WEIGHTS = ("context_vectors", "weights")
 of = functools.partial
+# Each row shows a mask, a layer or a library that no other row shows.
 ROWS: dict[str, Row] = {
-    # nn.MultiheadAttention over one sequence
-    "self": Row(SelfAttention, X),
+    # nn.MultiheadAttention over one sequence and over two
     "self, weights": Row(of(SelfAttention, need_weights=True), X, outputs=WITH_WEIGHTS),
     "self, keys": Row(SelfAttention, f"{X}; key_padding_mask: B T bool"),
     "self, keys added": Row(SelfAttention, f"{X}; key_padding_mask: B T float"),
-    "self, keys, weights": Row(
-        of(SelfAttention, need_weights=True), f"{X}; key_padding_mask: B T bool", outputs=WITH_WEIGHTS
-    ),
     "self, keys, weights of heads": Row(
         of(SelfAttention, need_weights=True, average_attn_weights=False),
         f"{X}; key_padding_mask: B T bool",
         outputs=WITH_WEIGHTS,
     ),
     "self, pairs": Row(PairMaskedSelfAttention, f"{X}; attn_mask: B T T bool", {"attn_mask": "True hides"}),
-    "self, pairs added": Row(PairMaskedSelfAttention, f"{X}; attn_mask: B T T float"),
-    "self, pairs, weights": Row(
-        of(PairMaskedSelfAttention, need_weights=True),
-        f"{X}; attn_mask: B T T bool",
-        {"attn_mask": "True hides"},
-        outputs=WITH_WEIGHTS,
-    ),
-    "self, causal": Row(CausalSelfAttention, X),
-    "self, causal, weights": Row(of(CausalSelfAttention, need_weights=True), X, outputs=WITH_WEIGHTS),
     "self, causal, keys": Row(CausalSelfAttention, f"{X}; key_padding_mask: B T bool"),
-    # nn.MultiheadAttention over two sequences
-    "cross": Row(CrossAttention, XM),
     "cross, keys": Row(CrossAttention, f"{XM}; memory_key_padding_mask: B S bool"),
-    "cross, keys, weights": Row(
-        of(CrossAttention, need_weights=True),
-        f"{XM}; memory_key_padding_mask: B S bool",
-        outputs=WITH_WEIGHTS,
-    ),
-    "cross, pairs": Row(
-        PairMaskedCrossAttention, f"{XM}; attn_mask: B T S bool", {"attn_mask": "True hides"}
-    ),
     "cross, pairs added, weights": Row(
         of(PairMaskedCrossAttention, need_weights=True), f"{XM}; attn_mask: B T S float", outputs=WITH_WEIGHTS
     ),
@@ -466,58 +396,33 @@ ROWS: dict[str, Row] = {
         WideCrossAttention, "query: B T 16; key: B S 12; value: B S 20; key_padding_mask: B S bool"
     ),
     # scaled_dot_product_attention
-    "sdpa": Row(Sdpa, X),
     "sdpa, is_causal": Row(of(Sdpa, is_causal=True), X),
     "sdpa, (B, 1, 1, Tk)": Row(KeyMaskedSdpa, f"{X}; attention_mask: B T bool"),
     "sdpa, (B, 1, 1, Tk) added": Row(AddedKeyMaskSdpa, f"{X}; attention_mask: B T float"),
     "sdpa, (1, 1, Tq, Tk) of a buffer": Row(BufferedCausalSdpa, X),
     "sdpa, (1, H, Tq, Tk) added, ALiBi": Row(AlibiSdpa, X),
     "sdpa, (Tq, Tk), window": Row(WindowSdpa, X),
-    "sdpa, one head": Row(SingleHeadSdpa, f"{X}; attention_mask: B T bool"),
     "sdpa, grouped heads": Row(GroupedSdpa, f"{X}; attention_mask: B T bool"),
     "cross sdpa, given (B, 1, 1, Tk)": Row(CrossSdpa, f"{XM}; mask: B 1 1 S bool", {"mask": "True attends"}),
-    "cross sdpa, given (B, 1, 1, Tk) added": Row(CrossSdpa, f"{XM}; mask: B 1 1 S float"),
     "cross sdpa, given (B, 1, Tq, Tk)": Row(CrossSdpa, f"{XM}; mask: B 1 T S bool", {"mask": "True attends"}),
     "cross sdpa, given (B, H, Tq, Tk) added": Row(CrossSdpa, f"{XM}; mask: B 2 T S float"),
     "cross sdpa, a mask of any name": Row(NamedMaskSdpa, "x: B T 16; caption: B S 16; shown: B S bool"),
     "written out, weights": Row(WrittenOut, f"{X}; attention_mask: B T ids", outputs=WITH_WEIGHTS),
     # PyTorch's layers
-    "encoder": Row(Encoder, X),
     "encoder, keys": Row(Encoder, f"{X}; src_key_padding_mask: B T bool"),
-    "encoder, causal": Row(of(Encoder, causal=True), X),
     "encoder, causal, keys, norm first": Row(
         of(Encoder, causal=True, norm_first=True, activation="gelu"), f"{X}; src_key_padding_mask: B T bool"
     ),
-    "decoder": Row(Decoder, XM),
-    "decoder, causal": Row(of(Decoder, causal=True), XM),
-    "decoder, memory keys": Row(Decoder, f"{XM}; memory_key_padding_mask: B S bool"),
-    "decoder, target keys": Row(Decoder, f"{XM}; tgt_key_padding_mask: B T bool"),
-    "decoder, causal, both keys, norm first": Row(
-        of(Decoder, causal=True, norm_first=True),
-        f"{XM}; tgt_key_padding_mask: B T bool; memory_key_padding_mask: B S bool",
-    ),
+    "decoder, causal, both keys": Row(of(Decoder, causal=True), f"{XM}; {TGT_MASKS}"),
     "decoder, memory pairs": Row(Decoder, f"{XM}; memory_mask: B T S bool", {"memory_mask": "True hides"}),
-    "encoder-decoder": Row(EncoderDecoder, SRC_TGT),
-    "encoder-decoder, causal, both keys": Row(
-        of(EncoderDecoder, causal=True),
-        f"{SRC_TGT}; src_key_padding_mask: B S bool; tgt_key_padding_mask: B T bool",
-    ),
     "translator of ids": Row(
         Translator, "src: B S ids; tgt: B T ids; src_attention_mask: B S ids; tgt_attention_mask: B T ids"
     ),
     # Hugging Face
     "BERT, eager": Row(of(bert, "eager"), "input_ids: B T ids; attention_mask: B T ids"),
     "BERT, sdpa": Row(of(bert, "sdpa"), "input_ids: B T ids; attention_mask: B T ids"),
-    "ViT, eager": Row(of(vit, "eager"), "rows: B T 16"),
-    "ViT, sdpa": Row(of(vit, "sdpa"), "rows: B T 16"),
-    "Whisper's encoder, eager": Row(of(whisper, "eager"), "rows: B T 16"),
-    "Whisper's encoder, sdpa": Row(of(whisper, "sdpa"), "rows: B T 16"),
-    "T5's encoder, eager": Row(of(T5, "eager"), "inputs_embeds: B T 16; attention_mask: B T ids"),
-    "T5's encoder, sdpa": Row(of(T5, "sdpa"), "inputs_embeds: B T 16; attention_mask: B T ids"),
-    "T5's decoder, eager": Row(
-        of(T5Decoder, "eager"), "rows: B T 16; encoder_hidden_states: B S 16; encoder_attention_mask: B S ids"
-    ),
-    "T5's decoder, sdpa": Row(
-        of(T5Decoder, "sdpa"), "rows: B T 16; encoder_hidden_states: B S 16; encoder_attention_mask: B S ids"
-    ),
+    "ViT, sdpa": Row(vit, "rows: B T 16"),
+    "Whisper's encoder, eager": Row(whisper, "rows: B T 16"),
+    "T5's encoder, eager": Row(T5, "inputs_embeds: B T 16; attention_mask: B T ids"),
+    "T5's decoder, sdpa": Row(T5Decoder, T5_DECODER),
 }

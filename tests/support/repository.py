@@ -1,4 +1,4 @@
-"""The models that the tests' shared server serves: every preset, worked example and reference."""
+"""The models at their own widths: every preset, the worked examples, lower precisions and an encoder."""
 
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from attention_serving.export import export_module
 from attention_serving.export.artifact import write_artifact
 from attention_serving.export.model_id import ModelId
 from attention_serving.model.presets import PRESETS, build_preset
-from tests.support import modules, references, tables
+from tests.support import modules, tables
 from tests.support.artifacts import ModelSet
 
 # The scores of the examples with uniform weights exceed 100; at that size fp32 keeps four decimals.
@@ -26,20 +26,9 @@ def export_lowered(index: int, folder: Path) -> None:
     write_artifact(build_preset(preset), ModelId(name), folder, precision=precision)
 
 
-def export_reference(name: str, folder: Path) -> None:
-    write_artifact(references.REFERENCES[name].module(), ModelId(name), folder)
-
-
 def export_table(index: int, folder: Path) -> None:
     table = tables.GOLDEN_TABLES[index]
-    description = str(table.case["what"])
-    write_artifact(
-        table.module(), ModelId(table.model), folder, description=description, tolerance=TABLE_TOLERANCE
-    )
-
-
-def export_causal_cross(folder: Path) -> None:
-    write_artifact(modules.causal_cross(), ModelId(modules.CAUSAL_CROSS), folder)
+    write_artifact(table.module(), ModelId(table.model), folder, tolerance=TABLE_TOLERANCE)
 
 
 def export_encoder(folder: Path) -> None:
@@ -49,25 +38,10 @@ def export_encoder(folder: Path) -> None:
 
 
 HERE = Path(__file__)
+LOWERED = [partial(export_lowered, index) for index in range(len(modules.LOWERED))]
+TABLES = [partial(export_table, index) for index in range(len(tables.GOLDEN_TABLES))]
 SETS = (
     ModelSet("presets", [partial(export_preset, name) for name in PRESETS], [HERE]),
-    ModelSet(
-        "modules",
-        [
-            *(partial(export_lowered, index) for index in range(len(modules.LOWERED))),
-            export_causal_cross,
-            export_encoder,
-        ],
-        [HERE, Path(modules.__file__)],
-    ),
-    ModelSet(
-        "references",
-        [partial(export_reference, name) for name in references.REFERENCES],
-        [HERE, Path(references.__file__)],
-    ),
-    ModelSet(
-        "tables",
-        [partial(export_table, index) for index in range(len(tables.GOLDEN_TABLES))],
-        [HERE, Path(tables.__file__), tables.FILE],
-    ),
+    ModelSet("modules", [*LOWERED, export_encoder], [HERE, Path(modules.__file__)]),
+    ModelSet("tables", TABLES, [HERE, Path(tables.__file__), tables.FILE]),
 )

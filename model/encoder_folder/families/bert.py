@@ -33,32 +33,37 @@ MPNET_NAMES: Final = {
     "attention.output": "encoder.layer.{}.attention.attn.o",
     "attention_norm": "encoder.layer.{}.attention.LayerNorm",
 }
-# The library does not read these from the configurations, whatever they say: the padding id and the rows of
-# the table of biases of MPNet, and the epsilon of DistilBERT.
+EPSILON: Final = 1e-12
+# The library does not read the padding id and the rows of the table of biases of MPNet from configurations.
 MPNET_PADDING_ID: Final = 1
 MPNET_BUCKETS: Final = 32
-DISTILBERT_EPSILON: Final = 1e-12
 NEIGHBOURS: Final = ("pooler.*", "cls.*", "lm_head.*", "classifier.*", "embeddings.position_ids")
 
 
-def _sizes(fields: Fields) -> dict[str, Any]:
-    """The sizes that all but DistilBERT name alike."""
+def _sizes(fields: Fields, **own: str) -> dict[str, Any]:
+    """The sizes, by the names of BERT or by the family's own names of these."""
     expect_encoder(fields)
-    width = fields.integer("hidden_size")
-    attention = AttentionConfig(
-        d_query=width, num_heads=fields.integer("num_attention_heads"), qkv_bias=True, out_bias=True
-    )
-    positions = fields.integer("max_position_embeddings")
+
+    def integer(name: str) -> int:
+        return fields.integer(own.get(name, name))
+
+    width, positions = integer("hidden_size"), integer("max_position_embeddings")
+    attention = AttentionConfig(d_query=width, num_heads=integer("num_attention_heads"), qkv_bias=True)
     return {
-        "vocabulary": fields.integer("vocab_size"),
+        "vocabulary": integer("vocab_size"),
         "width": width,
-        "layers": (attention,) * fields.integer("num_hidden_layers"),
-        "feed_forward": fields.integer("intermediate_size"),
-        "activation": activation(fields, "hidden_act", "gelu"),
-        "norm_epsilon": fields.number("layer_norm_eps", 1e-12),
+        "layers": (attention,) * integer("num_hidden_layers"),
+        "feed_forward": integer("intermediate_size"),
+        "activation": activation(fields, own.get("hidden_act", "hidden_act"), "gelu"),
+        "norm_epsilon": fields.number("layer_norm_eps", EPSILON),
         "positions": positions,
         "max_positions": positions,
     }
+
+
+def _counted_from(padding: int, found: dict[str, Any]) -> dict[str, Any]:
+    """Sizes of a family whose positions count from the padding id."""
+    return {**found, "padding_id": padding, "max_positions": found["positions"] - padding - 1}
 
 
 def _bert(fields: Fields) -> dict[str, Any]:
@@ -67,37 +72,27 @@ def _bert(fields: Fields) -> dict[str, Any]:
 
 def _roberta(fields: Fields) -> dict[str, Any]:
     padding = fields.integer("pad_token_id", 1, least=0)
-    found = _bert(fields)
-    return {**found, "padding_id": padding, "max_positions": found["positions"] - padding - 1}
+    return _counted_from(padding, _bert(fields))
 
 
 def _mpnet(fields: Fields) -> dict[str, Any]:
     fields.expect("relative_attention_num_buckets", MPNET_BUCKETS)
-    found = _sizes(fields)
-    return {
-        **found,
-        "padding_id": MPNET_PADDING_ID,
-        "max_positions": found["positions"] - MPNET_PADDING_ID - 1,
-        "relative_buckets": MPNET_BUCKETS,
-    }
+    return {**_counted_from(MPNET_PADDING_ID, _sizes(fields)), "relative_buckets": MPNET_BUCKETS}
 
 
 def _distilbert(fields: Fields) -> dict[str, Any]:
-    expect_encoder(fields)
     # How the table of positions was first filled; its values are in the file.
     fields.ignore("sinusoidal_pos_embds")
-    width, positions = fields.integer("dim"), fields.integer("max_position_embeddings")
-    attention = AttentionConfig(d_query=width, num_heads=fields.integer("n_heads"), qkv_bias=True)
-    return {
-        "vocabulary": fields.integer("vocab_size"),
-        "width": width,
-        "layers": (attention,) * fields.integer("n_layers"),
-        "feed_forward": fields.integer("hidden_dim"),
-        "activation": activation(fields, "activation", "gelu"),
-        "norm_epsilon": DISTILBERT_EPSILON,
-        "positions": positions,
-        "max_positions": positions,
-    }
+    # The library does not read it from the configuration.
+    fields.expect("layer_norm_eps", EPSILON)
+    return _sizes(
+        fields,
+        hidden_size="dim",
+        num_attention_heads="n_heads",
+        num_hidden_layers="n_layers",
+        intermediate_size="hidden_dim",
+        hidden_act="activation",
+    )
 
 
 BERT: Final = Family(

@@ -16,7 +16,7 @@ from ray.cluster_utils import Cluster
 from attention_serving.enrich import enrich
 from examples import make_table, ray_job
 from tests.clients.enrich.tables import read, write
-from tests.encoders.repository import ENCODERS, SENTENCE
+from tests.encoders.repository import SENTENCE, SENTENCE_MODELS
 from tests.server.samples import ROOT, SELF, TEXT
 from tests.support.artifacts import cached_repositories
 
@@ -75,7 +75,7 @@ def test_the_reason_of_a_refused_row_is_reported(tmp_path: Path, artifacts: Path
 
 
 def test_texts_become_embeddings_of_their_passages(tmp_path: Path, cluster: Cluster) -> None:
-    (encoders,) = cached_repositories(ENCODERS)
+    (encoders,) = cached_repositories(SENTENCE_MODELS)
     add_node(cluster)
     source = write(tmp_path, 200, text=[f"{row} times dessert " * (row % 9) for row in range(200)])
     wanted: dict[str, Any] = {
