@@ -8,7 +8,6 @@ list it in `LAYOUTS`.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from attention_serving.model.checkpoints import CheckpointError
@@ -189,17 +188,15 @@ _GENERIC = Layout(
     own_widths=True,
 )
 
-LAYOUTS: Final[Mapping[str, Layout]] = MappingProxyType(
-    {
-        "bert": _BERT,
-        "clip": _CLIP,
-        "generic": _GENERIC,
-        "gpt2": _GPT2,
-        "llama": _LLAMA,
-        "torch": _TORCH,
-        "vit": _VIT,
-    }
-)
+LAYOUTS: Final[Mapping[str, Layout]] = {
+    "bert": _BERT,
+    "clip": _CLIP,
+    "generic": _GENERIC,
+    "gpt2": _GPT2,
+    "llama": _LLAMA,
+    "torch": _TORCH,
+    "vit": _VIT,
+}
 
 
 def find_layout(name: str) -> Layout:

@@ -105,7 +105,8 @@ class _Reader:
 
     def _config(self) -> EncoderConfig:
         sizes, stated = dict(self._sizes), self._sentence
-        positions = sizes.pop("max_positions")
+        # A table of positions that counts from the padding id has no rows for it and for those before it.
+        positions = sizes.pop("max_positions", 0) or sizes["positions"] - sizes.get("padding_id", -1) - 1
         own_dense = sizes.pop("dense", ())
         own_pooling = sizes.pop("pooling", self._family.pooling)
         if stated.pooling and own_dense:

@@ -14,19 +14,16 @@ MODULES: Final = "modules.json"
 SETTINGS: Final = "config_sentence_transformers.json"
 LENGTHS: Final = "sentence_bert_config.json"
 PACKAGE: Final = "sentence_transformers."
-# Flags of a pooling configuration in the order in which their vectors are concatenated, and our names.
-POOLINGS: Final = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_length",
-    "pooling_mode_weightedmean_tokens": "weighted_mean",
-    "pooling_mode_lasttoken": "last",
-}
-POOLING_MODES: Final = {
-    "cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "mean_sqrt_length",
-    "weightedmean": "weighted_mean", "lasttoken": "last",
-}  # fmt: skip
+# The mode and the flag of a pooling configuration in the order in which their vectors are concatenated, and
+# our names.
+POOLINGS: Final = (
+    ("cls", "cls_token", "cls"),
+    ("max", "max_tokens", "max"),
+    ("mean", "mean_tokens", "mean"),
+    ("mean_sqrt_len_tokens", "mean_sqrt_len_tokens", "mean_sqrt_length"),
+    ("weightedmean", "weightedmean_tokens", "weighted_mean"),
+    ("lasttoken", "lasttoken", "last"),
+)
 # Functions of linear layers by the last part of their names.
 DENSE_FUNCTIONS: Final = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu",
                           "SiLU": "silu"}  # fmt: skip
@@ -117,11 +114,12 @@ def _pooling(folder: Path, *, has_prompts: bool) -> tuple[int, tuple[str, ...]]:
     width = fields.integer("embedding_dimension" if stated is None else "word_embedding_dimension")
     if not fields.flag("include_prompt", default=True) and has_prompts:
         raise fields.error("include_prompt", "false", "is not supported for a model with prompts")
-    modes = [ours for name, ours in POOLINGS.items() if fields.flag(name)]
-    if mode := fields.text("pooling_mode", ""):
-        if mode not in POOLING_MODES:
-            raise fields.error("pooling_mode", mode, f"must be one of {', '.join(POOLING_MODES)}")
-        modes = modes or [POOLING_MODES[mode]]
+    modes = [ours for _, flag, ours in POOLINGS if fields.flag(f"pooling_mode_{flag}")]
+    if stated_mode := fields.text("pooling_mode", ""):
+        known = {mode: ours for mode, _, ours in POOLINGS}
+        if stated_mode not in known:
+            raise fields.error("pooling_mode", stated_mode, f"must be one of {', '.join(known)}")
+        modes = modes or [known[stated_mode]]
     fields.finish()
     if not modes:
         raise CheckpointError(f"{fields.source} of {folder.name}: no pooling is switched on")

@@ -1,6 +1,7 @@
 """Checkpoints of PyTorch's own modules and of this project's: the weights that are read."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from attention_serving.model.checkpoints import files
 from attention_serving.model.checkpoints.loading import load_checkpoint
 from attention_serving.model.config import DERIVED, AttentionConfig
 from tests.model.checkpoints import HEADS, D, tensors_of, write
+from tests.model.reference import configs
 from tests.support.eager import ATOL, RTOL
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -91,34 +93,26 @@ def test_both_attentions_inside_a_decoder_layer(tmp_path: Path) -> None:
     assert_close(hidden, layer(rows, memory, tgt_mask=future))
 
 
-@st.composite
-def configs(draw: st.DrawFn) -> AttentionConfig:
-    """Any configuration that names and shapes tell."""
-    size = st.integers(1, 5)
-    kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    fused, cross, out_proj = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
-    d_query, d_key, d_value, d_k = (draw(size) for _ in range(4))
-    cross = cross and not fused
-    return AttentionConfig(
-        d_query=d_query,
-        num_heads=kv_heads * (1 if fused else group),
-        num_kv_heads=kv_heads,
-        projections="fused" if fused else "separate",
-        cross=cross,
-        separate_value=cross and d_value != d_key,
-        d_key=d_key if cross else d_query,
-        d_value=d_value if cross else d_query,
-        d_k=d_k,
-        d_v=d_k if fused else draw(size),
-        qkv_bias=draw(st.booleans()),
-        out_proj=out_proj,
-        out_bias=out_proj and draw(st.booleans()),
-        d_out=draw(size) if out_proj else DERIVED,
-        causal=draw(st.booleans()),
+def told(config: AttentionConfig) -> AttentionConfig:
+    """A configuration without what names and shapes do not tell."""
+    is_fused = config.projections == "fused" and config.num_kv_heads == config.num_heads
+    return replace(
+        config,
+        projections="fused" if is_fused and config.d_v == config.d_k else "separate",
+        separate_value=config.d_value != config.d_key,
+        out_bias=config.out_proj and config.out_bias,
+        alibi=False,
+        window=0,
+        rotary_theta=0.0,
+        rotary_interleaved=False,
+        qk_norm=0.0,
+        scale=DERIVED,
     )
 
 
-@given(config=configs(), suffix=st.sampled_from(files.SUFFIXES), prefix=st.sampled_from(["", "a.b.0."]))
+@given(
+    config=configs().map(told), suffix=st.sampled_from(files.SUFFIXES), prefix=st.sampled_from(["", "a.b.0."])
+)
 def test_generic_brings_back_any_configuration_and_its_weights(
     config: AttentionConfig, suffix: str, prefix: str
 ) -> None:

@@ -1,7 +1,6 @@
 """The families of text encoders, by the `model_type` of their configurations. To add one, list it here."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 from attention_serving.model.encoder_folder.families.bert import BERT, DISTILBERT, MPNET, ROBERTA
@@ -10,10 +9,8 @@ from attention_serving.model.encoder_folder.families.decoder import DECODER
 from attention_serving.model.encoder_folder.families.family import Family
 from attention_serving.model.encoder_folder.families.modernbert import MODERNBERT
 
-FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
-    {
-        model_type: family
-        for family in (BERT, CLIP, DECODER, DISTILBERT, MODERNBERT, MPNET, ROBERTA)
-        for model_type in family.model_types
-    }
-)
+FAMILIES: Final[Mapping[str, Family]] = {
+    model_type: family
+    for family in (BERT, CLIP, DECODER, DISTILBERT, MODERNBERT, MPNET, ROBERTA)
+    for model_type in family.model_types
+}

@@ -47,7 +47,7 @@ def _sizes(fields: Fields, **own: str) -> dict[str, Any]:
     def integer(name: str) -> int:
         return fields.integer(own.get(name, name))
 
-    width, positions = integer("hidden_size"), integer("max_position_embeddings")
+    width = integer("hidden_size")
     attention = AttentionConfig(d_query=width, num_heads=integer("num_attention_heads"), qkv_bias=True)
     return {
         "vocabulary": integer("vocab_size"),
@@ -56,14 +56,8 @@ def _sizes(fields: Fields, **own: str) -> dict[str, Any]:
         "feed_forward": integer("intermediate_size"),
         "activation": activation(fields, own.get("hidden_act", "hidden_act"), "gelu"),
         "norm_epsilon": fields.number("layer_norm_eps", EPSILON),
-        "positions": positions,
-        "max_positions": positions,
+        "positions": integer("max_position_embeddings"),
     }
-
-
-def _counted_from(padding: int, found: dict[str, Any]) -> dict[str, Any]:
-    """Sizes of a family whose positions count from the padding id."""
-    return {**found, "padding_id": padding, "max_positions": found["positions"] - padding - 1}
 
 
 def _bert(fields: Fields) -> dict[str, Any]:
@@ -71,13 +65,12 @@ def _bert(fields: Fields) -> dict[str, Any]:
 
 
 def _roberta(fields: Fields) -> dict[str, Any]:
-    padding = fields.integer("pad_token_id", 1, least=0)
-    return _counted_from(padding, _bert(fields))
+    return {**_bert(fields), "padding_id": fields.integer("pad_token_id", 1, least=0)}
 
 
 def _mpnet(fields: Fields) -> dict[str, Any]:
     fields.expect("relative_attention_num_buckets", MPNET_BUCKETS)
-    return {**_counted_from(MPNET_PADDING_ID, _sizes(fields)), "relative_buckets": MPNET_BUCKETS}
+    return {**_sizes(fields), "padding_id": MPNET_PADDING_ID, "relative_buckets": MPNET_BUCKETS}
 
 
 def _distilbert(fields: Fields) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def _configure(fields: Fields) -> dict[str, Any]:
 
 def _tower(fields: Fields, *, is_projected: bool, projection: int = 0) -> dict[str, Any]:
     expect_encoder(fields)
-    width, positions = fields.integer("hidden_size", 512), fields.integer("max_position_embeddings", 77)
+    width = fields.integer("hidden_size", 512)
     attention = AttentionConfig(
         d_query=width, num_heads=fields.integer("num_attention_heads", 8), qkv_bias=True, causal=True
     )
@@ -45,8 +45,7 @@ def _tower(fields: Fields, *, is_projected: bool, projection: int = 0) -> dict[s
         "norm_first": True,
         "embedding_norm": False,
         "final_norm": True,
-        "positions": positions,
-        "max_positions": positions,
+        "positions": fields.integer("max_position_embeddings", 77),
         "pooling": ("highest_token",) if end == HIGHEST_ID else ("end_token",),
         "end_id": end,
     }

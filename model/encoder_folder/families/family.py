@@ -42,8 +42,9 @@ class Family:
 
     Attributes:
         model_types: The values of `model_type` in its configurations.
-        configure: Arguments of `EncoderConfig` from a configuration, without pooling and `max_tokens`, but
-            with `max_positions`, the largest number of tokens that the configuration states.
+        configure: Arguments of `EncoderConfig` from a configuration, without pooling and `max_tokens`. A
+            family without a table of positions adds `max_positions`, the largest number of tokens that the
+            configuration states.
         names: By the path of a module here, the path in the file; by the name of a part of a tensor, how it
             is stored. Those of a layer contain {} for its number. A name that begins with / has no prefix.
         prefixes: What may stand before the names of a file, because another head was saved with it.
