@@ -187,7 +187,7 @@ def test_the_tokenizers_length_holds_if_no_other_is_stated(tmp_path: Path) -> No
 def test_a_linear_layer_after_pooling_is_honoured(tmp_path: Path) -> None:
     folder = encoders.save_sentence_model("bert", tmp_path, normalised=False)
     modules(f"{ST}Transformer", f"{ST}Pooling", f"{ST}Dense")(folder)
-    dense = folder / f"2_{ST}Dense"
+    dense = folder / "2_Dense"
     weight, bias = torch.randn(8, encoders.WIDTH), torch.randn(8)
     function = "torch.nn.modules.activation.Tanh"
     sizes = {"in_features": encoders.WIDTH, "out_features": 8, "bias": True, "activation_function": function}
