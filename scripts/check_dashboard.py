@@ -21,7 +21,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import grpc
 import numpy as np
@@ -203,9 +203,9 @@ def _burst(target: str, ended: threading.Event) -> None:
     """Sends more calls at once than the server takes, every few seconds."""
     with AttentionClient(target, max_retries=0) as client, ThreadPoolExecutor(BURST) as pool:
         (model, *_) = [model for model in client.models() if model.state == "ready" and _takes_vectors(model)]
-        rows = _inputs(model, np.random.default_rng(0))
+        rows, attend = _inputs(model, np.random.default_rng(0)), cast("Callable[..., Any]", client.attend)
         while not ended.wait(BURST_SECONDS):
-            calls = [pool.submit(client.attend, model.name, **rows) for _ in range(BURST)]
+            calls = [pool.submit(attend, model.name, **rows) for _ in range(BURST)]
             for call in calls:
                 call.exception()  # waits; that some are refused is intended
 

@@ -22,7 +22,7 @@ from tests.chaos.process import MODEL
 from tests.chaos.servers import Server, envoy, three_servers
 from tests.deploy.images import SERVER, has_image
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
 IMAGE = os.environ.get("IMAGE", SERVER)
 ENVOY = os.environ.get("ENVOY") or shutil.which("envoy")
 CALLERS = 4

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import wrappers_pb2
 
+from attention_serving.server.api import protobuf_bytes
 from benchmarks.processes import free_ports, running
 
 BIN = "torchserve/bin"
@@ -66,16 +67,15 @@ class TorchServe:
 
     def predict(self, model: str, inputs: Mapping[str, bytes]) -> bytes:
         """Returns a prediction over gRPC."""
-        return bytes(self._call(_messages["PredictionsRequest"](model_name=model, input=inputs)).prediction)
+        # PredictionsRequest: model_name = 1, map<string, bytes> input = 3. Its answer: prediction = 1.
+        entries = [_field(3, _field(1, name.encode()) + _field(2, data)) for name, data in inputs.items()]
+        request = _field(1, model.encode()) + b"".join(entries)
+        return bytes(wrappers_pb2.BytesValue.FromString(self._call(request)).value)
 
     @cached_property
     def _call(self) -> Any:
         channel = grpc.insecure_channel(f"127.0.0.1:{self.port}", [("grpc.max_receive_message_length", -1)])
-        return channel.unary_unary(
-            PREDICTIONS,
-            request_serializer=lambda message: message.SerializeToString(),
-            response_deserializer=_messages["PredictionResponse"].FromString,
-        )
+        return channel.unary_unary(PREDICTIONS)
 
 
 @contextmanager
@@ -122,25 +122,6 @@ def _is_settled(log: Path) -> bool:
     return "WORKER_STARTED -> WORKER_MODEL_LOADED" in text or "WORKER_ERROR -> WORKER_STOPPED" in text
 
 
-def _declare() -> dict[str, Any]:
-    """TorchServe's messages, declared here because its package may not be installed."""
-    kinds = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="torchserve.proto", package="peer", syntax="proto3")
-    request = file.message_type.add(name="PredictionsRequest")
-    entry = request.nested_type.add(name="InputEntry")
-    entry.options.map_entry = True
-    entry.field.add(name="key", number=1, type=kinds.TYPE_STRING, label=1)
-    entry.field.add(name="value", number=2, type=kinds.TYPE_BYTES, label=1)
-    request.field.add(name="model_name", number=1, type=kinds.TYPE_STRING, label=1)
-    inputs = request.field.add(name="input", number=3, type=kinds.TYPE_MESSAGE, label=3)
-    inputs.type_name = ".peer.PredictionsRequest.InputEntry"
-    response = file.message_type.add(name="PredictionResponse")
-    response.field.add(name="prediction", number=1, type=kinds.TYPE_BYTES, label=1)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)  # type: ignore[no-untyped-call]
-    names = [message.name for message in file.message_type]
-    found = {name: pool.FindMessageTypeByName(f"peer.{name}") for name in names}  # type: ignore[no-untyped-call]
-    return {name: message_factory.GetMessageClass(message) for name, message in found.items()}
-
-
-_messages = _declare()
+def _field(number: int, content: bytes) -> bytes:
+    """A field of TorchServe's messages, whose definitions may not be installed."""
+    return b"".join(protobuf_bytes.field((number,), [content]))
