@@ -88,6 +88,7 @@ def program(*options: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this runtime has CUDA"
 )
