@@ -1,7 +1,6 @@
 """Options of the server: precedence of their sources, accepted values, and errors."""
 
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -69,20 +68,9 @@ def errors(*flags: str) -> list[str]:
         (None, "2", "port = 3", 2),
         (None, "", "port = 3", 3),
         ("1", "2", "port = 3", 1),
-        ("1", None, "port = 3", 1),
-        ("1", "2", None, 1),
         ("8001", "2", None, 8001),
     ],
-    ids=[
-        "default",
-        "file",
-        "variable over file",
-        "empty variable",
-        "flag over both",
-        "flag over file",
-        "flag over variable",
-        "flag with the default",
-    ],
+    ids=["default", "file", "variable", "empty variable", "flag", "flag with the default"],
 )
 def test_precedence_of_sources(
     file: Path,
@@ -94,15 +82,9 @@ def test_precedence_of_sources(
 ) -> None:
     if variable is not None:
         monkeypatch.setenv("ATTENTION_PORT", variable)
-    if line is not None:
-        file.write_text(line)
-    assert settings(*(["--port", flag] if flag else [])).port == expected
-
-
-def test_a_file_alone_is_enough(file: Path) -> None:
-    file.write_text('model_repository = "elsewhere"\nmax_connections = 7\nprovider = "cuda"\n')
-    _, (found,) = run()
-    assert (found.model_repository, found.max_connections, found.provider) == (Path("elsewhere"), 7, "cuda")
+    file.write_text(f'{line or ""}\nmodel_repository = "elsewhere"')
+    _, (found,) = run(*(["--port", flag] if flag else []))
+    assert (found.port, found.model_repository) == (expected, Path("elsewhere"))
 
 
 def test_the_config_flag_takes_precedence_over_its_variable(file: Path, tmp_path: Path) -> None:
@@ -159,57 +141,35 @@ def test_an_option_that_needs_another_is_refused_without_it(flags: list[str], li
 
 
 def test_options_are_taken_with_what_they_need() -> None:
+    assert settings().tls_files is None
     found = settings("--http-explore", "--http-port=0", "--unix-socket=/run/s", "--model-control=explicit")
     assert (found.http_explore, found.unix_socket) == (True, Path("/run/s"))
     assert settings("--model-control=poll", "--workers=2").workers == 2
+    files = settings("--tls-certificate=c", "--tls-key=k", "--tls-client-ca=a").tls_files
+    assert files == TlsFiles(certificate=Path("c"), key=Path("k"), client_ca=Path("a"))
 
 
-def test_a_complete_pair_is_taken() -> None:
-    assert settings().tls_files is None
-    found = settings("--tls-certificate=c", "--tls-key=k", "--tls-client-ca=a").tls_files
-    assert found == TlsFiles(certificate=Path("c"), key=Path("k"), client_ca=Path("a"))
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("67108864", 64 * MIB),
-        ("64MiB", 64 * MIB),
-        ("1GiB", 1024 * MIB),
-        ("64 mib", 64 * MIB),
-        ("2MB", 2000000),
-    ],
-)
-def test_sizes_take_units(given: str, expected: int, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert settings("--max-message-bytes", given).max_message_bytes == expected
+@pytest.mark.parametrize("given", ["67108864", "64MiB", "64 mib", "0.0625GiB"])
+def test_sizes_take_units(given: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text(f'max_in_flight_bytes = "{given}"')
     monkeypatch.setenv("ATTENTION_DEVICE_MEMORY", given)
-    found = settings()
-    assert found.max_in_flight_bytes == found.device_memory == expected
+    found = settings("--max-message-bytes", given)
+    assert found.max_message_bytes == found.max_in_flight_bytes == found.device_memory == 64 * MIB
 
 
 @pytest.mark.parametrize(
     ("flag", "value", "reason"),
     [
         ("--port", "65536", "less than or equal to 65535 (Port for gRPC, 0 to 65535."),
-        ("--port", "-1", "greater than or equal to 0"),
         ("--metrics-port", "many", "valid integer"),
         ("--provider", "tpu", "'auto', 'cpu' or 'cuda'"),
-        ("--log-level", "LOUD", "'DEBUG', 'INFO', 'WARNING' or 'ERROR'"),
-        ("--log-format", "xml", "'text' or 'json'"),
-        ("--threads", "-1", "greater than or equal to 0"),
-        ("--workers", "0", "greater than or equal to 1"),
         ("--workers", "1000000", "less than or equal to 1024"),
         ("--grace-seconds", "-0.5", "greater than or equal to 0"),
         ("--worker-timeout-seconds", "inf", "finite"),
-        ("--worker-timeout-seconds", "nan", "finite"),
         ("--max-concurrent-calls", "0", "greater than 0"),
         ("--max-memory", "large", "must be a number of bytes or a size such as 64MiB"),
-        ("--max-memory", "5 parsecs", "must be a number of bytes or a size such as 64MiB"),
         ("--max-memory", "-5MiB", "must be a number of bytes or a size such as 64MiB"),
         ("--max-message-bytes", "1KiB", "1MiB to 2047MiB"),
-        ("--max-message-bytes", "2GiB", "1MiB to 2047MiB"),
-        ("--log-requests", "some", "'all', 'failed' or 'none'"),
     ],
 )
 def test_an_invalid_value_is_refused(flag: str, value: str, reason: str) -> None:
@@ -246,36 +206,23 @@ def test_an_error_is_one_bounded_line(value: str) -> None:
     assert len(line) < 500
 
 
-@pytest.mark.parametrize("by_flag", [False, True], ids=["variable", "flag"])
-def test_a_missing_file_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by_flag: bool) -> None:
+def test_a_file_that_cannot_be_read_is_refused(file: Path, tmp_path: Path) -> None:
     absent = tmp_path / "absent.toml"
-    if by_flag:
-        found = errors(*REPOSITORY, f"--config={absent}")
-    else:
-        monkeypatch.setenv("ATTENTION_CONFIG", str(absent))
-        found = errors(*REPOSITORY)
-    source = f"--config {absent}" if by_flag else f"ATTENTION_CONFIG={absent}"
-    assert found == [f"error: {source}: the file does not exist"]
-
-
-@pytest.mark.parametrize(
-    "content", [b"port = ", b"\xff", b"port = 1\nport = 2"], ids=["cut", "bytes", "twice"]
-)
-def test_a_file_that_is_not_toml_is_refused(file: Path, content: bytes) -> None:
-    file.write_bytes(content)
-    (line,) = errors(*REPOSITORY)
-    assert line.startswith(f"error: {file}: the configuration file cannot be read: ")
+    assert errors(*REPOSITORY, f"--config={absent}") == [f"error: --config {absent}: the file does not exist"]
+    for content in (b"port = ", b"\xff"):
+        file.write_bytes(content)
+        (line,) = errors(*REPOSITORY)
+        assert line.startswith(f"error: {file}: the configuration file cannot be read: ")
 
 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
         ("prot = 3", "prot = 3: unknown option; did you mean port?"),
-        ("quite_different = 3", "quite_different = 3: unknown option"),
         ("[server]\nport = 3", 'server = {"port": 3}: unknown option'),
         ("max-memory = 3", "max-memory = 3: unknown option; did you mean max_memory?"),
     ],
-    ids=["typo", "other", "table", "hyphen"],
+    ids=["typo", "table", "hyphen"],
 )
 def test_an_unknown_key_of_the_file_is_refused(file: Path, line: str, reason: str) -> None:
     file.write_text(line)
@@ -294,28 +241,17 @@ def test_unknown_variables_are_found_with_the_most_similar_name() -> None:
     }
 
 
-def test_the_version_is_printed() -> None:
-    result, _ = run("--version")
-    assert (result.exit_code, result.stdout) == (0, f"attention-serving {VERSION}\n")
-
-
 def test_the_help_shows_every_option_in_its_section(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERMINAL_WIDTH", "100")
     result, _ = run("--help")
-    assert result.exit_code == 0
     positions = [result.stdout.index(f"─ {section} ─") for section in SECTIONS]
     assert positions == sorted(positions)
     for start, end, section in zip(positions, [*positions[1:], None], SECTIONS.values(), strict=True):
         for name in section.model_fields:
             assert f"--{name.replace('_', '-')} " in result.stdout[start:end]
-    assert "64MiB" in result.stdout
-    for choice in ("auto|cpu|cuda", "completion-queue", "threaded", "WARNING", "text|json"):
-        assert choice in result.stdout
-
-
-def test_the_sections_hold_every_option() -> None:
-    names = [name for section in SECTIONS.values() for name in section.model_fields]
-    assert sorted(names) == sorted(Settings.model_fields)
+    for shown in ("64MiB", "auto|cpu|cuda", "completion-queue", "text|json"):
+        assert shown in result.stdout
+    assert run("--version")[0].stdout == f"attention-serving {VERSION}\n"
 
 
 def run_server(*flags: str, **variables: str) -> tuple[int, str]:
@@ -333,19 +269,8 @@ def run_server(*flags: str, **variables: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_the_process_reports_an_invalid_value() -> None:
-    status, said = run_server(*REPOSITORY, ATTENTION_PORT="abc")
-    assert status == 2
-    assert said.startswith("error: ATTENTION_PORT=abc: input should be a valid integer")
-    assert said.count("\n") == 1
-
-
-def test_the_process_warns_of_unknown_variables_and_reports_a_repository_without_models(
-    tmp_path: Path,
-) -> None:
-    status, said = run_server(
-        "--model-repository", str(tmp_path), "--port=0", "--metrics-port=0", ATTENTION_PROT="9"
-    )
+def test_the_process_warns_of_unknown_variables_and_reports_why_it_cannot_serve(tmp_path: Path) -> None:
+    status, said = run_server("--model-repository", str(tmp_path), "--insecure", ATTENTION_PROT="9")
     assert status == 1
     warning, error = said.splitlines()
     assert warning.endswith(
@@ -362,11 +287,9 @@ def test_help_loads_neither_the_runtime_nor_grpc() -> None:
         "try: attention_serving.server.__main__.main()\n"
         "finally: sys.stderr.write(repr({'onnxruntime', 'grpc', 'numpy'} & sys.modules.keys()))"
     )
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "--model-repository" in done.stdout
     assert done.stderr == "set()"
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 1
 
 
 def test_options_reach_the_engine_and_the_rpc_server() -> None:
@@ -388,44 +311,33 @@ def test_the_lowest_latency_keeps_threads_awake_if_there_are_several() -> None:
     assert (two.device.spins, two.awake_seconds) == (True, AWAKE_SECONDS)
     assert one.awake_seconds == 0
     assert (settings().device.spins, settings().awake_seconds) == (False, 0)
-
-
-def test_every_provider_of_the_runtime_can_be_chosen() -> None:
-    assert [settings("--provider", name).device.provider for name in Provider] == [*Provider]
+    assert settings().device.threads == machine.available_cores()
 
 
 def test_the_memory_of_the_device_bounds_the_runs_on_it() -> None:
     on_device = settings("--provider=cuda", "--device-memory=8GiB")
+    assert on_device.device.provider is Provider.CUDA
     assert on_device.device.memory_bytes == on_device.limits.max_run_bytes == 8 << 30
     on_host = settings("--device-memory=8GiB")
     batches = [found.limits.max_batch_bytes for found in (on_device, on_host)]
     assert batches == [8192 * MIB, 256 * MIB]
     assert on_host.limits.max_run_bytes == on_host.memory_for_runs
-
-
-def test_a_provider_that_was_not_chosen_yet_has_no_device() -> None:
     with pytest.raises(ValueError, match="auto"):
         settings("--provider=auto").device  # noqa: B018 - a property
 
 
-def test_every_transport_can_be_chosen() -> None:
+def test_every_transport_can_be_chosen_and_several_workers_share_the_port() -> None:
     chosen = [application.rpc_options(settings("--transport", kind)).transport for kind in TransportKind]
     assert chosen == [*TransportKind]
-
-
-@pytest.mark.parametrize(("workers", "shared"), [(1, False), (2, True)], ids=["one", "two"])
-def test_several_workers_share_the_port(workers: int, shared: bool) -> None:
-    assert application.rpc_options(settings(f"--workers={workers}")).share_port is shared
-
-
-def test_threads_default_to_the_available_cores() -> None:
-    assert settings().device.threads == machine.available_cores()
+    assert [application.rpc_options(settings(f"--workers={n}")).share_port for n in (1, 2)] == [False, True]
 
 
 def test_memory_is_divided_between_requests_and_runs() -> None:
     given = settings("--max-memory", "3GiB", "--max-in-flight-bytes", "1GiB")
     assert (given.memory_for_requests, given.memory_for_runs) == (1024 * MIB, 2048 * MIB)
     assert (given.limits.max_in_flight_bytes, given.limits.max_run_bytes) == (1024 * MIB, 2048 * MIB)
+    assert given.max_golden_bytes == 512 * MIB
+    assert settings("--canary-seconds=0").max_golden_bytes == 0
     assert settings("--max-memory", "2GiB").memory_for_requests == 512 * MIB
     assert settings("--max-memory", "64GiB").memory_for_requests == 1024 * MIB
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
@@ -30,24 +31,31 @@ def write(folder: Path, pair: Pair = GOOD, ca: bytes | None = None) -> TlsFiles:
 
 
 @pytest.mark.parametrize(
-    "key",
+    ("key", "is_taken"),
     [
-        lambda: rsa.generate_private_key(65537, 2048),
-        lambda: ec.generate_private_key(ec.SECP256R1()),
-        lambda: ec.generate_private_key(ec.SECP384R1()),
+        (lambda: rsa.generate_private_key(65537, 2048), True),
+        (lambda: ec.generate_private_key(ec.SECP384R1()), True),
+        (lambda: rsa.generate_private_key(65537, 1024), False),  # noqa: S505 - refused
+        (lambda: ec.generate_private_key(ec.SECP521R1()), False),
+        (ed25519.Ed25519PrivateKey.generate, False),
     ],
-    ids=["rsa", "p256", "p384"],
+    ids=["rsa", "p384", "rsa 1024", "p521", "ed25519"],
 )
-def test_a_good_pair_is_taken(tmp_path: Path, key: Callable[[], rsa.RSAPrivateKey]) -> None:
-    found = load(write(tmp_path, AUTHORITY.issue(key=key()), AUTHORITY.pem))
-    assert found.client_ca == AUTHORITY.pem
-    assert found.client_ca_expires is not None
-    assert found.client_ca_expires <= found.expires
+def test_keys_that_grpc_supports_are_taken(tmp_path: Path, key: Callable[[], Any], is_taken: bool) -> None:
+    files = write(tmp_path, AUTHORITY.issue(key=key()))
+    if is_taken:
+        assert load(files).client_ca is None
+    else:
+        with pytest.raises(TlsError, match="RSA key of at least 2048 bits, or an EC key on P-256 or P-384"):
+            load(files)
 
 
 def test_a_chain_and_text_between_its_parts_are_taken(tmp_path: Path) -> None:
     chain = b"Subject: \xc3\xa4\n" + GOOD.certificate + b"\nthe root\n" + AUTHORITY.pem
-    assert load(write(tmp_path, Pair(chain, GOOD.key), b"# \xc3\xa4\n" + AUTHORITY.pem)).client_ca
+    found = load(write(tmp_path, Pair(chain, GOOD.key), b"# \xc3\xa4\n" + AUTHORITY.pem))
+    assert found.client_ca == AUTHORITY.pem
+    assert found.client_ca_expires is not None
+    assert found.client_ca_expires <= found.expires
 
 
 @pytest.mark.parametrize(
@@ -56,51 +64,18 @@ def test_a_chain_and_text_between_its_parts_are_taken(tmp_path: Path) -> None:
         (AUTHORITY.issue(ends=-HOUR), None, "tls.crt: the certificate expired at 2"),
         (AUTHORITY.issue(begins=HOUR, ends=2 * HOUR), None, "tls.crt: the certificate is not valid before 2"),
         (Pair(b"", GOOD.key), None, "tls.crt: does not contain a certificate in PEM"),
-        (Pair(GOOD.key, GOOD.key), None, "tls.crt: does not contain a certificate in PEM"),
         (Pair(GOOD.certificate[:200], GOOD.key), None, "tls.crt: does not contain a certificate in PEM"),
-        (Pair(GOOD.certificate, b""), None, "tls.key: does not contain a private key in PEM"),
-        (Pair(GOOD.certificate, GOOD.certificate), None, "tls.key: does not contain a private key in PEM"),
         (Pair(GOOD.certificate, GOOD.key[:60]), None, "tls.key: does not contain a private key in PEM"),
         (Pair(GOOD.certificate, key_pem(new_key())), None, "tls.key: the key does not belong to the cert"),
-        (Pair(AUTHORITY.pem + GOOD.certificate, GOOD.key), None, "the server's own certificate must be the"),
         (GOOD, b"not PEM", "ca.crt: does not contain a certificate in PEM"),
         (GOOD, Authority(ends=-HOUR).pem, "ca.crt: every certificate has expired, the last at 2"),
     ],
-    ids=[
-        "expired",
-        "early",
-        "empty",
-        "key for certificate",
-        "cut certificate",
-        "no key",
-        "certificate for key",
-        "cut key",
-        "other key",
-        "wrong order",
-        "no authority",
-        "expired authority",
-    ],
+    ids=["expired", "early", "empty", "cut", "cut key", "other key", "no authority", "expired authority"],
 )
 def test_what_cannot_be_used_is_refused(tmp_path: Path, pair: Pair, ca: bytes | None, message: str) -> None:
     with pytest.raises(TlsError, match=f"{tmp_path}/.*") as raised:
         load(write(tmp_path, pair, ca))
     assert message in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        lambda: rsa.generate_private_key(65537, 1024),  # noqa: S505 - refused
-        lambda: ec.generate_private_key(ec.SECP521R1()),
-        ed25519.Ed25519PrivateKey.generate,
-    ],
-    ids=["rsa 1024", "p521", "ed25519"],
-)
-def test_keys_that_grpc_does_not_support_are_refused(
-    tmp_path: Path, key: Callable[[], rsa.RSAPrivateKey]
-) -> None:
-    with pytest.raises(TlsError, match="RSA key of at least 2048 bits, or an EC key on P-256 or P-384"):
-        load(write(tmp_path, AUTHORITY.issue(key=key())))
 
 
 def test_a_key_with_a_passphrase_is_refused(tmp_path: Path) -> None:
