@@ -4,12 +4,12 @@ import logging
 import os
 import resource
 
+from attention_serving.server.addresses import check_exposure
 from attention_serving.server.command_line import make_application, unknown_variables
 from attention_serving.server.errors import ServerError
 from attention_serving.server.observe import logs
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import Inbox, end, handle_signals
-from attention_serving.server.tls.files import check_exposure
 
 log = logging.getLogger(__name__)
 

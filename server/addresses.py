@@ -1,11 +1,12 @@
-"""Addresses: how they are written, and sockets that are bound to every address of a host."""
+"""Addresses: how they are written, which others can reach, and sockets that are bound to all of a host."""
 
 import errno
+import ipaddress
 import socket
 from collections.abc import Callable
 from typing import Any
 
-from attention_serving.server.errors import BindError
+from attention_serving.server.errors import BindError, ExposureError
 
 BACKLOG = 1024
 # A name's addresses that this machine does not have are skipped, as gRPC does.
@@ -16,6 +17,44 @@ def address_of(host: str, port: int) -> str:
     """HOST:PORT; an IPv6 address, given with or without brackets, has them."""
     bare = host.strip("[]")
     return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
+
+
+def check_exposure(host: str, *, encrypted: bool, insecure: bool) -> None:
+    """Checks the address that a server is to listen on. A Unix domain socket needs no check.
+
+    Args:
+        host: Address or host name; IPv6 with or without brackets.
+        encrypted: Whether there is a certificate.
+        insecure: Whether the operator accepts calls that are not encrypted.
+
+    Raises:
+        ExposureError: It is not a loopback address, and neither encrypted nor accepted.
+        BindError: The name has no address.
+    """
+    if encrypted or insecure:
+        return
+    bare = host.strip("[]") or None
+    try:
+        found = socket.getaddrinfo(bare, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise BindError(f"cannot listen on {host}: {error.strerror}") from error
+    if all(is_loopback_address(str(address[0])) for *_, address in found):
+        return
+    raise ExposureError(
+        f"{host or 'every address'} can be reached from other machines, and calls would be neither encrypted"
+        " nor protected from change: give --tls-certificate and --tls-key, or listen on 127.0.0.1, or accept"
+        " it with --insecure (ATTENTION_INSECURE=true), such as behind a proxy that encrypts"
+    )
+
+
+def is_loopback_address(text: str) -> bool:
+    """Whether a text is a loopback address."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def listen(host: str, port: int) -> list[socket.socket]:

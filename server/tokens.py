@@ -1,13 +1,12 @@
 """Command line: `python -m server.tokens create|list|revoke`, which edits the file of --tokens."""
 
 import fcntl
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from pydantic import ValidationError
@@ -98,22 +97,14 @@ def create(
 
 
 @application.command("list")
-def list_identities(
-    file: File,
-    *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON rather than a table.")] = False,
-) -> None:
+def list_identities(file: File) -> None:
     """Print the names, rights and ends of all identities."""
-    with _errors():
-        entries = [_described(entry) for entry in read_file(file).identities]
-    if as_json:
-        typer.echo(json.dumps(entries, indent=2))
-        return
     rows = [("NAME", "BY", "EXPIRES", "RIGHTS")]
-    rows += [(row["name"], row["by"], row["expires"] or "never", " ".join(row["rights"])) for row in entries]
+    with _errors():
+        rows += [_described(entry) for entry in read_file(file).identities]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
-        typer.echo("  ".join([*(row[at].ljust(width) for at, width in enumerate(widths)), row[3]]).rstrip())
+        typer.echo("  ".join([*(row[at].ljust(width) for at, width in enumerate(widths)), row[3]]))
 
 
 @application.command()
@@ -129,14 +120,11 @@ def revoke(name: Name, file: File) -> None:
     typer.echo(f"{name}: revoked", err=True)
 
 
-def _described(entry: Entry) -> dict[str, Any]:
-    expired = entry.expires is not None and entry.expires <= datetime.now(UTC)
-    return {
-        "name": entry.name,
-        "by": "token" if entry.certificate is None else f"certificate {entry.certificate}",
-        "expires": entry.expires and entry.expires.isoformat() + (" (expired)" if expired else ""),
-        "rights": list(entry.rights),
-    }
+def _described(entry: Entry) -> tuple[str, str, str, str]:
+    proof, expires = "token" if entry.certificate is None else f"certificate {entry.certificate}", "never"
+    if entry.expires is not None:
+        expires = entry.expires.isoformat() + (" (expired)" if entry.expires <= datetime.now(UTC) else "")
+    return entry.name, proof, expires, " ".join(entry.rights)
 
 
 @contextmanager

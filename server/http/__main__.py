@@ -10,14 +10,13 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from attention_serving.server.addresses import listen
+from attention_serving.server.addresses import check_exposure, listen
 from attention_serving.server.command_line import shown_default
 from attention_serving.server.errors import ServerError
 from attention_serving.server.http.child import MAX_CONNECTIONS, HttpOptions
 from attention_serving.server.http.server import serve
 from attention_serving.server.observe import logs
 from attention_serving.server.settings import Settings
-from attention_serving.server.tls.files import check_exposure
 
 log = logging.getLogger("attention_serving.server.http")
 application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -60,7 +59,7 @@ def main(
         problem = error.errors()[0]
         raise typer.BadParameter(problem["msg"], param_hint=_flag(str(problem["loc"][0]))) from error
     logs.configure(settings.log_level, settings.log_format)
-    options = HttpOptions(settings=settings, target=target, connections=connections, authorize=authorize)
+    options = HttpOptions(settings=settings, targets=(target,) * connections, authorize=authorize)
     try:
         encrypted = settings.tls_files is not None
         check_exposure(settings.host, encrypted=encrypted, insecure=settings.insecure)

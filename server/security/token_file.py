@@ -6,7 +6,6 @@ The file holds no secret: nobody finds a token by its hash. Who may write to it 
 """
 
 import hashlib
-import hmac
 import json
 import logging
 import math
@@ -16,10 +15,10 @@ import stat
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     AwareDatetime,
@@ -121,38 +120,21 @@ class TokenFile(BaseModel):
         return self
 
 
-class _Known(NamedTuple):
-    digest: bytes
-    identity: Identity | None
-
-
-NOBODY = _Known(bytes(32), None)
-
-
 class TokenTable:
     """The identities of a file, by what proves them."""
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
+    def __init__(self, entries: Sequence[Entry]) -> None:
         """Indexes the entries of a checked file."""
-        self._by_digest: dict[bytes, _Known] = {}
-        self._by_certificate: dict[str, Identity] = {}
-        for entry in entries:
-            if entry.sha256 is not None:
-                digest = bytes.fromhex(entry.sha256)
-                self._by_digest[digest] = _Known(digest, entry.identity)
-            if entry.certificate is not None:
-                self._by_certificate[entry.certificate] = entry.identity
+        self._by_digest = {bytes.fromhex(entry.sha256): entry.identity for entry in entries if entry.sha256}
+        self._by_certificate = {entry.certificate: entry.identity for entry in entries if entry.certificate}
 
     def of_token(self, digest: bytes) -> Identity | None:
         """The identity of a presented token, given its SHA-256; None if there is none.
 
-        The time depends on the hash of what was presented only. The table is searched by that hash: whoever
-        measures how far a comparison went learns about a hash that begins as that of another token does, and
-        to present such a token he would have to invert SHA-256. What was found is compared in constant time
-        all the same, and if nothing was found, something is.
+        How long it takes depends on the hash only. Who measures how far a comparison went learns how a hash
+        begins, and would have to invert SHA-256 to present a token with such a hash.
         """
-        known = self._by_digest.get(digest, NOBODY)
-        return known.identity if hmac.compare_digest(known.digest, digest) else None
+        return self._by_digest.get(digest)
 
     def of_certificate(self, names: Iterable[str]) -> Identity | None:
         """The identity of a verified client certificate that has these names; None if there is none."""

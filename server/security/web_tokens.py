@@ -10,7 +10,6 @@ PyJWT reads the keys. Its client for URLs is not used: it fetches on the thread 
 takes calls, for each token that names an unknown key; follows redirections; and reads answers of any size.
 """
 
-import ipaddress
 import json
 import math
 import time
@@ -26,6 +25,7 @@ from urllib.parse import urlsplit
 
 import jwt
 
+from attention_serving.server.addresses import is_loopback_address
 from attention_serving.server.engine.errors import OverloadedError
 from attention_serving.server.errors import IdentityError
 from attention_serving.server.security.rights import (
@@ -180,7 +180,8 @@ def check_url(url: str) -> None:
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
-    if (parts.scheme == "https" and host) or (parts.scheme == "http" and _is_loopback(host)):
+    is_local = host == "localhost" or is_loopback_address(host)
+    if (parts.scheme == "https" and host) or (parts.scheme == "http" and is_local):
         return
     raise IdentityError(f"{shown(url)}: must begin with https://, or with http:// and a loopback address")
 
@@ -235,13 +236,6 @@ def _key(where: str, member: dict[str, Any]) -> VerificationKey | None:
             f"{where}: has {found.key.key_size} bits; must have {MIN_RSA_BITS} to {MAX_RSA_BITS}"
         )
     return VerificationKey(found.key, RSA if member.get("alg") is None else (found.algorithm_name,))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class NotYetValidError(InvalidTokenError):

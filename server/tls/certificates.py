@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from attention_serving.server.errors import TlsError
 from attention_serving.server.tls.files import Certificates, Contents, TlsFiles
@@ -123,18 +123,15 @@ def _check_pair(files: TlsFiles, key: PrivateKeyTypes, chain: list[x509.Certific
             f"{files.key}: the key must be an RSA key of at least {MIN_RSA_BITS} bits, or an EC key on"
             " P-256 or P-384: gRPC clients support no others"
         )
-    public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    matching = [_public(certificate) == public for certificate in chain]
-    if not matching[0]:
-        hint = "; the server's own certificate must be the first" if any(matching) else ""
-        raise TlsError(f"{files.key}: the key does not belong to the certificate {files.certificate}{hint}")
-
-
-def _public(certificate: x509.Certificate) -> bytes:
     try:
-        return certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        belongs = chain[0].public_key() == key.public_key()
     except (ValueError, UnsupportedAlgorithm):
-        return b""
+        belongs = False
+    if not belongs:
+        raise TlsError(
+            f"{files.key}: the key does not belong to the certificate {files.certificate}, whose first part"
+            " must be the server's own"
+        )
 
 
 def _authorities(path: Path | None, content: bytes | None) -> list[x509.Certificate]:

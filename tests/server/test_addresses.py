@@ -1,4 +1,4 @@
-"""A port that only the processes of one service can use."""
+"""A port that only the processes of one service can use; and which addresses need TLS."""
 
 import socket
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from attention_serving.server.addresses import reserve
-from attention_serving.server.errors import BindError
+from attention_serving.server.addresses import address_of, check_exposure, listen, reserve
+from attention_serving.server.errors import BindError, ExposureError
 
 HOST = "127.0.0.1"
 
@@ -33,19 +33,18 @@ def sock(stack: ExitStack, *options: int) -> socket.socket:
     return made
 
 
-@pytest.mark.parametrize("host", [HOST, "0.0.0.0", "localhost"])  # noqa: S104 - bound for a moment on the test machine
-def test_workers_can_listen_and_share_connections(stack: ExitStack, host: str) -> None:
-    port = reserved(stack, host, 0)
+def test_workers_share_the_connections_of_a_reserved_port(stack: ExitStack) -> None:
+    port = reserved(stack, "0.0.0.0", 0)  # noqa: S104 - bound for a moment on the test machine
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((HOST, port))
     workers = [sock(stack, socket.SO_REUSEADDR, socket.SO_REUSEPORT) for _ in range(2)]
     for worker in workers:
         worker.bind((HOST, port))
         worker.listen()
         worker.settimeout(0)
-    calls = 64
-    for _ in range(calls):
-        stack.enter_context(socket.create_connection((HOST, port)))
+    callers = [stack.enter_context(socket.create_connection((HOST, port))) for _ in range(64)]
     accepted = [len(list(accept_all(worker, stack))) for worker in workers]
-    assert sum(accepted) == calls
+    assert sum(accepted) == len(callers)
     assert min(accepted) > 0
 
 
@@ -58,11 +57,7 @@ def accept_all(listener: socket.socket, stack: ExitStack) -> Iterator[socket.soc
             return
 
 
-@pytest.mark.parametrize(
-    "options",
-    [(), (socket.SO_REUSEADDR,), (socket.SO_REUSEPORT,), (socket.SO_REUSEADDR, socket.SO_REUSEPORT)],
-    ids=["plain", "reuseaddr", "reuseport", "both"],
-)
+@pytest.mark.parametrize("options", [(), (socket.SO_REUSEADDR,), (socket.SO_REUSEPORT,)], ids=str)
 def test_a_port_in_use_is_refused(stack: ExitStack, options: tuple[int, ...]) -> None:
     other = sock(stack, *options)
     other.bind((HOST, 0))
@@ -70,25 +65,19 @@ def test_a_port_in_use_is_refused(stack: ExitStack, options: tuple[int, ...]) ->
     port = other.getsockname()[1]
     with pytest.raises(BindError, match=rf"cannot listen on {HOST}:{port}: .*in use"):
         reserve(HOST, port)
+    with pytest.raises(BindError, match=rf"cannot listen on {HOST}:{port} for HTTP: .*in use"):
+        listen(HOST, port)
 
 
-def test_a_reserved_port_is_refused(stack: ExitStack) -> None:
-    port = reserved(stack, HOST, 0)
-    with pytest.raises(BindError, match="in use"):
-        reserve(HOST, port)
-
-
-@pytest.mark.parametrize("options", [(), (socket.SO_REUSEADDR,)], ids=["plain", "reuseaddr"])
-def test_other_sockets_cannot_bind_a_reserved_port(stack: ExitStack, options: tuple[int, ...]) -> None:
-    port = reserved(stack, HOST, 0)
-    with pytest.raises(OSError, match="in use"):
-        sock(stack, *options).bind((HOST, port))
-
-
-def test_connections_are_refused_until_a_worker_listens(stack: ExitStack) -> None:
-    port = reserved(stack, HOST, 0)
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((HOST, port))
+def test_a_reserved_port_is_refused_until_it_is_free(stack: ExitStack) -> None:
+    with ExitStack() as service:
+        port = reserved(service, "localhost", 0)
+        with pytest.raises(BindError, match="in use"):
+            reserve(HOST, port)
+        for options in ((), (socket.SO_REUSEADDR,)):
+            with pytest.raises(OSError, match="in use"):
+                sock(stack, *options).bind((HOST, port))
+    sock(stack).bind((HOST, port))
 
 
 def test_closing_connections_do_not_block_the_port(stack: ExitStack) -> None:
@@ -97,8 +86,7 @@ def test_closing_connections_do_not_block_the_port(stack: ExitStack) -> None:
     listener.listen()
     port = listener.getsockname()[1]
     caller = stack.enter_context(socket.create_connection((HOST, port)))
-    accepted, _ = listener.accept()
-    accepted.close()  # the first to close is the one whose port stays in TIME_WAIT
+    listener.accept()[0].close()  # the first to close is the one whose port stays in TIME_WAIT
     caller.close()
     listener.close()
     assert reserved(stack, HOST, port) == port
@@ -110,7 +98,24 @@ def test_a_host_of_another_machine_is_refused(host: str) -> None:
         reserve(host, 0)
 
 
-def test_the_port_is_free_afterwards(stack: ExitStack) -> None:
-    with ExitStack() as service:
-        port = reserved(service, HOST, 0)
-    sock(stack).bind((HOST, port))
+@pytest.mark.parametrize(("host", "text"), [("::1", "[::1]:7"), ("[::1]", "[::1]:7"), ("a", "a:7")])
+def test_an_address_has_brackets_where_it_needs_them(host: str, text: str) -> None:
+    assert address_of(host, 7) == text
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "", "10.1.2.3", "0"])  # noqa: S104 - refused
+def test_a_public_address_needs_a_certificate_or_the_operators_word(host: str) -> None:
+    with pytest.raises(ExposureError, match=r"--tls-certificate and --tls-key, or listen on 127.0.0.1, or"):
+        check_exposure(host, encrypted=False, insecure=False)
+    check_exposure(host, encrypted=True, insecure=False)
+    check_exposure(host, encrypted=False, insecure=True)
+
+
+@pytest.mark.parametrize("host", ["127.8.9.10", "::1", "[::1]", "localhost", "::ffff:127.0.0.1", "127.1"])
+def test_loopback_needs_nothing(host: str) -> None:
+    check_exposure(host, encrypted=False, insecure=False)
+
+
+def test_a_name_without_an_address_cannot_be_listened_on() -> None:
+    with pytest.raises(BindError, match=r"cannot listen on nobody\.invalid: "):
+        check_exposure("nobody.invalid", encrypted=False, insecure=False)
