@@ -42,7 +42,7 @@ def check_exposure(host: str, *, encrypted: bool, insecure: bool) -> None:
         return
     raise ExposureError(
         f"{host or 'every address'} can be reached from other machines, and calls would be neither encrypted"
-        " nor protected from change: give --tls-certificate and --tls-key, or listen on 127.0.0.1, or accept"
+        " nor protected from change: give --tls-certificate and --tls-key, or listen on 127.0.0.1, or allow"
         " it with --insecure (ATTENTION_INSECURE=true), such as behind a proxy that encrypts"
     )
 

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -16,12 +17,13 @@ from attention_serving.server.security.token_file import (
     Entry,
     TokenFile,
     digest_of,
-    new_token,
     problems,
     read_file,
     write_file,
 )
 
+# 256 bits of the operating system's random numbers.
+TOKEN_BYTES = 32
 application = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -73,7 +75,7 @@ def create(
     ] = 1.0,
 ) -> None:
     """Add an identity. Prints its token, which is stored nowhere and cannot be shown again."""
-    token = None if certificate else new_token()
+    token = None if certificate else secrets.token_urlsafe(TOKEN_BYTES)
     expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days) if days else None
     fields = {
         "name": name,

@@ -8,7 +8,6 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
-import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route, Router
@@ -106,11 +105,11 @@ class Endpoint:
         headers = {**(error.headers or {}), **({} if exchange.body_complete else {"connection": "close"})}
         is_openai = self._path.startswith("/v1/")
         json = embeddings.error_json(error) if is_openai else {"error": error.detail}
-        await exchange.reply(Reply([orjson.dumps(json)], error.status_code, headers=headers))
+        await exchange.reply(Reply.of_json(json, error.status_code, headers))
 
 
 async def _openapi(_exchange: Exchange) -> Reply:
-    return Reply([orjson.dumps(document(), option=orjson.OPT_INDENT_2)])
+    return Reply.of_json(document())
 
 
 async def _page(content: bytes, _exchange: Exchange) -> Reply:
@@ -120,4 +119,4 @@ async def _page(content: bytes, _exchange: Exchange) -> Reply:
 async def _explorer_models(exchange: Exchange) -> Reply:
     """The models that the caller may read, as attention.v1 describes them."""
     models = await embeddings.list_models(exchange)
-    return Reply([orjson.dumps({"models": [to_json(model) for model in models]})])
+    return Reply.of_json({"models": [to_json(model) for model in models]})

@@ -27,17 +27,16 @@ class HttpOptions:
 
     Attributes:
         settings: Settings of the server, or the same for a process of its own.
-        target: The gRPC server: HOST:PORT or unix:PATH.
-        private_sockets: In place of the target, a Unix domain socket of each of its processes, which only
-            this user can connect to. What is said about the clients is believed on these only.
-        connections: Connections to the target: one is enough for one process, workers share many.
+        targets: The gRPC server, as HOST:PORT or unix:PATH, once for each connection. One is enough for one
+            process; workers share many, or each has a target of its own.
+        is_private: Whether the targets are Unix domain sockets which only this user can connect to. What is
+            said about the clients is believed on these only.
         authorize: Whether to ask the gRPC server who may call before a large body is read.
     """
 
     settings: Settings
-    target: str
-    private_sockets: tuple[str, ...] = ()
-    connections: int = 1
+    targets: tuple[str, ...]
+    is_private: bool = False
     authorize: bool = False
 
 
@@ -58,16 +57,18 @@ def options_of(settings: Settings, port: int, private_sockets: Sequence[Path] = 
         port: The port on which it listens for gRPC.
         private_sockets: The socket of each of its processes, if `needs_private_sockets`.
     """
-    host = settings.host.strip("[]")
-    target = address_of(LOOPBACK.get(host, host), port)
-    if settings.unix_socket is not None:
-        target = f"unix:{settings.unix_socket.absolute()}"
-    shares_port = settings.workers > 1 and not private_sockets
+    if private_sockets:
+        targets = tuple(f"unix:{path}" for path in private_sockets)
+    elif settings.unix_socket is not None:
+        targets = (f"unix:{settings.unix_socket.absolute()}",)
+    else:
+        host = settings.host.strip("[]")
+        connections = CONNECTIONS_PER_WORKER * settings.workers if settings.workers > 1 else 1
+        targets = (address_of(LOOPBACK.get(host, host), port),) * min(connections, MAX_CONNECTIONS)
     return HttpOptions(
         settings=settings,
-        target=target,
-        private_sockets=tuple(f"unix:{path}" for path in private_sockets),
-        connections=min(MAX_CONNECTIONS, CONNECTIONS_PER_WORKER * settings.workers) if shares_port else 1,
+        targets=targets,
+        is_private=bool(private_sockets),
         authorize=settings.has_identities,
     )
 

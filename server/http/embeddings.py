@@ -11,7 +11,6 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 from starlette.exceptions import HTTPException
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
@@ -79,11 +78,11 @@ async def models(exchange: Exchange) -> Reply:
     names = {model.name for model in found if model.HasField("text_encoder") and model.state == ready}
     name = exchange.parameters.get("model")
     if name is None:
-        return _json({"object": "list", "data": [_encoder(each) for each in sorted(names)]})
+        return Reply.of_json({"object": "list", "data": [_encoder(each) for each in sorted(names)]})
     if name not in names:
         message = f"model: {name[:100]!r} {NO_ENCODER} that is ready; GET /v1/models lists them"
         raise HTTPException(404, message)
-    return _json(_encoder(name))
+    return Reply.of_json(_encoder(name))
 
 
 async def list_models(exchange: Exchange) -> Sequence[pb.Model]:
@@ -143,11 +142,7 @@ def _encode(reply: bytes, request: Decoded, reservation: Reservation) -> Reply:
     document: dict[str, Any] = {"object": "list", "data": data, "model": request.model, "usage": usage}
     if message.truncated:
         document["truncated"] = list(message.truncated)
-    return _json(document)
-
-
-def _json(document: Any) -> Reply:
-    return Reply([orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)])
+    return Reply.of_json(document)
 
 
 def _encoder(name: str) -> dict[str, Any]:

@@ -10,10 +10,12 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import count
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import grpc
+import orjson
 from google.protobuf.message import DecodeError
 from google.protobuf.wrappers_pb2 import StringValue
 from google.rpc import error_details_pb2
@@ -112,7 +114,7 @@ class Service:
         """Connects to the gRPC server with the first call. Each call takes the channel with the fewest calls.
 
         Args:
-            options: Where the server is, and how many connections to make.
+            options: Where the server is.
         """
         settings = self.settings = options.settings
         self.options = options
@@ -120,12 +122,16 @@ class Service:
         self.recorder = Recorder(settings.log_requests, host=host, port=port, role="http")
         self.budget = MemoryBudget(settings.memory_for_requests)
         self.places = self.max_requests = settings.max_concurrent_calls * settings.workers
-        self._channels = [_private_channel(target) for target in options.private_sockets] or [
-            grpc.aio.insecure_channel(options.target, OPTIONS) for _ in range(options.connections)
+        local = grpc.local_channel_credentials(grpc.LocalConnectionType.UDS)
+        self._channels = [
+            grpc.aio.secure_channel(target, local, OPTIONS)
+            if options.is_private
+            else grpc.aio.insecure_channel(target, OPTIONS)
+            for target in options.targets
         ]
         # For each channel, its calls in progress, and its methods by name.
         self._calls = [0] * len(self._channels)
-        self._methods: list[dict[str, Any]] = [{} for _ in self._channels]
+        self._methods: list[Any] = [cache(channel.unary_unary) for channel in self._channels]
         self._turn = count()
         # Until when an approval holds, in the order of the approvals.
         self._approved: dict[bytes, float] = {}
@@ -149,10 +155,7 @@ class Service:
         if client is not None and client.is_lost:
             raise ClientDisconnect
         index = self._next()
-        known = self._methods[index]
-        if method not in known:
-            known[method] = self._channels[index].unary_unary(method)
-        call = known[method](message, metadata=metadata, timeout=timeout)
+        call = self._methods[index](method)(message, metadata=metadata, timeout=timeout)
         self._calls[index] += 1
         if client is not None:
             client.on_lost = call.cancel
@@ -214,12 +217,6 @@ class Service:
         return min([turn for turn in turns if ready[turn]] or turns, key=self._calls.__getitem__)
 
 
-def _private_channel(target: str) -> grpc.aio.Channel:
-    return grpc.aio.secure_channel(
-        target, grpc.local_channel_credentials(grpc.LocalConnectionType.UDS), OPTIONS
-    )
-
-
 def refusal(error: grpc.aio.AioRpcError | EngineError) -> HTTPException:
     """The answer to a request whose call failed, or that this process refuses itself."""
     if isinstance(error, OverloadedError):
@@ -258,8 +255,12 @@ class Reply(NamedTuple):
 
     parts: list[bytes]
     status: int = 200
-    media_type: str = JSON
     headers: Mapping[str, str] = {}
+
+    @classmethod
+    def of_json(cls, document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Self:
+        """An answer in JSON, which may contain arrays of NumPy."""
+        return cls([orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)], status, headers or {})
 
 
 class Exchange:
@@ -397,7 +398,7 @@ class Exchange:
         cycle, self.status = self._cycle, int(reply.status)
         size = sum(map(len, reply.parts))
         cycle.keep_alive = cycle.keep_alive and "connection" not in reply.headers
-        named = {"content-type": reply.media_type, **reply.headers, REQUEST_ID: self.record.request_id}
+        named = {"content-type": JSON, **reply.headers, REQUEST_ID: self.record.request_id}
         named |= {} if cycle.keep_alive else {"connection": "close"}
         fields = [(b"content-length", b"%d" % size), *cycle.default_headers]
         fields += [(name.encode(), value.encode("latin-1")) for name, value in named.items()]
@@ -433,7 +434,7 @@ class Exchange:
                 metadata.append((known, text))
         if self._connection.peer_identities:
             metadata.append(peers.forward(self._connection.peer_identities))
-        if self.service.options.private_sockets and self.scope["client"]:  # on others, it is not believed
+        if self.service.options.is_private and self.scope["client"]:  # on others, it is not believed
             host, port = self.scope["client"]
             metadata.append((peers.CLIENT, f"{host}:{port}"))
         size = sum(len(name) + len(value) + HEADER_BYTES for name, value in metadata)

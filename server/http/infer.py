@@ -1,7 +1,6 @@
 """Inference: a body, JSON and the binary tensors that follow it, as a ModelInferRequest, and back."""
 
 import math
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -9,12 +8,11 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import orjson
 from starlette.exceptions import HTTPException
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api import protobuf_bytes
-from attention_serving.server.api.open_inference.tensors import BYTES
+from attention_serving.server.api.open_inference.tensors import BYTES, split_bytes
 from attention_serving.server.api.tensors import DTYPES
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError
@@ -38,15 +36,15 @@ MAX_DIGITS = 19
 # The longest element in JSON for its size: false, with a comma, for one byte.
 JSON_BYTES_PER_BYTE = 6
 
-LENGTH = struct.Struct("<I")
-# The Python types of JSON values that a type of elements takes, by NumPy's kind of it.
+# The Python types of JSON values that a type of elements takes, by NumPy's kind of it; and their names.
 ACCEPTED: dict[str, frozenset[type]] = {
     "b": frozenset({bool}),
     "i": frozenset({int}),
     "u": frozenset({int}),
     "f": frozenset({int, float}),
+    "S": frozenset({str}),
 }
-WORDS = {"b": "true and false", "i": "integers", "u": "integers", "f": "numbers"}
+WORDS = {"b": "true and false", "i": "integers", "u": "integers", "f": "numbers", "S": "strings"}
 JSON_NAMES = {str: "a string", bool: "a boolean", type(None): "null", list: "an array", dict: "an object"}
 
 
@@ -234,10 +232,11 @@ def encode(reply: bytes, head: Head, reservation: Reservation) -> Reply:
         if parameters:
             found["parameters"] = parameters
         document["outputs"].append(found)
-    json = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    answer = Reply.of_json(document)
     if not binary:
-        return Reply([json])
-    return Reply([json, *binary], media_type=BINARY_MEDIA_TYPE, headers={HEADER_LENGTH: str(len(json))})
+        return answer
+    size = str(len(answer.parts[0]))
+    return Reply([*answer.parts, *binary], headers={"content-type": BINARY_MEDIA_TYPE, HEADER_LENGTH: size})
 
 
 def _parameters(message: Any) -> dict[str, Any]:
@@ -259,9 +258,14 @@ def to_bytes(field: str, data: Any, datatype: str, shape: tuple[int, ...]) -> by
     if datatype != BYTES and datatype not in DTYPES:
         raise InvalidRequestError(field, f"{datatype} has no form in JSON; send it with binary_data_size")
     elements = _flat(field, data, shape)
-    if datatype == BYTES:
-        return _strings(field, elements)
-    return _numbers(field, elements, datatype).tobytes()
+    kind = "S" if datatype == BYTES else DTYPES[datatype].kind
+    if wrong := set(map(type, elements)) - ACCEPTED[kind]:
+        found = ", ".join(sorted(map(_name, wrong)))
+        raise InvalidRequestError(field, f"data contains {found}; {datatype} takes {WORDS[kind]}")
+    if datatype != BYTES:
+        return _numbers(field, elements, datatype).tobytes()
+    encoded = [element.encode() for element in elements]
+    return b"".join(len(text).to_bytes(4, "little") + text for text in encoded)
 
 
 def to_json(field: str, data: bytes, datatype: str) -> Any:
@@ -276,7 +280,7 @@ def to_json(field: str, data: bytes, datatype: str) -> Any:
         InvalidRequestError: An element has no form in JSON.
     """
     if datatype == BYTES:
-        return _texts(field, memoryview(data))
+        return _texts(field, data)
     dtype = DTYPES.get(datatype)
     if dtype is None:
         raise InvalidRequestError(field, f"{datatype} has no form in JSON; request it with binary_data")
@@ -306,10 +310,6 @@ def _flat(field: str, data: Any, shape: tuple[int, ...]) -> list[Any]:
 
 def _numbers(field: str, elements: list[Any], datatype: str) -> Array:
     dtype = DTYPES[datatype]
-    wrong = set(map(type, elements)) - ACCEPTED[dtype.kind]
-    if wrong:
-        found = ", ".join(sorted(_name(kind) for kind in wrong))
-        raise InvalidRequestError(field, f"data contains {found}; {datatype} takes {WORDS[dtype.kind]}")
     try:
         with np.errstate(over="ignore"):
             array = np.array(elements, dtype)
@@ -320,25 +320,11 @@ def _numbers(field: str, elements: list[Any], datatype: str) -> Array:
     raise InvalidRequestError(field, f"data contains a number beyond the range of {datatype}")
 
 
-def _strings(field: str, elements: list[Any]) -> bytes:
-    wrong = set(map(type, elements)) - {str}
-    if wrong:
-        found = ", ".join(sorted(_name(kind) for kind in wrong))
-        raise InvalidRequestError(field, f"data contains {found}; BYTES takes strings")
-    encoded = [element.encode() for element in elements]
-    return b"".join(chain.from_iterable((LENGTH.pack(len(text)), text) for text in encoded))
-
-
-def _texts(field: str, data: memoryview) -> list[str]:
-    texts, at = [], 0
+def _texts(field: str, data: bytes) -> list[str]:
     try:
-        while at < len(data):
-            start = at + LENGTH.size
-            at = start + LENGTH.unpack_from(data, at)[0]
-            texts.append(str(data[start:at], "utf-8"))
-    except (UnicodeDecodeError, struct.error):
+        return [str(element, "utf-8") for element in split_bytes(field, data)]
+    except UnicodeDecodeError:
         raise InvalidRequestError(field, "is not UTF-8; request it with binary_data") from None
-    return texts
 
 
 def _name(kind: type) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-import orjson
 from google.protobuf.message_factory import GetMessageClass
 from pydantic import BaseModel
 
@@ -58,14 +57,11 @@ class Route:
 
 
 def _rpc(
-    rpc: str,
-    paths: tuple[str, ...],
-    summary: str,
-    body: Any = None,
-    answer: Callable[[Any], Any] = to_json,
-    timeout_seconds: float | None = TIMEOUT_SECONDS,
+    rpc: str, paths: tuple[str, ...], summary: str, body: Any = None, answer: Callable[[Any], Any] = to_json
 ) -> Route:
     """A route that calls a method of gRPC."""
+    # Waiting for models to load or to unload is not bounded: they may be large.
+    timeout_seconds = None if rpc in ("RepositoryModelLoad", "RepositoryModelUnload") else TIMEOUT_SECONDS
     described, method = SERVICE.methods_by_name[rpc], f"/{SERVICE.full_name}/{rpc}"
     request_type, reply_type = map(GetMessageClass, (described.input_type, described.output_type))
 
@@ -87,7 +83,7 @@ def _rpc(
             sent = await exchange.decoded(data, len(data), partial(message, exchange.parameters))
         reply: Any = reply_type.FromString(await exchange.call(method, sent, timeout_seconds))
         # The protocol reports "not ready" as status 400.
-        return Reply([orjson.dumps(answer(reply))], 200 if getattr(reply, "ready", True) else 400)
+        return Reply.of_json(answer(reply), 200 if getattr(reply, "ready", True) else 400)
 
     return Route(rpc, paths, summary, handle, body, answer)
 
@@ -133,6 +129,8 @@ def _shared_memory(kind: str, path: str, region: type[Body]) -> tuple[Route, ...
 
 MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 REPOSITORY = ("/v2/repository", "/v2/repository/{repository}")
+NAMED = ("/v2/repository/models/{model}", "/v2/repository/{repository}/models/{model}")
+ENCODERS, OPENAI = ("/v1/models", "/v1/models/{model}"), ", as in OpenAI's API."
 TRACES, LOGGING = ("/v2/trace/setting", "/v2/models/{model}/trace/setting"), ("/v2/logging",)
 NOT_READY = "ready for requests; status 400 if it is not."
 # The first path that fits is taken: the busiest first, and those of a model later, which would take "stats".
@@ -147,23 +145,16 @@ ROUTES = (
     Route(
         "Embeddings",
         ("/v1/embeddings",),
-        "Computes the embeddings of texts, as OpenAI's API does.",
+        f"Computes embeddings of texts{OPENAI}",
         embeddings.embed,
         schemas.EmbeddingRequest,
     ),
-    Route(
-        "EncoderModels",
-        ("/v1/models", "/v1/models/{model}"),
-        "The text encoders that are ready, as OpenAI's API lists them.",
-        embeddings.models,
-    ),
+    Route("EncoderModels", ENCODERS, f"The text encoders that are ready{OPENAI}", embeddings.models),
     _rpc("ServerLive", ("/v2/health/live",), "Whether the server is live."),
     _rpc("ServerReady", ("/v2/health/ready",), f"Whether the server is {NOT_READY}"),
     _rpc("ServerMetadata", ("/v2",), "Name, version and extensions of the server."),
     _rpc(
-        "ModelStatistics",
-        ("/v2/models/stats", *_after(MODEL, "/stats")),
-        "Statistics of one model, or of all.",
+        "ModelStatistics", ("/v2/models/stats", *_after(MODEL, "/stats")), "Statistics of a model, or of all."
     ),
     _rpc("ModelReady", _after(MODEL, "/ready"), f"Whether a model is {NOT_READY}"),
     _rpc("ModelMetadata", MODEL, "Versions, inputs and outputs of a model."),
@@ -171,25 +162,14 @@ ROUTES = (
     _rpc(
         "RepositoryIndex",
         _after(REPOSITORY, "/index"),
-        "The models of the repository and their states.",
+        "All models and their states.",
         schemas.RepositoryIndex,
         _models,
     ),
-    # Waiting for models to load or to unload is not bounded: they may be large.
     _rpc(
-        "RepositoryModelLoad",
-        _after(REPOSITORY, "/models/{model}/load"),
-        "Loads a model, or loads it again.",
-        schemas.RepositoryChange,
-        timeout_seconds=None,
+        "RepositoryModelLoad", _after(NAMED, "/load"), "Loads a model, also again.", schemas.RepositoryChange
     ),
-    _rpc(
-        "RepositoryModelUnload",
-        _after(REPOSITORY, "/models/{model}/unload"),
-        "Unloads every version of a model.",
-        schemas.RepositoryChange,
-        timeout_seconds=None,
-    ),
+    _rpc("RepositoryModelUnload", _after(NAMED, "/unload"), "Unloads a model.", schemas.RepositoryChange),
     _rpc("TraceSetting", TRACES, "The settings of traces.", answer=_trace_settings),
     _rpc("TraceSetting", TRACES, "Changes them.", schemas.TraceSettings, _trace_settings),
     _rpc("LogSettings", LOGGING, "What the server logs.", answer=_log_settings),

@@ -366,7 +366,7 @@ async def _serve(options: HttpOptions, sockets: list[socket.socket], pipe: Any) 
     handle_signals(stop_at_signal)
     if pipe is None:
         host, port = sockets[0].getsockname()[:2]
-        log.info("serving", extra={"host": host, "http_port": port, "target": options.target})
+        log.info("serving", extra={"host": host, "http_port": port, "target": options.targets[0]})
     else:
         loop.add_reader(pipe.fileno(), receive)
         with suppress(OSError):  # the parent has ended

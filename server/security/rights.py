@@ -23,6 +23,7 @@ No message contains a token, or a part of one.
 import math
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -122,7 +123,12 @@ class Rights:
     @classmethod
     def known(cls, texts: Iterable[str]) -> Self:
         """The rights among texts that may mean something else to others, such as the scopes of a token."""
-        return cls.parse([text for text in texts if is_right(text)][:MAX_RIGHTS])
+        found = []
+        for text in texts:
+            with suppress(ValueError):
+                _parsed(text)
+                found.append(text)
+        return cls.parse(found[:MAX_RIGHTS])
 
     def has(self, right: Right) -> bool:
         """Whether the identity has a right, for some model at least."""
@@ -141,15 +147,6 @@ class Rights:
     def reads_every_model(self) -> bool:
         """Whether no model is hidden from the identity."""
         return EVERY_MODEL in self.read
-
-
-def is_right(text: str) -> bool:
-    """Whether a text is a right."""
-    try:
-        _parsed(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _parsed(text: str) -> tuple[Right, str]:

@@ -10,7 +10,6 @@ import json
 import logging
 import math
 import os
-import secrets
 import stat
 import tempfile
 import tomllib
@@ -41,8 +40,6 @@ MAX_FILE_BYTES = 16 << 20
 MAX_PROBLEMS = 5
 OWNER_ONLY = 0o600
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-# 256 bits of the operating system's random numbers.
-TOKEN_BYTES = 32
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,99}$"
 SHA256 = r"^[0-9a-f]{64}$"
 
@@ -242,8 +239,3 @@ def problems(error: ValidationError) -> str:
 def digest_of(token: str) -> bytes:
     """The SHA-256 of a token, 32 bytes."""
     return hashlib.sha256(token.encode()).digest()
-
-
-def new_token() -> str:
-    """A random token of 43 characters."""
-    return secrets.token_urlsafe(TOKEN_BYTES)

@@ -51,11 +51,11 @@ class Models(Section):
     when the repository changes; explicit loads those of load_model, and more on request, and needs a single
     worker."""
     repository_poll_seconds: Annotated[float, Field(ge=0.1, le=1_000_000, allow_inf_nan=False)] = 15.0
-    """How often the repository is looked at with model_control poll, in seconds, 0.1 to 1000000. A change is
-    applied after two consecutive looks find the same files."""
+    """How often the repository is polled with model_control poll, in seconds, 0.1 to 1000000. A change is
+    applied after two consecutive polls see it."""
     load_model: str = ""
-    """Models to load at startup with model_control explicit: names with commas between them, or * for all.
-    Those that were loaded when the last server of the repository ended are added."""
+    """Models to load at startup with model_control explicit: names separated by commas, or * for all. Models
+    that were loaded when the last server of the repository stopped are added."""
     version_policy: str = "all"
     """Versions of each model that are served: all, latest, latest:N (the N highest) or specific:V,V."""
     max_tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = MAX_TOLERANCE
@@ -91,8 +91,8 @@ class Network(Section):
     port: Port = 8001
     """Port for gRPC, 0 to 65535. 0 selects a free port."""
     unix_socket: Path | None = None
-    """Path of a Unix domain socket to listen on too, for clients on this machine. Needs a single worker. Who
-    may write to the file may connect."""
+    """Path of a Unix domain socket to listen on too, for clients on this machine. Needs a single worker. Any
+    process that can write to the file can connect."""
     metrics_port: Port = 8002
     """Port for Prometheus metrics, 0 to 65535. 0 selects a free port."""
     http_port: Annotated[int | None, Field(ge=0, le=65535)] = None
@@ -133,7 +133,7 @@ class Security(Section):
     """PEM file of authorities. Clients of gRPC, HTTP and metrics must then show a certificate of one of them
     (mutual TLS). Needs tls_certificate."""
     insecure: bool = False
-    """Accept to listen on a public address without encryption, such as behind a proxy that encrypts."""
+    """Allow listening on a public address without encryption, such as behind a proxy that encrypts."""
 
     @property
     def tls_files(self) -> TlsFiles | None:

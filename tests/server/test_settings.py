@@ -15,6 +15,7 @@ from attention_serving.server.settings import AWAKE_SECONDS, SECTIONS, Settings
 from attention_serving.server.tls.files import TlsFiles
 from attention_serving.server.transport import TransportKind
 from tests.server.samples import ROOT
+from tests.support.certificates import HOUR, Authority, Mounted
 
 REPOSITORY = ["--model-repository", "models"]
 MIB = 1 << 20
@@ -110,33 +111,31 @@ def test_every_option_can_be_set_with_a_variable(monkeypatch: pytest.MonkeyPatch
     assert unset == []
 
 
-ONE_WORKER = "needs a single worker; set workers to 1"
-REASON = "needs a single worker, because a load request reaches only one of several; set workers"
-
-
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--unix-socket=/run/s", "--workers=2"], f"--unix-socket /run/s: {ONE_WORKER} (Path of"),
-        (["--allow-shared-memory", "--workers=2"], f"--allow-shared-memory: {ONE_WORKER} (Let"),
         (
-            ["--model-control=explicit", "--workers=2"],
-            f"--model-control explicit: {REASON} to 1, or model_con",
+            "--unix-socket=/run/s --workers=2",
+            "--unix-socket /run/s: needs a single worker; set workers to 1 (P",
         ),
-        (["--http-explore"], "--http-explore: needs HTTP; set http_port (Serve"),
-        (["--tls-certificate=c"], "--tls-key: is needed with tls_certificate (PEM file"),
-        (["--tls-key=k"], "--tls-key k: needs tls_certificate too (PEM file"),
-        (["--tls-client-ca=a"], "--tls-client-ca a: needs tls_certificate and tls_key too (PEM file"),
-        (["--jwt-jwks=j", "--jwt-issuer=i"], "--jwt-jwks j: needs jwt_issuer and jwt_audience (Public"),
         (
-            ["--max-memory=2MiB", "--max-in-flight-bytes=2MiB"],
-            "--max-in-flight-bytes 2MiB: must be below max_memory, which is 2097152 bytes (Part of",
+            "--allow-shared-memory --workers=2",
+            "--allow-shared-memory: needs a single worker; set workers to 1",
+        ),
+        ("--model-control=explicit --workers=2", "--model-control explicit: needs a single worker, because"),
+        ("--http-explore", "--http-explore: needs HTTP; set http_port (Serve"),
+        ("--tls-certificate=c", "--tls-key: is needed with tls_certificate (PEM file"),
+        ("--tls-key=k", "--tls-key k: needs tls_certificate too (PEM file"),
+        ("--tls-client-ca=a", "--tls-client-ca a: needs tls_certificate and tls_key too (PEM file"),
+        ("--jwt-jwks=j --jwt-issuer=i", "--jwt-jwks j: needs jwt_issuer and jwt_audience (Public"),
+        (
+            "--max-memory=2MiB --max-in-flight-bytes=2MiB",
+            "--max-in-flight-bytes 2MiB: must be below max_memory,",
         ),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_an_option_that_needs_another_is_refused_without_it(flags: list[str], line: str) -> None:
-    (found,) = errors(*REPOSITORY, *flags)
+def test_an_option_that_needs_another_is_refused_without_it(flags: str, line: str) -> None:
+    (found,) = errors(*REPOSITORY, *flags.split())
     assert found.startswith(f"error: {line}")
 
 
@@ -161,21 +160,23 @@ def test_sizes_take_units(given: str, file: Path, monkeypatch: pytest.MonkeyPatc
     ("flag", "value", "reason"),
     [
         ("--port", "65536", "less than or equal to 65535 (Port for gRPC, 0 to 65535."),
-        ("--metrics-port", "many", "valid integer"),
         ("--provider", "tpu", "'auto', 'cpu' or 'cuda'"),
-        ("--workers", "1000000", "less than or equal to 1024"),
-        ("--grace-seconds", "-0.5", "greater than or equal to 0"),
         ("--worker-timeout-seconds", "inf", "finite"),
         ("--max-concurrent-calls", "0", "greater than 0"),
-        ("--max-memory", "large", "must be a number of bytes or a size such as 64MiB"),
         ("--max-memory", "-5MiB", "must be a number of bytes or a size such as 64MiB"),
         ("--max-message-bytes", "1KiB", "1MiB to 2047MiB"),
+        ("--version-policy", "newest", "newest"),
+        ("--port", "a\nerror: forged", "valid integer"),
+        ("--port", "x" * 100_000, "valid integer"),
     ],
+    ids=range(9),
 )
-def test_an_invalid_value_is_refused(flag: str, value: str, reason: str) -> None:
+def test_an_invalid_value_is_refused_on_one_bounded_line(flag: str, value: str, reason: str) -> None:
     (line,) = errors(*REPOSITORY, flag, value)
-    assert line.startswith(f"error: {flag} {value}: ")
+    shown = value if value.isprintable() else repr(value)
+    assert line.startswith(f"error: {flag} {shown}"[:100])
     assert reason in line
+    assert len(line) < 500
 
 
 def test_an_error_names_flag_variable_or_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,21 +193,9 @@ def test_an_error_names_flag_variable_or_file(file: Path, monkeypatch: pytest.Mo
     }
 
 
-def test_a_missing_repository_is_reported_with_every_way_to_set_it() -> None:
-    (line,) = errors()
-    assert line == (
-        "error: --model-repository is required; ATTENTION_MODEL_REPOSITORY and model_repository in a TOML"
-        " file set it too"
-    )
-
-
-@pytest.mark.parametrize("value", ["a\nerror: forged", "x" * 100_000], ids=["newline", "long"])
-def test_an_error_is_one_bounded_line(value: str) -> None:
-    (line,) = errors(*REPOSITORY, "--port", value)
-    assert len(line) < 500
-
-
 def test_a_file_that_cannot_be_read_is_refused(file: Path, tmp_path: Path) -> None:
+    (line,) = errors()
+    assert line.startswith("error: --model-repository is required; ATTENTION_MODEL_REPOSITORY and model_")
     absent = tmp_path / "absent.toml"
     assert errors(*REPOSITORY, f"--config={absent}") == [f"error: --config {absent}: the file does not exist"]
     for content in (b"port = ", b"\xff"):
@@ -278,6 +267,23 @@ def test_the_process_warns_of_unknown_variables_and_reports_why_it_cannot_serve(
     )
     assert "ERROR cannot serve reason='model repository" in error
     assert "does not contain a <name>/<version>/ folder" in error
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_bad_pair_or_a_public_address_without_one_ends_the_server(
+    artifacts: Path, tmp_path: Path, workers: str
+) -> None:
+    authority = Authority()
+    mounted = Mounted(tmp_path / "tls", authority.issue(ends=-HOUR), authority.pem)
+    common = ("--model-repository", str(artifacts), "--port=0", "--metrics-port=0", f"--workers={workers}")
+    for options, message in (
+        (mounted.server_options, "the certificate expired at"),
+        (["--host=0.0.0.0"], "0.0.0.0 can be reached from other machines"),
+    ):
+        status, said = run_server(*common, *options)
+        (line,) = said.splitlines()
+        assert (status, " ERROR cannot serve " in line, message in line) == (1, True, True)
 
 
 def test_help_loads_neither_the_runtime_nor_grpc() -> None:

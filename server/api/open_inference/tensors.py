@@ -111,7 +111,7 @@ class _Tensor(NamedTuple):
     def raw(self, data: Buffer) -> Array:
         """Its elements from raw contents or shared memory."""
         if self.datatype == BYTES:
-            return self._bytes(_split_bytes(self.name, data))
+            return self._bytes(split_bytes(self.name, data))
         return from_bytes(self.name, data, self.datatype, self.shape, self.allowance)
 
     def typed(self, filled: Sequence[str], parsed: Parsed[Any], index: int) -> Array:
@@ -155,7 +155,7 @@ class _Tensor(NamedTuple):
             raise InvalidRequestError(self.name, f"has {found} elements; its shape is {list(self.shape)}")
 
 
-def _split_bytes(name: str, data: Buffer) -> Iterator[Buffer]:
+def split_bytes(name: str, data: Buffer) -> Iterator[Buffer]:
     """Elements of a BYTES tensor: for each its length in 4 bytes, little-endian, and its data."""
     view, at = memoryview(data), 0
     while at < len(view):

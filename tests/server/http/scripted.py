@@ -1,8 +1,6 @@
 """A gRPC server whose answers a test writes, and the HTTP server in front of it, both in this process."""
 
 import asyncio
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +21,6 @@ from attention_serving.server.http.server import HttpServer
 from attention_serving.server.security.peers import ACCESS_CHECK
 from attention_serving.server.settings import Settings
 from tests.server.http.clients import HOST
-from tests.server.samples import ROOT
 from tests.server.seams import PATIENCE_SECONDS
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
@@ -146,41 +143,16 @@ class Front:
 
 @contextmanager
 def front(
-    target: str | Scripted,
-    *,
-    authorize: bool = False,
-    private_sockets: tuple[str, ...] = (),
-    **given: Any,
+    target: str | Scripted, *, authorize: bool = False, is_private: bool = False, **given: Any
 ) -> Iterator[Front]:
     """Serves HTTP in front of a gRPC server with some settings until the block ends."""
-    target = target if isinstance(target, str) else f"{HOST}:{target.port}"
+    targets = (target if isinstance(target, str) else f"{HOST}:{target.port}",)
     settings = Settings.model_validate({"model_repository": ".", "grace_seconds": 5, **given})
     running = Front(
-        HttpOptions(settings=settings, target=target, authorize=authorize, private_sockets=private_sockets)
+        HttpOptions(settings=settings, targets=targets, is_private=is_private, authorize=authorize)
     )
     try:
         yield running
     finally:
         running.drain()
         running.join()
-
-
-class FrontProcess(NamedTuple):
-    """A running HTTP process without a server of its own."""
-
-    process: "subprocess.Popen[str]"
-    port: int
-
-
-@contextmanager
-def front_process(target: str, *options: str) -> Iterator[FrontProcess]:
-    """Runs `python -m server.http` until the block ends."""
-    command = [sys.executable, "-m", "server.http", f"--target={target}", "--port=0", *options]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            line = process.stderr.readline()
-            assert " serving " in line
-            yield FrontProcess(process, int(line.split("http_port=")[1].split()[0]))
-        finally:
-            process.kill()

@@ -15,9 +15,8 @@ import pytest
 from attention_serving.server.http import exchange
 from attention_serving.server.http.exchange import LARGE_BYTES, run
 from attention_serving.server.http.server import MAX_CHUNKS
-from tests.chaos.process import readings, reset_peak
 from tests.server.http.clients import HOST, INFER, MAX_BYTES, REQUEST, answer_on, ask, connected, head
-from tests.server.http.scripted import Scripted, front, front_process
+from tests.server.http.scripted import Scripted, front
 from tests.server.seams import PATIENCE_SECONDS
 
 
@@ -151,23 +150,6 @@ def test_a_compressed_body_does_not_delay_others(port: int, monkeypatch: pytest.
         assert ask(port, "/v2/health/live").status == 200
         stalled.released.set()
         assert asked.result().status == 400
-
-
-@pytest.mark.thorough
-def test_compressed_bodies_do_not_take_more_memory_than_is_reserved(scripted: Scripted) -> None:
-    body = gzip.compress(bytes(128 * MAX_BYTES))
-    options = ("--max-message-bytes=128MiB", "--max-in-flight-bytes=128MiB")
-    with front_process(f"{HOST}:{scripted.port}", *options) as running:
-        ask(running.port, INFER, REQUEST)
-        idle = reset_peak(running.process.pid)
-        with ThreadPoolExecutor(4) as pool:
-            asked = [
-                pool.submit(ask, running.port, INFER, body, {"Content-Encoding": "gzip"}) for _ in range(4)
-            ]
-            statuses = [each.result().status for each in asked]
-        peak = readings(running.process.pid).peak - idle
-    assert set(statuses) <= {413, 503}
-    assert peak < (128 + 64) * MAX_BYTES
 
 
 @pytest.mark.parametrize(

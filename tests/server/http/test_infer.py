@@ -250,7 +250,7 @@ def test_a_reply_has_outputs_of_every_kind(scripted: Scripted, port: int) -> Non
         ("FP64", np.array([-np.inf]).tobytes(), "contains NaN or infinity"),
         ("FP16", b"ab", "FP16 has no form in JSON; request it with binary_data"),
         (BYTES, b"\1\0\0\0\xff", "is not UTF-8; request it with binary_data"),
-        (BYTES, b"\1\0\0", "is not UTF-8"),
+        (BYTES, b"\1\0\0", "the element at byte 0 extends beyond the end of the data"),
     ],
 )
 def test_outputs_without_a_form_in_json(datatype: str, data: bytes, error: str) -> None:

@@ -1,5 +1,6 @@
 """The HTTP process beside a server: it starts with it, is replaced, drains, and ends with it."""
 
+import gzip
 import os
 import re
 import resource
@@ -9,22 +10,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
 
 from attention_serving.server.http.child import http_process, options_of
 from attention_serving.server.settings import Settings
+from tests.chaos.process import readings, reset_peak
 from tests.server.http.clients import HOST, REQUEST, answer_on, ask, connected, head
-from tests.server.http.scripted import Scripted, front_process
+from tests.server.http.scripted import Scripted
 from tests.server.samples import ROOT, SELF
 from tests.server.watched import Watched, watched
 
 PATH = f"/v2/models/{SELF}/infer"
+MIB = 1 << 20
 # A request in the midst of its body, and the rest of it.
 BODY = b'{"inputs":[{"name":"query","shape":[1,1,4],"datatype":"FP32","data":[1,2,3,4]}]}'
 BEGUN = head(PATH, f"Content-Length: {len(BODY)}") + BODY[:9]
@@ -98,32 +102,35 @@ def test_several_workers_have_one(artifacts: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_terminated_process_answers_and_is_replaced(service: Watched) -> None:
-    port = http_port(service)
-    with connected(port) as connection, connected(port) as idle:
-        idle.sendall(head("/v2/health/live", method="GET"))
-        assert answer_on(idle).status == 200
-        connection.sendall(BEGUN)
-        os.kill(http_pid(service), signal.SIGTERM)
-        assert idle.recv(1) == b""
-        connection.sendall(BODY[9:])
-        assert answer_on(connection).status == 200
-    service.until(" http process ended .*reason='http process ended with status 0'")
-    assert ask(port, PATH, REQUEST).status == 200
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_port_in_use_ends_the_server_before_models_load(
-    artifacts: Path, tmp_path: Path, workers: str
-) -> None:
+def test_a_port_in_use_ends_the_server_before_models_load(artifacts: Path, tmp_path: Path) -> None:
     with socket.create_server((HOST, 0)) as other:
         port = other.getsockname()[1]
-        with watched(artifacts, tmp_path, f"--http-port={port}", f"--workers={workers}") as service:
+        with watched(artifacts, tmp_path, f"--http-port={port}") as service:
             assert service.process.wait(timeout=60) == 1
             log = service.rest()
     assert f"cannot listen on {HOST}:{port} for HTTP: Address already in use" in log
     assert " loading " not in log
+
+
+class FrontProcess(NamedTuple):
+    """A running HTTP process without a server of its own."""
+
+    process: "subprocess.Popen[str]"
+    port: int
+
+
+@contextmanager
+def front_process(target: str, *options: str) -> Iterator[FrontProcess]:
+    """Runs `python -m server.http` until the block ends."""
+    command = [sys.executable, "-m", "server.http", f"--target={target}", "--port=0", *options]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            assert " serving " in line
+            yield FrontProcess(process, int(line.split("http_port=")[1].split()[0]))
+        finally:
+            process.kill()
 
 
 def test_the_command_serves_until_a_signal(scripted: Scripted) -> None:
@@ -139,6 +146,23 @@ def test_the_command_serves_until_a_signal(scripted: Scripted) -> None:
         assert running.process.wait(timeout=60) == 0
 
 
+@pytest.mark.thorough
+def test_compressed_bodies_do_not_take_more_memory_than_is_reserved(scripted: Scripted) -> None:
+    body = gzip.compress(bytes(128 * MIB))
+    options = ("--max-message-bytes=128MiB", "--max-in-flight-bytes=128MiB")
+    with front_process(f"{HOST}:{scripted.port}", *options) as running:
+        ask(running.port, PATH, REQUEST)
+        idle = reset_peak(running.process.pid)
+        with ThreadPoolExecutor(4) as pool:
+            asked = [
+                pool.submit(ask, running.port, PATH, body, {"Content-Encoding": "gzip"}) for _ in range(4)
+            ]
+            statuses = [each.result().status for each in asked]
+        peak = readings(running.process.pid).peak - idle
+    assert set(statuses) <= {413, 503}
+    assert peak < (128 + 64) * MIB
+
+
 @pytest.mark.parametrize(
     ("given", "target", "connections"),
     [
@@ -152,7 +176,7 @@ def test_the_command_serves_until_a_signal(scripted: Scripted) -> None:
 )
 def test_the_target_of_a_server(given: dict[str, object], target: str, connections: int) -> None:
     options = options_of(Settings.model_validate({"model_repository": ".", **given}), 7)
-    assert (options.target, options.connections) == (target, connections)
+    assert options.targets == (target,) * connections
 
 
 def test_http_is_off_by_default() -> None:

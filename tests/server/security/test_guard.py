@@ -1,4 +1,4 @@
-"""Who a call is from: its token, or else its certificate."""
+"""Who a call is from: its token, or else its certificate; and what rights are, and what they cover."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,14 +6,19 @@ from typing import Any
 
 import pytest
 
+from attention_serving.server.observe.metrics import Metrics
+from attention_serving.server.observe.prometheus import MetricsEndpoint
 from attention_serving.server.security.guard import MAX_TOKEN_CHARACTERS, Guard, bearer_token
 from attention_serving.server.security.rights import (
     CredentialsError,
     ExpiredTokenError,
     InvalidTokenError,
     MissingCredentialsError,
+    Right,
+    Rights,
 )
 from attention_serving.server.security.web_tokens import WebTokens
+from tests.server.http.clients import HOST, ask
 from tests.server.security.samples import (
     AUDIENCE,
     ISSUER,
@@ -83,9 +88,66 @@ def test_other_callers_are_unknown(
     assert "first" not in raised.value.message
 
 
+def test_metrics_need_a_token_with_the_right_to_read(tmp_path: Path) -> None:
+    entries = entry("reader", "first", "read"), entry("caller", "second", "infer:*")
+    guard, metrics = Guard(watched(write_tokens(tmp_path / "tokens.json", *entries))), Metrics()
+    metrics.reloaded("tokens", None)
+    endpoint = MetricsEndpoint(metrics.registry, HOST, 0, guard=guard)
+    for token, status in (("", 401), ("wrong", 401), ("second", 403), ("first", 200)):
+        sent = {"Authorization": f"Bearer {token}"} if token else {}
+        answer = ask(endpoint.port, "/metrics", headers=sent)
+        assert (answer.status, "www-authenticate" in answer.headers) == (status, status == 401)
+    assert b'attention_security_reloads_total{result="failure",what="tokens"} 1.0' in answer.body
+    endpoint.close()
+    guard.close()
+
+
 def test_without_web_tokens_one_is_just_wrong(tmp_path: Path) -> None:
     guard = Guard(watched(write_tokens(tmp_path / "tokens.json", entry("one", "first", "read"))))
     with pytest.raises(InvalidTokenError, match="it is wrong, or was revoked"):
         name_of(guard, f"Bearer {signed('ES256')}")
     guard.close()
     assert bearer_token([]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "model", "covered"),
+    [
+        ("infer:team-a-*", Right.INFER, "team-a-7", True),
+        ("infer:team-a-*", Right.INFER, "Team-a-7", False),
+        ("infer:bert-?", Right.INFER, "bert-12", False),
+        ("infer:*", Right.READ, "any", False),
+        ("read", Right.READ, "any", True),
+        ("read:team-a-*", Right.READ, "team-b", False),
+        ("admin", Right.INFER, "any", False),
+        ("admin", Right.READ, "any", False),
+        ("admin", Right.ADMIN, "any", True),
+    ],
+)
+def test_rights_cover_models(text: str, right: Right, model: str, covered: bool) -> None:
+    rights = Rights.parse([text, "infer:other"])
+    assert rights.covers(right, model) is covered
+    assert rights.has(right) is (text.startswith(right) or right is Right.INFER)
+    assert rights.reads_every_model is (text == "read")
+
+
+@pytest.mark.parametrize(
+    ("texts", "error"),
+    [
+        (["write"], "'write' is not a right; must be infer:PATTERN, read, read:PATTERN or admin"),
+        (["infer"], "infer needs a pattern of model names, such as infer:*"),
+        (["read:"], "read needs a pattern"),
+        (["infer:a b"], "infer needs a pattern"),
+        (["admin:models"], "admin takes no pattern"),
+        (["INFER:*"], "is not a right"),
+        (["infer:a"] * 257, "there are more than 256 rights"),
+    ],
+)
+def test_other_texts_are_not_rights(texts: list[str], error: str) -> None:
+    with pytest.raises(ValueError, match="right") as raised:
+        Rights.parse(["read", *texts])
+    assert error in str(raised.value)
+
+
+def test_texts_that_belong_to_others_are_left_out() -> None:
+    assert Rights.known(["openid", "infer:a", "profile", "infer", "admin"]) == Rights(("a",), admin=True)

@@ -3,6 +3,7 @@
 import re
 import shlex
 import shutil
+import ssl
 import subprocess
 import sys
 from collections import defaultdict
@@ -22,6 +23,8 @@ from scripts.local_server import serving
 from tests.server.http.clients import http_port
 from tests.server.samples import ROOT
 from tests.server.seams import WatchedEngine
+from tests.server.security.samples import eventually
+from tests.support.certificates import client_context, presented
 
 PAGE = (ROOT / "docs/security.md").read_text()
 
@@ -72,11 +75,8 @@ def test_the_first_trial_of_the_page(artifacts: Path, tmp_path: Path) -> None:
     blocks = re.findall(r"```sh\n(.*?)```", PAGE.partition("## TLS")[2].partition("### ")[0], re.DOTALL)
     certificates, server, clients = blocks
     run(certificates, tmp_path)
-    (tmp_path / "model_repository").symlink_to(artifacts)
-    options = [option for option in shlex.split(server)[3:] if option != "8000"]
-    options = [option for option in options if option not in ("--model-repository", "--http-port")]
-    options = [str(tmp_path / option) if option.startswith("tls/") else option for option in options]
-    with serving(artifacts, tmp_path / "log", "--http-port=0", *options[1:]) as process:
+    options = [str(tmp_path / part) if part.startswith("tls/") else part for part in shlex.split(server)[7:]]
+    with serving(artifacts, tmp_path / "log", "--http-port=0", "--workers=2", *options) as process:
         ports = {"8000": http_port(process.log), "8002": process.metrics_port}
         for known, port in ports.items():
             clients = clients.replace(f"127.0.0.1:{known}", f"127.0.0.1:{port}")
@@ -85,9 +85,20 @@ def test_the_first_trial_of_the_page(artifacts: Path, tmp_path: Path) -> None:
             "curl ", "curl --fail --silent "
         )
         said = run(clients, tmp_path)
+        run(certificates, tmp_path)  # of another authority
+        assert eventually(lambda: renewed(tmp_path, process.port, *ports.values()))
     assert "tiny-self" in said
     assert '{"ready":true}' in said
     assert "attention_tls_certificate_expiry_timestamp_seconds" in said
+
+
+def renewed(folder: Path, *ports: int) -> bool:
+    """Whether all faces, and each worker, show the certificate of the new authority."""
+    context = client_context((folder / "tls/ca.crt").read_bytes())
+    try:
+        return all(presented(port, context) for port in ports * 4)
+    except ssl.SSLCertVerificationError:
+        return False
 
 
 def run(commands: str, folder: Path) -> str:
