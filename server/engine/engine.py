@@ -220,8 +220,8 @@ class Engine:
             error: What was raised.
             reservation: That of the request, whose timeline is told of the model; None without one.
         """
-        if reservation is not None and reservation.timeline is not None:
-            reservation.timeline.model, reservation.timeline.version = model.name, model.version
+        if reservation is not None and (timeline := reservation.timeline) is not None:
+            timeline.model, timeline.version, timeline.queued_at = model.name, model.version, 0.0
         code = error.code if isinstance(error, EngineError) else Code.INTERNAL
         self._observe(lambda observer: observer.request_failed(model.name, code))
 

@@ -109,7 +109,8 @@ def test_a_refusal_is_raised_and_reported_with_the_model(self_model: LoadedModel
     with pytest.raises(ShuttingDownError, match="shutting down"):
         coroutines.run(engine.run(validated_of(self_model, [(2, 2)]), reservation))
     assert recorder.failed == [(SELF, "UNAVAILABLE")]
-    assert (reservation.timeline.model, reservation.timeline.version) == (SELF, "1")
+    timeline = reservation.timeline
+    assert (timeline.model, timeline.version, timeline.queued_at) == (SELF, "1", 0.0)
 
 
 @pytest.mark.parametrize("place", ["queued", "running"])

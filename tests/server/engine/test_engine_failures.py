@@ -7,6 +7,8 @@ from typing import NoReturn
 
 import pytest
 
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine import engine as engines
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import DeadlineExceededError, OverloadedError, RunFailedError
 from attention_serving.server.engine.limits import Limits
@@ -17,8 +19,10 @@ from attention_serving.server.engine.types import Array
 from tests.server.samples import assert_answers, validated_of
 from tests.server.seams import (
     MESSAGE,
+    PATIENCE_SECONDS,
     SAME_FOR_ALL,
     FailOnMarked,
+    Gate,
     Held,
     Recorder,
     costing,
@@ -26,6 +30,7 @@ from tests.server.seams import (
     mark,
     outcome,
     tapped,
+    wait_until,
     withdraw,
 )
 
@@ -98,23 +103,6 @@ def test_what_is_cancelled_or_expired_does_not_run(self_model: LoadedModel) -> N
     assert_answers(kept, outcome(kept))
 
 
-class BrokenTrim(LoadedModel):
-    """A model whose arena cannot be trimmed."""
-
-    def shrink_arena(self) -> None:
-        raise RuntimeError(MESSAGE)
-
-
-def test_threads_survive_an_arena_that_cannot_be_trimmed(
-    self_model: LoadedModel, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("attention_serving.server.engine.engine.LARGE_RUN_BYTES", 0)
-    monkeypatch.setattr("attention_serving.server.engine.engine.TRIM_SECONDS", 0.0)
-    fields = {field.name: getattr(self_model, field.name) for field in dataclasses.fields(self_model)}
-    assert_still_runs(engine, BrokenTrim(**fields))
-    assert_still_runs(engine, self_model)
-
-
 @pytest.mark.parametrize("inline", [False, True], ids=["on a thread", "inline"])
 def test_a_batch_that_cannot_be_planned_fails_its_requests(
     self_model: LoadedModel, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, inline: bool
@@ -165,3 +153,67 @@ def test_a_result_that_cannot_be_made_fails_its_own_request_only(
             outcome(request)
     for request in requests[1:]:
         assert_answers(request, outcome(request))
+
+
+def test_the_arena_is_trimmed_once_some_time_after_large_runs_or_may_fail_to_be(
+    self_model: LoadedModel, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trims: list[int] = []
+
+    class Trimmed(LoadedModel):
+        def shrink_arena(self) -> None:
+            trims.append(1)
+            raise RuntimeError(MESSAGE)
+
+    def run(length: int, seconds: float) -> None:
+        monkeypatch.setattr(engines, "TRIM_SECONDS", seconds)
+        request = validated_of(model, [(length, length)])
+        engine.submit(request)
+        outcome(request)
+
+    model = Trimmed(**{each.name: getattr(self_model, each.name) for each in dataclasses.fields(self_model)})
+    monkeypatch.setattr(engines, "LARGE_RUN_BYTES", model.run_bytes(GraphKind.PLAIN, 1, 5, 5))
+    run(5, 3600.0)
+    run(4, 0.0)
+    assert_still_runs(engine, self_model)
+    assert trims == []
+    run(5, 0.0)
+    wait_until(lambda: trims)
+    assert_still_runs(engine, self_model)
+    assert trims == [1]
+
+
+class TerminationRecorder(Recorder):
+    """Says when a run was ended early."""
+
+    terminated = False
+
+    def run_terminated(self, model: str) -> None:
+        self.terminated = bool(model)
+
+
+@pytest.mark.parametrize("abandoned", [True, False], ids=["all callers left", "one caller waits"])
+def test_a_run_is_ended_once_all_of_its_callers_have_left(
+    self_model: LoadedModel, *, abandoned: bool
+) -> None:
+    """The runtime itself ends the run: it is asked to before the gate lets the run begin."""
+    gate, recorder = Gate(), TerminationRecorder()
+    slow = {kind: dataclasses.replace(cost, call=1.0) for kind, cost in self_model.costs.items()}
+    model = dataclasses.replace(tapped(self_model, gate), costs=slow)
+    engine = engine_of(Limits(), recorder, parallel_runs=1)
+    first = validated_of(dataclasses.replace(model), [(1, 1)])
+    engine.submit(first)
+    assert gate.entered.wait(PATIENCE_SECONDS)
+    withdraw(engine, first)
+    requests = [validated_of(model, [(3, 3)], seed=seed) for seed in range(2)]
+    for request in requests:
+        engine.submit(request)
+    left = requests if abandoned else requests[:1]
+    for request in left:
+        withdraw(engine, request)
+    gate.open()
+    wait_until(lambda: recorder.terminated)
+    if not abandoned:
+        outcome(requests[1])
+    engine.close()
+    assert recorder.sizes == ([] if abandoned else [1])

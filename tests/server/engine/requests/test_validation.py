@@ -270,3 +270,11 @@ def test_the_graph_is_the_cheapest_that_can_answer(
 ) -> None:
     request = validated_of(cross_model, [(2, 3), (1, 4)], kind=kind, return_weights=return_weights)
     assert request.form.graph is expected
+
+
+def test_a_sequence_whose_run_can_never_fit_is_refused(self_model: LoadedModel) -> None:
+    limit = self_model.run_bytes(GraphKind.PLAIN, 1, 5, 5)
+    limits = Limits(max_run_bytes=limit)
+    validate(request_of(self_model, [(5, 5)] * 9), self_model, limits)
+    with pytest.raises(LimitExceededError, match=rf"sequence 2 needs about \d+ bytes .* limit is {limit};"):
+        validate(request_of(self_model, [(5, 5), (2, 2), (6, 6)]), self_model, limits)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -23,6 +24,7 @@ from attention_serving.server.engine.run.calibration import (
     TIMED_SIZES_ON_DEVICE,
     calibrated,
     fit,
+    peak_bytes,
     time_in_turns,
     time_runs,
 )
@@ -286,3 +288,11 @@ def test_longer_sequences_run_whole_on_a_device(self_model: LoadedModel, on_devi
     assert self_model.sequence_graph(GraphKind.PLAIN, length, length) is GraphKind.BLOCKS
     assert on_device.sequence_graph(GraphKind.PLAIN, length, length) is GraphKind.PLAIN
     assert on_device.sequence_graph(GraphKind.PLAIN, 2 * length, length) is GraphKind.BLOCKS
+
+
+def test_the_peak_of_a_run_is_measured() -> None:
+    size = 64 << 20
+    measured = peak_bytes(lambda: np.ones(size, np.int8).sum())
+    assert measured is not None
+    # Other threads of the tests may return memory meanwhile.
+    assert size // 2 <= measured < 2 * size

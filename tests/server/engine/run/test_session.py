@@ -3,6 +3,8 @@
 import ctypes
 import dataclasses
 import gc
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,7 @@ from attention_serving.server.engine.run.session import (
     left_on_host,
 )
 from attention_serving.server.engine.types import Array, MaskKind
-from tests.server.samples import CROSS, SELF, Sample, assert_outputs, load_repository, validated_of
+from tests.server.samples import CROSS, ROOT, SELF, Sample, assert_outputs, load_repository, validated_of
 
 WITHOUT_CUDA = pytest.mark.skipif(
     "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this runtime has CUDA"
@@ -284,3 +286,39 @@ def test_a_bound_run_can_be_ended_early_and_needs_every_input(plain: LoadedModel
     request = validated_of(plain, [(4, 6)])
     with pytest.raises(Exception, match="terminate flag"):
         run_batch(bound(plain), GraphKind.PLAIN, request.sequences, control)
+
+
+# The arena belongs to the process.
+ARENA = """
+import sys
+from pathlib import Path
+import numpy as np
+from attention_serving.server.engine.models.loading import load_model
+from attention_serving.server.engine.run.provider import Device
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
+
+def run(rows):
+    return model.sessions["plain"].run({"query": np.ones((1, rows, 4), np.float32)})["context_vectors"].shape
+
+model = load_model(Path(sys.argv[1]), Device(threads=1, arena_bytes=400 << 20))
+before = resident()
+print(run(4096), resident() - before > 100)
+model.shrink_arena()
+print(resident() - before < 40)
+try:
+    run(8192)
+except MemoryError:
+    print("refused")
+print(run(8))
+"""
+
+
+@pytest.mark.thorough
+def test_the_arena_is_bounded_and_gives_memory_back(artifacts: Path, self_model: LoadedModel) -> None:
+    """The scores of one sequence of 4,096 rows and two heads take 128 MiB."""
+    folder = artifacts / self_model.name / self_model.version
+    command = [sys.executable, "-c", ARENA, str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=True)
+    assert done.stdout.decode().splitlines() == ["(1, 4096, 4) True", "True", "refused", "(1, 8, 4)"]
