@@ -7,11 +7,10 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.canary import Canary
@@ -21,86 +20,77 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import IndexEntry, ModelState, RepositoryControl
 from attention_serving.server.engine.models.loading import ModelStore, load_model
 from attention_serving.server.engine.models.repository import Repository
+from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.statistics import EngineLoad
 from attention_serving.server.engine.types import Array
 from attention_serving.server.observe.metrics import Metrics
-from tests.server.damage import DEVICE, Damageable, damageable
-from tests.server.observe.test_metrics import Samples, published, value
+from tests.server.observe.test_metrics import published, value
 from tests.server.samples import CROSS, SELF, assert_answers, request_of, validated_of
 from tests.server.seams import MESSAGE, PATIENCE_SECONDS, tapped, wait_until
 from tests.support.coroutines import submitted
 
 # So short that a period is a few looks: every golden vector is replayed in less than a second.
 SECONDS = 0.01
+DEVICE = Device(threads=1)
 RATIO, REPLAYED_AT = "attention_canary_error_ratio", "attention_canary_last_replay_timestamp_seconds"
 FAILURES = "attention_canary_failures_total"
 pytestmark = pytest.mark.timeout(120)
 
 
-@dataclasses.dataclass
+class Damageable(Session):
+    """A real session whose outputs are wrong in some runs, or from some moment on."""
+
+    def __init__(self, session: Session) -> None:
+        self._healthy, self.provider = session, session.provider
+        self.runs, self.damaged_run, self.stays_damaged = 0, 0, False
+
+    def run(self, inputs: dict[str, Array], control: RunControl | None = None) -> dict[str, Array]:
+        self.runs += 1
+        wrong = self.stays_damaged or self.runs == self.damaged_run
+        return {name: array + wrong for name, array in self._healthy.run(inputs, control).items()}
+
+
 class Watched:
-    """Models in service, and the session that can be damaged."""
+    """The models of a folder in service, and the session of one of them that can be damaged."""
 
-    control: RepositoryControl
-    engine: Engine
-    registry: CollectorRegistry
-    session: Damageable
-
-    @property
-    def repository(self) -> Repository:
-        return self.control.repository
-
-    def samples(self) -> Samples:
-        return published(self.registry)
+    def __init__(self, folder: Path) -> None:
+        store = ModelStore(folder, DEVICE, max_golden_bytes=1 << 30)
+        models = {name: store.load(name, "1") for name in store.names()}
+        model = models[SELF]
+        assert isinstance(model, LoadedModel)
+        self.session = Damageable(model.sessions[GraphKind.PLAIN])
+        models[SELF] = dataclasses.replace(model, sessions={**model.sessions, GraphKind.PLAIN: self.session})
+        metrics = Metrics()
+        self.repository, self.registry = Repository(models.values()), metrics.registry
+        self.changed = partial(metrics.canary.loaded, self.repository)
+        self.changed()
+        self.control = RepositoryControl(store, self.repository, self.changed)
+        self.engine = Engine(self.repository)
+        withdraw = self.control.withdraw
+        self.canary = Canary(self.repository, self.engine.load, withdraw, metrics.canary, SECONDS)
+        self.canary.start()
 
     def ratio(self, model: str) -> float | None:
-        return self.samples().get((RATIO, frozenset({("model", model), ("version", "1")})))
+        return published(self.registry).get((RATIO, frozenset({("model", model), ("version", "1")})))
 
     def failures(self, model: str = SELF) -> float:
-        return value(self.samples(), FAILURES, model=model, version="1")
+        return value(published(self.registry), FAILURES, model=model, version="1")
 
-    def index(self) -> list[IndexEntry]:
-        return self.control.index()
-
-
-@contextmanager
-def watching(folder: Path, scratch: Path) -> Iterator[Watched]:
-    """Serves the artifacts of a folder, the last of which can be damaged, and watches them."""
-    store = ModelStore(folder, DEVICE, max_golden_bytes=1 << 30)
-    names = store.names()
-    model = store.load(names[-1], "1")
-    assert isinstance(model, LoadedModel)
-    first, session = damageable(model, folder / model.name / "1", scratch)
-    others = [store.load(name, "1") for name in names if name != model.name]
-    del model
-    repository = Repository([first, *others])
-    published = Metrics()
-    registry, metrics = published.registry, published.canary
-    metrics.loaded(repository)
-    control = RepositoryControl(store, repository, lambda: metrics.loaded(repository))
-    engine = Engine(repository)
-    del first, others  # which would keep them loaded
-    canary = Canary(repository, engine.load, control.withdraw, metrics, SECONDS)
-    canary.start()
-    try:
-        yield Watched(control, engine, registry, session)
-    finally:
-        canary.close()
-        engine.close()
+    @property
+    def entry(self) -> IndexEntry:
+        """The state of the model that can be damaged."""
+        return self.control.index()[1]
 
 
 @pytest.fixture
-def folder(artifacts: Path, tmp_path: Path) -> Path:
+def watched(artifacts: Path, tmp_path: Path) -> Iterator[Watched]:
     for name in (SELF, CROSS):
-        shutil.copytree(artifacts / name, tmp_path / "models" / name)
-    return tmp_path / "models"
-
-
-@pytest.fixture
-def watched(folder: Path, tmp_path: Path) -> Iterator[Watched]:
-    with watching(folder, tmp_path) as found:
-        yield found
+        shutil.copytree(artifacts / name, tmp_path / name)
+    found = Watched(tmp_path)
+    yield found
+    found.canary.close()
+    found.engine.close()
 
 
 def ask(watched: Watched, name: str) -> None:
@@ -116,24 +106,24 @@ def test_healthy_models_are_measured_and_answer_meanwhile(watched: Watched) -> N
     wait_until(lambda: watched.ratio(CROSS) is not None)
     for name in (SELF, CROSS):
         assert 0 < (watched.ratio(name) or 0) <= 1
-        at = value(watched.samples(), REPLAYED_AT, model=name, version="1")
+        at = value(published(watched.registry), REPLAYED_AT, model=name, version="1")
         assert started - 1 < at <= time.time()
         assert watched.failures(name) == 0
         ask(watched, name)
-    assert [entry.state for entry in watched.index()] == [ModelState.READY, ModelState.READY]
+    assert [entry.state for entry in watched.control.index()] == [ModelState.READY, ModelState.READY]
 
 
 def test_a_damaged_model_is_withdrawn_and_freed_and_comes_back_when_it_is_loaded_again(
-    watched: Watched, folder: Path, caplog: pytest.LogCaptureFixture
+    watched: Watched, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     damaged = weakref.ref(watched.repository.ready(SELF))
     wait_until(lambda: watched.ratio(SELF) is not None)
     watched.session.stays_damaged = True
-    wait_until(lambda: watched.index()[1].state is ModelState.UNAVAILABLE)
-    reason = watched.index()[1].reason
+    wait_until(lambda: watched.entry.state is ModelState.UNAVAILABLE)
+    reason = watched.entry.reason
     assert reason.startswith("context_vectors of graph plain differs from eager PyTorch by ")
     assert "in service; the tolerance is " in reason
-    assert str(folder) not in reason
+    assert str(tmp_path) not in reason
     with pytest.raises(ModelNotReadyError, match=rf"model '{SELF}' version 1 was taken out of service: "):
         watched.engine.model(SELF)
     assert (watched.ratio(SELF) or 0) > 1
@@ -145,18 +135,18 @@ def test_a_damaged_model_is_withdrawn_and_freed_and_comes_back_when_it_is_loaded
     ask(watched, SELF)
     wait_until(lambda: (watched.ratio(SELF) or 2) <= 1)
     assert watched.failures() == 1
-    assert watched.index()[1] == IndexEntry(SELF, "1", ModelState.READY)
+    assert watched.entry == IndexEntry(SELF, "1", ModelState.READY)
 
 
 def test_a_fault_of_one_computation_is_reported_and_the_model_stays(
     watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
     wait_until(lambda: watched.session.runs > 0)
-    watched.session.damaged_runs = {watched.session.runs + 5}
+    watched.session.damaged_run = watched.session.runs + 5
     wait_until(lambda: watched.failures() == 1)
     wait_until(lambda: watched.session.runs > 10)
     assert watched.failures() == 1
-    assert watched.index()[1].state is ModelState.READY
+    assert watched.entry.state is ModelState.READY
     assert (watched.ratio(SELF) or 2) <= 1
     assert "golden vectors missed" in caplog.text
     assert "taken out of service" not in caplog.text
@@ -164,7 +154,7 @@ def test_a_fault_of_one_computation_is_reported_and_the_model_stays(
 
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError])
 def test_a_graph_that_no_longer_runs_is_withdrawn_unless_it_lacks_memory(
-    folder: Path, tmp_path: Path, error: type[Exception]
+    watched: Watched, error: type[Exception]
 ) -> None:
     tries: list[object] = []
 
@@ -172,16 +162,15 @@ def test_a_graph_that_no_longer_runs_is_withdrawn_unless_it_lacks_memory(
         tries.append(inputs)
         raise error(MESSAGE)
 
-    with watching(folder, tmp_path) as watched:
-        watched.repository.replace(SELF, {"1": tapped(watched.repository.ready(SELF), fail)})
-        watched.control._changed()
-        if error is MemoryError:
-            wait_until(lambda: len(tries) > 5)
-            assert watched.failures() == 0
-            assert watched.index()[1].state is ModelState.READY
-            return
-        wait_until(lambda: watched.index()[1].state is ModelState.UNAVAILABLE)
-        assert watched.index()[1].reason.endswith("does not run in service any more")
+    watched.repository.replace(SELF, {"1": tapped(watched.repository.ready(SELF), fail)})
+    watched.changed()
+    if error is MemoryError:
+        wait_until(lambda: len(tries) > 5)
+        assert watched.failures() == 0
+        assert watched.entry.state is ModelState.READY
+    else:
+        wait_until(lambda: watched.entry.state is ModelState.UNAVAILABLE)
+        assert watched.entry.reason.endswith("does not run in service any more")
         assert watched.ratio(SELF) == float("inf")
 
 

@@ -9,10 +9,10 @@ from attention_serving.server.canary import Check, checks_of
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.models.repository import FailedModel, Repository
+from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.observe.metrics import CanaryMetrics, Metrics
 from attention_serving.server.observe.prometheus import FOLDER_VARIABLE
 from attention_serving.server.workers import worker_registry, write_metrics_to
-from tests.server.damage import DEVICE
 from tests.server.observe.test_metrics import Samples, published
 from tests.server.samples import SELF
 
@@ -21,7 +21,7 @@ LABELS = frozenset({("model", SELF), ("version", "1")})
 
 
 def load(artifacts: Path) -> LoadedModel:
-    return load_model(artifacts / SELF / "1", DEVICE)
+    return load_model(artifacts / SELF / "1", Device(threads=1))
 
 
 @pytest.fixture(scope="module")
