@@ -288,7 +288,9 @@ def test_the_models_differ_in_what_may_join(buckets: list[LoadedModel]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("requests", "expected"), [([1] * 9, [4, 4, 1]), ([9], [9])], ids=["of many requests", "of one request"]
+    ("requests", "expected"),
+    [([1] * 9, [4, 4, 1]), ([9], [9]), ([9, 3], [11, 1])],
+    ids=["of many requests", "of one request", "of two in turns"],
 )
 def test_a_batch_with_little_to_gain_does_not_take_another_request(
     self_model: LoadedModel, requests: list[int], expected: list[int]
