@@ -6,7 +6,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
@@ -26,65 +26,41 @@ from attention_serving.server.engine.requests.validated_request import Validated
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.types import Array, MaskKind, Result
 from tests.server.samples import Sample, request_of, validated_of
-from tests.server.seams import MESSAGE, PATIENCE_SECONDS, Gate, Tap, tapped, wait
+from tests.server.seams import MESSAGE, PATIENCE_SECONDS, Gate, Tap, tapped, wait, wait_until
 
 ROUNDS = 300
-OUTCOMES: dict[str, Callable[[], Result | EngineError]] = {
-    "result": lambda: Result({}),
-    "error": lambda: RunFailedError(MESSAGE),
-}
-
-
-@pytest.fixture(params=OUTCOMES)
-def outcome(request: pytest.FixtureRequest) -> Result | EngineError:
-    return OUTCOMES[request.param]()
-
-
-@pytest.fixture
-def request_of_one(self_model: LoadedModel) -> Sample:
-    return validated_of(self_model, [(2, 2)])
-
-
-def taken(request: Sample) -> Result | EngineError:
-    """The outcome as whoever waits gets it."""
-    try:
-        return request.result()
-    except EngineError as error:
-        return error
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
-@pytest.mark.parametrize("fails", [False, True], ids=["", "who fails"])
-def test_whoever_waits_is_told_once(
-    request_of_one: Sample,
-    outcome: Result | EngineError,
-    order: str,
-    caplog: pytest.LogCaptureFixture,
-    *,
-    fails: bool,
+@pytest.mark.parametrize("outcome", [Result({}), RunFailedError(MESSAGE)], ids=["result", "error"])
+def test_whoever_waits_is_told_once_and_takes_the_outcome_once(
+    self_model: LoadedModel, outcome: Result | EngineError, order: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[bool] = []
+    request = validated_of(self_model, [(2, 2)])
+    told: list[object] = []
 
-    def callback() -> None:
-        told.append(fails)
-        if fails:
-            raise RuntimeError(MESSAGE)
+    def take() -> None:
+        try:
+            told.append(request.result())
+        except EngineError as error:
+            told.append(error)
+        raise RuntimeError(MESSAGE)  # others must not notice
 
+    with pytest.raises(ValueError, match="has not ended"):
+        request.result()
     if order == "before":
-        wait(request_of_one, callback)
+        wait(request, take)
         assert told == []
-    request_of_one.end(outcome)
+    request.end(outcome)
     if order == "after":
-        assert told == []
-        wait(request_of_one, callback)
-    assert told == [fails]
-    assert taken(request_of_one) is outcome
-    assert caplog.text.count("callback failed") == fails
+        wait(request, take)
+    assert told == [outcome]
+    assert caplog.text.count("callback failed") == 1
+    with pytest.raises(ValueError, match="was taken"):
+        request.result()
 
 
-def test_whichever_thread_comes_first_whoever_waits_is_told_once(
-    self_model: LoadedModel, outcome: Result | EngineError
-) -> None:
+def test_whichever_thread_comes_first_whoever_waits_is_told_once(self_model: LoadedModel) -> None:
     requests = [validated_of(self_model, [(1, 1)]) for _ in range(ROUNDS)]
     told: list[int] = []
     together = threading.Barrier(2)
@@ -92,7 +68,7 @@ def test_whichever_thread_comes_first_whoever_waits_is_told_once(
     def ends() -> None:
         for request in requests:
             together.wait(PATIENCE_SECONDS)
-            request.end(outcome)
+            request.end(Result({}))
 
     def waits() -> None:
         for number, request in enumerate(requests):
@@ -105,34 +81,13 @@ def test_whichever_thread_comes_first_whoever_waits_is_told_once(
     assert sorted(told) == list(range(ROUNDS))
 
 
-def test_an_outcome_is_taken_once(request_of_one: Sample, outcome: Result | EngineError) -> None:
-    with pytest.raises(ValueError, match="has not ended"):
-        request_of_one.result()
-    request_of_one.end(outcome)
-    assert taken(request_of_one) is outcome
-    with pytest.raises(ValueError, match="was taken"):
-        request_of_one.result()
-
-
-def test_nobody_is_told_of_a_request_that_was_withdrawn(request_of_one: Sample) -> None:
-    told: list[object] = []
-    wait(request_of_one, lambda: told.append("before"))
-    request_of_one.end(None)
-    wait(request_of_one, lambda: told.append("after"))
-    assert told == []
-
-
-@pytest.mark.usefixtures("no_collector")
-def test_a_request_is_freed_although_its_error_was_raised(self_model: LoadedModel) -> None:
+def test_nobody_is_told_of_a_request_that_was_withdrawn(self_model: LoadedModel) -> None:
     request = validated_of(self_model, [(2, 2)])
-    del request.asked
-    freed = weakref.ref(request)
-    wait(request, lambda: None)
-    request.end(RunFailedError(MESSAGE))
-    with suppress(RunFailedError):
-        request.result()
-    del request
-    assert freed() is None
+    told: list[object] = []
+    wait(request, lambda: told.append("before"))
+    request.end(None)
+    wait(request, lambda: told.append("after"))
+    assert told == []
 
 
 @pytest.fixture
@@ -146,23 +101,16 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
-class Watch:
+class Watch(dict[str, "weakref.ref[Any]"]):
     """What is to be freed."""
 
-    def __init__(self) -> None:
-        self._references: dict[str, weakref.ref[Any]] = {}
-        self._freed = threading.Semaphore(0)
-
     def add(self, name: str, watched: object) -> None:
-        self._references[name] = weakref.ref(watched, lambda _: self._freed.release())
+        self[name] = weakref.ref(watched)
 
     def assert_freed(self, *names: str) -> None:
         """All that is watched is freed: a thread lets go of it before it waits."""
-        assert sorted(self._references) == sorted(names)
-        until = time.monotonic() + PATIENCE_SECONDS
-        for _ in names:
-            self._freed.acquire(timeout=max(0.0, until - time.monotonic()))
-        assert [name for name, reference in self._references.items() if reference() is not None] == []
+        assert sorted(self) == sorted(names)
+        wait_until(lambda: all(reference() is None for reference in self.values()))
 
 
 ASKED = ("request", "query", "key", "value", "mask")
