@@ -224,6 +224,7 @@ def test_counts_of_attention_v1(loaded: Repository, encoder: LoadedModel, messag
             cheap(partial(attend, message.data, model))
 
 
+@pytest.mark.thorough
 def test_a_query_that_is_replaced_again_and_again() -> None:
     """Each of its kinds replaces the other, beside the contents of many inputs."""
     inputs = typed.AttendRequest(inputs=[typed.NamedTensors(data=b"0")] * 5000).SerializeToString()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING, EncoderFacts
@@ -49,7 +49,7 @@ def token_vectors(count: int = TOKENS, seed: int = 0) -> Array:
 def ranges(most: int) -> st.SearchStrategy[list[tuple[int, int]]]:
     """Spans that are not empty, in any order, which may overlap and repeat."""
     own = st.tuples(st.integers(0, most - 1), st.integers(1, most)).filter(lambda span: span[0] < span[1])
-    return st.lists(own, max_size=12)
+    return st.lists(own, max_size=6)
 
 
 def by_torch(name: str, rows: Array, start: int, end: int) -> torch.Tensor:
@@ -64,6 +64,7 @@ def weighted_by_hand(rows: Array, start: int, end: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", POOLINGS)
+@settings(max_examples=12)
 @given(spans=ranges(TOKENS))
 def test_each_span_is_pooled_as_torch_pools_its_rows(name: str, spans: list[tuple[int, int]]) -> None:
     rows = token_vectors()
@@ -118,6 +119,7 @@ def test_spans_replace_token_vectors_and_the_embedding_and_nothing_else() -> Non
 texts = st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=1, max_size=4)
 
 
+@settings(max_examples=30)
 @given(data=st.data(), steps=texts)
 def test_the_tokens_of_a_span_are_those_that_share_a_character_with_it(
     data: st.DataObject, steps: list[list[int]]

@@ -263,11 +263,11 @@ def test_at_most_ten_unknown_words_are_named_and_long_ones_are_shortened(tmp_pat
 
 
 def test_an_unknown_word_far_into_a_long_text_is_found(tmp_path: Path) -> None:
-    text = "\n".join(["low"] * 20_000 + ["far"] + ["low"] * 20_000)
+    text = "\n".join(["low"] * 6_000 + ["far"] + ["low"] * 6_000)
     with pytest.raises(InvalidRequestError, match=r"text: unknown words: 'far'$"):
         encoder(bpe(), tmp_path).encode((text,))
     (length,) = encoder(bpe(), tmp_path).encode((text.replace("far", "low"),)).ids.lengths
-    assert length == 40_001
+    assert length == 12_001
 
 
 def test_the_texts_of_tokens(tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ def buckets(self_model: LoadedModel, cross_model: LoadedModel) -> list[LoadedMod
 
 @pytest.mark.parametrize(
     ("look_ahead", "examples"),
-    [(2, 30), pytest.param(256, 100, marks=pytest.mark.thorough)],
+    [(2, 20), pytest.param(256, 100, marks=pytest.mark.thorough)],
     ids=["near", "far"],
 )
 def test_every_sequence_runs_once_and_in_time(

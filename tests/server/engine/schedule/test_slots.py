@@ -149,7 +149,7 @@ def test_no_work_waits_while_a_slot_is_free(self_model: LoadedModel, runs: int) 
     long_run = self_model.run_bytes(GraphKind.PLAIN, 1, LONG, LONG)
     machine: Any = partial(SlotsMachine, models, runs * long_run)  # the stubs ask for a class
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=40, stateful_step_count=40, deadline=None)
+        machine, settings=settings(max_examples=25, stateful_step_count=40, deadline=None)
     )
 
 
