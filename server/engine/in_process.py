@@ -175,9 +175,9 @@ class InProcessModel:
         for index, sequence in enumerate(request.sequences):
             groups.setdefault(tuple(sequence.sizes.values()), []).append(index)
         for indices in groups.values():
-            first, size = request.sequences[indices[0]], 1
-            if not (self._model.runs_alone or first.is_in_blocks):
-                fitting = self._limits.max_batch_bytes // first.shape.run_bytes
+            shape, size = request.sequences[indices[0]].shape, 1
+            if not self._model.runs_alone and shape.graph is request.form.graph:  # not in blocks
+                fitting = self._limits.max_batch_bytes // shape.run_bytes
                 size = max(1, min(self._limits.max_batch_sequences, fitting))
             yield from (indices[start : start + size] for start in range(0, len(indices), size))
 

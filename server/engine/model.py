@@ -1,14 +1,13 @@
 """A loaded model: what it takes and returns, which graph runs what, and what a run is expected to cost."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from typing import Any
 from weakref import ref
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from attention_serving.artifact.encoder import EncoderFacts
 from attention_serving.artifact.golden import GoldenCase
@@ -24,7 +23,7 @@ from attention_serving.server.engine.requests.tokenizer import TextEncoder
 from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.run.session import Session
 from attention_serving.server.engine.statistics import ModelStatistics
-from attention_serving.server.engine.types import UNTIMED, Array, RunCost, SequenceShape
+from attention_serving.server.engine.types import UNTIMED, RunCost, SequenceShape
 
 # Callers send the same few lengths again and again.
 CACHED_SHAPES = 1024
@@ -127,11 +126,6 @@ class LoadedModel:
         return [spec.name for spec in self.manifest.graphs[GraphKind.PLAIN].outputs]
 
     @cached_property
-    def mixes_lengths(self) -> bool:
-        """Whether sequences of different lengths may run together."""
-        return GraphKind.LENGTHS in self.manifest.graphs
-
-    @cached_property
     def sees_padding(self) -> bool:
         """Whether rows attend to padding after their sequence unless lengths or a mask prevent it.
 
@@ -146,10 +140,9 @@ class LoadedModel:
         """Whether each sequence needs a run of its own."""
         return self.manifest.runs_alone
 
-    def batch_graph(self, graph: GraphKind, *, equal_lengths: bool) -> GraphKind:
-        """The graph that runs sequences together, each of which alone would run on `graph`."""
-        needs_lengths = graph is GraphKind.PLAIN and self.sees_padding and not equal_lengths
-        return GraphKind.LENGTHS if needs_lengths else graph
+    def mixed_graph(self, graph: GraphKind) -> GraphKind:
+        """The graph that runs sequences of unequal lengths together, each of which alone runs on `graph`."""
+        return GraphKind.LENGTHS if graph is GraphKind.PLAIN and self.sees_padding else graph
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -184,10 +177,6 @@ class LoadedModel:
         """Query rows of a block on the graphs that attend in blocks."""
         rows = BLOCK_SCORE_BYTES // (4 * max(self.manifest.num_heads, 1) * key_length)
         return max(LEAST_BLOCK_ROWS, min(rows, MOST_BLOCK_ROWS))
-
-    def empty(self, graph: GraphKind, shape: Sequence[int], data_type: DTypeLike) -> Array:
-        """An array for an input of a graph, with undefined values, in memory that the device reads fast."""
-        return self.sessions[graph].empty(shape, data_type)
 
     def shrink_arena(self) -> None:
         """Returns memory that earlier runs left in the arena to the system, by running a single row."""

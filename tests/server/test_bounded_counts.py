@@ -95,8 +95,9 @@ def _without_other_objects() -> Iterator[None]:
 
 def many(test: Callable[..., None]) -> Callable[..., None]:
     """A property that is tried on many examples."""
-    tried = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])(test)
-    return pytest.mark.thorough(tried)
+    often = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    tried: Callable[..., None] = pytest.mark.thorough(often(test))
+    return tried
 
 
 @pytest.fixture(scope="module")

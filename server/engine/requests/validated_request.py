@@ -8,7 +8,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
+from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.coroutines import Task
 from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.engine.model import LoadedModel
@@ -53,11 +53,6 @@ class SequenceInputs:
     def lengths(self) -> tuple[int, int]:
         """Query and key length."""
         return self.shape.lengths
-
-    @property
-    def is_in_blocks(self) -> bool:
-        """Whether it runs in blocks of query rows, and therefore alone."""
-        return self.shape.graph in IN_BLOCKS.values()
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)

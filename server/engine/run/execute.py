@@ -21,7 +21,7 @@ from attention_serving.artifact.manifest import (
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import select, with_spans
 from attention_serving.server.engine.requests.validated_request import SequenceInputs
-from attention_serving.server.engine.run.session import RunControl
+from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.statistics import RunTimes
 from attention_serving.server.engine.types import Array
 
@@ -52,9 +52,10 @@ def run_batch(
         MemoryError: The run needs more memory than the runtime may take.
     """
     tensors, started = model.manifest.graphs[graph], time.monotonic()
-    inputs = {spec.name: _input(model, graph, spec, sequences) for spec in tensors.inputs}
+    session = (model.parallel_sessions if parallel else model.sessions)[graph]
+    inputs = {spec.name: _input(model, session, spec, sequences) for spec in tensors.inputs}
     prepared = time.monotonic()
-    outputs = (model.parallel_sessions if parallel else model.sessions)[graph].run(inputs, control)
+    outputs = session.run(inputs, control)
     computed = time.monotonic()
     own = _split(tensors, outputs, sequences)
     for at, sequence in enumerate(sequences):
@@ -94,27 +95,27 @@ def gather(results: Sequence[Outputs]) -> dict[str, list[Array]]:
 
 
 def _input(
-    model: LoadedModel, graph: GraphKind, spec: TensorSpec, sequences: Sequence[SequenceInputs]
+    model: LoadedModel, session: Session, spec: TensorSpec, sequences: Sequence[SequenceInputs]
 ) -> Array:
     """One input of a run: the sequences' own arrays stacked, or what the graph has in addition."""
     name = spec.name
     if name in sequences[0].inputs:
         if len(sequences) == 1:
             return sequences[0].inputs[name][np.newaxis]
-        return _stack([sequence.inputs[name] for sequence in sequences], model, graph)
+        return _stack([sequence.inputs[name] for sequence in sequences], session)
     if name == BLOCK_ROWS:
         return np.array(model.block_rows(max(sequence.lengths[1] for sequence in sequences)), np.int64)  # ()
     if name in (QUERY_LENGTHS, KEY_LENGTHS):
         at = name == KEY_LENGTHS
         return np.array([sequence.lengths[at] for sequence in sequences], dtype=np.int64)  # (B,)
-    return _stack_masks(spec, sequences, model, graph)
+    return _stack_masks(spec, sequences, session)
 
 
-def _stack(arrays: list[Array], model: LoadedModel, graph: GraphKind) -> Array:
+def _stack(arrays: list[Array], session: Session) -> Array:
     """Stacks (T_i, ...) arrays to (B, T, ...), padded with zeros."""
     lengths = [len(array) for array in arrays]
     width = arrays[0].shape[1:]
-    stacked = model.empty(graph, (len(arrays), max(lengths), *width), arrays[0].dtype)
+    stacked = session.empty((len(arrays), max(lengths), *width), arrays[0].dtype)
     if min(lengths) == max(lengths):
         np.concatenate(arrays, out=stacked.reshape(sum(lengths), *width))
         return stacked
@@ -124,14 +125,12 @@ def _stack(arrays: list[Array], model: LoadedModel, graph: GraphKind) -> Array:
     return stacked
 
 
-def _stack_masks(
-    spec: TensorSpec, sequences: Sequence[SequenceInputs], model: LoadedModel, graph: GraphKind
-) -> Array:
+def _stack_masks(spec: TensorSpec, sequences: Sequence[SequenceInputs], session: Session) -> Array:
     """(B, 1 or H, Tq, Tk): the mask of each sequence, False for every padded key."""
     heads = max(1 if sequence.mask is None else len(sequence.mask) for sequence in sequences)
     _, _, query_axis, key_axis = map(str, spec.axes)
     longest = [max(sequence.sizes[axis] for sequence in sequences) for axis in (query_axis, key_axis)]
-    stacked = model.empty(graph, (len(sequences), heads, *longest), np.bool_)
+    stacked = session.empty((len(sequences), heads, *longest), np.bool_)
     if len(sequences) > 1:
         stacked.fill(False)  # noqa: FBT003 - takes no keyword
     for row, sequence in zip(stacked, sequences, strict=True):

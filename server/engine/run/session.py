@@ -120,7 +120,7 @@ class Session:
 
     def empty(self, shape: Sequence[int], data_type: DTypeLike) -> Array:
         """An array for an input, with undefined values, in memory that the device reads fast."""
-        return self._bound.empty(shape, data_type) if self._bound else np.empty(shape, data_type)
+        return self._bound.memory.empty(shape, data_type) if self._bound else np.empty(shape, data_type)
 
     def run(self, inputs: dict[str, Array], control: RunControl | None = None) -> dict[str, Array]:
         """Runs the graph.
@@ -192,7 +192,7 @@ class BoundSession:
                 inputs.
         """
         self._session = session
-        self._memory = memory
+        self.memory = memory
         self._inputs: dict[str, list[Any]] = {each.name: each.shape for each in session.get_inputs()}
         self._outputs: dict[str, tuple[list[Any], DTypeLike]] = {}
         known = {axis for shape in self._inputs.values() for axis in shape if isinstance(axis, str)}
@@ -201,10 +201,6 @@ class BoundSession:
             if data_type is None or not all(isinstance(axis, int) or axis in known for axis in each.shape):
                 raise ValueError(f"output {each.name} {each.shape}")
             self._outputs[each.name] = each.shape, data_type
-
-    def empty(self, shape: Sequence[int], data_type: DTypeLike) -> Array:
-        """An array for an input, whose values are undefined. Other arrays are copied more slowly."""
-        return self._memory.empty(shape, data_type)
 
     def run(
         self, inputs: dict[str, Array], options: onnxruntime.RunOptions | None = None
@@ -233,7 +229,7 @@ class BoundSession:
         }
         outputs = {
             # An axis that an input lacks has no size here. The runtime refuses such an input.
-            name: self._memory.empty(
+            name: self.memory.empty(
                 [axis if isinstance(axis, int) else sizes.get(axis, 0) for axis in shape], data_type
             )
             for name, (shape, data_type) in self._outputs.items()

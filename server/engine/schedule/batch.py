@@ -148,7 +148,7 @@ class Batch:
         Args:
             nearest: Sequences of other lengths, the nearest first.
         """
-        if not self.model.mixes_lengths:
+        if GraphKind.LENGTHS not in self.model.manifest.graphs:
             return
         saved = most = 0.0
         losses, best, size = 0, self._extent(), len(self.sequences)
@@ -181,7 +181,7 @@ class Batch:
         own, count = sequence.lengths, len(self.sequences) + 1
         lengths = (max(self._lengths[0], own[0]), max(self._lengths[1], own[1]))
         # Once mixed, a batch keeps the graph that it needs for that.
-        graph = self.model.batch_graph(self.graph, equal_lengths=False)
+        graph = self.model.mixed_graph(self.graph)
         seconds = self.model.seconds(graph, count, *lengths)
         gain = self.seconds + sequence.shape.seconds - seconds
         if gain < 0 and graph is self.graph:

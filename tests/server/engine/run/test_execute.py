@@ -63,7 +63,8 @@ def run(
     if not return_weights:
         masked = any(sequence.mask is not None for sequence in sequences)
         equal_lengths = len({sequence.lengths for sequence in sequences}) == 1
-        graph = model.batch_graph(GraphKind.MASK if masked else GraphKind.PLAIN, equal_lengths=equal_lengths)
+        graph = GraphKind.MASK if masked else GraphKind.PLAIN
+        graph = graph if equal_lengths else model.mixed_graph(graph)
     return run_batch(model, graph, sequences)[0]
 
 
@@ -144,19 +145,12 @@ def test_padding_is_zero_and_padded_keys_may_not_be_attended_to(cross_model: Loa
     assert mask[1].all()
 
 
-@pytest.mark.parametrize(
-    ("graph", "equal_lengths", "expected"),
-    [
-        (GraphKind.PLAIN, True, GraphKind.PLAIN),
-        (GraphKind.PLAIN, False, GraphKind.LENGTHS),
-        (GraphKind.MASK, False, GraphKind.MASK),
-    ],
-)
 def test_only_the_plain_graph_of_a_model_that_sees_padding_cannot_run_unequal_lengths(
-    models: dict[str, LoadedModel], graph: GraphKind, expected: GraphKind, *, equal_lengths: bool
+    models: dict[str, LoadedModel],
 ) -> None:
-    assert models[CROSS].batch_graph(graph, equal_lengths=equal_lengths) is expected
-    assert models[SELF].batch_graph(graph, equal_lengths=equal_lengths) is graph  # causal
+    assert models[CROSS].mixed_graph(GraphKind.PLAIN) is GraphKind.LENGTHS
+    assert models[CROSS].mixed_graph(GraphKind.MASK) is GraphKind.MASK
+    assert models[SELF].mixed_graph(GraphKind.PLAIN) is GraphKind.PLAIN  # causal
 
 
 # With two heads: the scores of this length need exactly the memory above which sequences run in blocks.

@@ -163,7 +163,7 @@ class QueueMachine(RuleBasedStateMachine):
         longest = (max(e.lengths[0] for e in batch), max(e.lengths[1] for e in batch))
         assert count == 1 or model.run_bytes(batch.graph, count, *longest) <= self.limits.max_batch_bytes
         equal_lengths = len({queued.lengths for queued in batch}) == 1
-        assert batch.graph is model.batch_graph(own_graph, equal_lengths=equal_lengths)
+        assert batch.graph is (own_graph if equal_lengths else model.mixed_graph(own_graph))
         alone = sum(model.seconds(batch.graph, 1, *queued.lengths) for queued in batch)
         assert math.isclose(batch.seconds, model.seconds(batch.graph, count, *longest), rel_tol=1e-12)
         assert batch.seconds <= alone * (1 + 1e-9)
