@@ -11,7 +11,11 @@ from scripts.local_server import ROOT
 
 
 @pytest.mark.parametrize(
-    "module", ["attention_serving.server.engine.run.session", "attention_serving.export.parity"]
+    "module",
+    [
+        "attention_serving.server.engine.run.session",
+        pytest.param("attention_serving.export.parity", marks=pytest.mark.thorough),
+    ],
 )
 def test_onnx_runtime_keeps_no_telemetry_identifier(tmp_path: Path, module: str) -> None:
     # ONNX Runtime writes one below the home folder when it is imported. CI and the variable turn that off.

@@ -24,6 +24,8 @@ PAGES = (
 )
 REPOSITORY = "model_repository"
 DOCUMENTED_TARGET = "127.0.0.1:8001"
+# README's block that takes half of the time runs with the pages; tests/examples runs the example too.
+SLOW = "examples.bring_your_bert"
 # Commands of the pages that other tests run, with what they need.
 ELSEWHERE = ("-m server", "-m clients.enrich", "enrich ", "--target torchserve", "--query q.npy")
 
@@ -38,9 +40,9 @@ def programs() -> list[str]:
     found = [block for page in PAGES for block in blocks(page)]
     lines = [line for language, text in found if language == "sh" for line in text.splitlines()]
     own = [line for line in lines if line.startswith((".venv/bin/", "attention-client "))]
-    return [text for language, text in found if language == "python"] + [
-        line for line in own if not any(each in line for each in ELSEWHERE)
-    ]
+    slow = [text.strip() for _, text in blocks("README.md") if SLOW in text]
+    commands = [line for line in own if not any(each in line for each in ELSEWHERE)]
+    return [text for language, text in found if language == "python"] + slow + commands
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,7 @@ def test_the_blocks_of_readme_work_in_their_order(demo: ServerProcess) -> None:
     found = blocks("README.md")
     assert len(found) > 8
     for language, text in found:
-        if not text.startswith("make ") and "-m server" not in text:
+        if not text.startswith("make ") and "-m server" not in text and SLOW not in text:
             run(demo, text, is_python=language == "python")
     served, here = (
         pq.read_table(demo.log.parent / f"{name}.parquet")["context_vectors"].to_pylist()
@@ -92,7 +94,7 @@ def test_the_blocks_of_readme_work_in_their_order(demo: ServerProcess) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("text", programs())
 def test_a_block_or_command_of_a_page(demo: ServerProcess, text: str) -> None:
-    is_python = "\n" in text
+    is_python = "import " in text
     if text.startswith("attention-client "):
         text = f".venv/bin/{text}"
     assert run(demo, text, is_python=is_python).strip() or is_python

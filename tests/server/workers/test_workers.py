@@ -119,16 +119,17 @@ def test_a_worker_that_was_killed_or_stopped_is_replaced(artifacts: Path, tmp_pa
         first, second = service.pids(2)
         port, metrics_port = service.ports()
         call(service, port, total=CONNECTIONS)
+        counted(metrics_port, CONNECTIONS)  # what is not published yet ends with its worker
         os.kill(first, signal.SIGKILL)
         reason = "reason='worker 0 was killed by signal 9' restart_in_seconds=0.5"
         assert reason in service.until(" worker ended worker=0 .*").string
         call(service, port, total=2 * CONNECTIONS)  # while it is replaced
+        counted(metrics_port, 2 * CONNECTIONS)
         os.kill(second, signal.SIGSTOP)
         assert "reason='worker 1 did not answer for " in service.until(" worker ended worker=1 .*").string
         with pytest.raises(ProcessLookupError):
             os.kill(second, 0)
         service.matches(" listening ", 4)
-        counted(metrics_port, 2 * CONNECTIONS)
         before = calls_by_worker(tmp_path)
         call(service, port, total=3 * CONNECTIONS)
         samples = counted(metrics_port, 3 * CONNECTIONS)
