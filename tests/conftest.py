@@ -18,11 +18,10 @@ from xdist.remote import Producer
 from scripts.local_server import ServerProcess, serving
 from tests.server import samples
 from tests.support import systems
-from tests.support.artifacts import ModelSet, cached_repositories, link_tree
+from tests.support.artifacts import ModelSet, cached_repositories
 from tests.support.prometheus import required
 from tests.support.scheduling import SharedServerScheduling, start_order
 
-SERVED = ("self-attention", "cross-attention", "multi-head-64x4", "sentence-self-attention")
 torch.set_num_threads(1)
 # Processes that tests start would inherit an ignored hang-up, as of a suite that runs under nohup.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -58,11 +57,8 @@ def artifacts() -> Path:
 
 @pytest.fixture(scope="session")
 def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of a few of its models, in the mode of the defaults."""
-    folder = tmp_path_factory.mktemp("server")
-    for name in SERVED:
-        link_tree(repository / name, folder / "models" / name)
-    with serving(folder / "models", folder / "log") as process:
+    """A server of the repository."""
+    with serving(repository, tmp_path_factory.mktemp("server") / "log") as process:
         yield process
 
 
