@@ -24,16 +24,7 @@ PACKAGES = {"kserve": "kserve==0.21.0", "mlserver": "mlserver==1.7.1"}
 MODEL = "multi-head-768x12"
 ROWS, WIDTH = 6, 768
 CLIENT_SECONDS = 300
-BUF = [
-    "npx",
-    "--yes",
-    "@bufbuild/buf@1.75.0",
-    "curl",
-    "--http2-prior-knowledge",
-    "--protocol",
-    "grpc",
-    "--reflect",
-]
+BUF = ("npx", "--yes", "@bufbuild/buf@1.75.0", "curl", "--http2-prior-knowledge", "--protocol=grpc")
 # Methods that buf calls, with the message as JSON and what the answer contains. It learns them by reflection.
 BUF_CALLS = (
     ("grpc.health.v1.Health/Check", "{}", "SERVING"),
@@ -86,7 +77,7 @@ def _outcomes(server: ServerProcess, data: Path) -> Iterator[tuple[str, str, str
         if problem:
             yield client, "the next", problem
     for method, message, expected in BUF_CALLS:
-        output, problem = _ask(*BUF, "--data", message, f"http://{server.target}/{method}")
+        output, problem = _ask(*BUF, "--reflect", "--data", message, f"http://{server.target}/{method}")
         if not problem and expected not in output.replace(" ", ""):
             problem = f"answered {output}"
         yield "buf", method, problem

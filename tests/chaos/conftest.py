@@ -3,32 +3,33 @@
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from benchmarks.processes import worker
-from tests.support.artifacts import cached_repositories
-from tests.support.repository import SETS
+from tests.support.artifacts import ModelSet, cached_repositories
+from tests.support.repository import export_preset
 
-PRESETS = ("multi-head-768x12", "rotary-768x12")
+WIDE, ROTARY = "multi-head-768x12", "rotary-768x12"
+PRESETS = ModelSet("chaos", [partial(export_preset, name) for name in (WIDE, ROTARY)], [Path(__file__)])
 
 
 @pytest.fixture(scope="session")
-def models(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository of large and small models of several kinds, as copies."""
-    folder = tmp_path_factory.mktemp("models")
-    (large,) = cached_repositories(next(models for models in SETS if models.name == "presets"))
-    for source in (*artifacts.iterdir(), *(large / name for name in PRESETS)):
-        shutil.copytree(source, folder / source.name)
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of multi-head-768x12 alone, which loads fast, as copies."""
+    (presets,), folder = cached_repositories(PRESETS), tmp_path_factory.mktemp("wide")
+    shutil.copytree(presets / WIDE, folder / WIDE)
     return folder
 
 
 @pytest.fixture(scope="session")
-def wide(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository of multi-head-768x12 alone, which loads fast."""
-    folder = tmp_path_factory.mktemp("wide")
-    shutil.copytree(models / PRESETS[0], folder / PRESETS[0])
+def models(wide: Path, artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of large and small models of several kinds, as copies."""
+    (presets,), folder = cached_repositories(PRESETS), tmp_path_factory.mktemp("models")
+    for source in (*artifacts.iterdir(), wide / WIDE, presets / ROTARY):
+        shutil.copytree(source, folder / source.name)
     return folder
 
 

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from packaging.utils import canonicalize_name
 
-from scripts.export_demo_models import DEMO_MODELS
+from scripts import export_demo_models as script
+from scripts.export_demo_models import DEMO_MODELS, export_demo_models
 from scripts.local_server import ROOT
 from tests.deploy.images import (
     CLIENT,
@@ -27,6 +28,7 @@ from tests.deploy.images import (
     needs,
 )
 from tests.deploy.test_requirements import pins
+from tests.support.artifacts import ModelSet, cached_repositories
 
 pytestmark = pytest.mark.thorough
 QUESTION = ("text", "--model", DEMO_MODELS[0], "Life is short, eat dessert first")
@@ -41,12 +43,10 @@ def readable(folder: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def models(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+def models(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The option that mounts the models of the demo."""
-    folder = tmp_path_factory.mktemp("demo") / "models"
-    for name in DEMO_MODELS:
-        shutil.copytree(repository / name, folder / name)
-    return readable(folder)
+    (cached,) = cached_repositories(ModelSet("demo", [export_demo_models], [Path(script.__file__)]))
+    return readable(shutil.copytree(cached, tmp_path_factory.mktemp("demo") / "models"))
 
 
 @pytest.fixture(scope="module")
