@@ -20,7 +20,7 @@ from securesystemslib.signer import Signature
 
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.keys import PrivateKey, PublicKey
-from attention_serving.artifact.manifest import MANIFEST_FILE, Manifest, check_inside, file_hash
+from attention_serving.artifact.manifest import MANIFEST_FILE, Manifest, check_inside, file_hash, read_bounded
 from attention_serving.artifact.tolerance import Tolerance
 
 CERTIFICATE_FILE = "certificate.json"
@@ -193,14 +193,7 @@ def _read(folder: Path, path: Path) -> bytes:
     if not path.is_file():  # a pipe would block the reader
         raise ArtifactError(path, "is missing: the artifact is not signed, and only signed ones are accepted")
     check_inside(folder, path)
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_CERTIFICATE_BYTES + 1)
-    except OSError as error:
-        raise ArtifactError(path, f"cannot be read: {error.strerror}") from error
-    if len(content) > MAX_CERTIFICATE_BYTES:
-        raise ArtifactError(path, f"is larger than the limit of {MAX_CERTIFICATE_BYTES} bytes")
-    return content
+    return read_bounded(path, MAX_CERTIFICATE_BYTES)
 
 
 def _check_subject(path: Path, statement: _Statement, manifest: Manifest) -> None:

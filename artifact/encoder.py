@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from attention_serving.artifact.record import Record
+from attention_serving.artifact.tolerance import Record
 
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 EMBEDDING = "embedding"

@@ -16,6 +16,7 @@ from attention_serving.artifact.manifest import Graph, GraphKind, Manifest, Tens
 # A replay must not take more memory than requests do. Attention scores grow with the square of the length.
 MAX_GOLDEN_BYTES = 256 << 20
 MAX_GOLDEN_LENGTH = 4096
+GOLDEN_ARRAYS_FILE = "golden.npz"
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -71,6 +72,21 @@ def golden_tensors(cases: list[GoldenCase]) -> Mapping[str, NDArray[Any]]:
         for side, arrays in (("inputs", case.inputs), ("outputs", case.outputs))
         for name, array in arrays.items()
     }
+
+
+def write_golden_arrays(artifact: Path, manifest: Manifest, kind: GraphKind, folder: Path) -> Path:
+    """Writes the golden cases of one graph in NumPy's own format, for programs that have NumPy only.
+
+    The names are `<index>/inputs/<name>` and `<index>/outputs/<name>`.
+
+    Raises:
+        ArtifactError: The artifact's golden vectors are damaged.
+    """
+    cases = [case for case in load_golden(artifact / manifest.golden) if case.graph is kind]
+    arrays = {name.partition("/")[2]: array for name, array in golden_tensors(cases).items()}
+    path = folder / GOLDEN_ARRAYS_FILE
+    np.savez(path, **arrays)  # type: ignore[arg-type]  # names that are no identifiers
+    return path
 
 
 def _group_golden(path: Path, tensors: Arrays) -> list[GoldenCase]:

@@ -7,7 +7,7 @@ differ in their inputs and outputs, so that a request pays only for what it uses
 import hashlib
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AliasChoices, Field, ValidationError
 
@@ -15,13 +15,13 @@ from attention_serving.artifact.encoder import EncoderFacts
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.external_data import external_locations
 from attention_serving.artifact.names import MAX_VERSION, NAME_PATTERN
-from attention_serving.artifact.record import Record
-from attention_serving.artifact.tolerance import Tolerance
+from attention_serving.artifact.tolerance import Record, Tolerance
 
 MANIFEST_FILE = "manifest.json"
 # Manifests of real models have a few KiB.
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_PROBLEMS = 3
+MAX_WINDOW = 2**31 - 1
 GRAPH_SUFFIX = ".onnx"
 BATCH_AXIS = "batch"
 KEY_LENGTHS = "key_lengths"
@@ -96,6 +96,19 @@ class Cost(Record):
     flops_per_pair: Count
 
 
+class AttentionPattern(NamedTuple):
+    """Which keys the rows of a layer may attend to by its own rule.
+
+    Attributes:
+        causal: Whether a query row attends only to keys up to its own position.
+        window: A query row attends only to keys fewer than this many rows away; 0 if the distance does not
+            matter.
+    """
+
+    causal: bool
+    window: int
+
+
 class Manifest(Record):
     """The description of an artifact, and the hashes of its files."""
 
@@ -143,6 +156,25 @@ class Manifest(Record):
         """
         return self.precision == "int8" and self.activation_scales is None
 
+    @property
+    def attention_patterns(self) -> tuple[AttentionPattern, ...]:
+        """The rule of each layer of a text encoder, or that of an attention module; empty for other modules.
+
+        A configuration without a rule, as in earlier manifests, has that of the whole model.
+        """
+        if not self.num_heads:
+            return ()
+        layers: Any = [self.config]
+        if self.encoder is not None:
+            stated = self.config.get("layers")
+            layers = stated if isinstance(stated, list) else [{}] * self.encoder.layers
+        return tuple(self._pattern(layer if isinstance(layer, dict) else {}) for layer in layers)
+
+    def _pattern(self, stated: dict[str, Any]) -> AttentionPattern:
+        window = stated.get("window", 0)
+        is_known = isinstance(window, int) and 0 <= window <= MAX_WINDOW
+        return AttentionPattern(bool(stated.get("causal", self.causal)), window if is_known else 0)
+
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Reads the manifest of an artifact.
@@ -152,14 +184,7 @@ class Manifest(Record):
         """
         path = folder / MANIFEST_FILE
         try:
-            with path.open("rb") as file:
-                content = file.read(MAX_MANIFEST_BYTES + 1)
-        except OSError as error:
-            raise ArtifactError(path, f"cannot be read: {error.strerror}") from error
-        if len(content) > MAX_MANIFEST_BYTES:
-            raise ArtifactError(path, f"is larger than the limit of {MAX_MANIFEST_BYTES} bytes")
-        try:
-            return cls.model_validate_json(content)
+            return cls.model_validate_json(read_bounded(path, MAX_MANIFEST_BYTES))
         except ValidationError as error:
             raise ArtifactError(path, _problems(error)) from error
 
@@ -213,6 +238,22 @@ def check_inside(folder: Path, path: Path) -> None:
         raise ArtifactError(path, "cannot be read: its symbolic links lead in a circle") from error
     if not real.is_relative_to(repository):
         raise ArtifactError(path, "lies outside the model repository", details=f"it is {real}")
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """Reads a file of at most `limit` bytes.
+
+    Raises:
+        ArtifactError: The file cannot be read, or is larger.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(limit + 1)
+    except OSError as error:
+        raise ArtifactError(path, f"cannot be read: {error.strerror}") from error
+    if len(content) > limit:
+        raise ArtifactError(path, f"is larger than the limit of {limit} bytes")
+    return content
 
 
 def file_hash(path: Path) -> str:

@@ -1,12 +1,16 @@
-"""The largest accepted difference between a served result and eager PyTorch."""
+"""The largest accepted difference between a served result and eager PyTorch, a value of a manifest."""
 
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import NonNegativeFloat
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat
 
-from attention_serving.artifact.record import Record
+
+class Record(BaseModel):
+    """An immutable value of a manifest. Unknown fields, NaN and infinity are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Tolerance(Record):

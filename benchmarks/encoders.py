@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 
-from attention_serving.export.encoder import write_encoder
+from attention_serving.artifact.names import ModelId
+from attention_serving.export.artifact import write_artifact
+from attention_serving.export.encoder import encoder_spec
 from attention_serving.export.errors import ParityError
-from attention_serving.export.model_id import ModelId
 from attention_serving.export.precision import Precision
 from attention_serving.model.encoder_folder.loading import load_encoder
 from attention_serving.server import machine
@@ -194,7 +195,7 @@ def write_repository(folder: Path, repository: Path) -> list[str]:
     loaded, written = load_encoder(folder), []
     for precision in (Precision.FP32, Precision.INT8):
         try:
-            write_encoder(loaded, ModelId(precision.value), repository, precision=precision)
+            write_artifact(encoder_spec(loaded), ModelId(precision.value), repository, precision=precision)
         except ParityError as error:
             typer.echo(f"{precision.value} is left out: {error}\n")
         else:

@@ -25,9 +25,10 @@ import transformers
 from attention_client import AttentionClient
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from attention_serving.artifact.names import ModelId
 from attention_serving.export import ExportError
-from attention_serving.export.encoder import write_encoder
-from attention_serving.export.model_id import ModelId
+from attention_serving.export.artifact import write_artifact
+from attention_serving.export.encoder import encoder_spec
 from attention_serving.model.encoder_folder.loading import LoadedEncoder, load_encoder
 from scripts.local_server import serving
 
@@ -81,7 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = given.folder or make_tiny_bert(Path(temporary) / "bert")
         try:
             loaded = load_encoder(folder)
-            path, _ = write_encoder(loaded, ModelId(given.name), given.out, replace=given.replace)
+            path, _ = write_artifact(
+                encoder_spec(loaded), ModelId(given.name), given.out, replace=given.replace
+            )
         except (ValueError, ExportError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 1

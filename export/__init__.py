@@ -1,7 +1,7 @@
 """From a PyTorch module to an artifact: ONNX graphs, manifest, golden vectors and parity report.
 
 PyTorch takes seconds to import, and `python -m export --help` must not wait for it. Therefore this file and
-what it imports at import time (export.api, export.deployment, export.errors, export.model_id,
+what it imports at import time (export.api, export.certificate, export.deployment, export.errors,
 export.precision) do not import PyTorch; `export_module` imports it when it is called.
 """
 
@@ -11,8 +11,8 @@ import os
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 from attention_serving.export.api import export_module
+from attention_serving.export.certificate import VERSION
 from attention_serving.export.deployment.write import write_target
 from attention_serving.export.errors import ArtifactExistsError, ExportError, ParityError
-from attention_serving.export.version import VERSION
 
 __all__ = ["VERSION", "ArtifactExistsError", "ExportError", "ParityError", "export_module", "write_target"]

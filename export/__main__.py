@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from attention_serving.artifact.keys import KeyFileError
+from attention_serving.artifact.names import ModelId
 from attention_serving.export import VERSION, options
 from attention_serving.export.errors import ArtifactExistsError, ExportError
-from attention_serving.export.model_id import ModelId
+from attention_serving.export.options import CheckpointSource, EncoderSource, PresetSource, Source
 from attention_serving.export.precision import Precision
-from attention_serving.export.sources import CheckpointSource, EncoderSource, PresetSource, Source
 from attention_serving.model.checkpoints.layouts import LAYOUTS
 from attention_serving.model.encoder.config import POOLINGS
 from attention_serving.model.presets import PRESETS
@@ -26,6 +26,8 @@ app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 console = Console(highlight=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 USAGE_ERROR, FAILURE = 2, 1
+# Names in errors that are not those of the parameters.
+OPTIONS = {"preset": "a preset", "truncates": "--truncate"}
 
 
 @app.command()
@@ -64,33 +66,38 @@ def export(
     if list_presets:
         _print_presets()
         return
-    checkpoint: dict[str, Any] = {"--layout": layout or None, "--prefix": prefix or None, "--heads": heads}
-    checkpoint |= {"--causal": causal or None, "--cross": cross or None, "--rotary-theta": rotary_theta}
-    given = {option: value for option, value in checkpoint.items() if value is not None}
-    own = {"--pooling": pooling or None, "--dimensions": dimensions, "--truncate": truncate or None}
-    own = {option: value for option, value in own.items() if value is not None}
+    checkpoint = _given(layout=layout, prefix=prefix, heads=heads, causal=causal, cross=cross)
+    checkpoint |= _given(rotary_theta=rotary_theta)
+    text = _given(pooling=pooling, dimensions=tuple(dimensions or ()), truncates=truncate)
     source: Source
     if encoder is not None:
-        _check_alone(preset, weights, seed, given)
-        source = _encoder(encoder, own)
+        source = _encoder(encoder, text, _given(preset=preset, weights=weights, seed=seed) | checkpoint)
+    elif text:
+        _refuse(f"{_names(text)} needs --encoder")
+    elif weights is not None:
+        source = _checkpoint(weights, preset, seed, checkpoint)
     else:
-        _check_not_given(own, "--encoder")
-        source = (
-            _preset(preset, seed, given) if weights is None else _checkpoint(weights, preset, seed, given)
-        )
+        source = _preset(preset, seed, checkpoint)
     if describe:
         from attention_serving.export import command  # noqa: PLC0415 - imports PyTorch
 
         _finish(lambda: command.describe(source, console))
         return
-    model, repository = _model_id(name or preset, version), _repository(out)
+    if not (name or preset):
+        _refuse("--name is missing: give the name of the model")
+    try:
+        model = ModelId(name or preset, version)
+    except ValueError as error:
+        _refuse(str(error))
+    if out is None:
+        _refuse("--out is missing: give the model repository to write into")
     from attention_serving.export import command  # noqa: PLC0415 - imports PyTorch
 
     _finish(
         lambda: command.run(
             source,
             model,
-            repository,
+            out,
             precision,
             rtol=rtol,
             atol=atol,
@@ -102,13 +109,22 @@ def export(
     )
 
 
+def _given(**values: Any) -> dict[str, Any]:
+    """The options that were given; 0 is a value."""
+    return {name: own for name, own in values.items() if own or (own == 0 and own is not False)}
+
+
+def _names(given: Mapping[str, Any]) -> str:
+    return ", ".join(OPTIONS.get(name, f"--{name.replace('_', '-')}") for name in given)
+
+
 def _preset(preset: str, seed: int | None, given: Mapping[str, Any]) -> PresetSource:
     if not preset:
         _refuse("name a preset (--list shows them), or give --weights or --encoder")
     if preset not in PRESETS:
         _refuse(f"preset {preset!r} does not exist; --list shows those that do")
     if given:
-        _refuse(f"{', '.join(given)} needs --weights; a preset has its own configuration")
+        _refuse(f"{_names(given)} needs --weights; a preset has its own configuration")
     return PresetSource(name=preset, seed=options.PRESET_SEED if seed is None else seed)
 
 
@@ -118,62 +134,23 @@ def _checkpoint(weights: Path, preset: str, seed: int | None, given: Mapping[str
     if seed is not None:
         _refuse("--seed needs a preset; with --weights, the checkpoint contains the weights")
     layouts = ", ".join(sorted(LAYOUTS))
-    if "--layout" not in given:
+    if "layout" not in given:
         _refuse(f"--layout is missing: give one of {layouts}")
-    if given["--layout"] not in LAYOUTS:
-        _refuse(f"layout {given['--layout']!r} does not exist; the layouts are: {layouts}")
-    if "--heads" not in given:
+    if given["layout"] not in LAYOUTS:
+        _refuse(f"layout {given['layout']!r} does not exist; the layouts are: {layouts}")
+    if "heads" not in given:
         _refuse("--heads is missing: give the number of query heads")
-    if "--rotary-theta" in given and not LAYOUTS[given["--layout"]].rotary:
-        _refuse(f"--rotary-theta: layout {given['--layout']!r} has no rotary embedding")
-    return CheckpointSource(
-        path=weights,
-        layout=given["--layout"],
-        prefix=given.get("--prefix", ""),
-        heads=given["--heads"],
-        causal="--causal" in given,
-        cross="--cross" in given,
-        rotary_theta=given.get("--rotary-theta", options.ROTARY_THETA),
-    )
+    if "rotary_theta" in given and not LAYOUTS[given["layout"]].rotary:
+        _refuse(f"--rotary-theta: layout {given['layout']!r} has no rotary embedding")
+    return CheckpointSource(path=weights, **given)
 
 
-def _check_alone(preset: str, weights: Path | None, seed: int | None, given: Mapping[str, Any]) -> None:
-    """An encoder is described by its folder alone."""
-    others = {"a preset": preset or None, "--weights": weights, "--seed": seed, **given}
-    if named := [name for name, value in others.items() if value is not None]:
-        _refuse(f"--encoder and {named[0]} exclude each other; give one of them")
-
-
-def _check_not_given(options_given: Mapping[str, Any], needed: str) -> None:
-    if options_given:
-        _refuse(f"{', '.join(options_given)} needs {needed}")
-
-
-def _encoder(folder: Path, given: Mapping[str, Any]) -> EncoderSource:
-    pooling = given.get("--pooling", "")
-    if pooling and pooling not in POOLINGS:
-        _refuse(f"--pooling {pooling!r} does not exist; give one of {', '.join(POOLINGS)}")
-    return EncoderSource(
-        path=folder,
-        pooling=pooling,
-        dimensions=tuple(given.get("--dimensions", ())),
-        truncates="--truncate" in given,
-    )
-
-
-def _model_id(name: str, version: int) -> ModelId:
-    if not name:
-        _refuse("--name is missing: give the name of the model")
-    try:
-        return ModelId(name, version)
-    except ValueError as error:
-        _refuse(str(error))
-
-
-def _repository(out: Path | None) -> Path:
-    if out is None:
-        _refuse("--out is missing: give the model repository to write into")
-    return out
+def _encoder(folder: Path, given: Mapping[str, Any], others: Mapping[str, Any]) -> EncoderSource:
+    if others:
+        _refuse(f"--encoder and {_names(dict([*others.items()][:1]))} exclude each other; give one of them")
+    if "pooling" in given and given["pooling"] not in POOLINGS:
+        _refuse(f"--pooling {given['pooling']!r} does not exist; give one of {', '.join(POOLINGS)}")
+    return EncoderSource(path=folder, **given)
 
 
 def _finish(work: Callable[[], None]) -> None:

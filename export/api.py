@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from attention_serving.artifact.keys import read_private_key
 from attention_serving.artifact.manifest import Manifest
+from attention_serving.artifact.names import ModelId
 from attention_serving.artifact.tolerance import Tolerance
-from attention_serving.export.model_id import ModelId
 from attention_serving.export.precision import FP32_TOLERANCE, TOLERANCES, Precision
 
 if TYPE_CHECKING:
@@ -93,23 +93,19 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
         KeyFileError: `sign_key` is not the file of such a key.
     """
     # PyTorch takes seconds to import; see export/__init__.py.
-    from attention_serving.export.artifact import ArtifactWriter, publish  # noqa: PLC0415
+    from attention_serving.export.artifact import ArtifactWriter, showing, source_digest  # noqa: PLC0415
     from attention_serving.export.module import ModuleInputs, module_spec  # noqa: PLC0415
-    from attention_serving.export.progress import showing  # noqa: PLC0415
-    from attention_serving.export.spec import source_digest  # noqa: PLC0415
     from attention_serving.export.target import Target  # noqa: PLC0415
 
     key = read_private_key(sign_key) if sign_key is not None else None
     target = Target(repository=Path(out), model=ModelId(name, version), replace=replace)
-    description = description or type(module).__name__
     accepted = tolerance or TOLERANCES[precision]
     taken = ModuleInputs.of(module, example_inputs, dynamic_axes, max_length, masks, inputs)
-    options: dict[str, object] = {"inputs": taken, "outputs": list(output_names)}
-    options |= {"description": description, "precision": precision, "tolerance": accepted}
-    source = source_digest(module, options)
+    description = description or type(module).__name__
+    stated: dict[str, object] = {"inputs": taken, "outputs": list(output_names), "description": description}
+    source = source_digest(module, stated | {"precision": precision, "tolerance": accepted})
     target.check(source)
     with showing(progress) as step:
         step("runs in eager PyTorch")
-        spec = module_spec(module, taken, output_names, tolerance or FP32_TOLERANCE)
-        writer = ArtifactWriter(spec, target.model, description, precision, accepted, source, step)
-        return publish(writer, target, key)
+        spec = module_spec(module, taken, output_names, description, tolerance or FP32_TOLERANCE)
+        return ArtifactWriter(spec, target, precision, accepted, source, step).publish(key)

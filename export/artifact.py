@@ -1,16 +1,23 @@
 """Writes artifacts, whole or not at all: graphs over shared weights, golden vectors, reports, manifest."""
 
-import dataclasses
+import hashlib
 import json
 import logging
 import platform
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import onnx
 import onnx_ir
+import torch
+from onnx.external_data_helper import set_external_data
+from rich.console import Console
 from safetensors.numpy import save_file
+from torch import Tensor, nn
 
 from attention_serving.artifact.golden import golden_tensors
 from attention_serving.artifact.keys import PrivateKey
@@ -22,21 +29,17 @@ from attention_serving.artifact.manifest import (
     Manifest,
     file_hash,
 )
+from attention_serving.artifact.names import ModelId
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export import parity
-from attention_serving.export.block_mask import NotInBlocksError
-from attention_serving.export.blocks import in_blocks
+from attention_serving.export.blocks import NotInBlocksError, in_blocks
 from attention_serving.export.certificate import sign_artifact
 from attention_serving.export.errors import ExportError
 from attention_serving.export.graph import OPSET, finish, trace
-from attention_serving.export.lowering import HALF_TYPES, lowered
-from attention_serving.export.model_id import ModelId
-from attention_serving.export.precision import TOLERANCES, Precision
-from attention_serving.export.quantisation import quantise_linear_layers
-from attention_serving.export.signature import AttentionModule, Signature
-from attention_serving.export.spec import ExportSpec, attention_spec, source_digest
-from attention_serving.export.storage import WEIGHTS_FILE, write_graphs
-from attention_serving.export.target import Target
+from attention_serving.export.precision import Precision
+from attention_serving.export.quantisation import HALF_TYPES, lowered, quantise_linear_layers
+from attention_serving.export.signature import AttentionModule, ExportSpec, Signature, attention_spec
+from attention_serving.export.target import Target, temporary_folder
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +55,13 @@ GRAPH_FILES = {
     GraphKind.BLOCKS: "model.blocks.onnx",
     GraphKind.MASK_BLOCKS: "model.mask_blocks.onnx",
 }
+WEIGHTS_FILE = "weights.bin"
+# Weights of at least this size in total are stored in one file that the graphs share.
+EXTERNAL_BYTES = 1 << 20
+# Smaller tensors stay in the graph: shapes and scalars, which the runtime folds.
+EXTERNAL_TENSOR_BYTES = 1 << 10
+# Page size, because the file is mapped into memory.
+ALIGNMENT = 4096
 # By graph in blocks, the one that it is derived from.
 WHOLE = {blocks: whole for whole, blocks in IN_BLOCKS.items()}
 LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")
@@ -64,8 +74,23 @@ def silent(_: str) -> None:
     """Shows no progress."""
 
 
+@contextmanager
+def showing(progress: Callable[[str], object] | None = None) -> Iterator[Progress]:
+    """The given progress; or one that shows the current step if standard error is a terminal."""
+    if progress is not None or not sys.stderr.isatty():
+        yield progress or silent
+        return
+    console = Console(file=sys.stderr, highlight=False)
+    with console.status("") as status:
+
+        def show(step: str) -> None:
+            console.print(step) if step == UNCHANGED else status.update(step)
+
+        yield show
+
+
 def write_artifact(
-    module: AttentionModule,
+    what: AttentionModule | ExportSpec,
     model: ModelId,
     repository: Path,
     *,
@@ -76,16 +101,17 @@ def write_artifact(
     sign_key: PrivateKey | None = None,
     progress: Progress = silent,
 ) -> tuple[Path, Manifest]:
-    """Exports an attention module into `<repository>/<name>/<version>/`.
+    """Exports a module into `<repository>/<name>/<version>/`.
 
     Everything is written to a temporary folder beside it, compared with eager PyTorch, and renamed. The same
     module gives the same bytes, so that a second export of it changes nothing and succeeds.
 
     Args:
-        module: Put into evaluation mode.
+        what: An attention module, which is put into evaluation mode; or what is exported of another module,
+            such as an `encoder_spec`.
         model: Name and version.
         repository: Model repository; made if it does not exist.
-        description: One line for the manifest.
+        description: One line for the manifest, for an attention module.
         precision: Element type of the arithmetic.
         tolerance: Largest accepted difference from eager PyTorch, here and on every server. Default: that of
             the precision.
@@ -102,65 +128,69 @@ def write_artifact(
         ExportError: The graph cannot be made.
         ParityError: The graph differs from eager PyTorch by more than its tolerance.
     """
-    tolerance = tolerance or TOLERANCES[precision]
-    spec = attention_spec(module)
-    tokenizer = spec.tokenizer.to_str() if spec.tokenizer is not None else ""
-    options = {"config": spec.config, "tokenizer": tokenizer, "description": description}
-    source = source_digest(module, options | {"precision": precision, "tolerance": tolerance})
+    spec = what if isinstance(what, ExportSpec) else attention_spec(what, description)
+    tolerance = tolerance or spec.tolerances[precision]
+    identity = {**spec.identity, "description": spec.description}
+    source = source_digest(spec.module, {**identity, "precision": precision, "tolerance": tolerance})
     target = Target(repository=repository, model=model, replace=replace)
     target.check(source)
-    writer = ArtifactWriter(spec, model, description, precision, tolerance, source, progress)
-    return publish(writer, target, sign_key)
+    return ArtifactWriter(spec, target, precision, tolerance, source, progress).publish(sign_key)
 
 
-def publish(
-    writer: "ArtifactWriter", target: Target, sign_key: PrivateKey | None = None
-) -> tuple[Path, Manifest]:
-    """Writes an artifact to a temporary folder and moves it into place.
+def source_digest(module: nn.Module, options: Mapping[str, object]) -> str:
+    """SHA-256 of a module's class, its weights and the options of its export.
 
-    Args:
-        writer: Writes the files.
-        target: Where they are moved to.
-        sign_key: Signs a certificate of the artifact, also of one that is there already and is the same.
-
-    Returns:
-        The artifact's folder and its manifest.
-
-    Raises:
-        ArtifactExistsError: The target holds another artifact that is not to be replaced.
-        ExportError: The graph cannot be made.
-        ParityError: The graph differs from eager PyTorch by more than its tolerance.
+    It is cheap beside an export, and tells two sources apart before either is exported. Equal digests do not
+    prove equal artifacts, because the code of a module is not part of the digest.
     """
-    with target.temporary_folder() as temporary:
-        manifest = writer.write(temporary)
-        if sign_key is not None:
-            writer.progress("certificate")
-            sign_artifact(temporary, sign_key)
-        if not target.put(temporary, manifest):
-            writer.progress(UNCHANGED)
-            if sign_key is not None:
-                sign_artifact(target.folder, sign_key)
-    return target.folder, manifest
+    digest = hashlib.sha256(type(module).__qualname__.encode())
+    digest.update(json.dumps(dict(options), sort_keys=True, default=str).encode())
+    for name, value in sorted(module.state_dict().items()):
+        digest.update(f"{name} ".encode())
+        if isinstance(value, Tensor):
+            digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ArtifactWriter:
-    """Writes the files of one artifact."""
+    """Writes one artifact.
+
+    Attributes:
+        source: The `source_digest` of what is exported, which the target was checked for.
+    """
 
     spec: ExportSpec
-    model: ModelId
-    description: str
+    target: Target
     precision: Precision
     tolerance: Tolerance
     source: str
     progress: Progress = silent
 
-    def write(self, folder: Path) -> Manifest:
+    def publish(self, sign_key: PrivateKey | None) -> tuple[Path, Manifest]:
+        """Writes the artifact to a temporary folder and moves it into place.
+
+        Args:
+            sign_key: Signs a certificate of it, also of an artifact that is there already and is the same.
+        """
+        with temporary_folder(self.target.folder) as temporary:
+            manifest = self._write(temporary)
+            if sign_key is not None:
+                self.progress("certificate")
+                sign_artifact(temporary, sign_key)
+            if not self.target.put(temporary, manifest):
+                self.progress(UNCHANGED)
+                if sign_key is not None:
+                    sign_artifact(self.target.folder, sign_key)
+        return self.target.folder, manifest
+
+    def _write(self, folder: Path) -> Manifest:
         """Writes all files into a folder; the manifest, which lists the others, last."""
         spec, graphs = self.spec, self._graphs()
         signatures = [s for s in spec.signatures if s.kind in graphs]
         write_graphs({GRAPH_FILES[kind]: graph for kind, graph in graphs.items()}, folder)
-        report = parity.as_json(parity.report(self._compare(folder, signatures), self.tolerance))
+        report = parity.report(self._compare(folder, signatures), self.tolerance)
         (folder / PARITY_FILE).write_text(json.dumps(report, indent=2) + "\n")
         self.progress("golden vectors")
         golden = [case for s in signatures for case in parity.golden_cases(spec.module, s)]
@@ -186,7 +216,7 @@ class ArtifactWriter:
                 log.warning(
                     "%s: graph %s is left out (%s): graph %s serves long sequences, in memory that grows "
                     "with the square of their length",
-                    self.model.name,
+                    self.target.model.name,
                     kind,
                     reason,
                     WHOLE[kind],
@@ -212,9 +242,9 @@ class ArtifactWriter:
     def _manifest(self, folder: Path, signatures: Sequence[Signature]) -> Manifest:
         spec = self.spec
         return Manifest(
-            name=self.model.name,
-            version=self.model.version,
-            description=self.description,
+            name=self.target.model.name,
+            version=self.target.model.version,
+            description=spec.description,
             config=dict(spec.config),
             num_heads=spec.num_heads,
             causal=spec.causal,
@@ -238,3 +268,43 @@ class ArtifactWriter:
             made_with={"python": platform.python_version()} | {name: version(name) for name in LIBRARIES},
             source=self.source,
         )
+
+
+def write_graphs(graphs: Mapping[str, onnx.ModelProto], folder: Path) -> None:
+    """Writes graphs by file name, and each distinct tensor once. Modifies the graphs."""
+    tensors = {
+        _digest(tensor): tensor.raw_data
+        for graph in graphs.values()
+        for tensor in graph.graph.initializer
+        if len(tensor.raw_data) >= EXTERNAL_TENSOR_BYTES
+    }
+    if sum(map(len, tensors.values())) >= EXTERNAL_BYTES:
+        offsets = _write_weights(tensors, folder / WEIGHTS_FILE)
+        for graph in graphs.values():
+            _refer_to_weights(graph, offsets)
+    for name, graph in graphs.items():
+        (folder / name).write_bytes(graph.SerializeToString(deterministic=True))
+        onnx.checker.check_model(folder / name)
+
+
+def _write_weights(tensors: Mapping[str, bytes], path: Path) -> dict[str, int]:
+    """Writes each distinct tensor once. Returns the offsets by hash."""
+    offsets = {}
+    with path.open("wb") as file:
+        for digest, data in tensors.items():
+            file.write(b"\0" * (-file.tell() % ALIGNMENT))
+            offsets[digest] = file.tell()
+            file.write(data)
+    return offsets
+
+
+def _refer_to_weights(graph: onnx.ModelProto, offsets: Mapping[str, int]) -> None:
+    for tensor in graph.graph.initializer:
+        offset = offsets.get(_digest(tensor))
+        if offset is not None:
+            set_external_data(tensor, WEIGHTS_FILE, offset=offset, length=len(tensor.raw_data))
+            tensor.ClearField("raw_data")
+
+
+def _digest(tensor: onnx.TensorProto) -> str:
+    return hashlib.sha256(tensor.raw_data).hexdigest()

@@ -11,8 +11,9 @@ from attention_serving.artifact.golden import GoldenCase, check_golden, load_gol
 from attention_serving.artifact.keys import PrivateKey
 from attention_serving.artifact.manifest import Manifest
 from attention_serving.export.errors import ExportError, ParityError
-from attention_serving.export.version import VERSION
 
+# The version of the exporter, which certificates state.
+VERSION = "0.1.0"
 CPU_INFO = Path("/proc/cpuinfo")
 # What names a processor, in the order of preference: x86 has a model name, other architectures a part.
 CPU_FIELDS = ("model name", "Model", "cpu model", "CPU part")

@@ -8,17 +8,15 @@ from rich.console import Console
 
 from attention_serving.artifact.keys import read_private_key
 from attention_serving.artifact.manifest import Manifest
+from attention_serving.artifact.names import ModelId
 from attention_serving.artifact.tolerance import Tolerance
-from attention_serving.export.artifact import UNCHANGED
-from attention_serving.export.deployment.target import DeploymentTarget
-from attention_serving.export.deployment.write import check_target, write_target
-from attention_serving.export.encoder import EncoderOptions
+from attention_serving.export.artifact import UNCHANGED, showing, write_artifact
+from attention_serving.export.deployment.write import DeploymentTarget, check_target, write_target
+from attention_serving.export.encoder import encoder_spec
 from attention_serving.export.errors import ExportError
-from attention_serving.export.loaded import Destination, Loaded, LoadedModule, LoadedText
-from attention_serving.export.model_id import ModelId
+from attention_serving.export.options import EncoderSource, PresetSource, Source
 from attention_serving.export.precision import Precision
-from attention_serving.export.progress import showing
-from attention_serving.export.sources import EncoderSource, PresetSource, Source
+from attention_serving.export.signature import ExportSpec, attention_spec
 from attention_serving.model.checkpoints.loading import load_checkpoint
 from attention_serving.model.encoder_folder.loading import load_encoder
 from attention_serving.model.presets import PRESETS, build_preset
@@ -26,17 +24,22 @@ from attention_serving.model.presets import PRESETS, build_preset
 EXAMPLE_LENGTH = 128
 
 
-def load(source: Source) -> Loaded:
+def load(source: Source) -> tuple[ExportSpec, Sequence[str]]:
     """Builds a preset, or reads a checkpoint or the folder of an encoder.
+
+    Returns:
+        The export, and what is not part of it by its name in the file.
 
     Raises:
         CheckpointError: The file cannot be read, or does not hold the layout under the prefix.
     """
     if isinstance(source, EncoderSource):
-        options = EncoderOptions(dimensions=source.dimensions, truncates=source.truncates)
-        return LoadedText(load_encoder(source.path, pooling=source.pooling), options)
+        encoder = load_encoder(source.path, pooling=source.pooling)
+        spec = encoder_spec(encoder, dimensions=source.dimensions, truncates=source.truncates)
+        return spec, encoder.skipped
     if isinstance(source, PresetSource):
-        return LoadedModule(build_preset(source.name, seed=source.seed), PRESETS[source.name].description)
+        module = build_preset(source.name, seed=source.seed)
+        return attention_spec(module, PRESETS[source.name].description), ()
     checkpoint = load_checkpoint(
         source.path,
         layout=source.layout,
@@ -47,7 +50,7 @@ def load(source: Source) -> Loaded:
         rotary_theta=source.rotary_theta,
     )
     description = f"{source.layout} checkpoint {source.name}, {source.prefix or 'no prefix'}"
-    return LoadedModule(checkpoint.module, description, checkpoint.skipped)
+    return attention_spec(checkpoint.module, description), checkpoint.skipped
 
 
 def run(
@@ -85,18 +88,22 @@ def run(
             show(step)
 
         progress("weights")
-        loaded = load(source)
-        to = Destination(
-            model=model,
-            repository=out,
+        spec, skipped = load(source)
+        usual = spec.tolerances[precision]
+        tolerance = Tolerance(
+            rtol=usual.rtol if rtol is None else rtol, atol=usual.atol if atol is None else atol
+        )
+        folder, manifest = write_artifact(
+            spec,
+            model,
+            out,
             precision=precision,
-            tolerance=_tolerance(loaded.tolerances[precision], rtol, atol),
+            tolerance=tolerance,
             replace=replace,
             sign_key=key,
             progress=progress,
         )
-        folder, manifest = loaded.write(to)
-    _print_skipped(loaded, console)
+    _print_skipped(spec, skipped, console)
     _print_artifact(folder, manifest, console, unchanged=steps[-1] == UNCHANGED)
     if key is not None:
         console.print(f"  signed with key {key.public_key.keyid}", markup=False)
@@ -111,16 +118,15 @@ def describe(source: Source, console: Console) -> None:
     Raises:
         ValueError: The checkpoint cannot be read.
     """
-    loaded = load(source)
-    _print_skipped(loaded, console)
-    spec, length = loaded.spec(), EXAMPLE_LENGTH
+    (spec, skipped), length = load(source), EXAMPLE_LENGTH
+    _print_skipped(spec, skipped, console)
     cost = spec.cost
     linear = length * (cost.flops_per_query + cost.flops_per_key)
     products = length * length * cost.flops_per_pair
     parameters = sum(parameter.numel() for parameter in spec.module.parameters())
     for line in (
-        f"{source.name}: {loaded.description}",
-        f"  {loaded.config}",
+        f"{source.name}: {spec.description}",
+        f"  {spec.module.config}",
         f"  {parameters:,} parameters",
         f"  floating-point operations: {cost.flops_per_query:,} for each query row, "
         f"{cost.flops_per_key:,} for each key row, {cost.flops_per_pair:,} for each pair of them",
@@ -129,14 +135,10 @@ def describe(source: Source, console: Console) -> None:
         console.print(line, markup=False)
 
 
-def _tolerance(usual: Tolerance, rtol: float | None, atol: float | None) -> Tolerance:
-    """The usual tolerance of a precision, with the values that are given."""
-    return Tolerance(rtol=usual.rtol if rtol is None else rtol, atol=usual.atol if atol is None else atol)
-
-
-def _print_skipped(loaded: Loaded, console: Console) -> None:
-    for name in loaded.skipped:
-        console.print(f"skipped (not part of {loaded.part}): {name}", markup=False)
+def _print_skipped(spec: ExportSpec, skipped: Sequence[str], console: Console) -> None:
+    part = "attention" if spec.encoder is None else "the encoder"
+    for name in skipped:
+        console.print(f"skipped (not part of {part}): {name}", markup=False)
 
 
 def _print_artifact(folder: Path, manifest: Manifest, console: Console, *, unchanged: bool) -> None:

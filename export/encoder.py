@@ -2,28 +2,20 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Final
 
 from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS, EMBEDDING, EncoderFacts
-from attention_serving.artifact.keys import PrivateKey
 from attention_serving.artifact.manifest import (
     BATCH_AXIS,
     BLOCK_ROWS,
     KEY_LENGTHS,
     Cost,
     GraphKind,
-    Manifest,
     TensorSpec,
 )
-from attention_serving.artifact.tolerance import Tolerance
-from attention_serving.export.artifact import ArtifactWriter, Progress, publish, silent
-from attention_serving.export.model_id import ModelId
-from attention_serving.export.precision import ENCODER_TOLERANCES, Precision
-from attention_serving.export.signature import QUERY_AXIS, Signature, tensor
-from attention_serving.export.spec import ExportSpec, source_digest
-from attention_serving.export.target import Target
+from attention_serving.export.precision import ENCODER_TOLERANCES
+from attention_serving.export.signature import QUERY_AXIS, ExportSpec, Signature, tensor
 from attention_serving.model.encoder.config import EncoderConfig
 from attention_serving.model.encoder_folder.loading import LoadedEncoder
 
@@ -39,96 +31,52 @@ KINDS: Final = (
 ROW_TENSORS: Final = 6
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncoderOptions:
-    """What the person who exports an encoder decides.
+def encoder_spec(
+    loaded: LoadedEncoder, *, dimensions: Sequence[int] = (), truncates: bool = False
+) -> ExportSpec:
+    """The export of a text encoder, with all its graphs, for `write_artifact`.
 
-    Attributes:
+    Args:
+        loaded: The encoder.
         dimensions: Numbers of elements that embeddings can be shortened to, beside those of the folder.
         truncates: Whether long texts are cut unless a request says otherwise.
-    """
-
-    dimensions: tuple[int, ...] = ()
-    truncates: bool = False
-
-
-def write_encoder(
-    loaded: LoadedEncoder,
-    model: ModelId,
-    repository: Path,
-    *,
-    options: EncoderOptions | None = None,
-    precision: Precision = Precision.FP32,
-    tolerance: Tolerance | None = None,
-    replace: bool = False,
-    sign_key: PrivateKey | None = None,
-    progress: Progress = silent,
-) -> tuple[Path, Manifest]:
-    """Exports a text encoder into `<repository>/<name>/<version>/`, as `write_artifact` does a module.
-
-    Raises:
-        ValueError: A number of dimensions is not below the width of an embedding.
-        ArtifactExistsError: The folder holds another artifact, and `replace` is false.
-        ExportError: The graph cannot be made.
-        ParityError: The graph differs from eager PyTorch by more than its tolerance.
-    """
-    tolerance = tolerance or ENCODER_TOLERANCES[precision]
-    spec = encoder_spec(loaded, options or EncoderOptions())
-    description = describe(loaded)
-    stated: dict[str, object] = {"config": spec.config, "tokenizer": loaded.tokenizer.to_str()}
-    stated |= {
-        "description": description,
-        "encoder": spec.encoder,
-        "precision": precision,
-        "tolerance": tolerance,
-    }
-    source = source_digest(loaded.module, stated)
-    target = Target(repository=repository, model=model, replace=replace)
-    target.check(source)
-    writer = ArtifactWriter(spec, model, description, precision, tolerance, source, progress)
-    return publish(writer, target, sign_key)
-
-
-def encoder_spec(loaded: LoadedEncoder, options: EncoderOptions) -> ExportSpec:
-    """The export of a text encoder, with all its graphs.
 
     Raises:
         ValueError: A number of dimensions is not below the width of an embedding.
     """
     config = loaded.module.config
+    facts = EncoderFacts(
+        family=loaded.family,
+        layers=len(config.layers),
+        width=config.width,
+        embedding_width=config.embedding_width,
+        row_elements=ROW_TENSORS * config.width + (2 if config.gated else 1) * config.feed_forward,
+        pooling=config.pooling,
+        normalised=config.normalised,
+        dimensions=_dimensions(loaded, dimensions),
+        prompts=dict(loaded.prompts),
+        default_prompt=loaded.default_prompt,
+        truncates=truncates,
+    )
+    stated = json.loads(json.dumps(asdict(config)))  # as it will be read from the manifest
     return ExportSpec(
         module=loaded.module.eval(),
         signatures=tuple(_signature(config, kind) for kind in KINDS),
+        description=(
+            f"{loaded.family} text encoder, {len(config.layers)} layers of width {config.width}, "
+            f"{' and '.join(config.pooling)} pooling{', normalised' if config.normalised else ''}"
+        ),
+        identity={"config": stated, "tokenizer": loaded.tokenizer.to_str(), "encoder": facts},
+        tolerances=ENCODER_TOLERANCES,
         max_lengths={QUERY_AXIS: config.max_tokens},
-        config=json.loads(json.dumps(asdict(config))),  # as it will be read from the manifest
+        config=stated,
         num_heads=config.num_heads,
         causal=config.causal,
         cost=Cost(
             flops_per_query=config.flops_per_token, flops_per_key=0, flops_per_pair=config.flops_per_pair
         ),
         tokenizer=loaded.tokenizer,
-        encoder=EncoderFacts(
-            family=loaded.family,
-            layers=len(config.layers),
-            width=config.width,
-            embedding_width=config.embedding_width,
-            row_elements=ROW_TENSORS * config.width + (2 if config.gated else 1) * config.feed_forward,
-            pooling=config.pooling,
-            normalised=config.normalised,
-            dimensions=_dimensions(loaded, options.dimensions),
-            prompts=dict(loaded.prompts),
-            default_prompt=loaded.default_prompt,
-            truncates=options.truncates,
-        ),
-    )
-
-
-def describe(loaded: LoadedEncoder) -> str:
-    """The encoder in one line."""
-    config = loaded.module.config
-    return (
-        f"{loaded.family} text encoder, {len(config.layers)} layers of width {config.width}, "
-        f"{' and '.join(config.pooling)} pooling{', normalised' if config.normalised else ''}"
+        encoder=facts,
     )
 
 

@@ -9,11 +9,13 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import cache
 
 import onnx
 import onnx_ir
 import torch
 from torch import nn
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from attention_serving.artifact.manifest import BATCH_AXIS
 from attention_serving.export.adapted import AdaptedModule
@@ -25,16 +27,6 @@ OPSET = 23
 # Sizes at export: of the batch, and of the sequence axes in their order. They differ from each other, so
 # that two confused axes are noticed, and from 1, which the tracer takes for a constant.
 EXAMPLE_BATCH, EXAMPLE_LENGTHS = 2, (3, 5, 11, 17)
-
-
-def export_graph(module: nn.Module, signature: Signature) -> onnx.ModelProto:
-    """Exports the graph of one signature.
-
-    Raises:
-        ExportError: The module cannot be traced, or its graph lost a symbolic axis or uses an operator
-            outside the ONNX standard.
-    """
-    return finish(trace(module, signature), signature)
 
 
 def trace(module: nn.Module, signature: Signature) -> onnx_ir.Model:
@@ -130,6 +122,7 @@ def _export(module: nn.Module, signature: Signature) -> torch.onnx.ONNXProgram:
     with (
         warnings.catch_warnings(),
         _no_collection(),
+        _operators_parsed_once(),
         torch.no_grad(),
         standard_layers(),
     ):
@@ -195,6 +188,25 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+@contextmanager
+def _operators_parsed_once() -> Iterator[None]:
+    """Keeps the exporter's table of ONNX operators from one graph to the next while the block runs.
+
+    Otherwise the exporter parses the sources of its 500 operators for each graph, which takes a quarter of
+    the time. The table depends on the opset only. Other exports of this process, which may add to it, do not
+    get it.
+    """
+    original = ONNXRegistry.__dict__["from_torchlib"]
+    ONNXRegistry.from_torchlib = staticmethod(_operators)
+    try:
+        yield
+    finally:
+        ONNXRegistry.from_torchlib = original
+
+
+_operators = cache(ONNXRegistry.from_torchlib)
 
 
 def _strip(proto: onnx.ModelProto) -> None:

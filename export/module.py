@@ -22,21 +22,22 @@ from attention_serving.artifact.manifest import (
 from attention_serving.artifact.names import NAME_PATTERN
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export.adapted import AdaptedModule, Mask, Meaning
-from attention_serving.export.max_length import MaxLength, find_max_lengths
 from attention_serving.export.probe import (
     BATCH_SECOND,
     DATA_TYPES,
-    can_be_padded,
     check_independence,
     check_lengths,
-    check_masks,
-    check_pairs,
     check_repeatable,
-    equal_without_masks,
     find_outputs,
 )
-from attention_serving.export.signature import MASK_HEADS_AXIS, MAX_SEQUENCE_AXES, Signature, tensor
-from attention_serving.export.spec import ExportSpec
+from attention_serving.export.probe_masks import can_be_padded, check_masks, check_pairs, equal_without_masks
+from attention_serving.export.signature import (
+    MASK_HEADS_AXIS,
+    MAX_SEQUENCE_AXES,
+    ExportSpec,
+    Signature,
+    tensor,
+)
 
 DynamicAxes = Mapping[str, Mapping[int, str]]
 # Requests give these names a meaning of their own.
@@ -44,6 +45,9 @@ RESERVED = frozenset({ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS, POSITIONS, BLO
 # Names of masks that say what they mean: those of PyTorch's layers, and those of Hugging Face.
 HIDING, ATTENDING = "key_padding_mask", "attention_mask"
 FEW_AXES = 2
+# Attributes by which configurations of other projects state it, such as those of Hugging Face models.
+CONFIG_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+MaxLength = int | Mapping[str, int] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +119,6 @@ class ModuleInputs:
         masked = {mask.sequence_axes for mask in self.masks}
         return {axis: name for axis, name in axes.items() if (axis,) in masked}
 
-    @property
-    def pairs(self) -> Mask | None:
-        """The mask of query and key rows."""
-        return next((mask for mask in self.masks if len(mask.sequence_axes) == FEW_AXES), None)
-
     def adapted(self, module: nn.Module) -> AdaptedModule:
         """The module as its graphs call it."""
         rows = {str(spec.axes[1]): spec.name for spec in reversed(self.tensors)}
@@ -129,7 +128,11 @@ class ModuleInputs:
 
 
 def module_spec(
-    module: nn.Module, inputs: ModuleInputs, output_names: Sequence[str], tolerance: Tolerance
+    module: nn.Module,
+    inputs: ModuleInputs,
+    output_names: Sequence[str],
+    description: str,
+    tolerance: Tolerance,
 ) -> ExportSpec:
     """The export of a module: its signatures, checked by runs in eager PyTorch.
 
@@ -137,6 +140,7 @@ def module_spec(
         module: Put into evaluation mode.
         inputs: Its inputs.
         output_names: The names of its outputs.
+        description: One line.
         tolerance: Largest accepted difference between a sequence alone and in a batch.
 
     Raises:
@@ -162,8 +166,8 @@ def module_spec(
         without = tuple(replace(mask, optional=_has_default(module, mask.name)) for mask in inputs.masks)
         if equal_without_masks(adapted, without, plain, tolerance):
             adapted.masks = without
-    if inputs.pairs is not None:
-        pairs = tensor(ATTENTION_MASK, "bool", BATCH_AXIS, MASK_HEADS_AXIS, *inputs.pairs.sequence_axes)
+    for mask in (mask for mask in inputs.masks if len(mask.sequence_axes) == FEW_AXES):  # one at most
+        pairs = tensor(ATTENTION_MASK, "bool", BATCH_AXIS, MASK_HEADS_AXIS, *mask.sequence_axes)
         signatures.append(replace(plain, kind=GraphKind.MASK, inputs=(*plain.inputs, pairs)))
         check_pairs(adapted, signatures[-1], tolerance)
     if inputs.lengths:
@@ -176,6 +180,7 @@ def module_spec(
     return ExportSpec(
         module=adapted if is_adapted else module,
         signatures=tuple(signatures),
+        description=description,
         max_lengths=inputs.max_lengths,
     )
 
@@ -316,3 +321,27 @@ def _id_bound(name: str, example: Tensor) -> int | None:
     if example.numel() == 0 or example.min() < 0:
         raise ValueError(f"example_inputs[{name!r}]: give at least one id, and none below 0")
     return int(example.max()) + 1
+
+
+def find_max_lengths(module: nn.Module, axes: Sequence[str], given: MaxLength) -> dict[str, int]:
+    """The largest length by sequence axis; axes without a limit are absent.
+
+    Args:
+        module: Its `config`, if it has one, is read for what the caller does not give.
+        axes: The sequence axes of the inputs.
+        given: One limit for all axes, or limits by axis name; None to take that of `module.config`.
+
+    Raises:
+        ValueError: A limit is not an integer of at least 2, or names an axis that does not exist.
+    """
+    if given is None:
+        found = (getattr(getattr(module, "config", None), name, None) for name in CONFIG_FIELDS)
+        length = next((value for value in found if isinstance(value, int) and value > 1), None)
+        return {} if length is None else dict.fromkeys(axes, length)
+    limits = dict(given) if isinstance(given, Mapping) else dict.fromkeys(axes, given)
+    if unknown := sorted(set(limits) - set(axes)):
+        raise ValueError(f"max_length names {', '.join(unknown)}; the sequence axes are {', '.join(axes)}")
+    for axis, length in limits.items():
+        if isinstance(length, bool) or not isinstance(length, int) or length < 2:  # noqa: PLR2004 - two sizes
+            raise ValueError(f"max_length={length!r} of axis {axis!r}: must be an integer of at least 2")
+    return limits

@@ -1,11 +1,12 @@
-"""The options of `python -m export`, by group. Does not import PyTorch."""
+"""The options of `python -m export`, and what they say is exported. Does not import PyTorch."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from attention_serving.export.deployment.target import DeploymentTarget
+from attention_serving.export.deployment.write import DeploymentTarget
 from attention_serving.export.precision import TOLERANCES, Precision
 from attention_serving.model.checkpoints.layouts import LAYOUTS
 from attention_serving.model.encoder.config import POOLINGS
@@ -17,177 +18,179 @@ ROTARY_THETA = 10_000.0
 _FP32 = TOLERANCES[Precision.FP32]
 _ROTARY = ", ".join(sorted(name for name, layout in LAYOUTS.items() if layout.rotary))
 
+
+def _option(panel: str | None, text: str, *names: str, **settings: Any) -> Any:
+    """An option in a group of the help; defaults are part of its text."""
+    return typer.Option(*names, help=text, rich_help_panel=panel, **{"show_default": False, **settings})
+
+
 Preset = Annotated[
     str, typer.Argument(help="Name of the preset to export. --list shows all.", show_default=False)
 ]
-ListPresets = Annotated[bool, typer.Option("--list", help="List the presets and exit.")]
-Describe = Annotated[
-    bool, typer.Option("--describe", help="Describe the module and exit. Nothing is written.")
-]
+ListPresets = Annotated[bool, _option(None, "List the presets and exit.", "--list")]
+Describe = Annotated[bool, _option(None, "Describe the module and exit. Nothing is written.", "--describe")]
 ToolVersion = Annotated[
     bool,
-    typer.Option(
-        "--tool-version", "-V", help="Show the version of this program and exit. --version is the model's."
+    _option(
+        None,
+        "Show the version of this program and exit. --version is the model's.",
+        "--tool-version",
+        "-V",
     ),
 ]
 Weights = Annotated[
     Path | None,
-    typer.Option(
-        help="Checkpoint (.safetensors, .pt, .pth or .bin) to export instead of a preset.",
-        rich_help_panel=SOURCE,
-        show_default=False,
-    ),
+    _option(SOURCE, "Checkpoint (.safetensors, .pt, .pth or .bin) to export instead of a preset."),
 ]
 Encoder = Annotated[
     Path | None,
-    typer.Option(
-        help="Folder of a text encoder to export instead of a preset: config.json, weights and "
-        "tokenizer.json, with or without the modules.json of sentence-transformers. Nothing is downloaded.",
-        rich_help_panel=SOURCE,
-        show_default=False,
+    _option(
+        SOURCE,
+        "Folder of a text encoder to export instead of a preset: config.json, weights and tokenizer.json, "
+        "with or without the modules.json of sentence-transformers. Nothing is downloaded.",
     ),
 ]
 EncoderPooling = Annotated[
     str,
-    typer.Option(
-        "--pooling",
-        help=f"How an embedding is made of the token vectors, for folders that do not state it: "
+    _option(
+        ENCODER,
+        f"How an embedding is made of the token vectors, for folders that do not state it: "
         f"{', '.join(POOLINGS)}. Default: that of the family.",
-        rich_help_panel=ENCODER,
-        show_default=False,
+        "--pooling",
     ),
 ]
 Dimensions = Annotated[
     list[int] | None,
-    typer.Option(
+    _option(
+        ENCODER,
+        "Number of leading elements that requests may shorten embeddings to, beside those that the folder "
+        "states. Can be repeated.",
         min=1,
-        help="Number of leading elements that requests may shorten embeddings to, beside those that the "
-        "folder states. Can be repeated.",
-        rich_help_panel=ENCODER,
-        show_default=False,
     ),
 ]
 Truncate = Annotated[
     bool,
-    typer.Option(
+    _option(
+        ENCODER,
+        "Cut texts with more tokens than the model takes, unless a request says otherwise. Without it, they "
+        "are refused unless a request asks for it.",
         "--truncate",
-        help="Cut texts with more tokens than the model takes, unless a request says otherwise. Without it, "
-        "they are refused unless a request asks for it.",
-        rich_help_panel=ENCODER,
     ),
 ]
-Seed = Annotated[
-    int | None,
-    typer.Option(
-        help=f"Seed of a preset's random weights. Default: {PRESET_SEED}.",
-        rich_help_panel=SOURCE,
-        show_default=False,
-    ),
-]
+Seed = Annotated[int | None, _option(SOURCE, f"Seed of a preset's random weights. Default: {PRESET_SEED}.")]
 Layout = Annotated[
-    str,
-    typer.Option(
-        help=f"Layout of the checkpoint, required: {', '.join(sorted(LAYOUTS))}.",
-        rich_help_panel=CHECKPOINT,
-        show_default=False,
-    ),
+    str, _option(CHECKPOINT, f"Layout of the checkpoint, required: {', '.join(sorted(LAYOUTS))}.")
 ]
 Prefix = Annotated[
     str,
-    typer.Option(
-        help="Prefix of the tensor names in the checkpoint, such as encoder.layer.0.attention.",
-        rich_help_panel=CHECKPOINT,
-        show_default=False,
-    ),
+    _option(CHECKPOINT, "Prefix of the tensor names in the checkpoint, such as encoder.layer.0.attention."),
 ]
-Heads = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Number of query heads, at least 1; required.",
-        rich_help_panel=CHECKPOINT,
-        show_default=False,
-    ),
-]
-Causal = Annotated[
-    bool, typer.Option("--causal", help="Rows do not attend to later rows.", rich_help_panel=CHECKPOINT)
-]
-Cross = Annotated[
-    bool, typer.Option("--cross", help="Keys come from a second sequence.", rich_help_panel=CHECKPOINT)
-]
+Heads = Annotated[int | None, _option(CHECKPOINT, "Number of query heads, at least 1; required.", min=1)]
+Causal = Annotated[bool, _option(CHECKPOINT, "Rows do not attend to later rows.", "--causal")]
+Cross = Annotated[bool, _option(CHECKPOINT, "Keys come from a second sequence.", "--cross")]
 RotaryTheta = Annotated[
     float | None,
-    typer.Option(
-        min=0,
-        help=f"Base frequency of the rotary embedding, for layout {_ROTARY}; 0 for none. "
+    _option(
+        CHECKPOINT,
+        f"Base frequency of the rotary embedding, for layout {_ROTARY}; 0 for none. "
         f"Default: {ROTARY_THETA:g}.",
-        rich_help_panel=CHECKPOINT,
-        show_default=False,
+        min=0,
     ),
 ]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder of the model repository; created if it does not exist.",
-        rich_help_panel=RESULT,
-        show_default=False,
-    ),
-]
-Name = Annotated[
-    str,
-    typer.Option(
-        help="Name of the model. Default: the name of the preset.", rich_help_panel=RESULT, show_default=False
-    ),
-]
-Version = Annotated[int, typer.Option(min=1, help="Version of the model.", rich_help_panel=RESULT)]
+Out = Annotated[Path | None, _option(RESULT, "Folder of the model repository; created if it does not exist.")]
+Name = Annotated[str, _option(RESULT, "Name of the model. Default: the name of the preset.")]
+Version = Annotated[int, _option(RESULT, "Version of the model.", min=1, show_default=True)]
 Replace = Annotated[
     bool,
-    typer.Option(
+    _option(
+        RESULT,
+        "Replace a different artifact of this name and version, and a different Triton configuration of this "
+        "name. Without it, such an export is refused; an identical one succeeds and changes nothing.",
         "--replace",
-        help="Replace a different artifact of this name and version, and a different Triton configuration of "
-        "this name. Without it, such an export is refused; an identical one succeeds and changes nothing.",
-        rich_help_panel=RESULT,
     ),
 ]
 SignKey = Annotated[
     Path | None,
-    typer.Option(
-        help="PEM file with an Ed25519 private key. Signs a certificate of what was proven on this machine.",
-        rich_help_panel=RESULT,
-        show_default=False,
+    _option(
+        RESULT,
+        "PEM file with an Ed25519 private key. Signs a certificate of what was proven on this machine.",
     ),
 ]
 Targets = Annotated[
     list[DeploymentTarget] | None,
-    typer.Option(
+    _option(
+        RESULT,
+        "Also write what another server needs: triton, config.pbtxt beside the versions; torchserve, a model "
+        "archive (needs torch-model-archiver); onnx, one ONNX file with its weights and a program that runs "
+        "it. Can be repeated.",
         "--target",
-        help="Also write what another server needs: triton, config.pbtxt beside the versions; torchserve, a "
-        "model archive (needs torch-model-archiver); onnx, one ONNX file with its weights and a program that "
-        "runs it. Can be repeated.",
-        rich_help_panel=RESULT,
-        show_default=False,
         show_choices=True,
     ),
 ]
-ElementType = Annotated[
-    Precision, typer.Option(help="Element type of the arithmetic.", rich_help_panel=TOLERANCE)
-]
+ElementType = Annotated[Precision, _option(TOLERANCE, "Element type of the arithmetic.", show_default=True)]
 RelativeTolerance = Annotated[
     float | None,
-    typer.Option(
+    _option(
+        TOLERANCE,
+        f"Largest accepted relative difference from eager PyTorch. Default for fp32: {_FP32.rtol:g}.",
         min=0,
-        help=f"Largest accepted relative difference from eager PyTorch. Default for fp32: {_FP32.rtol:g}.",
-        rich_help_panel=TOLERANCE,
-        show_default=False,
     ),
 ]
 AbsoluteTolerance = Annotated[
     float | None,
-    typer.Option(
+    _option(
+        TOLERANCE,
+        f"Largest accepted absolute difference, added to the relative one. Default for fp32: {_FP32.atol:g}.",
         min=0,
-        help=f"Largest accepted absolute difference, added to the relative one. "
-        f"Default for fp32: {_FP32.atol:g}.",
-        rich_help_panel=TOLERANCE,
-        show_default=False,
     ),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresetSource:
+    """A preset with random weights of a seed."""
+
+    name: str
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSource:
+    """Weights of another project; the fields are the arguments of `load_checkpoint`."""
+
+    path: Path
+    layout: str
+    heads: int
+    prefix: str = ""
+    causal: bool = False
+    cross: bool = False
+    rotary_theta: float = ROTARY_THETA
+
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        return self.path.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderSource:
+    """The text encoder of a folder.
+
+    Attributes:
+        pooling: For folders that do not state it; empty for that of the family.
+        dimensions: Numbers of elements that embeddings can be shortened to.
+        truncates: Whether long texts are cut unless a request says otherwise.
+    """
+
+    path: Path
+    pooling: str = ""
+    dimensions: tuple[int, ...] = ()
+    truncates: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the folder."""
+        return self.path.resolve().name
+
+
+Source = PresetSource | CheckpointSource | EncoderSource

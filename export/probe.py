@@ -1,25 +1,17 @@
-"""Runs a module in eager PyTorch before its export, to find its outputs and check what servers rely on."""
+"""Runs a module in eager PyTorch before its export: finds its outputs, checks what servers rely on."""
 
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from attention_serving.artifact.golden import Arrays
-from attention_serving.artifact.manifest import (
-    ATTENTION_MASK,
-    BATCH_AXIS,
-    KEY_LENGTHS,
-    QUERY_LENGTHS,
-    TensorSpec,
-)
+from attention_serving.artifact.manifest import BATCH_AXIS, TensorSpec
 from attention_serving.artifact.tolerance import Tolerance
-from attention_serving.export.adapted import AdaptedModule, Mask, Meaning
+from attention_serving.export.adapted import AdaptedModule
 from attention_serving.export.errors import ExportError
 from attention_serving.export.parity import LONGEST
 from attention_serving.export.signature import (
@@ -48,12 +40,12 @@ def find_outputs(module: nn.Module, signature: Signature, names: Sequence[str]) 
     Raises:
         ValueError: The module does not run, or its outputs cannot be served under these names.
     """
-    first_sizes, second_sizes = _first_sizes(signature), _second_sizes(signature)
-    by_sizes = {(first_sizes[axis], second_sizes[axis]): axis for axis in signature.axes}
+    small, large = first_sizes(signature), _second_sizes(signature)
+    by_sizes = {(small[axis], large[axis]): axis for axis in signature.axes}
     if len(by_sizes) < len(signature.axes):
         raise ValueError(f"max_length={dict(signature.max_lengths)}: too small to tell the axes apart")
     try:
-        first, second = (_run(module, signature, sizes) for sizes in (first_sizes, second_sizes))
+        first, second = (_run(module, signature, sizes) for sizes in (small, large))
     except ExportError as error:
         if _runs_swapped(module, signature):
             raise error.with_advice(f"; {BATCH_SECOND}") from error
@@ -81,7 +73,7 @@ def _about_outputs(names: Sequence[str], found: Sequence[Tensor]) -> str:
 
 def _runs_swapped(module: nn.Module, signature: Signature) -> bool:
     try:
-        _run(_swap(module), signature, _first_sizes(signature))
+        _run(_swap(module), signature, first_sizes(signature))
     except ExportError:
         return False
     return True
@@ -124,8 +116,8 @@ def check_repeatable(module: nn.Module, signature: Signature) -> None:
     Raises:
         ExportError: Two runs on the same inputs differ.
     """
-    inputs = random_inputs(signature, _first_sizes(signature), _rng())
-    one, other = (_outputs(module, signature, inputs) for _ in range(2))
+    inputs = random_inputs(signature, first_sizes(signature), rng())
+    one, other = (outputs(module, signature, inputs) for _ in range(2))
     for name in one:
         if not np.array_equal(one[name], other[name], equal_nan=True):
             raise ExportError(
@@ -156,12 +148,12 @@ def check_independence(module: nn.Module, signature: Signature, tolerance: Toler
 
 def _mixed_output(module: nn.Module, signature: Signature, tolerance: Tolerance) -> str | None:
     """The output that depends on other sequences of the batch."""
-    sizes = _first_sizes(signature)
-    inputs = random_inputs(signature, sizes, _rng())
-    together = _outputs(module, signature, inputs)
+    sizes = first_sizes(signature)
+    inputs = random_inputs(signature, sizes, rng())
+    together = outputs(module, signature, inputs)
     for index in range(sizes[BATCH_AXIS]):
         own = {name: array[index : index + 1] for name, array in inputs.items()}
-        for name, alone in _outputs(module, signature, own).items():
+        for name, alone in outputs(module, signature, own).items():
             if not tolerance.holds(alone[0], together[name][index]):
                 return name
     return None
@@ -194,144 +186,7 @@ def _swapped(tensor: Tensor) -> Tensor:
     return tensor.transpose(0, 1) if tensor.ndim > 2 else tensor  # noqa: PLR2004 - (B, T)
 
 
-def equal_without_masks(
-    module: AdaptedModule, masks: Sequence[Mask], signature: Signature, tolerance: Tolerance
-) -> bool:
-    """Whether a module computes the same without masks that hide nothing."""
-    inputs = random_inputs(signature, _first_sizes(signature), _rng())
-    given, masked = module.masks, _outputs(module, signature, inputs)
-    try:
-        module.masks = tuple(masks)
-        without = _outputs(module, signature, inputs)
-    except ExportError:
-        return False
-    finally:
-        module.masks = given
-    return all(tolerance.holds(without[name], masked[name]) for name in masked)
-
-
-def check_masks(module: AdaptedModule, signature: Signature, tolerance: Tolerance) -> None:
-    """Refuses modules whose results depend on rows that a mask of keys hides.
-
-    Raises:
-        ExportError: The result of a sequence depends on such rows.
-    """
-    for mask in module.masks:
-        axis = mask.sequence_axes[-1]
-        if len(mask.sequence_axes) > 1 or can_be_padded(module, signature, tolerance, [axis]):
-            continue
-        other = _opposite(mask)
-        with _masked(module, mask, other):
-            fits = can_be_padded(module, signature, tolerance, [axis])
-        raise _depends_on_hidden(mask, other if fits else None)
-
-
-def check_pairs(module: AdaptedModule, signature: Signature, tolerance: Tolerance) -> None:
-    """Refuses a mask of query and key rows that says the opposite of what is stated.
-
-    Results may depend on a hidden row in another way, such as through a layer without the mask.
-
-    Raises:
-        ExportError: Results depend on a row that the mask hides, and would not with the opposite meaning.
-    """
-    mask = next(mask for mask in module.masks if len(mask.sequence_axes) > 1)
-    if mask.meaning is Meaning.ADDED or _hides_a_row(module, signature, tolerance):
-        return
-    other = _opposite(mask)
-    with _masked(module, mask, other):
-        fits = _hides_a_row(module, signature, tolerance)
-    if fits:
-        raise _depends_on_hidden(mask, other)
-
-
-def _hides_a_row(module: nn.Module, signature: Signature, tolerance: Tolerance) -> bool:
-    """Whether no result depends on the last key row if no query row but its own may attend to it."""
-    query, key = map(str, signature.inputs[-1].axes[-2:])
-    sizes, rng = _first_sizes(signature), _rng()
-    inputs, others = (random_inputs(signature, sizes, rng) for _ in range(2))
-    inputs[ATTENTION_MASK] = allowed = np.ones_like(inputs[ATTENTION_MASK])
-    allowed[..., -1] = False
-    if query == key:
-        allowed[..., -1, -1] = True
-    changed = dict(inputs)
-    for spec in signature.inputs[:-1]:
-        if key in spec.axes:
-            last = (slice(None),) * spec.axes.index(key) + (-1,)
-            changed[spec.name] = inputs[spec.name].copy()
-            changed[spec.name][last] = others[spec.name][last]
-    one, two = (_outputs(module, signature, each) for each in (inputs, changed))
-    for spec in signature.outputs:
-        if query == key and query not in spec.axes:  # it may be made of all rows
-            continue
-        end = -1 if query == key else None
-        kept = tuple(slice(end if axis == query else None) for axis in spec.axes[:2])
-        if not tolerance.holds(two[spec.name][kept], one[spec.name][kept]):
-            return False
-    return True
-
-
-def _opposite(mask: Mask) -> Meaning:
-    return Meaning.ATTENDS if mask.meaning is Meaning.HIDES else Meaning.HIDES
-
-
-@contextmanager
-def _masked(module: AdaptedModule, mask: Mask, meaning: Meaning) -> Iterator[None]:
-    """Gives a mask of a module another meaning for a while."""
-    given = module.masks
-    module.masks = tuple(replace(each, meaning=meaning) if each is mask else each for each in given)
-    try:
-        yield
-    finally:
-        module.masks = given
-
-
-def _depends_on_hidden(mask: Mask, fits: Meaning | None) -> ExportError:
-    advice = (
-        f"it does not with masks={{{mask.name!r}: {fits.value!r}}}: state that"
-        if fits
-        else (
-            f"the module reads these rows in spite of the mask. Mask them everywhere, or pass "
-            f"masks={{{mask.name!r}: None}}, which makes {mask.name} an ordinary input"
-        )
-    )
-    return ExportError(
-        f"{mask.name} {mask.axes}, {mask.meaning.value!r}: the result of a sequence depends on rows that "
-        f"{mask.name} hides; {advice}"
-    )
-
-
-def can_be_padded(
-    module: nn.Module, signature: Signature, tolerance: Tolerance, axes: Sequence[str] | None = None
-) -> bool:
-    """Whether results do not depend on rows after the lengths of a sequence, on some axes or on all."""
-    sizes = _first_sizes(signature)
-    inputs = random_inputs(signature, sizes, _rng())
-    padded = signature.sequence_axes if axes is None else axes
-    # The first sequence is one row shorter than the others on these axes.
-    lengths = {axis: sizes[axis] - (axis in padded) for axis in signature.sequence_axes}
-    counted = {QUERY_LENGTHS: str(signature.inputs[0].axes[1]), KEY_LENGTHS: signature.key_axis}
-    for name in counted.keys() & inputs.keys():
-        inputs[name] = np.full(sizes[BATCH_AXIS], sizes[counted[name]])
-        inputs[name][0] = lengths[counted[name]]
-    own = {name: array[:1] for name, array in inputs.items()}
-    for spec in signature.inputs:
-        cut = tuple(slice(lengths.get(str(axis))) for axis in spec.axes)
-        if spec.name == ATTENTION_MASK:
-            hidden = np.zeros_like(inputs[spec.name][0])
-            hidden[cut[1:]] = inputs[spec.name][0][cut[1:]]
-            inputs[spec.name][0] = hidden
-        own[spec.name] = own[spec.name][cut]
-    together, alone = _outputs(module, signature, inputs), _outputs(module, signature, own)
-    return all(
-        tolerance.holds(
-            alone[spec.name][0],
-            together[spec.name][0][tuple(slice(lengths.get(str(axis))) for axis in spec.axes[1:])],
-        )
-        for spec in signature.outputs
-    )
-
-
-def _first_sizes(signature: Signature) -> dict[str, int]:
+def first_sizes(signature: Signature) -> dict[str, int]:
     """The first probe, one row below the largest length at most, so that the second can differ."""
     sizes = dict(zip(signature.axes, FIRST_SIZES, strict=False))
     if MASK_HEADS_AXIS in sizes:  # modules take one mask for all heads
@@ -344,13 +199,18 @@ def _second_sizes(signature: Signature) -> dict[str, int]:
     return {axis: signature.clip(axis, size) for axis, size in sizes.items()}
 
 
-def _outputs(module: nn.Module, signature: Signature, inputs: Arrays) -> Arrays:
-    outputs = _try(module, signature, inputs)
-    return {spec.name: output.numpy() for spec, output in zip(signature.outputs, outputs, strict=True)}
+def outputs(module: nn.Module, signature: Signature, inputs: Arrays) -> Arrays:
+    """The outputs of a module by name.
+
+    Raises:
+        ExportError: The module fails.
+    """
+    found = _try(module, signature, inputs)
+    return {spec.name: output.numpy() for spec, output in zip(signature.outputs, found, strict=True)}
 
 
 def _run(module: nn.Module, signature: Signature, sizes: Mapping[str, int]) -> tuple[Tensor, ...]:
-    return _try(module, signature, random_inputs(signature, sizes, _rng()))
+    return _try(module, signature, random_inputs(signature, sizes, rng()))
 
 
 def _try(module: nn.Module, signature: Signature, inputs: Arrays) -> tuple[Tensor, ...]:
@@ -365,5 +225,6 @@ def _try(module: nn.Module, signature: Signature, inputs: Arrays) -> tuple[Tenso
         raise ExportError(message) from error
 
 
-def _rng() -> np.random.Generator:
+def rng() -> np.random.Generator:
+    """The random numbers of every probe."""
     return np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Replaces the linear layers of a graph by layers in 8-bit integers, in operators of the ONNX standard.
+"""Lowers modules to half precision, and the linear layers of graphs to 8-bit integers.
 
 A linear layer computes x W for rows of activations x (..., K) and weights W (K, N). Each row of x and each
 column of W is divided by a scale of its own and rounded to integers from -127 to 127. Sums of their products
@@ -13,15 +13,22 @@ The scale of a row of x is computed at run time, from that row alone. A result t
 the other sequences of a batch nor on padding, to the last bit.
 """
 
+import copy
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import torch
 from numpy.typing import NDArray
 from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveUnusedNodesPass
+from torch import Tensor, nn
 
-from attention_serving.export.builder import Builder
+from attention_serving.export.precision import Precision
+from attention_serving.export.rewrite import Builder
+from attention_serving.export.signature import output_tensors
 
+HALF_TYPES = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
 LARGEST = 127
 # Of two neighbouring weights. To round both adds 1 at most.
 LARGEST_PAIR = 127
@@ -31,6 +38,30 @@ SMALLEST_RANGE = np.float32(1e-30)
 # ONNX Runtime multiplies unsigned by signed integers several times faster than signed by signed ones, so the
 # integers of x are stored with this offset.
 ZERO_POINT = np.uint8(128)
+
+
+def lowered(module: nn.Module, precision: Precision) -> nn.Module:
+    """The module to export: the given one, or a copy of it that computes in half precision."""
+    dtype = HALF_TYPES.get(precision)
+    return module if dtype is None else _HalfPrecision(module, dtype)
+
+
+class _HalfPrecision(nn.Module):
+    """Casts float32 inputs to half precision, and outputs back to float32."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.module = copy.deepcopy(module).to(dtype)
+        self.dtype = dtype
+
+    def forward(self, **options: Any) -> tuple[Tensor, ...]:
+        """Calls the module."""
+        outputs = self.module(**{name: self._cast(value) for name, value in options.items()})
+        return tuple(output.float() for output in output_tensors(outputs))
+
+    def _cast(self, value: Any) -> Any:
+        is_float = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(self.dtype) if is_float else value
 
 
 def quantise_linear_layers(model: ir.Model) -> None:

@@ -1,17 +1,67 @@
-"""Rewrites the Attention operators of an exported graph: full masks, and fewer operators around them.
+"""Builds operators, and rewrites Attention operators: full masks, and fewer operators around them.
 
 Shapes: B batch, T rows, Tq query rows, Tk key rows, H query heads, Hkv key and value heads, d width of one
 head, d_k and d_v those of a key and of a value head.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import onnx_ir
+from numpy.typing import NDArray
 from onnx_ir import Node, Value
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from attention_serving.export.builder import Builder
-
 MASK_INPUT = 3
 ROWS_AND_HEADS_SWAPPED = (0, 2, 1, 3)
+Attribute = int | float | str | Sequence[int] | onnx_ir.TensorProtocol | onnx_ir.Graph | onnx_ir.Attr
+
+
+class Builder:
+    """Collects operators whose outputs are named by a prefix and their number."""
+
+    def __init__(self, prefix: str) -> None:
+        self.nodes: list[Node] = []
+        self._prefix = prefix
+
+    def op(self, operator: str, *inputs: Value | None, **attributes: Attribute) -> Value:
+        """Adds an operator of the ONNX standard with one output, and returns the output."""
+        node = onnx_ir.node(operator, inputs, attributes)
+        (output,) = node.outputs
+        output.name = f"{self._prefix}.{len(self.nodes)}"
+        self.nodes.append(node)
+        return output
+
+    def integer(self, value: int) -> Value:
+        """A constant: int64 scalar."""
+        return self.op("Constant", value_int=value)
+
+    def integers(self, values: Sequence[int]) -> Value:
+        """A constant: int64 vector."""
+        return self.op("Constant", value_ints=values)
+
+    def constant(self, value: NDArray[Any] | np.generic) -> Value:
+        """A constant of any type and shape."""
+        return self.op("Constant", value=onnx_ir.tensor(np.asarray(value)))
+
+    def true(self) -> Value:
+        """A constant: bool scalar."""
+        return self.constant(np.True_)
+
+    def vector(self, *scalars: Value) -> Value:
+        """The vector of int64 scalars."""
+        parts = [self.op("Reshape", scalar, self.integers([1])) for scalar in scalars]
+        return parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=0)
+
+    def size(self, value: Value, axis: int) -> Value:
+        """The size of an axis: int64 scalar. The axis may count from the end, as -1."""
+        end = {} if axis == -1 else {"end": axis + 1}
+        return self.op("Squeeze", self.op("Shape", value, start=axis, **end))
+
+    def cut(self, value: Value, start: Value, end: Value, axis: int) -> Value:
+        """The part of a value from `start` to before `end` along an axis; both are int64 scalars."""
+        return self.op("Slice", value, self.vector(start), self.vector(end), self.integers([axis]))
 
 
 def expand_masks(model: onnx_ir.Model) -> None:

@@ -15,7 +15,7 @@ from attention_serving.artifact.keys import KeyFileError, read_private_key
 from attention_serving.artifact.manifest import Manifest
 from attention_serving.export.certificate import ProofProvider, sign_artifact
 from attention_serving.export.errors import ExportError
-from attention_serving.export.proof_command import FAILURE, USAGE_ERROR, ArtifactFolder, fail, make_app, show
+from attention_serving.export.verify import FAILURE, USAGE_ERROR, ArtifactFolder, fail, make_app, show
 
 app = make_app()
 

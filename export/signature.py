@@ -1,14 +1,16 @@
-"""The inputs and outputs of each graph by name, type and axes; and calls of eager PyTorch with them."""
+"""What is exported: the inputs and outputs of each graph, and calls of eager PyTorch with them."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from attention_serving.artifact.encoder import EncoderFacts
 from attention_serving.artifact.golden import Arrays
 from attention_serving.artifact.manifest import (
     ATTENTION_GRAPHS,
@@ -19,9 +21,12 @@ from attention_serving.artifact.manifest import (
     KEY_LENGTHS,
     POSITIONS,
     QUERY_LENGTHS,
+    Cost,
     GraphKind,
     TensorSpec,
 )
+from attention_serving.artifact.tolerance import Tolerance
+from attention_serving.export.precision import TOLERANCES, Precision
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.text import TextAttention
 
@@ -32,6 +37,7 @@ MASK_HEADS_AXIS = "mask_heads"
 MAX_POSITION = 4096
 # The sizes that modules are traced and probed with are distinct for the batch and up to four lengths.
 MAX_SEQUENCE_AXES = 4
+UNKNOWN_COST = Cost(flops_per_query=0, flops_per_key=0, flops_per_pair=0)
 AttentionModule = MultiHeadAttention | TextAttention
 
 
@@ -76,6 +82,59 @@ class Signature:
     def clip(self, axis: str, size: int) -> int:
         """The size, or the largest size that the module takes on that axis."""
         return min(size, self.max_lengths.get(axis, size))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ExportSpec:
+    """A module in evaluation mode and float32, its graphs, and what the manifest states about it.
+
+    Attributes:
+        module: Its weights are counted and exported.
+        signatures: One for each graph.
+        description: One line.
+        identity: What the artifact depends on beside the module's class, weights and description.
+        tolerances: The usual ones.
+        max_lengths: By symbolic axis, the largest number of rows that the module takes.
+        config: The attention configuration; empty for non-attention modules.
+        num_heads: 0 if unknown, as for non-attention modules.
+        cost: Floating-point operations; all 0 if unknown.
+        tokenizer: For modules that take text.
+        encoder: For text encoders.
+    """
+
+    module: nn.Module
+    signatures: tuple[Signature, ...]
+    description: str
+    identity: Mapping[str, object] = field(default_factory=dict)
+    tolerances: Mapping[Precision, Tolerance] = field(default_factory=lambda: TOLERANCES)
+    max_lengths: Mapping[str, int] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    num_heads: int = 0
+    causal: bool = False
+    cost: Cost = UNKNOWN_COST
+    tokenizer: Tokenizer | None = None
+    encoder: EncoderFacts | None = None
+
+
+def attention_spec(module: AttentionModule, description: str = "") -> ExportSpec:
+    """The export of an attention module, with all graphs."""
+    config, tokenizer = module.config, module.tokenizer if isinstance(module, TextAttention) else None
+    stated = asdict(config)
+    return ExportSpec(
+        module=module.eval(),
+        signatures=signatures(module),
+        description=description,
+        identity={"config": stated, "tokenizer": tokenizer.to_str() if tokenizer is not None else ""},
+        config=stated,
+        num_heads=config.num_heads,
+        causal=config.causal,
+        cost=Cost(
+            flops_per_query=config.flops_per_query,
+            flops_per_key=config.flops_per_key,
+            flops_per_pair=config.flops_per_pair,
+        ),
+        tokenizer=tokenizer,
+    )
 
 
 def signatures(module: AttentionModule) -> tuple[Signature, ...]:

@@ -1,4 +1,4 @@
-"""Where an artifact is written: checked before the export begins, replaced whole once it ends."""
+"""Folders that are written whole or not at all; an artifact's is checked before its export begins."""
 
 import shutil
 import tempfile
@@ -9,8 +9,41 @@ from pathlib import Path
 
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.manifest import Manifest
+from attention_serving.artifact.names import ModelId
 from attention_serving.export.errors import ArtifactExistsError
-from attention_serving.export.model_id import ModelId
+
+
+@contextmanager
+def temporary_folder(target: Path) -> Iterator[Path]:
+    """A folder beside another one to write into. It is removed, unless `put_folder` has moved it."""
+    parent = target.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=parent))
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):  # the folder holds this or other versions
+            parent.rmdir()
+
+
+def put_folder(temporary: Path, target: Path) -> None:
+    """Moves a folder of files to the place of another one, if there is one, for all users to read."""
+    # Servers run as other users than exporters; temporary folders and some writers deny them access.
+    temporary.chmod(0o755)
+    for path in temporary.iterdir():
+        path.chmod(0o644)
+    if not target.exists():
+        temporary.rename(target)
+        return
+    retired = temporary.with_name(temporary.name + ".retired")
+    target.rename(retired)
+    try:
+        temporary.rename(target)
+    except OSError:
+        retired.rename(target)
+        raise
+    shutil.rmtree(retired)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,19 +85,6 @@ class Target:
         if found.source not in ("", source):
             raise self._exists("another artifact")
 
-    @contextmanager
-    def temporary_folder(self) -> Iterator[Path]:
-        """A folder beside the target to write into. It is removed, unless `put` has moved it."""
-        parent = self.folder.parent
-        parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{self.model.version}.", dir=parent))
-        try:
-            yield temporary
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-            with suppress(OSError):  # the folder holds this or other versions
-                parent.rmdir()
-
     def put(self, temporary: Path, manifest: Manifest) -> bool:
         """Moves a written artifact into place, unless the target holds the same one.
 
@@ -74,29 +94,13 @@ class Target:
         Raises:
             ArtifactExistsError: The target holds another artifact, and `replace` is false.
         """
-        # Servers run as other users than exporters; temporary folders and some writers deny them access.
-        temporary.chmod(0o755)
-        for path in temporary.iterdir():
-            path.chmod(0o644)
-        if not self.folder.exists():
-            temporary.rename(self.folder)
-            return True
-        if _is_same_model(self.folder, manifest):
-            return False
-        if not self.replace:
-            raise self._exists("another artifact")
-        self._exchange(temporary)
+        if self.folder.exists():
+            if _is_same_model(self.folder, manifest):
+                return False
+            if not self.replace:
+                raise self._exists("another artifact")
+        put_folder(temporary, self.folder)
         return True
-
-    def _exchange(self, temporary: Path) -> None:
-        retired = temporary.with_name(temporary.name + ".retired")
-        self.folder.rename(retired)
-        try:
-            temporary.rename(self.folder)
-        except OSError:
-            retired.rename(self.folder)
-            raise
-        shutil.rmtree(retired)
 
     def _exists(self, what: str) -> ArtifactExistsError:
         free = self.model.next_free_version(self.repository)

@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 
 from attention_serving.artifact.manifest import is_whole
+from attention_serving.artifact.names import ModelId
 from attention_serving.export.artifact import write_artifact
-from attention_serving.export.model_id import ModelId
 from attention_serving.model.presets import PRESETS, build_preset
 
 DEMO_MODELS = ("sentence-self-attention", "multi-head-768x12", "cross-attention")

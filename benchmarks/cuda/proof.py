@@ -86,8 +86,8 @@ def export(run: Run) -> None:
 def _export(case: Case, repository: Path) -> None:
     import torch  # noqa: PLC0415
 
+    from attention_serving.artifact.names import ModelId  # noqa: PLC0415
     from attention_serving.export.artifact import write_artifact  # noqa: PLC0415
-    from attention_serving.export.model_id import ModelId  # noqa: PLC0415
     from attention_serving.export.precision import Precision  # noqa: PLC0415
 
     torch.set_num_threads(1)

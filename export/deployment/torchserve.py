@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 from attention_serving.artifact.certificate import CERTIFICATE_FILE
+from attention_serving.artifact.golden import write_golden_arrays
 from attention_serving.artifact.manifest import MANIFEST_FILE, GraphKind, Manifest
-from attention_serving.export.deployment.golden import write_golden_arrays
 from attention_serving.export.errors import ExportError
 
 ARCHIVER = "torch-model-archiver"

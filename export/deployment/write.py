@@ -1,15 +1,34 @@
-"""Writes what a target needs beside an artifact, whole or not at all."""
+"""The servers and runtimes that an artifact can be deployed to, and what each needs beside it.
+
+Files are written whole or not at all. Does not import onnx, which takes a second.
+"""
 
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from enum import StrEnum
 from pathlib import Path
 
-from attention_serving.artifact.manifest import Manifest
+from attention_serving.artifact.golden import write_golden_arrays
+from attention_serving.artifact.manifest import GraphKind, Manifest
 from attention_serving.export.deployment import torchserve, triton
-from attention_serving.export.deployment.target import DeploymentTarget
 from attention_serving.export.errors import ArtifactExistsError
+from attention_serving.export.target import put_folder, temporary_folder
+
+MODEL_FILE = "model.onnx"
+RUN_FILE = "run.py"
+SAMPLE = Path(__file__).with_name("sample_run.py")
+# Protobuf messages are smaller than 2 GiB; the rest is for the graph itself.
+MAX_WEIGHTS_BYTES = (1 << 31) - (64 << 20)
+
+
+class DeploymentTarget(StrEnum):
+    """Another server or runtime."""
+
+    TRITON = "triton"
+    """NVIDIA Triton: `<repository>/<name>/config.pbtxt`, beside the versions of the model."""
+    TORCHSERVE = "torchserve"
+    """TorchServe: `<repository>/<name>/torchserve/<version>/<name>.mar`."""
+    ONNX = "onnx"
+    """Any ONNX Runtime: `model.onnx`, `run.py` and `golden.npz` in `<repository>/<name>/onnx/<version>/`."""
 
 
 def check_target(target: DeploymentTarget | str) -> None:
@@ -48,14 +67,46 @@ def write_target(artifact: Path, target: DeploymentTarget | str, *, replace: boo
     if target is DeploymentTarget.TRITON:
         return _write_configurations(artifact.parent, manifest, replace=replace)
     folder = artifact.parent / target.value / artifact.name
-    with _replaced(folder) as temporary:
-        if target is DeploymentTarget.TORCHSERVE:
-            torchserve.write_archive(artifact, manifest, temporary)
-        else:
-            from attention_serving.export.deployment import onnx_file  # noqa: PLC0415 - imports onnx
-
-            onnx_file.write_model(artifact, manifest, temporary)
+    with temporary_folder(folder) as temporary:
+        write = torchserve.write_archive if target is DeploymentTarget.TORCHSERVE else write_model
+        write(artifact, manifest, temporary)
+        put_folder(temporary, folder)
     return sorted(folder.iterdir())
+
+
+def write_model(artifact: Path, manifest: Manifest, folder: Path) -> None:
+    """Writes the plain graph of a model, `run.py` and the golden vectors that it replays.
+
+    The graph states its origin and tolerance in its metadata. Weights of more than MAX_WEIGHTS_BYTES stay in
+    a file beside the graph.
+
+    Raises:
+        ArtifactError: The artifact's golden vectors are damaged.
+    """
+    import onnx  # noqa: PLC0415
+
+    path = folder / MODEL_FILE
+    shutil.copyfile(artifact / manifest.graphs[GraphKind.PLAIN].file, path)
+    weights = None if manifest.weights is None else folder / manifest.weights
+    if weights is not None:  # a copy, because onnx refuses files that have several hard links
+        shutil.copyfile(artifact / weights.name, weights)
+    inside = weights is None or weights.stat().st_size <= MAX_WEIGHTS_BYTES
+    model = onnx.load(path, load_external_data=inside)
+    onnx.helper.set_model_props(model, _properties(manifest))
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    if weights is not None and inside:
+        weights.unlink()
+    onnx.checker.check_model(path)
+    shutil.copyfile(SAMPLE, folder / RUN_FILE)
+    write_golden_arrays(artifact, manifest, GraphKind.PLAIN, folder)
+
+
+def _properties(manifest: Manifest) -> dict[str, str]:
+    values = {
+        name: getattr(manifest, name) for name in ("name", "version", "description", "precision", "source")
+    }
+    values |= {"rtol": manifest.tolerance.rtol, "atol": manifest.tolerance.atol}
+    return {name: str(value) for name, value in values.items()}
 
 
 def _write_configurations(model: Path, manifest: Manifest, *, replace: bool) -> list[Path]:
@@ -73,21 +124,3 @@ def _write_configurations(model: Path, manifest: Manifest, *, replace: bool) -> 
         temporary.write_text(text)
         temporary.replace(path)
     return list(texts)
-
-
-@contextmanager
-def _replaced(folder: Path) -> Iterator[Path]:
-    """A temporary folder that takes the place of another one if the block succeeds."""
-    folder.parent.mkdir(exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
-    try:
-        content = temporary / "content"
-        content.mkdir()
-        yield content
-        if folder.exists():
-            folder.rename(temporary / "previous")
-        content.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        with suppress(OSError):  # the folder holds this or other versions
-            folder.parent.rmdir()

@@ -1,6 +1,6 @@
 """Loads mutated artifacts in a row, as a server does, and asks a good model and those that load in between.
 
-Run as `python -m tests.artifact.load_mutated REPOSITORY FOLDER FIRST LAST`. It writes a line of JSON before
+Run as `python -m tests.artifact.load_mutated REPOSITORY FOLDER COUNT`. It writes a line of JSON before
 and after each artifact. It is a process of its own: the runtime may crash on a graph that a manifest
 vouches for.
 """
@@ -35,14 +35,14 @@ MAX_WIDTH = 4096
 PATIENCE_SECONDS = 60
 
 
-def main(source: Path, folder: Path, first: int, last: int) -> None:
+def main(source: Path, folder: Path, count: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_SPACE, MAX_ADDRESS_SPACE))
     logging.disable()
     good = load_repository(source, DEVICE).ready(CROSS)
     engine = Engine(Repository([good]))
     expected = answer(engine, good)
     assert isinstance(expected, bytes)
-    for number in range(first, last):
+    for number in range(count):
         rng = Random(number)  # noqa: S311 - seeded, so that a case can be run again
         name = rng.choice((SELF, SELF, TEXT))
         repository = folder / str(number)
@@ -108,4 +108,4 @@ def say(**values: object) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -33,16 +33,11 @@ def made(tmp_path: Path) -> tuple[Path, Path]:
     return private, public
 
 
-def test_keys_of_openssl_belong_together(made: tuple[Path, Path]) -> None:
+def test_keys_of_openssl_belong_together_and_have_its_id(made: tuple[Path, Path]) -> None:
     private, public = made
     (key,) = read_public_keys(public)
     key.verify_signature(read_private_key(private).sign(b"text"), b"text")
-
-
-def test_the_id_of_a_key_is_what_openssl_and_sha256_say(made: tuple[Path, Path]) -> None:
-    _, public = made
     encoded = openssl("pkey", "-pubin", "-in", public, "-outform", "DER")
-    (key,) = read_public_keys(public)
     assert key.keyid == hashlib.sha256(encoded).hexdigest()
 
 
@@ -53,60 +48,47 @@ def test_one_file_holds_several_public_keys_and_notes(tmp_path: Path) -> None:
     assert [key.keyid for key in read_public_keys(file)] == [key.public_key.keyid for key in keys]
 
 
-def broken(pem: bytes) -> bytes:
-    return pem.replace(b"MC", b"!!")
-
-
 def rsa(tmp_path: Path, *, public: bool) -> bytes:
     file = tmp_path / "rsa.pem"
     openssl("genpkey", "-algorithm", "rsa", "-pkeyopt", "rsa_keygen_bits:2048", "-out", file)
     return openssl("pkey", "-in", file, "-pubout") if public else file.read_bytes()
 
 
-PUBLIC: dict[str, tuple[Content, str]] = {
-    "empty": (lambda _: b"", "contains no public key in PEM format"),
-    "text": (lambda _: b"a key", "contains no public key in PEM format"),
-    "private": (
+Read = Callable[[Path], object]
+REFUSED: dict[str, tuple[Read, Content, str]] = {
+    "no public key": (read_public_keys, lambda _: b"a key", "contains no public key in PEM format"),
+    "private instead": (
+        read_public_keys,
         lambda _: private_pem(new_key()),
         "contains a PRIVATE KEY; it must contain public",
     ),
     "damaged": (
-        lambda _: broken(public_pem(new_key())),
+        read_public_keys,
+        lambda _: public_pem(new_key()).replace(b"MC", b"!!"),
         "contains a public key that cannot be read",
     ),
-    "rsa": (lambda folder: rsa(folder, public=True), "contains a public key that is not an Ed25519 key"),
-    "large": (lambda _: b" " * (1 << 21), "is larger than the limit of 1048576 bytes"),
-}
-PRIVATE: dict[str, tuple[Content, str]] = {
-    "empty": (lambda _: b"", "is not a private key in PEM format"),
-    "public": (lambda _: public_pem(new_key()), "is not a private key in PEM format"),
-    "rsa": (lambda folder: rsa(folder, public=False), "is not an Ed25519 key"),
+    "public rsa": (
+        read_public_keys,
+        lambda folder: rsa(folder, public=True),
+        "contains a public key that is not an Ed25519 key",
+    ),
+    "large": (read_public_keys, lambda _: b" " * (1 << 21), "is larger than the limit of 1048576 bytes"),
+    "public instead": (read_private_key, lambda _: public_pem(new_key()), "is not a private key in PEM"),
+    "private rsa": (read_private_key, lambda folder: rsa(folder, public=False), "is not an Ed25519 key"),
     "encrypted": (
+        read_private_key,
         lambda _: openssl("genpkey", "-algorithm", "ed25519", "-aes256", "-pass", "pass:secret"),
         "is encrypted; write it without a password",
     ),
 }
 
 
-@pytest.mark.parametrize(("content", "says"), PUBLIC.values(), ids=PUBLIC)
-def test_other_public_keys_are_refused_by_path(content: Content, says: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("read", "content", "says"), REFUSED.values(), ids=REFUSED)
+def test_other_keys_are_refused_by_path(read: Read, content: Content, says: str, tmp_path: Path) -> None:
     file = tmp_path / "given.pem"
+    with pytest.raises(KeyFileError, match=r"given\.pem: cannot be read: No such file"):
+        read(file)
     file.write_bytes(content(tmp_path))
     with pytest.raises(KeyFileError) as refusal:
-        read_public_keys(file)
+        read(file)
     assert str(refusal.value).startswith(f"{file}: {says}")
-
-
-@pytest.mark.parametrize(("content", "says"), PRIVATE.values(), ids=PRIVATE)
-def test_another_private_key_is_refused_by_path(content: Content, says: str, tmp_path: Path) -> None:
-    file = tmp_path / "given.pem"
-    file.write_bytes(content(tmp_path))
-    with pytest.raises(KeyFileError) as refusal:
-        read_private_key(file)
-    assert str(refusal.value).startswith(f"{file}: {says}")
-
-
-def test_a_file_that_does_not_exist_is_refused_by_path(tmp_path: Path) -> None:
-    for read in (read_public_keys, read_private_key):
-        with pytest.raises(KeyFileError, match=r"absent\.pem: cannot be read: No such file"):
-            read(tmp_path / "absent.pem")

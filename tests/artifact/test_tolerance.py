@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.golden import GoldenCase, golden_tensors, load_golden
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.artifact.tolerance import Tolerance
+from attention_serving.artifact.tolerance import Tolerance, least_cosine
 
 Array = NDArray[Any]
 FP32 = Tolerance(rtol=1.3e-6, atol=1e-5)
@@ -68,12 +68,7 @@ def test_one_element_outside_fails_wherever_it_stands(array: Array, data: st.Dat
 
 @pytest.mark.parametrize(
     ("shape", "other"),
-    [
-        pytest.param((2, 3), (3, 2), id="transposed"),
-        pytest.param((1, 3), (3,), id="broadcastable"),
-        pytest.param((0, 3), (3,), id="empty"),
-        pytest.param((), (1,), id="scalar"),
-    ],
+    [((2, 3), (3, 2)), ((1, 3), (3,)), ((0, 3), (3,)), ((), (1,))],
 )
 def test_another_shape_never_passes(shape: tuple[int, ...], other: tuple[int, ...]) -> None:
     assert FP32.error(np.zeros(shape), np.zeros(other)) == INF
@@ -85,21 +80,12 @@ def test_empty_arrays_of_one_shape_pass() -> None:
     assert FP32.holds(np.zeros((0, 3)), np.zeros((0, 3)))
 
 
-UNEQUAL = [
-    pytest.param(INF, 1.0, id="infinite-answer"),
-    pytest.param(1.0, INF, id="infinite-reference"),
-    pytest.param(INF, -INF, id="opposite-infinities"),
-]
-
-
-@pytest.mark.parametrize(("value", "eager"), UNEQUAL)
+@pytest.mark.parametrize(("value", "eager"), [(INF, 1.0), (1.0, INF), (INF, -INF)])
 def test_an_infinity_only_passes_against_the_same_infinity(value: float, eager: float) -> None:
-    assert not FP32.holds(np.array([value], np.float32), np.array([eager], np.float32))
-
-
-@pytest.mark.parametrize(("value", "eager"), UNEQUAL)
-def test_an_infinity_against_anything_else_is_an_infinite_error(value: float, eager: float) -> None:
-    assert FP32.error(np.array([value], np.float32), np.array([eager], np.float32)) == INF
+    found, expected = np.array([value], np.float32), np.array([eager], np.float32)
+    assert not FP32.holds(found, expected)
+    assert FP32.error(found, expected) == INF
+    assert FP32.holds(found, found)
 
 
 def test_the_relative_part_is_that_of_eager_pytorch() -> None:
@@ -129,17 +115,21 @@ def test_without_a_tolerance_the_ratio_is_0_or_infinite(value: float, eager: flo
     assert exact.ratio(np.zeros(2), np.zeros(3)) == INF
 
 
-@pytest.mark.parametrize("bad", [-1e-9, NAN], ids=["negative", "not-a-number"])
+@pytest.mark.parametrize("bad", [-1e-9, NAN, INF])
 @pytest.mark.parametrize("field", ["rtol", "atol"])
-def test_a_tolerance_is_a_number_of_at_least_zero(field: str, bad: float) -> None:
+def test_a_tolerance_is_a_finite_number_of_at_least_zero(field: str, bad: float) -> None:
     with pytest.raises(ValueError, match=field):
         Tolerance(**{"rtol": 0.0, "atol": 0.0, field: bad})
 
 
-@pytest.mark.parametrize("field", ["rtol", "atol"])
-def test_an_infinite_tolerance_is_refused(field: str) -> None:
-    with pytest.raises(ValueError, match=field):
-        Tolerance(**{"rtol": 0.0, "atol": 0.0, field: INF})
+def test_the_least_cosine_is_that_of_the_worst_pair() -> None:
+    eager = np.eye(3, dtype=np.float32)
+    turned = eager.copy()
+    turned[1] = (0, 1, 1)
+    assert least_cosine(eager, eager) == 1
+    assert least_cosine(turned, eager) == pytest.approx(0.5**0.5)
+    turned[2] = np.nan
+    assert least_cosine(turned, eager) == 0
 
 
 NAMES = st.text("abcdefgh_", min_size=1, max_size=5)
@@ -159,6 +149,7 @@ def content(case: GoldenCase) -> str:
     return repr((case.graph, len(case.inputs), arrays))
 
 
+@settings(max_examples=20)
 @given(cases=st.lists(CASES, min_size=1, max_size=12))
 def test_golden_vectors_are_read_back_to_the_bit_as_they_were_written(cases: list[GoldenCase]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -184,11 +175,7 @@ def test_golden_vectors_that_cannot_be_read_are_refused_by_path(data: bytes | No
         path.write_bytes(data)
     with pytest.raises(ArtifactError, match=r"golden\.safetensors: "):
         load_golden(path)
-
-
-@pytest.mark.parametrize("key", ["plain/0/query", "other/0/inputs/query"])
-def test_golden_vectors_under_foreign_keys_are_refused_by_path(key: str, tmp_path: Path) -> None:
-    path = tmp_path / "golden.safetensors"
-    save_file({key: np.zeros(1, np.float32)}, path)
-    with pytest.raises(ArtifactError, match=r"golden\.safetensors: "):
-        load_golden(path)
+    for key in ("plain/0/query", "other/0/inputs/query"):
+        save_file({key: np.zeros(1, np.float32)}, path)
+        with pytest.raises(ArtifactError, match=r"golden\.safetensors: contains a tensor"):
+            load_golden(path)

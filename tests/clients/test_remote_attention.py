@@ -13,8 +13,8 @@ from attention_client.torch import RemoteAttention, may_attend
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from attention_serving.artifact.names import ModelId
 from attention_serving.export.artifact import write_artifact
-from attention_serving.export.model_id import ModelId
 from attention_serving.model.checkpoints.loading import load_checkpoint
 from scripts.local_server import ServerProcess, serving
 

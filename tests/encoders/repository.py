@@ -4,8 +4,9 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from attention_serving.export.encoder import EncoderOptions, write_encoder
-from attention_serving.export.model_id import ModelId
+from attention_serving.artifact.names import ModelId
+from attention_serving.export.artifact import write_artifact
+from attention_serving.export.encoder import encoder_spec
 from attention_serving.export.precision import Precision
 from attention_serving.model.encoder_folder.loading import load_encoder
 from tests.support import encoders
@@ -26,20 +27,15 @@ def export_family(name: str, folder: Path) -> None:
     """A family as the transformers library saves it."""
     with TemporaryDirectory() as source:
         loaded = load_encoder(encoders.save_model(name, Path(source)))
-        write_encoder(loaded, ModelId(name), folder)
+        write_artifact(encoder_spec(loaded), ModelId(name), folder)
 
 
 def export_sentence(name: str, precision: Precision, folder: Path) -> None:
     """A BERT with everything that sentence-transformers states."""
     with TemporaryDirectory() as source:
         encoders.save_sentence_model("bert", Path(source), settings=SETTINGS)
-        write_encoder(
-            load_encoder(source),
-            ModelId(name),
-            folder,
-            options=EncoderOptions(dimensions=DIMENSIONS),
-            precision=precision,
-        )
+        spec = encoder_spec(load_encoder(source), dimensions=DIMENSIONS)
+        write_artifact(spec, ModelId(name), folder, precision=precision)
 
 
 def export_truncating(folder: Path) -> None:
@@ -47,8 +43,8 @@ def export_truncating(folder: Path) -> None:
     with TemporaryDirectory() as source:
         settings = {**SETTINGS, "default_prompt_name": "query"}
         encoders.save_sentence_model("bert", Path(source), settings=settings, max_tokens=SHORT)
-        options = EncoderOptions(truncates=True)
-        write_encoder(load_encoder(source), ModelId(TRUNCATING), folder, options=options)
+        spec = encoder_spec(load_encoder(source), truncates=True)
+        write_artifact(spec, ModelId(TRUNCATING), folder)
 
 
 SOURCES = [Path(__file__), Path(encoders.__file__)]

@@ -11,8 +11,8 @@ import torch
 from attention_client import AttentionClient, FailedPreconditionError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from attention_serving.artifact.names import ModelId
 from attention_serving.export.artifact import write_artifact
-from attention_serving.export.model_id import ModelId
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.config import AttentionConfig
 from attention_serving.model.presets import build_preset

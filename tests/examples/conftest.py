@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 import pytest
 
+from attention_serving.artifact.names import ModelId
 from attention_serving.export.artifact import write_artifact
-from attention_serving.export.model_id import ModelId
 from attention_serving.model.checkpoints.loading import load_checkpoint
 from examples import replace_a_layer
 from scripts.local_server import ServerProcess, serving

@@ -1,6 +1,7 @@
 """Tiny modules to export, valid and invalid, and their graphs."""
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -9,26 +10,13 @@ import torch
 from torch import Tensor
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.export.artifact import WHOLE
-from attention_serving.export.blocks import in_blocks
-from attention_serving.export.graph import finish, trace
+from attention_serving.export.artifact import GRAPH_FILES
+from attention_serving.export.graph import trace
 from attention_serving.export.signature import AttentionModule, Signature, signatures
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.config import AttentionConfig
-from attention_serving.model.text import TextAttention, sentence_tokenizer
 
 SELF = AttentionConfig(d_query=4, num_heads=2, d_k=3, d_v=5)
-CROSS = AttentionConfig(
-    d_query=4, d_key=5, d_value=6, num_heads=2, d_k=3, d_v=7, d_out=8, cross=True, separate_value=True
-)
-
-
-class Disagreeing(MultiHeadAttention):
-    """Computes something else in its graph than in eager PyTorch."""
-
-    def forward(self, query: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        factor = 1.001 if torch.compiler.is_exporting() else 1.0
-        return super().forward(query * factor, *others, **options)
 
 
 class Shortened(MultiHeadAttention):
@@ -76,31 +64,18 @@ def attention(
     return kind(config).eval()
 
 
-def named_module(name: str) -> AttentionModule:
-    """One of the valid modules: self, cross or text."""
-    if name == "text":
-        torch.manual_seed(0)
-        return TextAttention(sentence_tokenizer("a b c d e"), AttentionConfig(d_query=4, causal=True)).eval()
-    return attention({"self": SELF, "cross": CROSS}[name])
-
-
 def signature(module: AttentionModule, kind: GraphKind) -> Signature:
     """The signature of one graph."""
     return next(signed for signed in signatures(module) if signed.kind is kind)
 
 
 @cache
-def traced(name: str, kind: GraphKind) -> onnx_ir.Model:
-    """The graph of a valid module as traced, made once. Tests do not modify it."""
-    module = named_module(name)
+def traced(config: AttentionConfig, kind: GraphKind) -> onnx_ir.Model:
+    """A graph as traced, made once. Tests do not modify it."""
+    module = attention(config)
     return trace(module, signature(module, kind))
 
 
-@cache
-def graph(name: str, kind: GraphKind) -> onnx.ModelProto:
-    """The graph of a valid module, exported once. Tests do not modify it."""
-    module = named_module(name)
-    if kind not in WHOLE:
-        return finish(traced(name, kind), signature(module, kind))
-    derived = in_blocks(traced(name, WHOLE[kind]), causal=module.config.causal)
-    return finish(derived, signature(module, kind))
+def exported(artifacts: Path, name: str, kind: GraphKind) -> onnx.ModelProto:
+    """A graph of the artifacts that all tests share."""
+    return onnx.load(artifacts / name / "1" / GRAPH_FILES[kind])

@@ -1,7 +1,6 @@
 """Graphs in blocks: derived from whole graphs, equal to them for every number of rows, or refused."""
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,13 @@ import onnxruntime
 import pytest
 import torch
 
-from attention_serving.artifact.golden import Arrays, GoldenCase, golden_tensors
-from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind, TensorSpec
-from attention_serving.export.block_mask import NotInBlocksError
-from attention_serving.export.blocks import in_blocks
+from attention_serving.artifact.golden import Arrays
+from attention_serving.artifact.manifest import IN_BLOCKS, TensorSpec
+from attention_serving.export.blocks import NotInBlocksError, in_blocks
 from attention_serving.export.graph import trace
 from attention_serving.export.signature import QUERY_AXIS, Signature, random_inputs, tensor
 from attention_serving.model.config import AttentionConfig
-from tests.export.modules import CROSS, attention, graph, signature, traced
+from tests.export.modules import attention, signature, traced
 from tests.support.eager import assert_parity
 from tests.support.modules import encoder
 
@@ -26,29 +24,27 @@ TQ, TK = 7, 5
 # Fewer than one, one, a few, all, more than all.
 ROWS = (-1, 0, 1, 2, 3, 7, 1000)
 PLAIN, MASK = IN_BLOCKS
-CONFIGS = {
-    "grouped heads": AttentionConfig(d_query=8, num_heads=4, num_kv_heads=2),
-    "cross": CROSS,
-    "causal": AttentionConfig(d_query=4, num_heads=2, causal=True),
-    "causal cross": AttentionConfig(d_query=4, num_heads=2, causal=True, cross=True),
-    "rotary": AttentionConfig(d_query=8, num_heads=2, causal=True, rotary_theta=100.0),
-    "ALiBi": AttentionConfig(d_query=4, num_heads=2, alibi=True),
-    "causal ALiBi": AttentionConfig(d_query=4, num_heads=2, alibi=True, causal=True),
-    "causal window": AttentionConfig(d_query=4, num_heads=2, window=3, causal=True),
+CROSS = AttentionConfig(
+    d_query=4, d_key=5, d_value=6, num_heads=2, d_k=3, d_v=7, d_out=8, cross=True, separate_value=True
+)
+WINDOW = AttentionConfig(d_query=4, num_heads=2, window=3, causal=True)
+ALIBI = AttentionConfig(d_query=4, num_heads=2, alibi=True, causal=True)
+ROTARY = AttentionConfig(d_query=8, num_heads=4, num_kv_heads=2, causal=True, rotary_theta=100.0)
+CASES = {
+    "cross, mask": (CROSS, MASK),
+    "causal ALiBi, mask": (ALIBI, MASK),
+    "causal rotary": (ROTARY, PLAIN),
 }
-MASKED = ("cross", "causal cross", "causal ALiBi", "causal window")
-CASES = [(name, PLAIN) for name in CONFIGS] + [(name, MASK) for name in MASKED]
-EACH_CASE = pytest.mark.parametrize(("name", "kind"), CASES, ids=[f"{name}-{kind}" for name, kind in CASES])
-
-
-def signed(name: str, kind: GraphKind) -> Signature:
-    return signature(attention(CONFIGS[name]), kind)
-
-
-@cache
-def whole_graph(name: str, kind: GraphKind) -> onnx_ir.Model:
-    """The graph of one of the configurations, traced once."""
-    return trace(attention(CONFIGS[name]), signed(name, kind))
+FURTHER = {
+    "cross": (CROSS, PLAIN),
+    "grouped heads": (AttentionConfig(d_query=8, num_heads=4, num_kv_heads=2), PLAIN),
+    "causal": (AttentionConfig(d_query=4, num_heads=2, causal=True), PLAIN),
+    "causal cross, mask": (AttentionConfig(d_query=4, num_heads=2, causal=True, cross=True), MASK),
+    "ALiBi": (AttentionConfig(d_query=4, num_heads=2, alibi=True), PLAIN),
+    "causal ALiBi": (ALIBI, PLAIN),
+    "causal window": (WINDOW, PLAIN),
+    "causal window, mask": (WINDOW, MASK),
+}
 
 
 def run(model: onnx_ir.Model, inputs: Mapping[str, Any]) -> list[Any]:
@@ -59,9 +55,20 @@ def run(model: onnx_ir.Model, inputs: Mapping[str, Any]) -> list[Any]:
     return outputs
 
 
-def bytes_of(model: onnx_ir.Model) -> bytes:
-    serialised: bytes = onnx_ir.to_proto(model).SerializeToString(deterministic=True)
-    return serialised
+def assert_blocks_equal_the_whole(
+    whole: onnx_ir.Model, inputs: Mapping[str, Any], *, causal: bool = False, loops: int = 1
+) -> None:
+    """For any number of rows; and no operator outside of the loops spans all pairs of rows."""
+    before = onnx_ir.to_proto(whole).SerializeToString(deterministic=True)
+    derived = in_blocks(whole, causal=causal)
+    assert onnx_ir.to_proto(whole).SerializeToString(deterministic=True) == before
+    operators = [node.op_type for node in derived.graph]
+    assert operators.count("Loop") == loops
+    assert set(operators).isdisjoint({"Attention", "Trilu", "Where", "And", "Abs"})
+    (expected,) = run(whole, inputs)
+    for rows in ROWS:
+        (found,) = run(derived, {**inputs, "block_rows": np.array(rows)})
+        assert_parity(found, expected)
 
 
 def parsed(text: str) -> onnx_ir.Model:
@@ -74,47 +81,18 @@ def rows_of(*shape: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(sum(shape)).standard_normal(shape, dtype=np.float32)
 
 
-@EACH_CASE
-def test_blocks_of_any_number_of_rows_give_the_result_of_the_whole(name: str, kind: GraphKind) -> None:
-    whole, config = whole_graph(name, kind), CONFIGS[name]
+@pytest.mark.parametrize(
+    "case",
+    [*CASES.values(), *(pytest.param(case, marks=pytest.mark.thorough) for case in FURTHER.values())],
+    ids=[*CASES, *FURTHER],
+)
+def test_blocks_of_any_number_of_rows_give_the_result_of_the_whole(case: tuple[AttentionConfig, Any]) -> None:
+    config, kind = case
     sizes = {"batch": 2, "query_length": TQ, "key_length": TK, "mask_heads": config.num_heads}
-    inputs: Arrays = random_inputs(signed(name, kind), sizes, np.random.default_rng(1))
+    inputs: Arrays = random_inputs(signature(attention(config), kind), sizes, np.random.default_rng(1))
     if "attention_mask" in inputs:
         inputs["attention_mask"][1, :, 3] = False
-    (expected,) = run(whole, inputs)
-    derived = in_blocks(whole, causal=config.causal)
-    for rows in ROWS:
-        (found,) = run(derived, {**inputs, "block_rows": np.array(rows)})
-        assert_parity(found, expected)
-
-
-@EACH_CASE
-def test_no_operator_outside_of_the_loop_spans_all_pairs_of_rows(name: str, kind: GraphKind) -> None:
-    derived = in_blocks(whole_graph(name, kind), causal=CONFIGS[name].causal)
-    operators = [node.op_type for node in derived.graph]
-    assert operators.count("Loop") == 1
-    assert set(operators).isdisjoint({"Attention", "Trilu", "Where", "And", "Expand", "Abs"})
-
-
-def test_the_whole_graph_is_not_modified() -> None:
-    whole = traced("self", GraphKind.PLAIN)
-    before = bytes_of(whole)
-    in_blocks(whole, causal=False)
-    assert bytes_of(whole) == before
-
-
-def test_the_same_graph_gives_the_same_bytes() -> None:
-    first, second = (in_blocks(traced("cross", GraphKind.MASK), causal=False) for _ in range(2))
-    assert bytes_of(first) == bytes_of(second)
-
-
-def test_weights_are_those_of_the_whole_graph() -> None:
-    for whole, blocks in IN_BLOCKS.items():
-        own, other = (
-            {each.name: each.raw_data for each in graph("cross", kind).graph.initializer}
-            for kind in (whole, blocks)
-        )
-        assert own == other
+    assert_blocks_equal_the_whole(traced(config, kind), inputs, causal=config.causal)
 
 
 SOFTCAP = (
@@ -125,27 +103,11 @@ SOFTCAP = (
 
 @pytest.mark.parametrize("causal", [False, True], ids=["every key", "causal"])
 def test_scale_softcap_and_split_heads_are_kept(causal: bool) -> None:
-    whole = parsed(SOFTCAP % causal)
-    derived = in_blocks(whole, causal=False)
     inputs = {"q": rows_of(2, 8, TQ, 3), "k": 9 * rows_of(2, 2, TK, 3), "v": rows_of(2, 2, TK, 5)}
-    (expected,) = run(whole, inputs)
-    for rows in ROWS:
-        assert_parity(run(derived, {**inputs, "block_rows": np.array(rows)})[0], expected)
-    (capped,) = run(parsed(SOFTCAP.replace(", softcap = 2.0", "") % causal), inputs)
+    whole = parsed(SOFTCAP % causal)
+    assert_blocks_equal_the_whole(whole, inputs)
+    (expected,), (capped,) = run(whole, inputs), run(parsed(SOFTCAP.replace("2.0", "0.0") % causal), inputs)
     assert np.abs(capped - expected).max() > 0.01
-
-
-def test_a_module_of_several_attentions_has_a_loop_for_each() -> None:
-    rows: TensorSpec = tensor("rows", "float32", "batch", QUERY_AXIS, 32)
-    output = rows.model_copy(update={"name": "y"})
-    whole = trace(Renamed(), Signature(kind=PLAIN, inputs=(rows,), outputs=(output,)))
-    derived = in_blocks(whole, causal=False)
-    assert [node.op_type for node in derived.graph].count("Loop") == 2
-    inputs = {"rows": rows_of(2, TQ, 32)}
-    (expected,) = run(whole, inputs)
-    for count in ROWS:
-        (found,) = run(derived, {**inputs, "block_rows": np.array(count)})
-        assert_parity(found, expected)
 
 
 class Renamed(torch.nn.Module):
@@ -160,6 +122,14 @@ class Renamed(torch.nn.Module):
         return encoded
 
 
+@pytest.mark.thorough
+def test_a_module_of_several_attentions_has_a_loop_for_each() -> None:
+    rows: TensorSpec = tensor("rows", "float32", "batch", QUERY_AXIS, 32)
+    output = rows.model_copy(update={"name": "y"})
+    whole = trace(Renamed(), Signature(kind=PLAIN, inputs=(rows,), outputs=(output,)))
+    assert_blocks_equal_the_whole(whole, {"rows": rows_of(2, TQ, 32)}, loops=2)
+
+
 HEADS = "float[B, 2, T, 3] q, float[B, 2, S, 3] k, float[B, 2, S, 3] v"
 Y = "(float[B, 2, T, 3] y)"
 REFUSED = {
@@ -167,6 +137,10 @@ REFUSED = {
     "a cache": (
         f"g ({HEADS}, float[B, 2, P, 3] a, float[B, 2, P, 3] b) => {Y} {{ y = Attention(q, k, v, , a, b) }}",
         "a cache",
+    ),
+    "scores": (
+        f"g ({HEADS}) => (float[B, 2, T, 3] y, float[B, 2, T, S] w) {{ y, , , w = Attention(q, k, v) }}",
+        "outputs beside the context",
     ),
     "causal and a mask": (
         f"g ({HEADS}, bool[T, S] m) => {Y} {{ y = Attention<is_causal = 1>(q, k, v, m) }}",
@@ -188,21 +162,3 @@ REFUSED = {
 def test_a_graph_without_a_form_in_blocks_is_refused(text: str, reason: str) -> None:
     with pytest.raises(NotInBlocksError, match=reason):
         in_blocks(parsed(text), causal=False)
-
-
-def test_attention_that_returns_its_scores_is_refused() -> None:
-    text = f"g ({HEADS}) => (float[B, 2, T, 3] y, float[B, 2, T, S] w) {{ y, , , w = Attention(q, k, v) }}"
-    with pytest.raises(NotInBlocksError, match="outputs beside the context"):
-        in_blocks(parsed(text), causal=False)
-
-
-def test_a_graph_of_weights_has_no_form_in_blocks() -> None:
-    with pytest.raises(NotInBlocksError, match="no Attention"):
-        in_blocks(traced("self", GraphKind.WEIGHTS), causal=False)
-
-
-def test_golden_vectors_keep_the_shape_of_every_input() -> None:
-    inputs = {"block_rows": np.array(3), "query": rows_of(2, TQ, 4)[:, ::2]}
-    tensors = golden_tensors([GoldenCase(GraphKind.BLOCKS, inputs, {})])
-    assert [tensors[f"blocks/0/inputs/{name}"].shape for name in inputs] == [(), (2, 4, 4)]
-    assert all(tensor.flags.c_contiguous for tensor in tensors.values())

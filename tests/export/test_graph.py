@@ -1,4 +1,4 @@
-"""One graph out of one module: names, axes, operators, bytes, and modules that are refused."""
+"""One graph out of one module: names, axes, operators, and modules that are refused."""
 
 import ast
 import gc
@@ -6,51 +6,42 @@ import inspect
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir
 import onnxruntime
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from attention_serving.artifact.manifest import ATTENTION_GRAPHS, GraphKind
+from attention_serving.artifact.manifest import ATTENTION_GRAPHS, IN_BLOCKS, GraphKind
+from attention_serving.export import graph as graph_module
 from attention_serving.export.errors import ExportError
-from attention_serving.export.graph import export_graph
+from attention_serving.export.graph import finish, trace
+from attention_serving.export.rewrite import expand_masks
 from attention_serving.export.signature import random_inputs, run_eager
-from tests.export.modules import (
-    Foreign,
-    Shortened,
-    Specialised,
-    attention,
-    graph,
-    named_module,
-    signature,
-)
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig
+from tests.export.modules import Foreign, Shortened, Specialised, attention, exported, signature
+from tests.server.samples import CROSS, SELF, TEXT, eager_module
 from tests.support.eager import assert_parity
 
 Axes = dict[str, tuple[str | int, ...]]
 PLAIN, LENGTHS, MASK, WEIGHTS, BLOCKS, MASK_BLOCKS = ATTENTION_GRAPHS
 OWN_INPUTS: dict[str, Axes] = {
-    "self": {"query": ("batch", "query_length", 4)},
-    "cross": {
+    SELF: {"query": ("batch", "query_length", 4)},
+    CROSS: {
         "query": ("batch", "query_length", 4),
-        "key": ("batch", "key_length", 5),
-        "value": ("batch", "key_length", 6),
+        "key": ("batch", "key_length", 6),
+        "value": ("batch", "key_length", 5),
     },
-    "text": {"token_ids": ("batch", "query_length")},
+    TEXT: {"token_ids": ("batch", "query_length")},
 }
-KEY_AXIS = {"self": "query_length", "cross": "key_length", "text": "query_length"}
-D_OUT = {"self": 4, "cross": 8, "text": 4}
-HEADS = {"self": 2, "cross": 2, "text": 1}
-GRAPHS = [
-    pytest.param(name, kind, id=f"{name}-{kind}")
-    for name, kinds in {
-        "self": ATTENTION_GRAPHS,
-        "cross": ATTENTION_GRAPHS,
-        "text": (PLAIN, WEIGHTS, BLOCKS),
-    }.items()
-    for kind in kinds
-]
-EACH_GRAPH = pytest.mark.parametrize(("name", "kind"), GRAPHS)
+EACH_GRAPH = pytest.mark.parametrize("kind", ATTENTION_GRAPHS)
+EACH_MODEL = pytest.mark.parametrize("name", OWN_INPUTS)
 
 
 def axes_of(values: Iterable[onnx.ValueInfoProto]) -> Axes:
@@ -69,83 +60,138 @@ def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
                 yield from all_nodes(attribute.g)
 
 
+@EACH_MODEL
 @EACH_GRAPH
-def test_every_input_has_its_axes_by_name(name: str, kind: GraphKind) -> None:
-    expected = dict(OWN_INPUTS[name])
+def test_inputs_and_outputs_have_their_axes_by_name(artifacts: Path, name: str, kind: GraphKind) -> None:
+    key_axis, config = "key_length" if name == CROSS else "query_length", eager_module(name).config
+    inputs, outputs = dict(OWN_INPUTS[name]), {"context_vectors": ("batch", "query_length", config.d_out)}
     if kind is LENGTHS:
-        expected["key_lengths"] = ("batch",)
+        inputs["key_lengths"] = ("batch",)
     if kind in (MASK, WEIGHTS, MASK_BLOCKS):
-        expected["attention_mask"] = ("batch", "mask_heads", "query_length", KEY_AXIS[name])
+        inputs["attention_mask"] = ("batch", "mask_heads", "query_length", key_axis)
     if kind in (BLOCKS, MASK_BLOCKS):
-        expected["block_rows"] = ()
-    inputs = axes_of(graph(name, kind).graph.input)
-    assert inputs == expected
-    assert list(inputs) == list(expected)
+        inputs["block_rows"] = ()
+    graph = exported(artifacts, name, kind).graph
+    assert list(axes_of(graph.input).items()) == list(inputs.items())
+    weights = axes_of(graph.output)
+    assert weights.pop("context_vectors") == outputs["context_vectors"]
+    expected: Axes = {"attention_weights": ("batch", config.num_heads, "query_length", key_axis)}
+    assert weights == (expected if kind is WEIGHTS else {})
 
 
+@EACH_MODEL
 @EACH_GRAPH
-def test_every_output_has_its_axes_by_name(name: str, kind: GraphKind) -> None:
-    expected: Axes = {"context_vectors": ("batch", "query_length", D_OUT[name])}
-    if kind is WEIGHTS:
-        expected["attention_weights"] = ("batch", HEADS[name], "query_length", KEY_AXIS[name])
-    assert axes_of(graph(name, kind).graph.output) == expected
-
-
-@EACH_GRAPH
-def test_a_graph_uses_operators_of_the_standard_only(name: str, kind: GraphKind) -> None:
-    proto = graph(name, kind)
+def test_a_graph_has_standard_operators_and_nothing_of_the_place_it_was_made_at(
+    artifacts: Path, name: str, kind: GraphKind
+) -> None:
+    proto = exported(artifacts, name, kind)
     assert [(opset.domain, opset.version) for opset in proto.opset_import] == [("", 23)]
     assert {node.domain for node in proto.graph.node} == {""}
     assert not proto.functions
     onnx.checker.check_model(proto, full_check=True)
-
-
-@EACH_GRAPH
-def test_attention_is_one_operator_unless_its_weights_are_asked_for(name: str, kind: GraphKind) -> None:
-    operators = [node.op_type for node in all_nodes(graph(name, kind).graph)]
-    assert operators.count("Attention") == (0 if kind is WEIGHTS else 1)
-    assert operators.count("Softmax") == (1 if kind is WEIGHTS else 0)
-
-
-@EACH_GRAPH
-def test_a_graph_says_nothing_of_the_place_it_was_made_at(name: str, kind: GraphKind) -> None:
-    proto = graph(name, kind)
-    text = str(proto)
-    for trace in ("metadata_props", "doc_string", "stack_trace", ".py", "site-packages", 'File "'):
-        assert trace not in text
+    operators = [node.op_type for node in all_nodes(proto.graph)]
+    # Attention is one operator unless its weights are asked for.
+    fused = kind is not WEIGHTS
+    assert (operators.count("Attention"), operators.count("Softmax")) == (int(fused), int(not fused))
     assert not proto.graph.value_info
+    for place in ("metadata_props", "doc_string", "stack_trace", ".py", "site-packages", 'File "'):
+        assert place not in str(proto)
 
 
+@EACH_MODEL
 @EACH_GRAPH
-def test_a_graph_equals_eager_pytorch_at_lengths_the_exporter_did_not_see(name: str, kind: GraphKind) -> None:
-    module = named_module(name)
+def test_a_graph_equals_eager_pytorch_at_lengths_the_exporter_did_not_see(
+    artifacts: Path, name: str, kind: GraphKind
+) -> None:
+    module, proto = eager_module(name), exported(artifacts, name, kind)
     signed = signature(module, kind)
-    session = onnxruntime.InferenceSession(
-        graph(name, kind).SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    for batch, query_length, key_length, mask_heads in ((1, 1, 1, 1), (4, 9, 6, 1), (1, 2, 11, HEADS[name])):
-        sizes = {
-            "batch": batch,
-            "query_length": query_length,
-            "key_length": key_length,
-            "mask_heads": mask_heads,
-            "block_rows": 4,
-        }
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    for batch, query_length, key_length, heads in ((4, 9, 6, 1), (1, 2, 11, module.config.num_heads)):
+        sizes = {"batch": batch, "query_length": query_length, "key_length": key_length}
+        sizes |= {"mask_heads": heads, "block_rows": 4}
         inputs = random_inputs(signed, sizes, np.random.default_rng(0))
-        if "attention_mask" in inputs:
-            # Else the only row of a one-row sequence would attend to nothing.
-            inputs["attention_mask"][:, :, 0, 0] = True
-        served = session.run(None, inputs)
-        for spec, output in zip(signed.outputs, served, strict=True):
-            assert_parity(output, run_eager(module, signed, inputs)[spec.name])
+        eager = run_eager(module, signed, inputs)
+        for spec, output in zip(signed.outputs, session.run(None, inputs), strict=True):
+            assert_parity(output, eager[spec.name])
 
 
-@pytest.mark.parametrize("kind", [PLAIN, WEIGHTS])
-def test_the_same_module_gives_the_same_bytes(kind: GraphKind) -> None:
-    module = named_module("self")
-    again = export_graph(module, signature(module, kind))
-    first = graph("self", kind).SerializeToString(deterministic=True)
-    assert again.SerializeToString(deterministic=True) == first
+@pytest.mark.parametrize("name", [SELF, CROSS])
+@pytest.mark.parametrize("kind", [PLAIN, LENGTHS, MASK])
+def test_no_operator_copies_rows_to_split_or_join_heads(artifacts: Path, name: str, kind: GraphKind) -> None:
+    proto = exported(artifacts, name, kind)
+    assert {node.op_type for node in proto.graph.node}.isdisjoint({"Transpose", "Reshape"})
+    assert attention_heads(proto) == {"q_num_heads": 2, "kv_num_heads": 2}
+
+
+def attention_heads(proto: onnx.ModelProto) -> dict[str, int]:
+    """The numbers of heads that the graph's one Attention operator states."""
+    (node,) = (node for node in proto.graph.node if node.op_type == "Attention")
+    return {each.name: each.i for each in node.attribute if each.name.endswith("num_heads")}
+
+
+class Backwards(MultiHeadAttention):
+    """Joins its heads to rows in another order than that in which they were split."""
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, may_attend: Tensor | None, score_bias: Tensor | None
+    ) -> Tensor:
+        return super()._attend(q, k, v, may_attend, score_bias).flip(1)
+
+
+# Whether the operator splits rows into heads itself.
+HEADS = {
+    "grouped": (AttentionConfig(d_query=8, num_heads=4, num_kv_heads=2, causal=True), True),
+    "fused": (AttentionConfig(d_query=8, num_heads=2, projections="fused", qkv_bias=True), True),
+    "without projections": (
+        AttentionConfig(d_query=8, num_heads=2, projections="none", out_proj=False),
+        True,
+    ),
+    "rotary": (AttentionConfig(d_query=8, num_heads=2, rotary_theta=10_000.0), False),
+    "stacked": (AttentionConfig(d_query=8, num_heads=2, projections="stacked"), False),
+    "backwards": (AttentionConfig(d_query=8, num_heads=2), False),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_are_split_by_the_operator_only_if_rows_are_all_they_are_made_of(name: str) -> None:
+    config, merged = HEADS[name]
+    module = attention(config, kind=Backwards if name == "backwards" else MultiHeadAttention)
+    signed = signature(module, PLAIN)
+    proto = finish(trace(module, signed), signed)
+    heads = {"q_num_heads": config.num_heads, "kv_num_heads": config.num_kv_heads}
+    assert attention_heads(proto) == (heads if merged else {})
+    inputs = random_inputs(signed, {"batch": 4, "query_length": 9}, np.random.default_rng(0))
+    (found,) = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, inputs)
+    assert_parity(found, run_eager(module, signed, inputs)["context_vectors"])
+
+
+BROADCAST = (
+    "g (float[B, 2, T, 3] q, float[B, 2, S, 3] k, float[B, 2, S, 3] v, %s m) => (float[B, 2, T, 3] y)"
+    "{ y = Attention(q, k, v, m) }"
+)
+MASKS = {
+    "keys": ("bool[B, 1, 1, S]", (2, 1, 1, 5)),
+    "rows": ("float[1, 1, T, 1]", (1, 1, 7, 1)),
+    "pairs of every batch": ("float[1, 2, T, S]", (1, 2, 7, 5)),
+    "pairs": ("bool[T, S]", (7, 5)),
+}
+
+
+@pytest.mark.parametrize(("text", "shape"), MASKS.values(), ids=MASKS)
+def test_masks_that_broadcast_are_expanded_and_others_are_not(text: str, shape: tuple[int, ...]) -> None:
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 23]> {BROADCAST % text}')
+    model = onnx_ir.passes.common.ShapeInferencePass()(onnx_ir.from_proto(proto)).model
+    before = onnx_ir.to_proto(model).SerializeToString(deterministic=True)
+    expand_masks(model)
+    after = onnx_ir.to_proto(model).SerializeToString(deterministic=True)
+    assert (before == after) == (shape[-2:] == (7, 5))
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 2, rows, 3), np.float32) for rows in (7, 5, 5))
+    mask = rng.random(shape) < 0.7 if "bool" in text else rng.standard_normal(shape, np.float32)
+    (found,) = onnxruntime.InferenceSession(after).run(None, {"q": q, "k": k, "v": v, "m": mask})
+    query, key, value, attn_mask = (torch.from_numpy(array) for array in (q, k, v, mask))
+    assert_parity(found, F.scaled_dot_product_attention(query, key, value, attn_mask).numpy())
 
 
 @pytest.fixture
@@ -169,26 +215,35 @@ def parsing_thread() -> Iterator[None]:
     gc.callbacks.remove(pause)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("parsing_thread")
 def test_a_graph_is_exported_while_another_thread_parses() -> None:
-    module = named_module("self")
-    assert export_graph(module, signature(module, PLAIN)).graph.node
+    module = attention()
+    graph_module._operators.cache_clear()
+    assert list(trace(module, signature(module, PLAIN)).graph)
     assert gc.isenabled()
 
 
-def test_a_graph_that_lost_an_axis_is_refused() -> None:
-    module = attention(kind=Shortened)
-    with pytest.raises(ExportError, match=r"context_vectors .* expected context_vectors .*'query_length'"):
-        export_graph(module, signature(module, PLAIN))
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (Shortened, r"context_vectors .* expected context_vectors .*'query_length'"),
+        (Foreign, r"outside the ONNX standard: com\.example\.Twice"),
+        (Specialised, "branches on a length, or fixes it"),
+    ],
+    ids=["lost an axis", "foreign operator", "one length only"],
+)
+def test_a_graph_that_cannot_be_served_is_refused(kind: type[MultiHeadAttention], says: str) -> None:
+    module = attention(kind=kind)
+    signed = signature(module, PLAIN)
+    with pytest.raises(ExportError, match=says):
+        finish(trace(module, signed), signed)
 
 
-def test_a_graph_with_a_foreign_operator_is_refused() -> None:
-    module = attention(kind=Foreign)
-    with pytest.raises(ExportError, match=r"outside the ONNX standard: com\.example\.Twice"):
-        export_graph(module, signature(module, PLAIN))
-
-
-def test_a_module_for_one_length_only_is_refused() -> None:
-    module = attention(kind=Specialised)
-    with pytest.raises(ExportError, match="branches on a length, or fixes it"):
-        export_graph(module, signature(module, PLAIN))
+def test_graphs_in_blocks_hold_the_weights_of_the_whole_graphs(artifacts: Path) -> None:
+    for whole, blocks in IN_BLOCKS.items():
+        own, other = (
+            {each.name: each.raw_data for each in exported(artifacts, SELF, kind).graph.initializer}
+            for kind in (whole, blocks)
+        )
+        assert own == other

@@ -76,8 +76,9 @@ def refusal(reply: bytes, context: Context, index: int = 0) -> str:
     return str(content["message"])
 
 
+FURTHER = [pytest.param(name, marks=pytest.mark.thorough) for name in (ROTARY, TEXT, ENCODER)]
 BOTH = pytest.mark.parametrize("archive", [SELF, CROSS], indirect=True)
-EVERY = pytest.mark.parametrize("archive", [SELF, CROSS, ROTARY, TEXT, ENCODER], indirect=True)
+EVERY = pytest.mark.parametrize("archive", [SELF, CROSS, *FURTHER], indirect=True)
 
 
 @EVERY
@@ -92,24 +93,21 @@ def test_requests_of_unequal_lengths_in_one_batch_equal_pytorch(archive: Archive
 
 
 @BOTH
-def test_unequal_lengths_run_together(archive: Archive) -> None:
-    sequences = {index: archive.sequence(*lengths) for index, lengths in enumerate(((5, 3), (1, 7), (6, 6)))}
+def test_unequal_lengths_run_together_if_the_graph_takes_lengths(archive: Archive) -> None:
+    sequences = {index: archive.sequence(*lengths) for index, lengths in enumerate(((5, 3), (1, 7), (5, 3)))}
     assert [sorted(group) for group in archive.handler._groups(sequences)] == [[0, 1, 2]]
-
-
-@pytest.mark.parametrize("archive", [ENCODER], indirect=True)
-def test_without_key_lengths_only_equal_lengths_run_together(archive: Archive) -> None:
-    sequences = {index: archive.sequence(length) for index, length in enumerate((4, 6, 4))}
-    assert archive.handler._groups(sequences) == [[0, 2], [1]]
+    archive.handler._lengths = {}
+    assert archive.handler._groups(sequences) == [[1], [0, 2]]
 
 
 @pytest.mark.parametrize("archive", [SELF], indirect=True)
 def test_padding_that_costs_more_than_a_run_is_avoided(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(torchserve_handler, "RUN_FLOPS", 1e6)
     sequences = {index: archive.sequence(length) for index, length in enumerate((900, 2, 3, 901))}
     assert archive.handler._groups(sequences) == [[1, 2], [0, 3]]
-    monkeypatch.setattr(torchserve_handler, "MAX_SCORE_BYTES", 4 * 4 * 901 * 901)
+    monkeypatch.setattr(torchserve_handler, "MAX_SCORE_BYTES", 2 * 4 * 901 * 901)
     assert archive.handler._groups(sequences) == [[1, 2], [0], [3]]
 
 
@@ -127,13 +125,8 @@ def test_json_raw_and_npy_give_the_same_rows(archive: Archive) -> None:
     replies, context = archive.handle(*forms)
 
     assert context.statuses == {}
-    assert [context.types[index].rpartition("/")[2] for index in range(5)] == [
-        "x-npy",
-        "octet-stream",
-        "json",
-        "json",
-        "x-npy",
-    ]
+    types = [context.types[index].rpartition("/")[2] for index in range(5)]
+    assert types == ["x-npy", "octet-stream", "json", "json", "x-npy"]
     served = [
         np.load(io.BytesIO(replies[0])),
         np.frombuffer(replies[1], "<f4").reshape(eager.shape),
@@ -145,15 +138,15 @@ def test_json_raw_and_npy_give_the_same_rows(archive: Archive) -> None:
 
 
 @pytest.mark.parametrize("archive", [SELF], indirect=True)
-@pytest.mark.parametrize("field", ["body", "data"])
-def test_a_model_with_one_input_takes_the_body_alone(archive: Archive, field: str) -> None:
+def test_a_model_with_one_input_takes_the_body_alone(archive: Archive) -> None:
     inputs = archive.sequence(4)
     eager = deployment.eager(SELF, inputs)
-    replies, _ = archive.handle({field: npy(inputs["query"])}, {field: inputs["query"].tolist()})
+    replies, _ = archive.handle({"data": npy(inputs["query"])}, {"body": inputs["query"].tolist()})
     served = [np.load(io.BytesIO(replies[0])), np.array(json.loads(replies[1])["context_vectors"])]
     assert_parity(served, [eager, eager])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("archive", [ROTARY], indirect=True)
 def test_positions_are_optional(archive: Archive) -> None:
     inputs = archive.sequence(5)
@@ -163,32 +156,32 @@ def test_positions_are_optional(archive: Archive) -> None:
     )
     eager = [deployment.eager(ROTARY, each) for each in (inputs, shifted)]
     assert_parity([np.load(io.BytesIO(reply)) for reply in replies], eager)
+    replies, context = archive.handle({"query": npy(inputs["query"]), "positions": npy(np.arange(2))})
+    assert refusal(replies[0], context) == "positions has 2 rows; an input before it has 5"
 
 
-ROWS = np.zeros((2, 64), np.float32)
+ROWS = np.zeros((2, 4), np.float32)
 REFUSED = {
     "empty": ({}, "query is missing; this model takes query"),
     "unknown": ({"query": npy(ROWS), "qury": npy(ROWS)}, "qury is unknown; this model takes query"),
-    "width": ({"body": npy(ROWS[:, :3])}, "query has shape [2, 3]; it must be one sequence, [T, 64]"),
-    "batch": ({"body": npy(ROWS[None])}, "query has shape [1, 2, 64]; it must be one sequence, [T, 64]"),
+    "width": ({"body": npy(ROWS[:, :3])}, "query has shape [2, 3]; it must be one sequence, [T, 4]"),
+    "batch": ({"body": npy(ROWS[None])}, "query has shape [1, 2, 4]; it must be one sequence, [T, 4]"),
     "no-rows": ({"body": npy(ROWS[:0])}, "query has 0 rows; it must have 1 to 4096"),
     "many-rows": (
-        {"body": npy(np.zeros((4097, 64), np.float32))},
+        {"body": npy(np.zeros((4097, 4), np.float32))},
         "query has 4097 rows; it must have 1 to 4096",
     ),
     "raw": ({"body": bytearray(255)}, "query has 255 bytes"),
-    "ragged": ({"body": [[0.0] * 64, [0.0]]}, "query has rows of different lengths"),
-    "text": ({"body": [["0"] * 64]}, "query must be a nested list of numbers"),
-    "null": ({"body": None}, "query must be a nested list of numbers"),
+    "ragged": ({"body": [[0.0] * 4, [0.0]]}, "query has rows of different lengths"),
+    "text": ({"body": [["0"] * 4]}, "query must be a nested list of numbers"),
     "number": ({"body": 5}, "query has shape []"),
-    "not-finite": ({"body": [[1e39] + [0.0] * 63]}, "query has values that are not finite"),
+    "not-finite": ({"body": [[1e39] + [0.0] * 3]}, "query has values that are not finite"),
     "bool": ({"body": npy(ROWS > 0)}, "query has elements of type bool; they must be float32"),
     "pickle": ({"body": npy(np.array([None, {}], object))}, "query is a damaged .npy file"),
-    "cut": ({"body": npy(ROWS)[:-4]}, "query is a damaged .npy file: 508 bytes follow"),
-    "huge": ({"body": npy(ROWS).replace(b"(2, 64)", b"(9999999999999, 64)")}, "query is a damaged .npy file"),
+    "cut": ({"body": npy(ROWS)[:-4]}, "query is a damaged .npy file: 28 bytes follow"),
+    "huge": ({"body": npy(ROWS).replace(b"(2, 4)", b"(9999999999999, 4)")}, "query is a damaged .npy file"),
     "header": ({"body": bytearray(b"\x93NUMPY\x01\x00\x04\x00{'''")}, "query is a damaged .npy file"),
-    "version": ({"body": bytearray(b"\x93NUMPY\x09\x00")}, "query is a damaged .npy file"),
-    "deep": ({"body": bytearray(b"[" * 100_000)}, "query has 100000 bytes: neither JSON"),
+    "deep": ({"body": bytearray(b"[" * 100_001)}, "query has 100001 bytes: neither JSON"),
 }
 
 
@@ -209,7 +202,7 @@ def test_a_bad_request_is_refused_without_its_neighbours(
 
 @pytest.mark.parametrize("archive", [SELF], indirect=True)
 def test_a_result_that_json_cannot_express_is_refused_and_sent_as_npy(archive: Archive) -> None:
-    vast = np.full((1, 64), 3e38, np.float32)
+    vast = np.full((1, 4), 3e38, np.float32)
     replies, context = archive.handle({"body": vast.tolist()}, {"body": npy(vast)})
     assert "the result has values that are not finite" in refusal(replies[0], context)
     assert not np.isfinite(np.load(io.BytesIO(replies[1]))).all()
@@ -225,13 +218,6 @@ def test_two_inputs_need_names(archive: Archive) -> None:
     assert "key is missing" in refusal(replies[1], context, 1)
 
 
-@pytest.mark.parametrize("archive", [ROTARY], indirect=True)
-def test_inputs_that_share_an_axis_must_agree(archive: Archive) -> None:
-    inputs = archive.sequence(3)
-    replies, context = archive.handle({"query": npy(inputs["query"]), "positions": npy(np.arange(2))})
-    assert refusal(replies[0], context) == "positions has 2 rows; an input before it has 3"
-
-
 @pytest.mark.parametrize("archive", [TEXT], indirect=True)
 def test_ids_are_checked_against_the_vocabulary(archive: Archive) -> None:
     replies, context = archive.handle({"body": [0, 99]}, {"body": [-1]}, {"body": [0.5]}, {"body": [0, 1]})
@@ -242,23 +228,21 @@ def test_ids_are_checked_against_the_vocabulary(archive: Archive) -> None:
     assert_parity(np.array(json.loads(replies[3])["context_vectors"]), eager)
 
 
+@pytest.mark.thorough
 def test_int8_sequences_run_together_within_the_models_tolerance(tmp_path: Path) -> None:
     archive = Archive(INT8, tmp_path).initialize()
     tolerance = Manifest.load(archive.artifact).tolerance
     inputs = [archive.sequence(length) for length in (4, 6)]
     replies, _ = archive.handle(*({"body": npy(each["query"])} for each in inputs))
     for reply, each in zip(replies, inputs, strict=True):
-        eager = deployment.eager(SELF, each)
-        np.testing.assert_allclose(
-            np.load(io.BytesIO(reply)), eager, rtol=tolerance.rtol, atol=tolerance.atol
-        )
+        assert tolerance.holds(np.load(io.BytesIO(reply)), deployment.eager(SELF, each))
 
 
 def test_a_limit_of_the_archive_applies(tmp_path: Path) -> None:
     archive = Archive(SELF, tmp_path, {"maxRows": 4, "threads": 1}).initialize()
-    replies, context = archive.handle({"body": npy(ROWS)}, {"body": npy(np.zeros((5, 64), np.float32))})
+    replies, context = archive.handle({"body": npy(ROWS)}, {"body": npy(np.zeros((5, 4), np.float32))})
     assert "query has 5 rows; it must have 1 to 4" in refusal(replies[1], context, 1)
-    assert np.load(io.BytesIO(replies[0])).shape == (2, 64)
+    assert np.load(io.BytesIO(replies[0])).shape == (2, 4)
 
 
 @pytest.mark.parametrize("change", ["outputs", "shape", "none"])
@@ -280,7 +264,7 @@ def test_a_model_that_misses_its_golden_vectors_does_not_start(tmp_path: Path, c
 
 def test_a_run_that_fails_is_reported_to_its_requests_only(tmp_path: Path) -> None:
     archive = Archive(SELF, tmp_path).initialize()
-    archive.handler._specs[0] = archive.handler._specs[0] | {"axes": ["batch", "query_length", 65]}
-    replies, context = archive.handle({"body": npy(np.zeros((2, 65), np.float32))})
+    archive.handler._specs[0] = archive.handler._specs[0] | {"axes": ["batch", "query_length", 5]}
+    replies, context = archive.handle({"body": npy(np.zeros((2, 5), np.float32))})
     assert context.statuses[0][0] == 500
     assert json.loads(replies[0]) == {"code": 500, "message": "the run failed; the log has details"}

@@ -17,9 +17,13 @@ from tests.support.deployment import CROSS, SELF
 from tests.support.eager import assert_parity
 from tests.support.triton import TritonError, describe, infer
 
-pytestmark = pytest.mark.skipif(
-    not tritonserver.is_installed(), reason="Triton is not installed: tests/support/install_peers.sh triton"
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        not tritonserver.is_installed(),
+        reason="Triton is not installed: tests/support/install_peers.sh triton",
+    ),
+]
 MODELS = (SELF, CROSS)
 MAX_BATCH = 32
 
@@ -63,15 +67,6 @@ def test_triton_accepts_what_the_export_wrote_up_to_the_absent_backend(tmp_path:
         assert "unable to find backend library for backend 'onnxruntime'" in reason
 
 
-def test_a_configuration_that_does_not_parse_is_told_apart(tmp_path: Path) -> None:
-    config = write_target(deployment.link_model(SELF, tmp_path / "repository"), "triton")[0]
-    config.write_text(config.read_text().replace("TYPE_FP32", "TYPE_FLOAT"))
-    with tritonserver.serving(tmp_path / "repository", tmp_path / "log") as target:
-        states = tritonserver.index(target)
-    assert "onnxruntime" not in states.get(SELF, ("", ""))[1]
-    assert "TYPE_FLOAT" in (tmp_path / "log").read_text()
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_requests_of_unequal_lengths_at_once_equal_pytorch(triton: str, repository: Path, name: str) -> None:
     inputs = sequences(repository, name, (5, 3), (1, 7), (5, 3), (6, 6), (5, 3), (1, 7))
@@ -80,26 +75,19 @@ def test_requests_of_unequal_lengths_at_once_equal_pytorch(triton: str, reposito
     assert_parity(found, [deployment.eager(name, each) for each in inputs])
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_batch_of_equal_lengths_equals_pytorch(triton: str, repository: Path, name: str) -> None:
-    inputs = sequences(repository, name, *[(4, 6)] * 3)
-    batch = {key: np.stack([each[key] for each in inputs]) for key in inputs[0]}
-    found = infer(triton, name, batch)["context_vectors"]
-    assert_parity(list(found), [deployment.eager(name, each) for each in inputs])
-
-
 def test_larger_batches_than_the_configuration_says_are_refused(triton: str) -> None:
-    assert infer(triton, SELF, {"query": np.zeros((MAX_BATCH, 2, 64), np.float32)})
+    assert infer(triton, SELF, {"query": np.zeros((MAX_BATCH, 2, 4), np.float32)})
     with pytest.raises(TritonError, match=f"must be <= {MAX_BATCH}"):
-        infer(triton, SELF, {"query": np.zeros((MAX_BATCH + 1, 2, 64), np.float32)})
+        infer(triton, SELF, {"query": np.zeros((MAX_BATCH + 1, 2, 4), np.float32)})
 
 
 def test_the_metadata_name_the_tensors_and_one_version(triton: str) -> None:
     found = describe(triton, CROSS)["model"]
     assert found["versions"] == ["1"]
     assert {each["name"]: each["shape"] for each in found["inputs"]} == {
-        "query": ["-1", "-1", "16"],
-        "key": ["-1", "-1", "24"],
+        "query": ["-1", "-1", "4"],
+        "key": ["-1", "-1", "6"],
+        "value": ["-1", "-1", "5"],
     }
     assert [each["name"] for each in found["outputs"]] == ["context_vectors"]
 

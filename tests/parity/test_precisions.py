@@ -11,8 +11,8 @@ from attention_client import AttentionClient
 from onnx import TensorProto
 
 from attention_serving.artifact.manifest import ATTENTION_GRAPHS, GraphKind, Manifest
+from attention_serving.artifact.names import ModelId
 from attention_serving.export.artifact import write_artifact
-from attention_serving.export.model_id import ModelId
 from attention_serving.export.precision import FP32_TOLERANCE, TOLERANCES, Precision
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.config import AttentionConfig

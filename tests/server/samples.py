@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from attention_serving.artifact.manifest import GraphKind
+from attention_serving.artifact.names import ModelId
 from attention_serving.export.artifact import write_artifact
-from attention_serving.export.model_id import ModelId
 from attention_serving.export.signature import AttentionModule
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.config import AttentionConfig
@@ -24,6 +24,7 @@ from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged, Request, Result
 from tests.support import eager
+from tests.support.artifacts import ModelSet
 
 ROOT = Path(__file__).resolve().parents[2]
 SELF, CROSS, TEXT = "tiny-self", "tiny-cross", "sentence-self-attention"
@@ -71,6 +72,9 @@ def export_samples(folder: Path) -> Path:
     for name in (SELF, CROSS, TEXT):
         write_artifact(eager_module(name), ModelId(name), folder, description=f"the tests' {name}")
     return folder
+
+
+MODELS = ModelSet("samples", [export_samples], [Path(__file__)])
 
 
 def ragged(rng: np.random.Generator, lengths: Sequence[int], *width: int) -> Ragged:

@@ -11,38 +11,49 @@ from numpy.typing import NDArray
 from torch import nn
 
 from attention_serving.artifact.manifest import POSITIONS, GraphKind, Manifest
-from attention_serving.model.presets import build_preset
+from attention_serving.artifact.names import ModelId
+from attention_serving.export.artifact import write_artifact
+from attention_serving.export.precision import Precision
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig
+from tests.server import samples
 from tests.support import modules
 from tests.support.artifacts import ModelSet, cached_repositories, link_tree
-from tests.support.repository import export_encoder, export_lowered, export_preset
+from tests.support.repository import export_encoder
 
-SELF, CROSS, ROTARY, TEXT = "multi-head-64x4", "cross-attention", "rotary-768x12", "sentence-self-attention"
-INT8 = "multi-head-64x4-int8"
-ENCODER = modules.ENCODER
-PRESETS = (SELF, CROSS, ROTARY, TEXT)
-INT8_INDEX = [name for name, _, _ in modules.LOWERED].index(INT8)
-SET = ModelSet(
-    "deployment",
-    [
-        *(partial(export_preset, name) for name in PRESETS),
-        partial(export_lowered, INT8_INDEX),
-        export_encoder,
-    ],
-    [Path(__file__), Path(modules.__file__)],
-)
+SELF, CROSS, TEXT = samples.SELF, samples.CROSS, samples.TEXT
+# These are exported for thorough tests only. The weights of the first lie in a file of their own.
+ROTARY, INT8, ENCODER = "rotary", "tiny-self-int8", modules.ENCODER
 Arrays = dict[str, NDArray[Any]]
-
-
-def link_model(name: str, repository: Path) -> Path:
-    """Puts a model into a repository. Returns its artifact, which must not be written to."""
-    (cached,) = cached_repositories(SET)
-    link_tree(cached / name, repository / name)
-    return repository / name / "1"
 
 
 @cache
 def eager_module(name: str) -> nn.Module:
-    return modules.encoder() if name == ENCODER else build_preset(name.removesuffix("-int8"))
+    if name == ENCODER:
+        return modules.encoder()
+    if name != ROTARY:
+        return samples.eager_module(name.removesuffix("-int8"))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return MultiHeadAttention(AttentionConfig(d_query=320, num_heads=4, rotary_theta=100.0)).eval()
+
+
+def _export(name: str, precision: Precision, folder: Path) -> None:
+    write_artifact(eager_module(name), ModelId(name), folder, precision=precision)  # type: ignore[arg-type]
+
+
+FURTHER = ModelSet(
+    "deployment",
+    [partial(_export, ROTARY, Precision.FP32), partial(_export, INT8, Precision.INT8), export_encoder],
+    [Path(__file__), Path(modules.__file__)],
+)
+
+
+def link_model(name: str, repository: Path) -> Path:
+    """Puts a model into a repository. Returns its artifact, which must not be written to."""
+    (cached,) = cached_repositories(FURTHER if name in (ROTARY, INT8, ENCODER) else samples.MODELS)
+    link_tree(cached / name, repository / name)
+    return repository / name / "1"
 
 
 def eager(name: str, inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
+from attention_serving.artifact.names import ModelId
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export import export_module
 from attention_serving.export.artifact import write_artifact
-from attention_serving.export.model_id import ModelId
 from attention_serving.model.presets import PRESETS, build_preset
 from tests.support import modules, tables
 from tests.support.artifacts import ModelSet

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from attention_serving.artifact.names import ModelId
 from attention_serving.export.artifact import write_artifact
-from attention_serving.export.model_id import ModelId
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.config import AttentionConfig
 from attention_serving.model.presets import PRESETS, build_preset

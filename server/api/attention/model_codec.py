@@ -4,7 +4,6 @@ import numpy as np
 
 from attention_serving.artifact.encoder import EncoderFacts
 from attention_serving.artifact.manifest import POSITIONS, Cost, GraphKind, TensorSpec
-from attention_serving.artifact.patterns import attention_patterns
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention.codec import DATA_TYPES
 from attention_serving.server.api.tensors import DATATYPES
@@ -40,7 +39,7 @@ def describe(model: Model) -> pb.Model:
         text_encoder=None if model.encoder is None else _encoder(model.encoder),
         attention_patterns=[
             pb.AttentionPattern(causal=pattern.causal, window=pattern.window)
-            for pattern in attention_patterns(manifest)
+            for pattern in manifest.attention_patterns
         ],
     )
 

@@ -1,0 +1,238 @@
+"""`python -m export`: options, exports of presets, checkpoints and encoders, and errors in one line."""
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from typer.testing import CliRunner, Result
+
+from attention_serving.artifact.certificate import CERTIFICATE_FILE, check_certificate
+from attention_serving.artifact.manifest import GraphKind, Manifest
+from attention_serving.export import sign, verify
+from attention_serving.export.__main__ import app
+from attention_serving.model.presets import PRESETS
+from scripts.local_server import ROOT
+from tests.server.samples import TEXT
+from tests.support.keys import new_key, write_keys
+
+PREFIX = "encoder.layer.0.attention."
+D = 8
+PRESET, CHECKPOINT = ["multi-head-64x4", "--out", "models"], ["--weights", "a.safetensors", "--out", "models"]
+BERT = [*CHECKPOINT, "--layout", "bert", "--heads", "2"]
+KEY = new_key()
+
+
+def run(*arguments: object, command: Any = app) -> Result:
+    return CliRunner().invoke(command, [str(argument) for argument in arguments])
+
+
+def assert_refused(done: Result, status: int, part: str) -> None:
+    assert (done.exit_code, done.stdout) == (status, "")
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert part in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ([*PRESET, "--causal"], "--causal needs --weights"),
+        ([*PRESET, "--rotary-theta", "0"], "--rotary-theta needs --weights"),
+        (["multi-head-64x4", "--layout", "bert", "--describe"], "--layout needs --weights"),
+        ([*PRESET, "--pooling", "cls"], "--pooling needs --encoder"),
+        ([*BERT, "multi-head-64x4"], "give one of them"),
+        ([*BERT, "--name", "a", "--seed", "0"], "--seed needs a preset"),
+        ([*BERT, "--name", "a", "--rotary-theta", "3"], "layout 'bert' has no rotary embedding"),
+        ([*CHECKPOINT, "--layout", "bert"], "--heads is missing"),
+        ([*CHECKPOINT, "--heads", "2"], "--layout is missing: give one of bert, clip, generic"),
+        (
+            [*CHECKPOINT, "--heads", "2", "--layout", "t5"],
+            "layout 't5' does not exist; the layouts are: bert",
+        ),
+        (BERT, "--name is missing"),
+        (["self-attention"], "--out is missing"),
+        ([], "name a preset (--list shows them), or give --weights"),
+        (["no-such-preset", "--out", "models"], "'no-such-preset' does not exist"),
+        (["self-attention", "--out", "models", "--name", "a/b"], "name='a/b'"),
+        (["self-attention", "--encoder", "f"], "--encoder and a preset exclude each other"),
+        (["--encoder", "f", "--weights", "w"], "--encoder and --weights exclude each other"),
+        (["--encoder", "f", "--heads", "2"], "--encoder and --heads exclude each other"),
+        (["--encoder", "f", "--pooling", "top"], "--pooling 'top' does not exist"),
+        (["--encoder", "f"], "--name is missing"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_wrong_usage_ends_with_status_2_and_one_line(arguments: list[str], part: str) -> None:
+    assert_refused(run(*arguments), 2, part)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--version", "0"), ("--precision", "fp8"), ("--atol", "-1"), ("--target", "tensorrt")],
+)
+def test_a_value_outside_the_range_of_an_option_is_refused_by_option(
+    option: str, value: str, tmp_path: Path
+) -> None:
+    done = run("self-attention", "--out", tmp_path / "out", option, value)
+    assert done.exit_code == 2
+    assert f"'{option}'" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_the_command_can_do_is_listed() -> None:
+    listed = run("--list")
+    assert (listed.exit_code, listed.stderr) == (0, "")
+    first = {line.split()[0] for line in listed.stdout.splitlines() if not line.startswith(" ")}
+    assert first == {"preset", *PRESETS}
+    for group in ("What to export", "With --weights", "With --encoder", "Destination", "Precision"):
+        assert group in run("--help").stdout
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert run("--tool-version").stdout == project["version"] + "\n"
+    assert "2,360,064 parameters" in run("multi-head-768x12", "--describe").stdout
+
+
+def test_help_list_and_refusals_do_not_import_pytorch() -> None:
+    """PyTorch takes seconds to import."""
+    code = (
+        "import sys, attention_serving.export.__main__ as main, attention_serving.export\n"
+        "for arguments in (['--help'], ['--list'], ['-V'], ['self-attention'], ['x', '--out', 'y']):\n"
+        "    try: main.app(arguments)\n"
+        "    except SystemExit: pass\n"
+        "assert callable(attention_serving.export.export_module)\n"
+        "print(sorted({'torch', 'onnx', 'onnxruntime'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_preset_is_exported_signed_and_written_for_other_servers(artifacts: Path, tmp_path: Path) -> None:
+    private, public = write_keys(tmp_path, KEY)
+    given = [TEXT, "--out", tmp_path / "models", "--name", "renamed", "--version", 3]
+    done = run(*given, "--sign-key", private, "--target", "triton", "--target", "onnx")
+    assert done.exit_code == 0, done.output
+    folder = tmp_path / "models/renamed/3"
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    assert lines[0] == str(folder)
+    assert f"signed with key {KEY.public_key.keyid}" in lines
+    assert f"triton: {folder.parent / 'config.pbtxt'}" in lines
+    assert f"onnx: {folder.parent / 'onnx/3/model.onnx'}" in lines
+
+    manifest, other = Manifest.load(folder), Manifest.load(artifacts / TEXT / "1")
+    manifest.verify_files(folder)
+    check_certificate(folder, manifest, [KEY.public_key])
+    assert (manifest.name, manifest.version, manifest.description) == (
+        "renamed",
+        3,
+        PRESETS[TEXT].description,
+    )
+    # Another process has written the same module to the same bytes.
+    assert {**manifest.files, "parity.json": ""} == {**other.files, "parity.json": ""}
+
+    says = "holds another artifact; replace it (--replace), or choose another version: 4 is free"
+    assert_refused(run(*given, "--seed", 1), 1, says)
+
+    verified = run(folder, "--public-key", public, command=verify.app)
+    first, *lines = verified.stdout.splitlines()
+    assert (verified.exit_code, first) == (0, str(folder))
+    assert lines[0].startswith("  renamed version 3, fp32, ")
+    assert lines[1].startswith("  largest difference from eager PyTorch ")
+    assert "CPUExecutionProvider" in lines[2]
+    assert f"onnxruntime {onnxruntime.__version__}" in lines[3]
+    assert lines[5] == f"  signed with key {KEY.public_key.keyid}"
+    (folder / CERTIFICATE_FILE).unlink()
+    assert_refused(
+        run(folder, "--public-key", public, command=verify.app), 1, "is missing: the artifact is not signed"
+    )
+    signed = run(folder, "--key", private, command=sign.app)
+    assert (signed.exit_code, signed.stdout.splitlines()[1:]) == (0, lines)
+
+
+def test_a_wrong_key_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+    file = tmp_path / "text.pem"
+    file.write_text("text")
+    done = run("self-attention", "--out", tmp_path / "out", "--sign-key", file)
+    assert_refused(done, 1, f"error: {file}: is not a private key in PEM format")
+    assert_refused(
+        run(tmp_path, "--public-key", file, command=verify.app), 2, f"error: --public-key {file}: "
+    )
+    assert_refused(run(tmp_path, "--key", file, command=sign.app), 2, f"error: --key {file}: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["text.pem"]
+
+
+def test_what_cannot_be_read_is_refused_with_status_1(tmp_path: Path) -> None:
+    _, public = write_keys(tmp_path, KEY)
+    absent = tmp_path / "no-such"
+    done = run(absent, "--public-key", public, command=verify.app)
+    assert_refused(done, 1, "manifest.json: cannot be read")
+    assert_refused(run("--encoder", absent, "--name", "n", "--out", "o"), 1, "no-such: is not a folder")
+    given = ["--layout", "bert", "--heads", 2, "--name", "n", "--out", tmp_path / "out"]
+    assert_refused(run("--weights", absent.with_suffix(".pt"), *given), 1, "no-such.pt")
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """The attention of a first layer as BERT names it, with its LayerNorm and an unrelated tensor."""
+    tensors: dict[str, Tensor] = {"embeddings.word_embeddings.weight": torch.randn(3, D)}
+    for layer in ("self.query", "self.key", "self.value", "output.dense"):
+        tensors |= {f"{PREFIX}{layer}.weight": torch.randn(D, D), f"{PREFIX}{layer}.bias": torch.randn(D)}
+    tensors |= {f"{PREFIX}output.LayerNorm.{kind}": torch.ones(D) for kind in ("weight", "bias")}
+    path = tmp_path / "bert.safetensors"
+    save_file(tensors, path)
+    return path
+
+
+SKIPPED = [f"skipped (not part of attention): {PREFIX}output.LayerNorm.{kind}" for kind in ("bias", "weight")]
+
+
+def test_a_checkpoint_is_described(weights: Path) -> None:
+    given = ["--weights", weights, "--layout", "bert", "--heads", 2, "--describe"]
+    lines = run(*given, "--prefix", PREFIX, "--causal").stdout.splitlines()
+    assert lines[:2] == SKIPPED
+    assert lines[2] == f"{weights.name}: bert checkpoint {weights.name}, {PREFIX}"
+    assert "num_heads=2" in lines[3]
+    assert "causal=True" in lines[3]
+    assert lines[4] == f"  {4 * (D * D + D)} parameters"
+    says = f"this prefix has no tensor of the layout; these prefixes have: '{PREFIX}'"
+    assert_refused(run(*given, "--prefix", "encoder.layer.1.attention."), 1, says)
+
+
+@pytest.mark.thorough
+def test_a_checkpoint_is_exported(weights: Path, tmp_path: Path) -> None:
+    given = ["--weights", weights, "--layout", "bert", "--heads", 2, "--prefix", PREFIX]
+    lines = run(*given, "--name", "brought", "--out", tmp_path / "models").stdout.splitlines()
+    folder = tmp_path / "models/brought/1"
+    assert lines[:3] == [*SKIPPED, str(folder)]
+    manifest = Manifest.load(folder)
+    manifest.verify_files(folder)
+    assert (manifest.name, manifest.num_heads, manifest.causal) == ("brought", 2, False)
+    assert manifest.graphs.keys() == set(GraphKind) - {GraphKind.TOKENS}
+
+
+@pytest.mark.thorough
+def test_the_commands_of_the_page_of_parity_run_in_their_order(tmp_path: Path) -> None:
+    page = (ROOT / "docs/parity.md").read_text()
+    ran = []
+    for line in "\n".join(re.findall(r"```sh\n(.*?)```", page, re.DOTALL)).splitlines():
+        if not line or "-m server " in line:  # in tests/server/engine/models/test_certificates.py
+            continue
+        command = [sys.executable if word == ".venv/bin/python" else word for word in shlex.split(line)]
+        environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, (line, done.stderr)
+        ran.append(done.stdout)
+    key = re.search(r"signed with key ([0-9a-f]{64})", ran[-1])
+    (shown,) = re.findall(r"`(openssl pkey [^`]*sha256sum)`", page)
+    digest = subprocess.run(shown, cwd=tmp_path, shell=True, capture_output=True, text=True, check=True)  # noqa: S602 - the page's own command
+    assert key is not None
+    assert digest.stdout.split()[0] == key[1]

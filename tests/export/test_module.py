@@ -1,0 +1,362 @@
+"""`export_module`: how masks and lengths are read, and modules and arguments that are refused with advice."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attention_serving.artifact.golden import load_golden
+from attention_serving.artifact.manifest import GraphKind, Manifest
+from attention_serving.export import ExportError, export_module
+from attention_serving.export.module import ModuleInputs, find_max_lengths
+from tests.support.eager import assert_parity
+
+ROWS = {"x": torch.zeros(2, 3, 8)}
+ROW_AXES = {0: "batch", 1: "sequence"}
+TWO = ROWS | {"memory": torch.zeros(2, 5, 8)}
+HIDES = ROWS | {"key_padding_mask": torch.zeros(2, 3, dtype=torch.bool)}
+MASK = ROWS | {"attention_mask": torch.ones(2, 3, dtype=torch.bool)}
+IDS = ROWS | {"ids": torch.zeros(2, 5, dtype=torch.int64)}
+
+
+def export(
+    module: nn.Module, examples: Mapping[str, Any], out: Path, **options: Any
+) -> tuple[Path, Manifest]:
+    axes = {name: {0: "batch", 1: "memory"} if "memory" in name else ROW_AXES for name in examples}
+    given = {"example_inputs": examples, "dynamic_axes": axes, "name": "module"} | options
+    return export_module(module, out=out, **given)
+
+
+class DecoderSequenceFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerDecoderLayer(8, 2, 16)
+
+    def forward(self, x: Tensor, memory: Tensor, memory_key_padding_mask: Tensor) -> Tensor:
+        rows: Tensor = self.layer(x, memory, memory_key_padding_mask=memory_key_padding_mask)
+        return rows
+
+
+class Fails(nn.Module):
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        return x + memory
+
+
+class Hides(nn.Module):
+    """Its mask means the opposite of what its name says."""
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor) -> Tensor:
+        mask = key_padding_mask[:, None, :].expand(-1, x.shape[1], -1)
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+class ReadsPadding(nn.Module):
+    """Masks the keys of attention, and then computes a mean of all rows."""
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        return x - x.mean(dim=1, keepdim=True) + attention_mask[..., None].float()
+
+
+class Positioned(nn.Module):
+    """Adds a row of a table to each row, as models with learnt positions do."""
+
+    def __init__(self, rows: int, **config: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(rows, 8)
+        if config:
+            self.config = SimpleNamespace(**config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions: Tensor = self.table(torch.arange(x.shape[1]))
+        return x + positions
+
+
+class Takes(nn.Module):
+    """Takes what a test gives, and returns what a test makes of its rows."""
+
+    def __init__(self, change: Callable[[Tensor], Any] = lambda rows: rows) -> None:
+        super().__init__()
+        self.change = change
+
+    def forward(
+        self, x: Tensor, ids: Any = None, attn_mask: Any = None, attention_mask: Any = None,
+        key_padding_mask: Any = None, shown: Any = None, positions: Any = None, text: Any = None,
+    ) -> Any:  # fmt: skip
+        del ids, attn_mask, attention_mask, key_padding_mask, shown, positions, text
+        return self.change(x)
+
+
+MODULES: dict[str, tuple[nn.Module, Mapping[str, Tensor], str]] = {
+    "random": (Takes(F.dropout), ROWS, "two runs on the same inputs differ; .* training=self.training"),
+    "sequence first": (
+        Takes(lambda x: x - x.mean(dim=0, keepdim=True)),
+        ROWS,
+        r"may take \(sequence, batch, ...\).*batch_first=True",
+    ),
+    "sequence first, masked": (
+        DecoderSequenceFirst(),
+        TWO | {"memory_key_padding_mask": torch.zeros(2, 5, dtype=torch.bool)},
+        r"the module fails for .*; the module takes \(sequence, batch, ...\).*batch_first=True",
+    ),
+    "mixes the batch": (
+        Takes(lambda x: x - x.mean(dim=(0, 1), keepdim=True)),
+        ROWS,
+        "sequences of a batch come from different callers",
+    ),
+    "branches on data": (
+        Takes(lambda x: x if x.sum() > 0 else -x),
+        ROWS,
+        r"traced over x \[2, 3, 8\]: the module branches on the values of a tensor, at .*test_module"
+        r".py:\d+: .*if x.sum\(\) > 0",
+    ),
+    # A graph for lengths up to 8 would give wrong results for longer ones.
+    "branches on a length": (
+        Takes(lambda x: x if x.shape[1] <= 8 else x * 2),
+        ROWS,
+        "It is equal at .*: the module branches on a length",
+    ),
+    # The lengths of the exporter's example.
+    "keeps a length": (
+        Takes(lambda x: x + (1.0 if x.shape[1] in (3, 5) else 1.01)),
+        ROWS,
+        "It may branch on a length or on being traced",
+    ),
+    "an unknown operator": (
+        Takes(torch.special.bessel_j0),
+        ROWS,
+        "the exporter has no ONNX form of .*bessel_j0",
+    ),
+    "fails": (
+        Fails(),
+        TWO,
+        r"^the module fails for x \[2, 3, 8\], memory \[2, 5, 8\]: RuntimeError: The size",
+    ),
+    "the opposite mask": (
+        Hides(),
+        HIDES,
+        "depends on rows that key_padding_mask hides; .* masks={'key_padding_mask': 'True attends'}: state",
+    ),
+    "reads padding": (ReadsPadding(), MASK, "reads these rows in spite of the mask"),
+    "no stated length": (Positioned(40), ROWS, r"fails for x \[1, 513, 8\]: IndexError: .* as max_length"),
+    "a wrong length": (Positioned(40, n_positions=42), ROWS, r"fails for x \[1, 42, 8\]: .* as max_length"),
+    "returns a list": (
+        Takes(lambda rows: {"rows": rows, "cache": [rows]}),
+        ROWS,
+        "the module returns list; outputs must be tensors",
+    ),
+}
+
+
+@pytest.mark.parametrize(("module", "examples", "says"), MODULES.values(), ids=MODULES)
+def test_a_module_that_cannot_be_served_is_told_what_it_does_and_what_to_change(
+    module: nn.Module,
+    examples: Mapping[str, Tensor],
+    says: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(ExportError, match=says) as refusal:
+        export(module, examples, tmp_path)
+    message, _, details = str(refusal.value).partition("\n  details: ")
+    assert len(message) < 500
+    assert "\n" not in message
+    assert "wider tolerance" not in message
+    if details:
+        assert Path(details).read_text()
+        Path(details).unlink()
+    captured = capfd.readouterr()
+    assert captured.out + captured.err == ""
+    assert not list(tmp_path.iterdir())
+
+
+def axes(**named: dict[int, str]) -> dict[str, Any]:
+    return {"dynamic_axes": {"x": ROW_AXES} | named}
+
+
+def returning(change: Callable[[Tensor], Any], **options: Any) -> dict[str, Any]:
+    return {"module": Takes(change), **options}
+
+
+SQUARE = ROWS | {"attn_mask": torch.zeros(2, 3, 3, dtype=torch.bool)}
+ARGUMENTS: dict[str, tuple[Mapping[str, Any], dict[str, Any], str]] = {
+    "axis 0 of another name": (
+        ROWS,
+        axes(x={0: "sequences", 1: "sequence"}),
+        r"dynamic_axes\['x'\]=.*: must name axis 0 'batch' and axis 1",
+    ),
+    "batch second": (ROWS, axes(x={0: "sequence", 1: "batch"}), "with batch_first=True, or transpose .*"),
+    "no mapping": (ROWS, {"dynamic_axes": {"x": [0, 1]}}, "must be a mapping such as {0: 'batch', 1"),
+    "input without axes": (IDS, axes(), "dynamic_axes has no entry for 'ids'"),
+    "mask without axes": (HIDES, axes(), r"such as {'key_padding_mask': {0: 'batch', 1: 'keys'}}$"),
+    "booleans without axes": (
+        ROWS | {"shown": torch.ones(2, 3, dtype=torch.bool)},
+        axes(),
+        "no entry for 'shown'; .*masks={'shown': 'True hides'} or {'shown': 'True attends'}$",
+    ),
+    "axes of no input": (
+        ROWS,
+        axes(other=ROW_AXES),
+        r"dynamic_axes\['other'\]: not an input; the inputs are x",
+    ),
+    "mask of another axis": (
+        MASK,
+        axes(attention_mask={0: "batch", 1: "keys"}),
+        "no other input has the axis 'keys'; they have sequence",
+    ),
+    "float64": ({"x": ROWS["x"].double()}, {}, "is torch.float64; an input is one of float32, int64, bool"),
+    "no tensor": (ROWS | {"ids": False}, {}, r"example_inputs\['ids'\] is bool, not a tensor: wrap"),
+    "one tensor": (ROWS, {"example_inputs": ROWS["x"]}, "give tensors by name"),
+    "too many": (ROWS, {"example_inputs": [ROWS["x"]] * 9}, "9 example_inputs; forward takes x, ids"),
+    "unknown input": (ROWS | {"other": ROWS["x"]}, {}, r"example_inputs=\['x', 'other'\]: forward takes x"),
+    "no ids": (ROWS | {"ids": torch.full((2, 3), -1)}, {}, "give at least one id, and none below 0"),
+    "too many output names": (ROWS, {"output_names": ["one", "two"]}, "the module returns 1 outputs"),
+    "too few output names": (
+        ROWS,
+        returning(lambda rows: (rows, rows[..., 0])),
+        r"returns 2 outputs, of shapes \[2, 3, 8\], \[2, 3\]; pass output_names=\['context_vectors', "
+        r"'attention_weights'\], or wrap the module to return the first$",
+    ),
+    "axis of no input": (ROWS, returning(lambda x: torch.cat([x, x], 1)), "is not an axis of an input"),
+    "output without batch": (ROWS, returning(lambda x: x.mean(0)), "must begin with the batch axis"),
+    "output of float64": (ROWS, returning(lambda x: x.double()), "is torch.float64"),
+    "a reserved name": (
+        ROWS | {"text": ROWS["x"]},
+        {},
+        r"text has a meaning of its own .* inputs={'text': 'my_text'}",
+    ),
+    "a name twice": (IDS, {"inputs": {"ids": "x"}, **axes(ids=ROW_AXES)}, "must be unique and match"),
+    "five lengths": (
+        dict.fromkeys(("x", "ids", "shown", "text", "positions"), ROWS["x"]),
+        {
+            "inputs": {"text": "a", "positions": "b"},
+            **axes(**{name: {0: "batch", 1: name} for name in ("ids", "shown", "text", "positions")}),
+        },
+        r"5 sequence axes \(sequence, .*\); at most 4 are supported",
+    ),
+    "a mask not stated": (SQUARE, axes(attn_mask=ROW_AXES | {2: "sequence"}), "is a mask; state what"),
+    "a mask of unknown meaning": (MASK, {"masks": {"attention_mask": "hides"}}, "must be None or one of"),
+    "one row": (ROWS, {"max_length": 1}, "max_length=1 of axis 'sequence': must be an integer of at least 2"),
+    "a length of another axis": (ROWS, {"max_length": {"length": 3}}, "max_length names length; the"),
+}
+
+
+@pytest.mark.parametrize(("examples", "options", "says"), ARGUMENTS.values(), ids=ARGUMENTS)
+def test_arguments_that_do_not_fit_are_refused_before_anything_is_written(
+    examples: Mapping[str, Any], options: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    options = dict(options)
+    with pytest.raises(ValueError, match=says):
+        export(options.pop("module", Takes()), examples, tmp_path, **options)
+    assert not list(tmp_path.iterdir())
+
+
+class Pairs(nn.Module):
+    """Attends to itself with a mask of query and key rows, as scaled_dot_product_attention reads it."""
+
+    def __init__(self, *, inverted: bool) -> None:
+        super().__init__()
+        self.inverted = inverted
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        for _ in range(2):
+            allowed = ~mask if self.inverted else mask
+            x = (x + F.scaled_dot_product_attention(x, x, x, attn_mask=allowed)) / 2
+        return x
+
+
+@pytest.mark.parametrize(
+    ("stated", "right"), [("True hides", "True attends"), ("True attends", "True hides")]
+)
+def test_a_mask_of_pairs_with_the_opposite_meaning_is_refused(
+    stated: str, right: str, tmp_path: Path
+) -> None:
+    examples = ROWS | {"mask": torch.ones(2, 3, 3, dtype=torch.bool)}
+    options = {"masks": {"mask": stated}, **axes(mask=ROW_AXES | {2: "sequence"})}
+    with pytest.raises(ExportError, match=f"depends on rows that mask hides; .*'{right}'}}: state that"):
+        export(Pairs(inverted=right == "True hides"), examples, tmp_path, **options)
+
+
+SHAPES = {"keys": (2, 3), "pairs": (2, 3, 3)}
+MEANINGS = {
+    "attention_mask": [("keys", torch.int64, "True attends"), ("keys", torch.float32, "True attends")],
+    "key_padding_mask": [("keys", torch.bool, "True hides"), ("keys", torch.float32, "added")],
+    "attn_mask": [("pairs", torch.float32, "added")],
+    "shown": [("keys", torch.bool, None)],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "dtype", "meaning"), [(name, *row) for name, rows in MEANINGS.items() for row in rows]
+)
+def test_a_mask_means_what_its_name_and_type_say(
+    name: str, kind: str, dtype: torch.dtype, meaning: str | None
+) -> None:
+    examples = ROWS | {name: torch.ones(SHAPES[kind], dtype=dtype)}
+    named = {"x": ROW_AXES, name: ROW_AXES | ({2: "sequence"} if kind == "pairs" else {})}
+    inputs = ModuleInputs.of(Takes(), examples, named, None)
+    assert [mask.meaning for mask in inputs.masks] == ([] if meaning is None else [meaning])
+    assert [spec.name for spec in inputs.tensors] == (["x"] if meaning else ["x", name])
+
+
+class MeanOfRows(nn.Module):
+    """The mean of the rows that the mask shows."""
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        shown = attention_mask.float()[..., None]
+        return (x * shown).sum(dim=1) / (shown.sum(dim=1) + 1e-6)
+
+
+def test_a_mask_of_keys_becomes_key_lengths(tmp_path: Path) -> None:
+    folder, manifest = export(MeanOfRows(), MASK, tmp_path)
+    names = {kind: [spec.name for spec in graph.inputs] for kind, graph in manifest.graphs.items()}
+    assert names == {GraphKind.PLAIN: ["x"], GraphKind.LENGTHS: ["x", "key_lengths"]}
+    rows = np.random.default_rng(0).standard_normal((3, 9, 8), np.float32)
+    session = onnxruntime.InferenceSession(str(folder / manifest.graphs[GraphKind.LENGTHS].file))
+    (found,) = session.run(None, {"x": rows, "key_lengths": np.array([9, 1, 4])})
+    assert_parity(found, np.stack([rows[0].mean(0), rows[1, 0], rows[2, :4].mean(0)]))
+
+
+def test_a_mask_that_the_caller_declines_is_an_input_of_another_name(tmp_path: Path) -> None:
+    renamed = {"masks": {"attention_mask": None}, "inputs": {"attention_mask": "shown"}}
+    _, manifest = export(ReadsPadding(), MASK, tmp_path, **renamed)
+    assert {kind: [spec.name for spec in graph.inputs] for kind, graph in manifest.graphs.items()} == {
+        GraphKind.PLAIN: ["x", "shown"]
+    }
+
+
+def test_the_largest_length_is_kept_and_never_exceeded(tmp_path: Path) -> None:
+    folder, manifest = export(Positioned(40, max_position_embeddings=40), ROWS, tmp_path)
+    assert manifest.max_lengths == Manifest.load(folder).max_lengths == {"sequence": 40}
+    report = json.loads((folder / manifest.parity_report).read_bytes())
+    assert max(case["sizes"]["sequence"] for case in report["cases"]) == 40
+    lengths = {case.inputs["x"].shape[1] for case in load_golden(folder / manifest.golden)}
+    assert max(lengths) == 40
+
+
+@pytest.mark.parametrize("field", ["max_position_embeddings", "n_positions", "max_seq_len"])
+def test_the_largest_length_is_that_of_the_caller_or_of_the_configuration(field: str) -> None:
+    module = Positioned(9, **{field: 9})
+    assert find_max_lengths(module, ["rows", "ids"], None) == {"rows": 9, "ids": 9}
+    assert find_max_lengths(module, ["rows", "ids"], {"rows": 5}) == {"rows": 5}
+    assert find_max_lengths(nn.Linear(2, 2), ["rows"], None) == {}
+
+
+class FourSequences(nn.Module):
+    def forward(self, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+        return a + sum(rows.mean(dim=1, keepdim=True) for rows in (b, c, d))
+
+
+@pytest.mark.thorough
+def test_four_sequence_axes_are_exported(tmp_path: Path) -> None:
+    named = {name: {0: "batch", 1: f"{name}_length"} for name in "abcd"}
+    examples = {name: torch.zeros(2, 3, 4) for name in "abcd"}
+    _, manifest = export(FourSequences(), examples, tmp_path, dynamic_axes=named)
+    assert len(manifest.graphs[GraphKind.PLAIN].inputs) == 4
