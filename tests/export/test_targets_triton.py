@@ -15,7 +15,7 @@ from attention_serving.export import write_target
 from tests.support import deployment, tritonserver
 from tests.support.deployment import CROSS, SELF
 from tests.support.eager import assert_parity
-from tests.support.triton import TritonError, describe, infer
+from tests.support.triton import TritonError, infer
 
 pytestmark = [
     pytest.mark.thorough,
@@ -79,17 +79,6 @@ def test_larger_batches_than_the_configuration_says_are_refused(triton: str) -> 
     assert infer(triton, SELF, {"query": np.zeros((MAX_BATCH, 2, 4), np.float32)})
     with pytest.raises(TritonError, match=f"must be <= {MAX_BATCH}"):
         infer(triton, SELF, {"query": np.zeros((MAX_BATCH + 1, 2, 4), np.float32)})
-
-
-def test_the_metadata_name_the_tensors_and_one_version(triton: str) -> None:
-    found = describe(triton, CROSS)["model"]
-    assert found["versions"] == ["1"]
-    assert {each["name"]: each["shape"] for each in found["inputs"]} == {
-        "query": ["-1", "-1", "4"],
-        "key": ["-1", "-1", "6"],
-        "value": ["-1", "-1", "5"],
-    }
-    assert [each["name"] for each in found["outputs"]] == ["context_vectors"]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -9,13 +9,11 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 
 import torch
 from filelock import FileLock
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from attention_serving.artifact.manifest import is_whole
 from attention_serving.export.artifact import LIBRARIES
@@ -105,7 +103,7 @@ def _export(repositories: Mapping[ModelSet, Path]) -> None:
     spawning = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory(dir=next(iter(repositories.values())).parent) as temporary,
-        ProcessPoolExecutor(EXPORTERS, spawning, _prepare_exporter) as pool,
+        ProcessPoolExecutor(EXPORTERS, spawning, torch.set_num_threads, (1,)) as pool,
     ):
         folders = {models: Path(temporary) / models.name for models in repositories}
         for folder in folders.values():
@@ -116,17 +114,6 @@ def _export(repositories: Mapping[ModelSet, Path]) -> None:
         for models, repository in repositories.items():
             shutil.rmtree(repository, ignore_errors=True)
             folders[models].rename(repository)
-
-
-def _prepare_exporter() -> None:
-    """Makes a process ready to export many graphs.
-
-    For each graph PyTorch's exporter parses the sources of its 500 operators again, which takes a quarter of
-    the time. What it makes of them depends on the opset only, so that one process needs it once.
-    """
-    torch.set_num_threads(1)
-    from_torchlib = cache(ONNXRegistry.from_torchlib)
-    ONNXRegistry.from_torchlib = staticmethod(from_torchlib)  # type: ignore[method-assign]
 
 
 def _prune(folder: Path, name: str) -> None:

@@ -66,3 +66,20 @@ def _infer(
             raise TritonError(f"{error.status()}: {error.message()}") from None
     names = outputs or [output.name for output in result.get_response().outputs]
     return {name: np.array(result.as_numpy(name)) for name in names}
+
+
+def parse_configuration(text: str) -> dict[str, Any]:
+    """Parses a model configuration with Triton's own schema; unknown fields and values raise ValueError."""
+    answer: dict[str, Any] = in_another_process(_parse_configuration, text)
+    return answer
+
+
+def _parse_configuration(text: str) -> dict[str, Any]:
+    from google.protobuf import json_format, text_format  # noqa: PLC0415 - only in this process
+    from tritonclient.grpc.model_config_pb2 import ModelConfig  # noqa: PLC0415 - only in this process
+
+    try:
+        message = text_format.Parse(text, ModelConfig())
+    except text_format.ParseError as error:
+        raise ValueError(str(error)) from None
+    return json_format.MessageToDict(message, preserving_proto_field_name=True)
