@@ -13,7 +13,7 @@ from attention_client._commands.app import app
 from typer.testing import CliRunner
 
 from scripts.local_server import ServerProcess, serving
-from tests.clients.named_module import CAPTION, IDS, NAMED, OUTPUTS, ROTARY, WIDTH, expected, inputs
+from tests.clients.named_module import CAPTION, NAMED, OUTPUTS, ROTARY, WIDTH, expected, inputs
 from tests.server.samples import CROSS, HEADS, SELF, TEXT
 from tests.support import open_inference
 from tests.support.artifacts import cached_repositories, link_tree
@@ -22,6 +22,7 @@ from tests.support.eager import ATOL, RTOL, Array, assert_parity
 LENGTHS = [(3, 5), (1, 2), (8, 5), (40, 1)]
 TYPES = dict(zip(OUTPUTS, ["float32", "float32", "float32", "int64", "bool"], strict=True))
 RANDOM = np.random.default_rng(3)
+thorough = pytest.mark.thorough
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,32 @@ def check(found: InferResult, eager: dict[str, Any], names: tuple[str, ...] = OU
             np.testing.assert_allclose(one, other, rtol=RTOL, atol=ATOL)
 
 
+ONE, MANY = inputs(3, 5), ragged()[0]
+# What the client refuses; what the server refuses is tested beside it.
+REFUSED: dict[str, tuple[Any, str, str]] = {
+    "lists": (MANY | {"ids": MANY["ids"][:2]}, "ids", "expected as many sequences as x, 4; found 2"),
+    "item": (MANY | {"x": [*MANY["x"][:3], np.ones(4)]}, "x[3]", "expected 2 axes of float32"),
+    "no sequences": (ONE | {"x": []}, "x", "expected at least one sequence; found an empty list"),
+    "texts": (ONE | {"x": ["a", "b"]}, "x", "attend_text and embed take texts"),
+    "nothing": ({}, "inputs", "expected a mapping of names to arrays"),
+    "complex": (ONE | {"x": np.ones((3, 4), complex)}, "x", "expected real numbers; found dtype complex128"),
+    "name": ({3: ONE["x"]}, "inputs", "expected names, each a str"),
+}
+
+
+@pytest.mark.parametrize(("given", "field", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_wrong_is_named(given: Any, field: str, message: str) -> None:
+    with AttentionClient() as client, pytest.raises(InvalidArgumentError, match=message) as refusal:
+        client.infer(CAPTION, given)
+    assert refusal.value.field == field
+
+
+def test_outputs_are_a_list_of_names() -> None:
+    with AttentionClient() as client, pytest.raises(InvalidArgumentError, match="outputs: expected a list"):
+        client.infer(CAPTION, ONE, outputs="count")
+
+
+@thorough
 def test_a_batch_one_sequence_a_list_and_both_together(client: AttentionClient) -> None:
     given = inputs(3, 5, 4)
     eager: dict[str, Any] = expected(given)
@@ -74,6 +101,7 @@ def test_a_batch_one_sequence_a_list_and_both_together(client: AttentionClient) 
     check(client.infer(CAPTION, given | {"x": list(given["x"])}), listed)
 
 
+@thorough
 def test_nested_lists_and_other_types_of_numbers(client: AttentionClient) -> None:
     given, (lists, eager) = inputs(3, 5, 2), ragged()
     check(client.infer(CAPTION, {name: array.tolist() for name, array in given.items()}), expected(given))
@@ -83,6 +111,7 @@ def test_nested_lists_and_other_types_of_numbers(client: AttentionClient) -> Non
     check(client.infer(CAPTION, nested), eager)
 
 
+@thorough
 @pytest.mark.parametrize(("wire", "tolerance"), [("fp16", 5e-3), ("bf16", 4e-2)])
 def test_real_numbers_at_half_the_bytes(server: ServerProcess, wire: Any, tolerance: float) -> None:
     given = inputs(3, 5, 4)
@@ -93,6 +122,7 @@ def test_real_numbers_at_half_the_bytes(server: ServerProcess, wire: Any, tolera
         np.testing.assert_allclose(found[name], output, atol=tolerance, rtol=tolerance)
 
 
+@thorough
 def test_named_outputs_of_the_asynchronous_client_and_of_the_open_inference_protocol(
     server: ServerProcess,
 ) -> None:
@@ -110,20 +140,22 @@ def test_named_outputs_of_the_asynchronous_client_and_of_the_open_inference_prot
 
 @pytest.mark.parametrize("shape", [(5,), (4, 5), (HEADS, 4, 5)], ids=["keys", "pairs", "heads"])
 @pytest.mark.parametrize("form", ["one", "list"])
-def test_attention_by_names_is_that_of_attend(client: AttentionClient, shape: Any, form: str) -> None:
+def test_attention_by_names_is_that_of_attend(sample_server: ServerProcess, shape: Any, form: str) -> None:
     leading = () if form == "one" else (3,)
     widths = {"query": (4, 4), "key": (5, 6), "value": (5, 5)}
     given: Any = {name: RANDOM.standard_normal((*leading, *own), np.float32) for name, own in widths.items()}
     mask: Any = RANDOM.random((*leading, *shape)) < 0.6
     if form == "list":
         given, mask = {name: list(array) for name, array in given.items()}, list(mask)
-    attended: Any = client.attend(CROSS, **given, mask=mask, return_weights=True)
-    named = given | {"attention_mask": mask}
-    found = client.infer(CROSS, named, outputs=["context_vectors", "attention_weights"]).outputs
+    names = ["context_vectors", "attention_weights"]
+    with AttentionClient(sample_server.target) as client:
+        attended: Any = client.attend(CROSS, **given, mask=mask, return_weights=True)
+        found = client.infer(CROSS, given | {"attention_mask": mask}, outputs=names).outputs
     assert_parity(found["context_vectors"], attended.context_vectors)
     assert_parity(found["attention_weights"], attended.attention_weights)
 
 
+@thorough
 def test_token_ids_positions_and_masks_by_name(client: AttentionClient) -> None:
     ids = [np.array([0, 3, 1]), np.array([2])]
     found = client.infer(TEXT, {"token_ids": ids}).outputs["context_vectors"]
@@ -138,38 +170,13 @@ def test_token_ids_positions_and_masks_by_name(client: AttentionClient) -> None:
         assert_parity(found, client.attend(ROTARY, query, **attended).context_vectors)
 
 
+@thorough
 def test_requests_that_differ_in_their_vectors_only(client: AttentionClient) -> None:
     """The server recognises the second one by the bytes around its vectors."""
     for _ in range(3):
         query = RANDOM.standard_normal((5, 4), np.float32)
         found = client.infer(SELF, {"query": query}).outputs["context_vectors"]
         assert_parity(found, client.attend(SELF, query).context_vectors)
-
-
-ONE, MANY = inputs(3, 5), ragged()[0]
-# Of what the server refuses, one input; the others are tested beside it.
-REFUSED: dict[str, tuple[Any, str, str]] = {
-    "id": (ONE | {"ids": np.full(5, IDS)}, "ids", f"contains id {IDS}; ids must be between 0 and {IDS - 1}"),
-    "lists": (MANY | {"ids": MANY["ids"][:2]}, "ids", "expected as many sequences as x, 4; found 2"),
-    "item": (MANY | {"x": [*MANY["x"][:3], np.ones(4)]}, "x[3]", "expected 2 axes of float32"),
-    "no sequences": (ONE | {"x": []}, "x", "expected at least one sequence; found an empty list"),
-    "texts": (ONE | {"x": ["a", "b"]}, "x", "attend_text and embed take texts"),
-    "nothing": ({}, "inputs", "expected a mapping of names to arrays"),
-    "complex": (ONE | {"x": np.ones((3, 4), complex)}, "x", "expected real numbers; found dtype complex128"),
-    "name": ({3: ONE["x"]}, "inputs", "expected names, each a str"),
-}
-
-
-@pytest.mark.parametrize(("given", "field", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_is_wrong_is_named(client: AttentionClient, given: Any, field: str, message: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=message) as refusal:
-        client.infer(CAPTION, given)
-    assert refusal.value.field == field
-
-
-def test_outputs_are_a_list_of_names(client: AttentionClient) -> None:
-    with pytest.raises(InvalidArgumentError, match="outputs: expected a list of names, or None"):
-        client.infer(CAPTION, ONE, outputs="count")
 
 
 @pytest.fixture
@@ -184,6 +191,7 @@ def command(server: ServerProcess) -> Any:
     return run
 
 
+@thorough
 def test_the_command_prints_and_writes_outputs_by_name(command: Any, tmp_path: Path) -> None:
     given = inputs(3, 5, 2)
     eager = expected(given)
@@ -204,6 +212,7 @@ def test_the_command_prints_and_writes_outputs_by_name(command: Any, tmp_path: P
     assert (code, "name a .npz file" in " ".join(printed.split())) == (2, True)
 
 
+@thorough
 def test_the_command_takes_and_writes_lists(command: Any, tmp_path: Path) -> None:
     given, eager = ragged()
     for name, arrays in given.items():
@@ -217,6 +226,7 @@ def test_the_command_takes_and_writes_lists(command: Any, tmp_path: Path) -> Non
         assert archive.files == [f"kept[{index}]" for index in range(len(LENGTHS))]
 
 
+@thorough
 @pytest.mark.parametrize(
     ("options", "message"),
     [

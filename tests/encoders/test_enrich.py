@@ -1,6 +1,5 @@
 """Columns of texts become columns of embeddings, equal to those of `embed`."""
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,12 @@ from attention_client.enrich import EnrichError, Summary, plan
 from numpy.testing import assert_allclose
 
 from attention_serving.enrich import enrich
-from attention_serving.enrich.local import LocalBackend
-from attention_serving.server.engine.in_process import InProcessModel
-from attention_serving.server.engine.types import Request
 from scripts.local_server import ServerProcess
 from tests.encoders.repository import INT8, SENTENCE, SHORT, TRUNCATING
 from tests.encoders.texts import ATOL, RTOL, TEXTS, Options, rows_of, token_ids
-from tests.server.samples import SELF, TEXT
 from tests.support import encoders
 
+pytestmark = pytest.mark.thorough
 LONG = "dessert " * 40
 
 
@@ -51,7 +47,7 @@ def run(table: pa.Table, **options: Any) -> tuple[pa.Table, Summary]:
     return summary.table, summary
 
 
-@pytest.mark.parametrize("name", [SENTENCE, "modernbert", "qwen3", "clip_text_model", INT8])
+@pytest.mark.parametrize("name", [SENTENCE, "qwen3", INT8])
 def test_every_row_has_the_embedding_of_its_text(
     encoder_client: AttentionClient, where: Options, name: str
 ) -> None:
@@ -164,32 +160,6 @@ def test_an_interrupted_job_continues_and_keeps_the_order(
     assert (whole.tokens, whole.nulls) == (summary.tokens, summary.nulls)
 
 
-def test_texts_are_encoded_ahead_on_a_thread_of_their_own(
-    encoder_repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encode, threads = LocalBackend.encode_texts, []
-
-    def noted(backend: LocalBackend, texts: Sequence[str]) -> Any:
-        threads.append(threading.current_thread().name)
-        encoded = encode(backend, texts)
-        assert all(isinstance(ids, np.ndarray) for ids in encoded[0])
-        return encoded
-
-    monkeypatch.setattr(LocalBackend, "encode_texts", noted)
-    monkeypatch.setattr(InProcessModel, "_compute", _only_with_ids(InProcessModel._compute))
-    run(table_of(texts_of(3000)), model=SENTENCE, model_repository=encoder_repository)
-    assert len(threads) == 3
-    assert all(name.startswith("read-ahead") for name in threads)
-
-
-def _only_with_ids(compute: Any) -> Any:
-    def checked(model: InProcessModel, request: Request, inputs: Options) -> Any:
-        assert not request.texts
-        return compute(model, request, inputs)
-
-    return checked
-
-
 def test_a_frame_of_pandas_becomes_rows_of_passages(encoder_repository: Path) -> None:
     frame = pd.DataFrame(
         {"text": ["dessert " * 9, "a"], "id": [7, 8]}, index=pd.Index(["x", "y"], name="key")
@@ -205,62 +175,17 @@ def test_a_frame_of_pandas_becomes_rows_of_passages(encoder_repository: Path) ->
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"prompt": "query"}, "prompt needs a text encoder, which model 'sentence-self-attention' is not"),
-        ({"dimensions": 8}, "dimensions needs a text encoder"),
-        ({"truncate": False}, "truncate needs a text encoder"),
-        (
-            {"model": SELF, "text_column": "text"},
-            "model 'tiny-self' does not take text; --column .* its query",
-        ),
-    ],
-    ids=str,
-)
-def test_options_of_encoders_are_refused_for_other_models(
-    artifacts: Path, options: Options, words: str
-) -> None:
-    with pytest.raises(EnrichError, match=words):
-        run(table_of(["a"]), **{"model": TEXT, "model_repository": artifacts, **options})
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
         ({"prompt": "answer"}, "prompt is 'answer'; model 'sentence' has query, document"),
         ({"model": "bert", "prompt": "query"}, "prompt is 'query'; model 'bert' has no prompts"),
         ({"dimensions": 9}, "dimensions is 9; model 'sentence' allows 8, 16, 32"),
-        ({"pool": "mean"}, "model 'sentence' already returns one vector per sequence"),
         ({"weights": True}, "is a text encoder, whose attention weights are not stored"),
-        ({"text_column": "missing"}, "no column 'missing' for the text; the columns are id, text"),
         ({"text_column": "id"}, "column 'id' is int64; the model takes strings"),
         ({"text_column": None, "template": "{text} {title}"}, "no column 'title' for the text"),
-        ({"output_column": "id"}, "already has a column 'id'; choose another name with --output-column"),
-        ({"key_column": "text"}, "takes query; columns are given for query, key"),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_computed(
-    where: Options, options: Options, words: str
+    encoder_repository: Path, options: Options, words: str
 ) -> None:
     with pytest.raises(EnrichError, match=words):
-        run(table_of(["a"]), **{"model": SENTENCE, **options, **where})
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"text_column": None}, "exactly one of column, text_column and template is required; given: none"),
-        ({"column": "text"}, "is required; given: column and text_column"),
-        ({"text_column": None, "template": "{text"}, "expected '}' before end of string"),
-        ({"dimensions": 0}, "dimensions is 0; it must be 1 or more"),
-        ({"passage_overlap": 3}, "passage_overlap needs passage_tokens"),
-        ({"passages": "rows"}, "passages needs passage_tokens"),
-        ({"passage_tokens": 0}, "passage_tokens is 0; it must be 1 or more"),
-        ({"passage_tokens": 9, "passage_overlap": -1}, "passage_overlap is -1; it must be 0 or more"),
-        ({"passage_tokens": 9, "passages": "all"}, "passages is 'all'; it must be one of rows, lists"),
-        ({"passage_tokens": 9, "tokenizer": "x"}, "tokenizer needs servers"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_options_that_contradict_each_other_are_refused(options: Options, words: str) -> None:
-    with pytest.raises(EnrichError, match=words):
-        run(table_of(["a"]), **{"model": SENTENCE, "model_repository": "nowhere", **options})
+        run(table_of(["a"]), **{"model": SENTENCE, "model_repository": encoder_repository, **options})

@@ -16,9 +16,9 @@ from numpy.testing import assert_allclose
 from attention_serving.enrich import enrich
 from tests.encoders.repository import SENTENCE, TRUNCATING
 from tests.encoders.texts import ATOL, RTOL, TEXTS, Options, rows_of, token_ids
-from tests.server.samples import TEXT
 from tests.support import encoders
 
+pytestmark = pytest.mark.thorough
 LONG = "Life is short, eat dessert first; 人生短暂 先吃甜点 \U0001f370. " * 9
 TITLES = ["first", None, "third", "fourth"]
 BODIES = ["short", None, LONG, ""]
@@ -184,13 +184,6 @@ def test_servers_need_the_tokenizer_of_the_model(where: Options, encoder_reposit
     other = encoder_repository / "qwen3" / "1"  # begins a text with another token
     with pytest.raises(EnrichError, match=r"is not the tokenizer of model 'sentence': it makes \d+ tokens"):
         run(servers=where["servers"], tokenizer=other)
-
-
-def test_a_model_that_is_not_a_text_encoder_has_no_passages(artifacts: Path) -> None:
-    with pytest.raises(
-        EnrichError, match=f"passage_tokens needs a text encoder, which model '{TEXT}' is not"
-    ):
-        run(model=TEXT, model_repository=artifacts)
 
 
 def test_vectors_do_not_depend_on_the_layout_of_the_table(encoder_repository: Path) -> None:

@@ -267,12 +267,6 @@ def test_errors_are_one_line_and_nothing_is_written(target: str, tmp_path: Path)
         assert failing(1, *known, *arguments) == f"error: {printed}\n"
 
 
-def test_help_has_groups_and_units():
-    shown = one_line(runner.invoke(app, ["attend", "--help"]).stdout)
-    for words in ("Inputs", "Output", "Connection", "in seconds, above 0", "a size such as 1GiB"):
-        assert words in shown
-
-
 def test_names_of_models_are_completed(target: str):
     for server, names in ((target, ["failed"]), (UNREACHABLE[1], [])):
         environment = {

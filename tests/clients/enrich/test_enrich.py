@@ -16,7 +16,7 @@ import torch
 from attention_client.enrich import EnrichError, Summary
 
 from attention_serving.enrich import enrich
-from tests.clients.enrich.conftest import POOLED, POOLED_WIDTH, mean_of_linear
+from tests.clients.conftest import POOLED, POOLED_WIDTH, mean_of_linear
 from tests.clients.enrich.tables import assert_enriched, eager_answers, read, table, vectors_of, write
 from tests.server.samples import CROSS, SELF, TEXT
 from tests.support import eager

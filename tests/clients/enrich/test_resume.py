@@ -94,6 +94,7 @@ def test_a_job_killed_again_and_again_gives_the_same_rows_and_figures(
     assert summary["tokens_per_second"] == pytest.approx(summary["tokens"] / summary["seconds"])
 
 
+@pytest.mark.thorough
 def test_a_running_job_is_locked_and_an_interrupted_job_continues(
     tmp_path: Path, source: Path, artifacts: Path
 ) -> None:

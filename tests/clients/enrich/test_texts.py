@@ -110,9 +110,10 @@ def test_any_text_is_covered(text: str, room: int, share: float) -> None:
     assert covered == set(range(len(text)))  # each of its characters has a token
 
 
-def test_texts_are_cut_in_their_order_whatever_their_sizes() -> None:
-    texts = ["a " * size + "b" for size in (0, 140_000, 5, 1)]
-    found = list(PassageSplitter(TOKENIZERS["bytes"], 1000, 0).split(texts))
+def test_texts_are_cut_in_their_order_whatever_their_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attention_client.enrich.texts.GROUP_CHARACTERS", 100)
+    texts = ["a " * size + "b" for size in (0, 300, 5, 1)]
+    found = list(PassageSplitter(TOKENIZERS["bytes"], 100, 0).split(texts))
     covered = [sum(part.end - part.start for part in cut) for cut in found if isinstance(cut, list)]
     assert covered == [len(text) for text in texts]
 

@@ -5,6 +5,7 @@ that `finish` runs them to their end. Those of the asynchronous client are await
 """
 
 import re
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar
@@ -23,15 +24,18 @@ from attention_client._connection import (
     Compression,
     ConnectionSettings,
     Metadata,
-    connection_settings,
+    read_compression,
+    read_credentials,
+    read_metadata,
+    read_options,
     seconds,
 )
 from attention_client._encoding import EncodedCall
 from attention_client._generated.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from attention_client._readiness import HEALTH_REQUEST, Readiness
-from attention_client._targets import Targets
+from attention_client._targets import Targets, read_targets
 from attention_client._tls import TlsFiles
 from attention_client._values import RequestOptions, ReturnWeights, Version, Wire, request_options
+from attention_client._wire import read_wire
 from attention_client.errors import (
     AttentionClientError,
     CallCancelledError,
@@ -53,6 +57,10 @@ _ATTEMPT_ENDED = "perAttemptRecvTimeout"
 # that a server answered a TLS handshake without TLS.
 _CLOSED_AT_ONCE = re.compile(r"last error: .*(?:Socket closed|Connection reset by peer)")
 _NOT_TLS = "WRONG_VERSION_NUMBER"
+HEALTH_REQUEST = health_pb2.HealthCheckRequest(service="")
+# The statuses of a server that is starting or restarting; for any other, waiting does not help.
+_PASSING = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED}
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds
 # What gRPC raises, and an error that was found to be a cancelled call. A closed channel raises ValueError or
 # an error of grpc.aio.
 FAILURES = (grpc.RpcError, ValueError, aio.BaseError, AttentionClientError)
@@ -94,19 +102,23 @@ class BaseConnection:
         channel_options: ChannelOptions | None = None,
     ) -> None:
         self._closed = False
-        self._settings = connection_settings(
-            target,
+        targets = read_targets(target)
+        credentials = read_credentials(credentials)
+        self._settings = ConnectionSettings(
+            targets=targets,
             credentials=credentials,
-            token=token,
-            metadata=metadata,
-            timeout=timeout,
-            max_retries=max_retries,
-            attempt_timeout=attempt_timeout,
+            metadata=read_metadata(metadata, token, targets, credentials),
+            timeout=seconds(timeout),
             wait_for_ready=wait_for_ready,
-            compression=compression,
-            wire=wire,
-            max_message_bytes=max_message_bytes,
-            channel_options=channel_options,
+            compression=read_compression(compression),
+            wire=read_wire(wire),
+            options=read_options(
+                targets,
+                max_message_bytes=max_message_bytes,
+                max_retries=max_retries,
+                attempt_timeout=attempt_timeout,
+                channel_options=channel_options,
+            ),
         )
         self._channel: Any = self._open_channel(self._settings)
         self._stub = AttentionServiceStub(self._channel)
@@ -140,7 +152,7 @@ class BaseConnection:
         """Makes a unary call."""
         raise NotImplementedError
 
-    async def _is_reported(self, watch: Any, readiness: Readiness) -> bool:
+    async def _is_reported(self, watch: Any, readiness: "Readiness") -> bool:
         """Reads statuses until the server is ready; False if there are no more."""
         raise NotImplementedError
 
@@ -187,7 +199,7 @@ class BaseConnection:
         except FAILURES as error:
             raise await self._refined(error) from _cause(error)
 
-    async def _watch(self, readiness: Readiness) -> None:
+    async def _watch(self, readiness: "Readiness") -> None:
         while readiness.remaining > 0:
             metadata = self._settings.metadata
             watch = self._health.Watch(HEALTH_REQUEST, timeout=readiness.remaining, metadata=metadata)
@@ -279,3 +291,45 @@ class BaseConnection:
         elif _CLOSED_AT_ONCE.search(error.message):
             return "if the server uses TLS, pass credentials=TlsFiles(ca=FILE) (--tls or --ca FILE)"
         return ""
+
+
+class Readiness:
+    """The state of one wait: the time left, the last status, and the pause before the next attempt."""
+
+    def __init__(self, target: str, timeout: float) -> None:
+        self._target, self._timeout = target, timeout
+        self._end = time.monotonic() + timeout
+        self._last = "no connection"
+        self._next_pause = _FIRST_PAUSE
+
+    @property
+    def remaining(self) -> float:
+        """Seconds left; negative after the timeout."""
+        return self._end - time.monotonic()
+
+    def is_ready(self, response: health_pb2.HealthCheckResponse) -> bool:
+        """Records the status that the server reports; True if it is SERVING."""
+        self._last = f"status {health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)}"
+        self._next_pause = _FIRST_PAUSE
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def note(self, error: grpc.RpcError) -> None:
+        """Records why a health call ended.
+
+        Raises:
+            AttentionClientError: Waiting does not help, as for UNAUTHENTICATED.
+        """
+        if error.code() not in _PASSING:
+            raise from_rpc_error(error) from error
+        if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:  # the end of this wait itself
+            self._last = f"{error.code().name} {error.details() or ''}".strip()
+
+    def pause(self) -> float:
+        """Seconds until the next attempt; doubles from one to the next."""
+        pause, self._next_pause = self._next_pause, min(2 * self._next_pause, _LONGEST_PAUSE)
+        return max(0.0, min(pause, self.remaining))
+
+    def failure(self) -> AttentionClientError:
+        """The error of a wait that reached its timeout."""
+        message = f"{self._target} was not ready within {self._timeout:g} s; last status: {self._last}"
+        return DeadlineExceededError(message, reason="DEADLINE_EXCEEDED")

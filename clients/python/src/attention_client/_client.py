@@ -10,14 +10,13 @@ from typing import Any, Literal, Unpack, overload
 from numpy.typing import ArrayLike
 
 from attention_client._connection_sync import Connection
-from attention_client._embeddings import EmbedInputs, encode_embeddings
+from attention_client._embeddings import EmbedInputs, SpanList, SpanLists, encode_embeddings
 from attention_client._encoding import encode_texts, encode_tokens, encode_vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._models import ModelInfo
 from attention_client._named import encode_infer
 from attention_client._stream_sync import attend_stream
 from attention_client._streaming import iterator_of, stream_settings
-from attention_client._text_spans import SpanList, SpanLists
 from attention_client._values import (
     AnyResult,
     Array,

@@ -12,12 +12,11 @@ from typing import Any, Literal, TypeAlias
 
 import grpc
 
-from attention_client._targets import Targets, is_local, read_targets, resolve
+from attention_client._targets import is_local, resolve
 from attention_client._tls import TlsFiles
 from attention_client._validation import type_name, whole_number
 from attention_client._values import Wire
-from attention_client._wire import read_wire
-from attention_client.errors import InvalidArgumentError, invalid
+from attention_client.errors import invalid
 
 DEFAULT_TARGET = "127.0.0.1:8001"
 DEFAULT_TIMEOUT = 30.0
@@ -69,7 +68,6 @@ class ConnectionSettings:
     credentials: grpc.ChannelCredentials | TlsFiles | None
     metadata: tuple[tuple[str, str | bytes], ...]
     timeout: float
-    attempt_timeout: float | None
     wait_for_ready: bool
     compression: grpc.Compression
     wire: Wire
@@ -90,48 +88,21 @@ class ConnectionSettings:
         return self.targets[0] if len(self.targets) == 1 else resolve(self.targets)
 
 
-def connection_settings(  # noqa: PLR0913 - one parameter is one argument of the client
-    target: Targets,
-    *,
-    credentials: grpc.ChannelCredentials | TlsFiles | None,
-    token: str | None,
-    metadata: Metadata | None,
-    timeout: float,
-    max_retries: int,
-    attempt_timeout: float | None,
-    wait_for_ready: bool,
-    compression: Compression | None,
-    wire: Wire,
-    max_message_bytes: int,
-    channel_options: ChannelOptions | None,
-) -> ConnectionSettings:
-    """Validates the arguments of a client's constructor.
-
-    Raises:
-        InvalidArgumentError: An argument has a wrong type or a value outside its range.
-    """
-    targets = read_targets(target)
+def read_credentials(credentials: object) -> grpc.ChannelCredentials | TlsFiles | None:
+    """Checks the type of a client's credentials."""
     if not isinstance(credentials, grpc.ChannelCredentials | TlsFiles | None):
         raise invalid("credentials", "grpc.ChannelCredentials, TlsFiles or None", type_name(credentials))
+    return credentials
+
+
+def read_compression(compression: Compression | None) -> grpc.Compression:
+    """The compression of requests in gRPC's terms."""
     if not isinstance(compression, str | None) or compression not in _COMPRESSIONS:
         raise invalid("compression", "'gzip', 'deflate' or None", repr(compression))
-    retries = whole_number("max_retries", max_retries, 0, MAX_RETRIES)
-    limit = _attempt_seconds(attempt_timeout, retries)
-    options = _options(targets, max_message_bytes, _service_config(retries, limit))
-    return ConnectionSettings(
-        targets=targets,
-        credentials=credentials,
-        metadata=(*_read_metadata(metadata), *_authorization(token, targets, credentials)),
-        timeout=seconds(timeout),
-        attempt_timeout=limit,
-        wait_for_ready=wait_for_ready,
-        compression=_COMPRESSIONS[compression],
-        wire=read_wire(wire),
-        options=tuple((options | dict(_items("channel_options", channel_options))).items()),
-    )
+    return _COMPRESSIONS[compression]
 
 
-def seconds(timeout: float | None, *, default: float = DEFAULT_TIMEOUT) -> float:
+def seconds(timeout: float | None, *, default: float = DEFAULT_TIMEOUT, field: str = "timeout") -> float:
     """A call's timeout in seconds; None means the default, so that every call has a limit.
 
     Raises:
@@ -144,24 +115,24 @@ def seconds(timeout: float | None, *, default: float = DEFAULT_TIMEOUT) -> float
     except (TypeError, ValueError, OverflowError):
         value = math.nan
     if isinstance(timeout, str) or not (value > 0 and math.isfinite(value)):
-        raise invalid("timeout", "a positive, finite number of seconds", repr(timeout))
+        raise invalid(field, "a positive, finite number of seconds", repr(timeout))
     return value
 
 
-def _attempt_seconds(attempt_timeout: float | None, retries: int) -> float | None:
-    if attempt_timeout is None:
-        return None
-    if not retries:
-        raise invalid("attempt_timeout", "None if max_retries is 0", repr(attempt_timeout))
-    try:
-        return seconds(attempt_timeout)
-    except InvalidArgumentError as error:
-        raise invalid(
-            "attempt_timeout", "a positive, finite number of seconds", repr(attempt_timeout)
-        ) from error
-
-
-def _options(targets: Sequence[str], max_message_bytes: int, service_config: str) -> dict[str, Any]:
+def read_options(
+    targets: Sequence[str],
+    *,
+    max_message_bytes: int,
+    max_retries: int,
+    attempt_timeout: float | None,
+    channel_options: ChannelOptions | None,
+) -> tuple[tuple[str, Any], ...]:
+    """The options of gRPC's channel; those that were given take precedence."""
+    retries = whole_number("max_retries", max_retries, 0, MAX_RETRIES)
+    if attempt_timeout is not None:
+        attempt_timeout = seconds(attempt_timeout, field="attempt_timeout")
+        if not retries:
+            raise invalid("attempt_timeout", "None if max_retries is 0", repr(attempt_timeout))
     size = whole_number("max_message_bytes", max_message_bytes, 1, _LARGEST_INT32)
     options = {
         "grpc.max_send_message_length": size,
@@ -173,13 +144,13 @@ def _options(targets: Sequence[str], max_message_bytes: int, service_config: str
         "grpc.per_rpc_retry_buffer_size": size,
         # Without it, gRPC ignores the time limit of an attempt in the service config.
         "grpc.experimental.enable_hedging": 1,
-        "grpc.service_config": service_config,
+        "grpc.service_config": _service_config(retries, attempt_timeout),
         "grpc.dns_min_time_between_resolutions_ms": _MIN_RESOLUTION_INTERVAL_MS,
         **_KEEPALIVE,
     }
     if len(targets) > 1:
         options["grpc.default_authority"] = targets[0]  # a list of addresses lacks a name
-    return options
+    return tuple((options | dict(_items("channel_options", channel_options))).items())
 
 
 def _service_config(max_retries: int, attempt_timeout: float | None) -> str:
@@ -199,7 +170,13 @@ def _service_config(max_retries: int, attempt_timeout: float | None) -> str:
     return json.dumps(config)
 
 
-def _read_metadata(metadata: Metadata | None) -> list[tuple[str, str | bytes]]:
+def read_metadata(
+    metadata: Metadata | None,
+    token: str | None,
+    targets: Sequence[str],
+    credentials: grpc.ChannelCredentials | TlsFiles | None,
+) -> tuple[tuple[str, str | bytes], ...]:
+    """What is sent with every call."""
     pairs = []
     for key, value in _items("metadata", metadata):
         name = key.lower()
@@ -213,7 +190,7 @@ def _read_metadata(metadata: Metadata | None) -> list[tuple[str, str | bytes]]:
         ):
             raise invalid(f"metadata[{key!r}]", "bytes" if binary else "printable ASCII text", repr(value))
         pairs.append((name, value))
-    return pairs
+    return (*pairs, *_authorization(token, targets, credentials))
 
 
 def _authorization(

@@ -8,13 +8,11 @@ from typing import Any, Self, TypeVar
 
 from grpc import aio
 
-from attention_client._base_connection import BaseConnection
+from attention_client._base_connection import BaseConnection, Readiness
 from attention_client._call_spans import CallSpan
-from attention_client._call_status import ready
 from attention_client._connection import ConnectionSettings
-from attention_client._readiness import Readiness
 from attention_client._renewing import AsyncRenewingChannel
-from attention_client._stream_async import cancellation_told_apart
+from attention_client._stream_async import cancellation_told_apart, ready
 from attention_client.errors import AttentionClientError
 
 _ResultT = TypeVar("_ResultT")

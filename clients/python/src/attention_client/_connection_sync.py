@@ -7,9 +7,8 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
-from attention_client._base_connection import BaseConnection, finish
+from attention_client._base_connection import BaseConnection, Readiness, finish
 from attention_client._call_spans import CallSpan
-from attention_client._readiness import Readiness
 from attention_client._renewing import SyncRenewingChannel
 from attention_client.errors import AttentionClientError
 

@@ -20,7 +20,7 @@ from attention_client._commands.arrays import (
     write_named,
 )
 from attention_client._commands.models import ModelName, ModelVersion
-from attention_client._commands.results import Output, print_result
+from attention_client._commands.results import check_outputs, print_result
 from attention_client._commands.session import Session
 from attention_client._commands.tables import print_json, vectors_table
 
@@ -93,9 +93,9 @@ def attend(
     arrays: dict[str, Any] = {
         name: None if text is None else read_array(f"--{name}", text) for name, text in given.items()
     }
-    output = Output(out, weights, several=is_list_of_sequences(arrays["query"], rank=2))
-    result = session.client.attend(model, version=version, return_weights=output.wants_weights, **arrays)
-    print_result(session, result, output)
+    check_outputs(out, weights, several=is_list_of_sequences(arrays["query"], rank=2))
+    result = session.client.attend(model, version=version, return_weights=weights is not None, **arrays)
+    print_result(session, result, out, weights)
 
 
 def infer(
@@ -178,15 +178,15 @@ def text(
 ) -> None:
     """Compute the context vectors of texts, for models with a tokenizer."""
     found = _one_source("TEXT", texts, None if file is None else read_texts("--file", file))
-    output = Output(out, weights, several=True)
+    check_outputs(out, weights, several=True)
     result = session.client.attend_text(
         model,
         list(found),
         version=version,
-        return_weights=output.wants_weights,
+        return_weights=weights is not None,
         return_offsets=offsets,
     )
-    print_result(session, result, output, texts=found)
+    print_result(session, result, out, weights, texts=found)
 
 
 def embed(
@@ -250,16 +250,16 @@ def tokens(
     """Compute the context vectors of token ids."""
     check_inputs([file, mask, lengths])
     found: Any = _one_source("ID", ids, None if file is None else read_token_ids("--file", file))
-    output = Output(out, weights, several=is_list_of_sequences(found, rank=1))
+    check_outputs(out, weights, several=is_list_of_sequences(found, rank=1))
     result = session.client.attend_tokens(
         model,
         found,
         mask=None if mask is None else read_array("--mask", mask),
         lengths=None if lengths is None else read_array("--lengths", lengths),
         version=version,
-        return_weights=output.wants_weights,
+        return_weights=weights is not None,
     )
-    print_result(session, result, output)
+    print_result(session, result, out, weights)
 
 
 def _one_source(name: str, given: _ValueT | None, read: _ValueT | None) -> _ValueT:

@@ -1,4 +1,4 @@
-"""Fixtures of the enrichment tests."""
+"""Fixtures of the clients' tests: small models, one of which pools, and a server of them."""
 
 import shutil
 from collections.abc import Iterator
