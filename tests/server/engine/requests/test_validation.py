@@ -13,7 +13,7 @@ from attention_serving.server.engine.errors import InvalidRequestError, LimitExc
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validation import validate
-from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged, Request
+from attention_serving.server.engine.types import Array, HeadSelection, Mask, MaskKind, Ragged, Request
 from tests.server.samples import CROSS, HEADS, SELF, TEXT, ragged, request_of, validated_of
 
 LENGTHS = ((2, 3), (1, 4))
@@ -253,6 +253,13 @@ def test_held_bytes_count_mask_result_and_reply(
     assert request.form.held_bytes == expected
     # 3 query rows of 4, 7 key rows of 6, 7 value rows of 5.
     assert request.form.input_bytes == 4 * (12 + 42 + 35)
+
+
+def test_held_bytes_leave_out_the_heads_that_are_not_selected(cross_model: LoadedModel) -> None:
+    request = weighted(cross_model)
+    request.head_selection = HeadSelection(heads=(1,))
+    validated = validate(request, cross_model, Limits())
+    assert validated.form.held_bytes == 2 * 4 * (12 + 10)
 
 
 @pytest.mark.parametrize(

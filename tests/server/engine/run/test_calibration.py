@@ -300,3 +300,16 @@ def test_the_peak_of_a_run_is_measured() -> None:
     assert measured is not None
     # Other threads of the tests may return memory meanwhile.
     assert size // 2 <= measured < 2 * size
+
+
+@pytest.mark.parametrize(
+    ("measured", "is_more"),
+    [(1 << 30, True), (1 << 20, False), (None, False)],
+    ids=["much", "little", "unknown"],
+)
+def test_the_memory_of_runs_is_what_was_measured_if_that_is_more(
+    self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch, measured: int | None, is_more: bool
+) -> None:
+    monkeypatch.setattr(calibration, "peak_bytes", lambda _run: measured)
+    found = calibrated(self_model).pair_tensors[GraphKind.PLAIN]
+    assert found > PAIR_TENSORS[GraphKind.PLAIN] if is_more else found == PAIR_TENSORS[GraphKind.PLAIN]

@@ -21,7 +21,7 @@ from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.engine.schedule import fair_shares
 from attention_serving.server.engine.schedule import queue as queues
 from attention_serving.server.engine.schedule.batch import Batch
-from attention_serving.server.engine.schedule.fair_shares import Caller, FairShares
+from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller, FairShares
 from attention_serving.server.engine.schedule.queue import (
     RETRY_STEP_SECONDS,
     WINDOW_SECONDS,
@@ -94,6 +94,14 @@ def test_work_before_a_request_leaves_out_the_rest_of_large_ones(self_model: Loa
     queue = queue_of(Limits(), validated_of(model, [(5, 5)] * 9), validated_of(model, [(2, 2)]))
     assert queue.work == 10
     assert [queue.work_before(own) for own in (0, 2, 8, 100)] == [2, 4, 10, 10]
+
+
+def test_a_call_is_refused_earlier_than_a_request_that_was_received(self_model: LoadedModel) -> None:
+    model = costing(self_model, RunCost(call=8, row=0, pair=0))
+    queue = queue_of(Limits(), validated_of(model, [(2, 2)]))
+    queue.check(10.0, 0.0, ANYONE, own=0.5)
+    with pytest.raises(OverloadedError):
+        queue.check(10.0, 0.0, ANYONE)
 
 
 def test_several_of_similar_lengths_pay_for_the_lengths_graph_together(cross_model: LoadedModel) -> None:
