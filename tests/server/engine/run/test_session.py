@@ -36,6 +36,7 @@ from attention_serving.server.engine.run.session import (
     HostNodes,
     RunControl,
     Session,
+    _entries,
     left_on_host,
 )
 from attention_serving.server.engine.types import Array, MaskKind
@@ -77,6 +78,17 @@ def assigned(graph: Path) -> list[Any]:
     session = onnxruntime.InferenceSession(graph, options, providers=[ON_HOST])
     found: list[Any] = session.get_provider_graph_assignment_info()
     return found
+
+
+def test_weights_are_prepacked_and_threads_spin_only_if_asked_for() -> None:
+    usual, other = (
+        _entries(Device(), prepack_weights=True),
+        _entries(Device(spins=True), prepack_weights=False),
+    )
+    assert "session.disable_prepacking" not in usual
+    assert other["session.disable_prepacking"] == "1"
+    spinning = "session.intra_op.allow_spinning"
+    assert (usual[spinning], other[spinning]) == ("0", "1")
 
 
 def test_operators_of_tensors_and_of_sizes_are_told_apart(artifacts: Path) -> None:
