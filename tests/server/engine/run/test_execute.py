@@ -150,7 +150,10 @@ def test_only_the_plain_graph_of_a_model_that_sees_padding_cannot_run_unequal_le
 ) -> None:
     assert models[CROSS].mixed_graph(GraphKind.PLAIN) is GraphKind.LENGTHS
     assert models[CROSS].mixed_graph(GraphKind.MASK) is GraphKind.MASK
-    assert models[SELF].mixed_graph(GraphKind.PLAIN) is GraphKind.PLAIN  # causal
+    causal = models[SELF]
+    assert causal.mixed_graph(GraphKind.PLAIN) is GraphKind.PLAIN
+    manifest = causal.manifest.model_copy(update={"encoder": "pools all rows"})
+    assert dataclasses.replace(causal, manifest=manifest).mixed_graph(GraphKind.PLAIN) is GraphKind.LENGTHS
 
 
 # With two heads: the scores of this length need exactly the memory above which sequences run in blocks.
