@@ -81,8 +81,10 @@ def test_a_reply(scripted: Scripted, port: int, form: str) -> None:
         ),
     ],
 )
-def test_wrong_requests(scripted: Scripted, port: int, members: object, name: str | None, error: str) -> None:
-    answer = ask(port, PATH, {"model": "m", **members})  # type: ignore[dict-item]
+def test_wrong_requests(
+    scripted: Scripted, port: int, members: dict[str, Any], name: str | None, error: str
+) -> None:
+    answer = ask(port, PATH, {"model": "m", **members})
     found = answer.json["error"]
     assert (answer.status, found["type"], found["param"]) == (400, "invalid_request_error", name)
     assert found["message"].startswith(error)
