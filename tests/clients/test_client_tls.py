@@ -17,6 +17,7 @@ from attention_client import (
     UnavailableError,
 )
 from attention_client._commands.app import app
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from typer.testing import CliRunner
 
@@ -141,15 +142,18 @@ def test_renewals_under_load_fail_no_call(server: TlsServer, mounted: Mounted, f
     assert failed == []
 
 
+def encrypted(key: bytes) -> bytes:
+    loaded = load_pem_private_key(key, None)
+    assert isinstance(loaded, ec.EllipticCurvePrivateKey)
+    return key_pem(loaded, b"secret")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda pair: Pair(b"", pair.key), "are not a certificate in PEM and its key without a passphrase"),
         (lambda pair: Pair(pair.certificate, key_pem(new_key())), "KEY_VALUES_MISMATCH"),
-        (
-            lambda pair: Pair(pair.certificate, key_pem(load_pem_private_key(pair.key, None), b"secret")),
-            "its key without a passphrase",
-        ),
+        (lambda pair: Pair(pair.certificate, encrypted(pair.key)), "its key without a passphrase"),
     ],
     ids=["empty", "other key", "encrypted"],
 )

@@ -104,7 +104,7 @@ def test_batches_with_every_mask_equal_the_layer(
     module = RemoteAttention(server.target, name, batch_first=batch_first)
     local = layer(name, batch_first=batch_first)
     lengths = (5, 5 if name == SELF else 7)
-    given = tensors(name, (2,), *lengths)
+    given: tuple[Tensor, ...] = tensors(name, (2,), *lengths)
     if not batch_first:
         turned = {id(each): each.transpose(0, 1) for each in given}
         given = tuple(turned[id(each)] for each in given)

@@ -182,7 +182,7 @@ def test_progress_is_reported_only_if_asked(in_process: Options, capsys: pytest.
     assert capsys.readouterr().err == ""
 
 
-OPEN = {
+OPEN: dict[str, Any] = {
     "arrow": read,
     "pandas": lambda source: read(source).to_pandas(),
     "polars": pl.read_parquet,

@@ -157,7 +157,8 @@ def test_resuming_a_finished_job_of_a_folder_computes_nothing(
 
 
 def test_items_are_read_one_ahead_on_a_thread_and_end_with_their_exception() -> None:
-    began, threads = [threading.Event() for _ in range(3)], set()
+    began = [threading.Event() for _ in range(3)]
+    threads: set[str] = set()
 
     def items() -> Generator[int, None, None]:
         for index, event in enumerate(began):
