@@ -199,11 +199,11 @@ def _operators_parsed_once() -> Iterator[None]:
     get it.
     """
     original = ONNXRegistry.__dict__["from_torchlib"]
-    ONNXRegistry.from_torchlib = staticmethod(_operators)
+    ONNXRegistry.from_torchlib = staticmethod(_operators)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        ONNXRegistry.from_torchlib = original
+        ONNXRegistry.from_torchlib = original  # type: ignore[method-assign]
 
 
 _operators = cache(ONNXRegistry.from_torchlib)

@@ -285,7 +285,7 @@ def test_a_mask_of_pairs_with_the_opposite_meaning_is_refused(
 
 
 SHAPES = {"keys": (2, 3), "pairs": (2, 3, 3)}
-MEANINGS = {
+MEANINGS: dict[str, list[tuple[str, torch.dtype, str | None]]] = {
     "attention_mask": [("keys", torch.int64, "True attends"), ("keys", torch.float32, "True attends")],
     "key_padding_mask": [("keys", torch.bool, "True hides"), ("keys", torch.float32, "added")],
     "attn_mask": [("pairs", torch.float32, "added")],
