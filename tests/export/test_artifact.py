@@ -55,8 +55,8 @@ def linear(seed: int = 0) -> nn.Module:
 def export(module: nn.Module, repository: Path, **options: Any) -> Artifact:
     """Writes version 2 of the model tiny, which has one graph."""
     axes = {"input": {0: "batch", 1: "sequence"}}
-    options = {"name": "tiny", "version": 2} | options
-    return export_module(module, (torch.zeros(2, 3, 4),), axes, out=repository, **options)
+    given: dict[str, Any] = {"name": "tiny", "version": 2} | options
+    return export_module(module, (torch.zeros(2, 3, 4),), axes, out=repository, **given)
 
 
 def state(folder: Path) -> dict[str, tuple[int, int]]:
@@ -123,8 +123,13 @@ def test_the_golden_vectors_are_the_outputs_of_eager_pytorch(artifacts: Path) ->
 def test_another_process_writes_the_same_bytes_and_changes_nothing(artifacts: Path, tmp_path: Path) -> None:
     folder, steps = shutil.copytree(artifacts / SELF / "1", tmp_path / SELF / "1"), list[str]()
     before = state(folder)
-    options = {"description": f"the tests' {SELF}", "progress": steps.append}
-    found, manifest = write_artifact(eager_module(SELF), ModelId(SELF), tmp_path, **options)
+    found, manifest = write_artifact(
+        eager_module(SELF),
+        ModelId(SELF),
+        tmp_path,
+        description=f"the tests' {SELF}",
+        progress=steps.append,
+    )
     assert (found, manifest.files.keys()) == (folder, Manifest.load(folder).files.keys())
     assert state(folder) == before
     assert steps[-1] == UNCHANGED

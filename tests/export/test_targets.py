@@ -101,7 +101,7 @@ def test_the_onnx_target_runs_alone_and_fails_if_a_result_differs(name: str, tmp
 
     alone = Path(shutil.copytree(folder, tmp_path / "elsewhere"))
     assert sorted(path.name for path in alone.iterdir()) == ["golden.npz", "model.onnx", "run.py"]
-    command = [sys.executable, "-I", alone / "run.py"]
+    command = [sys.executable, "-I", str(alone / "run.py")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "context_vectors" in done.stdout
