@@ -257,15 +257,15 @@ def test_links_within_the_repository_are_followed_as_kubernetes_makes_them(
     assert [(each.name, type(each)) for each in repository] == [(CROSS, LoadedModel), (SELF, LoadedModel)]
 
 
-@pytest.mark.thorough
-def test_weights_beside_the_graph_are_found_through_links(repository: Path, tmp_path: Path) -> None:
-    name = "multi-head-768x12"
-    shutil.copytree(repository / name, tmp_path / "..data" / name)
-    folder = tmp_path / name / "1"
-    folder.mkdir(parents=True)
-    for path in (tmp_path / "..data" / name / "1").iterdir():
+def test_weights_beside_the_graph_are_found_through_links(copies: Path) -> None:
+    folder, data = copies / SELF / "1", copies / "..data"
+    external_data("secret.bin")(folder)
+    rehash(folder, "secret.bin")
+    folder.rename(data)
+    folder.mkdir()
+    for path in data.iterdir():
         (folder / path.name).symlink_to(path)
-    assert isinstance(load_repository(tmp_path, DEVICE).find(name), LoadedModel)
+    assert isinstance(ModelStore(copies, DEVICE).load(SELF, "1"), LoadedModel)
 
 
 def fake(*names: tuple[str, str]) -> Repository:
