@@ -14,10 +14,6 @@ from tests.support import encoders
 
 RTOL, ATOL = 1e-4, 2e-5
 model_of = cache(encoders.make_model)
-# One family is compared each time, the others thoroughly.
-FAMILIES = [
-    name if name == "bert" else pytest.param(name, marks=pytest.mark.thorough) for name in encoders.CASES
-]
 
 
 def load(name: str, folder: Path) -> TextEncoder:
@@ -38,7 +34,7 @@ def run(encoder: TextEncoder, sequences: list[list[int]]) -> tuple[Tensor, Tenso
     return found
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", encoders.CASES)
 def test_every_output_equals_the_library(tmp_path: Path, name: str) -> None:
     encoder, lengths = load(name, tmp_path), (9, 1, 40, encoders.CASES[name].max_tokens)
     sequences = [encoders.random_ids(name, length, seed=3) for length in lengths]
