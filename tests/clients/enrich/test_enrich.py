@@ -32,7 +32,7 @@ def run(source: Path, output: Path, **options: Any) -> Summary:
 
 def cells_of(result: pa.Table | None, name: str = "context_vectors") -> list[Any]:
     assert result is not None
-    return result.column(name).to_pylist()
+    return list(result.column(name).to_pylist())
 
 
 def test_a_file_gains_a_column_and_keeps_the_others(tmp_path: Path, backend_options: Options) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from google.protobuf.message import Message
 
@@ -186,6 +186,5 @@ def _read(cls: type[_InfoT], message: Message) -> _InfoT:
     """The fields of a message that have the names of a class's."""
     values = {field.name: getattr(message, field.name) for field in fields(cls)}
     scalars = (str, bool, int, float)
-    return cls(
-        **{name: value if isinstance(value, scalars) else tuple(value) for name, value in values.items()}
-    )
+    given: dict[str, Any] = {name: v if isinstance(v, scalars) else tuple(v) for name, v in values.items()}
+    return cls(**given)

@@ -160,8 +160,9 @@ def _computed(session: Session, model: str, version: str, inputs: dict[str, Any]
 
 
 def _weights(result: AnyResult) -> FloatArray:
-    weights: FloatArray = result.attention_weights
-    return weights
+    weights: Any = result.attention_weights
+    found: FloatArray = weights
+    return found
 
 
 def _title(result: AnyResult) -> str:
