@@ -12,7 +12,7 @@ from attention_serving.server.addresses import address_of
 from attention_serving.server.api.admission import Admission
 from attention_serving.server.api.calls import CallLoad, CallObserver, Calls, Recorder
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.methods import SERVICES, HealthService, all_methods
+from attention_serving.server.api.methods import HealthService, all_methods
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
@@ -71,7 +71,7 @@ class RpcServer:
         self._recorder = recorder
         self._observer = observer
         self.guard = guard
-        self._health = HealthService(SERVICES)
+        self._health = HealthService()
         self._codec_threads = CodecThreads()
         self._serving = False
         self._calls: Calls | None = None

@@ -3,7 +3,7 @@
 A new method is one entry here, one handler in its service and its codec.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -81,13 +81,9 @@ def all_methods(
 class HealthService:
     """Answers for the server as a whole, whose name is empty, for its services and for its models."""
 
-    def __init__(self, services: Iterable[str]) -> None:
-        """Begins with NOT_SERVING.
-
-        Args:
-            services: Full names of the services.
-        """
-        self._names = ("", *services)
+    def __init__(self) -> None:
+        """Begins with NOT_SERVING."""
+        self._names = ("", *SERVICES)
         self._models: set[str] = set()
         self._servicer = health.HealthServicer()
         self.set_serving(serving=False)

@@ -79,11 +79,8 @@ class Allowance(NamedTuple):
             self.reservation.add(size)
 
 
-UNCOUNTED = Allowance(Limits())
-
-
 def from_bytes(
-    field: str, data: bytes | memoryview, datatype: str, shape: Shape, allowance: Allowance = UNCOUNTED
+    field: str, data: bytes | memoryview, datatype: str, shape: Shape, allowance: Allowance
 ) -> Array:
     """The little-endian elements of a tensor: a read-only view, or float32 numbers of FP16 and BF16.
 

@@ -76,7 +76,7 @@ def test_numbers_that_are_not_packed_read_the_same() -> None:
     unpacked = [b"\x08\x02", b"\x15\0\0\0\0", b"\x15\1\0\0\0", b"\x1d\3\0\0\0", b"\x1d\2\0\0\0"]
     without_lengths = long.replace(numbers(1, b"\0"), b"")
     data = without_lengths + b"".join(field((12, 2), unpacked))
-    request = codec.decode(read_attend(data, LIMITS), {}, math.inf)
+    request = codec.decode(read_attend(data, LIMITS), {}, math.inf, Allowance(LIMITS))
     assert request.spans is not None
     assert (request.spans.rows.tolist(), request.spans.lengths) == ([[0, 3], [1, 2]], (2,))
 

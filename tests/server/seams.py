@@ -295,7 +295,8 @@ class Served:
         self.server = RpcServer(
             dataclasses.replace(defaults, **options), observer or self.calls, guard=guard, recorder=recorder
         )
-        self.target = f"{defaults.host}:{self.server.bind()}"
+        self.address = (defaults.host, self.server.bind())
+        self.target = f"{defaults.host}:{self.address[1]}"
         self.server.start(self.engine)
         self.channel = self.connect()
 

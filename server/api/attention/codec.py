@@ -12,7 +12,6 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.protobuf_bytes import Parsed, head
 from attention_serving.server.api.tensors import (
     FLOATS,
-    UNCOUNTED,
     Allowance,
     Output,
     Piece,
@@ -91,7 +90,7 @@ def decode(
     parsed: Parsed[pb.AttendRequest],
     names: Mapping[str, str],
     deadline: float,
-    allowance: Allowance = UNCOUNTED,
+    allowance: Allowance,
 ) -> Request:
     """Decodes a request. Its arrays share memory with the message where they can.
 

@@ -1,19 +1,24 @@
-"""The methods of attention.v1."""
+"""The methods of attention.v1, and how models are described in it."""
 
 from typing import Any, ClassVar
 
+import numpy as np
+
+from attention_serving.artifact.encoder import EncoderFacts
+from attention_serving.artifact.manifest import POSITIONS, Cost, GraphKind, TensorSpec
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention import codec, named_tensors
-from attention_serving.server.api.attention.model_codec import describe
+from attention_serving.server.api.attention.codec import DATA_TYPES
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import code_of, engine_error_of
 from attention_serving.server.api.inference import Inference
 from attention_serving.server.api.method import Method, find_model, of_service, readable
 from attention_serving.server.api.protobuf_bytes import Parsed, field, leading_text, text_field
-from attention_serving.server.api.tensors import Allowance, Reply
+from attention_serving.server.api.tensors import DATATYPES, Allowance, Reply
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models.repository import FailedModel, Model
 from attention_serving.server.engine.requests.validation import encode_texts
 from attention_serving.server.engine.types import Request, Result
 from attention_serving.server.security.rights import Right
@@ -47,9 +52,6 @@ class Attend(Inference):
         request = encode_texts(request, model, allowance.limits, allowance.reservation)
         known = codec.facts(request, model, has_texts=has_texts)
         return request, codec.reply(known, model, wire, embeds=embeds)
-
-    def _encode(self, reply: Reply, result: Result, request_id: str) -> bytes:
-        return b"".join(reply.parts(result))
 
 
 class AttendStream(Attend):
@@ -100,3 +102,78 @@ def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
         f"/{SERVICE.full_name}/AttendStream": AttendStream(engine, threads).method(),
         **of_service(SERVICE, Right.READ, ListModels=list_models, GetModel=get_model),
     }
+
+
+def describe(model: Model) -> pb.Model:
+    """Describes a model, loaded or failed."""
+    if isinstance(model, FailedModel):
+        return pb.Model(
+            name=model.name, version=model.version, state=pb.Model.STATE_FAILED, state_reason=model.reason
+        )
+    manifest = model.manifest
+    return pb.Model(
+        name=model.name,
+        version=model.version,
+        state=pb.Model.STATE_READY,
+        description=manifest.description,
+        inputs=_inputs(model),
+        outputs=_outputs(model),
+        num_heads=manifest.num_heads or None,
+        causal=manifest.causal,
+        accepts_text=model.text_encoder is not None,
+        parity=pb.Parity(
+            relative_tolerance=manifest.tolerance.rtol,
+            absolute_tolerance=manifest.tolerance.atol,
+            measured_max_abs_error=model.measured_error,
+        ),
+        parameters=manifest.parameters,
+        cost=_cost(manifest.cost),
+        provider=model.provider,
+        text_encoder=None if model.encoder is None else _encoder(model.encoder),
+        attention_patterns=[
+            pb.AttentionPattern(causal=pattern.causal, window=pattern.window)
+            for pattern in manifest.attention_patterns
+        ],
+    )
+
+
+def _encoder(encoder: EncoderFacts) -> pb.TextEncoder:
+    return pb.TextEncoder(
+        num_layers=encoder.layers,
+        embedding_width=encoder.embedding_width,
+        normalised=encoder.normalised,
+        dimensions=encoder.dimensions,
+        prompts=list(encoder.prompts),
+        default_prompt=encoder.default_prompt,
+        truncates=encoder.truncates,
+    )
+
+
+def _cost(cost: Cost) -> pb.Cost | None:
+    """None if the operations are unknown: the manifest then has only zeros."""
+    known = cost.model_dump()
+    return pb.Cost(**known) if any(known.values()) else None
+
+
+def _inputs(model: LoadedModel) -> list[pb.Tensor]:
+    specs = [(spec, spec.name == POSITIONS) for spec in model.inputs]
+    if GraphKind.MASK in model.manifest.graphs:
+        specs.append((model.manifest.graphs[GraphKind.MASK].inputs[-1], True))
+    return [_tensor(spec, model, optional=optional) for spec, optional in specs]
+
+
+def _outputs(model: LoadedModel) -> list[pb.Tensor]:
+    always = model.default_outputs
+    return [_tensor(spec, model, optional=name not in always) for name, spec in model.outputs.items()]
+
+
+def _tensor(spec: TensorSpec, model: LoadedModel, *, optional: bool) -> pb.Tensor:
+    axes = [_axis(axis, model) for axis in spec.axes]
+    data_type = DATA_TYPES[DATATYPES[np.dtype(spec.data_type)]]
+    return pb.Tensor(name=spec.name, data_type=data_type, axes=axes, optional=optional)
+
+
+def _axis(axis: str | int, model: LoadedModel) -> pb.Axis:
+    if isinstance(axis, int):
+        return pb.Axis(size=axis)
+    return pb.Axis(name=axis, max_length=model.manifest.max_lengths.get(axis, 0))

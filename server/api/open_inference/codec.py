@@ -24,7 +24,7 @@ from attention_serving.server.api import inputs
 from attention_serving.server.api.open_inference import parameters, response, tensors
 from attention_serving.server.api.protobuf_bytes import Parsed
 from attention_serving.server.api.shared_memory import SharedMemory
-from attention_serving.server.api.tensors import UNCOUNTED, Allowance, Reply
+from attention_serving.server.api.tensors import Allowance, Reply
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import check_dimensions
@@ -54,7 +54,7 @@ def decode(
     parsed: Parsed[pb.ModelInferRequest],
     model: LoadedModel,
     deadline: float,
-    allowance: Allowance = UNCOUNTED,
+    allowance: Allowance,
     memory: SharedMemory | None = None,
     *,
     in_stream: bool = False,

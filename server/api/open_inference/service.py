@@ -1,4 +1,4 @@
-"""The methods of the Open Inference Protocol: those that infer, and the table of all."""
+"""The methods of the Open Inference Protocol: the table of all, and the handlers of those that infer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +9,7 @@ from attention_serving.server.api.errors import engine_error_of
 from attention_serving.server.api.inference import Inference
 from attention_serving.server.api.method import Method, of_service
 from attention_serving.server.api.open_inference import codec, tensors
-from attention_serving.server.api.open_inference.models import ModelService
-from attention_serving.server.api.open_inference.server import ServerMethods
+from attention_serving.server.api.open_inference.handlers import Handlers
 from attention_serving.server.api.protobuf_bytes import Parsed, field, text_field
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.api.tensors import Allowance, Reply
@@ -21,14 +20,13 @@ from attention_serving.server.model_control import ModelControl
 from attention_serving.server.security.rights import Right
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-ID = pb.ModelInferResponse.ID_FIELD_NUMBER
 RESPONSE = (pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER,)
 
 
 class ModelInfer(Inference):
     """Computes the outputs of one request."""
 
-    kind, paths = pb.ModelInferRequest, tensors.PATHS
+    kind, paths, id_path = pb.ModelInferRequest, tensors.PATHS, (pb.ModelInferResponse.ID_FIELD_NUMBER,)
 
     def __init__(self, engine: Engine, threads: CodecThreads, memory: SharedMemory | None = None) -> None:
         """Creates the method; `memory` is None if shared memory is switched off."""
@@ -43,12 +41,6 @@ class ModelInfer(Inference):
     ) -> tuple[Request, Reply]:
         return codec.decode(parsed, model, deadline, allowance, self._memory, in_stream=self.is_stream)
 
-    def _encode(self, reply: Reply, result: Result, request_id: str) -> bytes:
-        parts = reply.parts(result)
-        if request_id:
-            parts.insert(0, text_field(ID, request_id))
-        return b"".join(parts)
-
 
 class ModelStreamInfer(ModelInfer):
     """Answers one request of a stream."""
@@ -56,7 +48,7 @@ class ModelStreamInfer(ModelInfer):
     is_stream = True
 
     def _encode(self, reply: Reply, result: Result, request_id: str) -> bytes:
-        return b"".join(field(RESPONSE, [text_field(ID, request_id), *reply.parts(result)]))
+        return b"".join(field(RESPONSE, [text_field(self.id_path[0], request_id), *reply.parts(result)]))
 
     def _failed(self, request_id: str, error: Exception) -> bytes:
         return pb.ModelStreamInferResponse(
@@ -80,33 +72,33 @@ def methods(
         control: Loads and unloads models on request; None if the models never change.
         memory: The regions of shared memory; None if it is switched off.
     """
-    models, server = ModelService(engine, control), ServerMethods(engine, is_serving, control, memory)
+    own = Handlers(engine, is_serving, control, memory)
     return {
         f"/{SERVICE.full_name}/ModelInfer": ModelInfer(engine, threads, memory).method(),
         f"/{SERVICE.full_name}/ModelStreamInfer": ModelStreamInfer(engine, threads, memory).method(),
-        **of_service(SERVICE, None, ServerLive=server.live, ServerReady=server.ready),
+        **of_service(SERVICE, None, ServerLive=own.live, ServerReady=own.ready),
         **of_service(
             SERVICE,
             Right.READ,
-            ServerMetadata=server.metadata,
-            ModelReady=server.model_ready,
-            ModelMetadata=models.metadata,
-            ModelConfig=models.config,
-            ModelStatistics=models.statistics,
-            RepositoryIndex=models.index,
+            ServerMetadata=own.metadata,
+            ModelReady=own.model_ready,
+            ModelMetadata=own.model_metadata,
+            ModelConfig=own.config,
+            ModelStatistics=own.statistics,
+            RepositoryIndex=own.index,
         ),
         **of_service(
             SERVICE,
             Right.ADMIN,
-            RepositoryModelLoad=models.load,
-            RepositoryModelUnload=models.unload,
-            SystemSharedMemoryStatus=server.regions,
-            SystemSharedMemoryRegister=server.register,
-            SystemSharedMemoryUnregister=server.unregister,
-            CudaSharedMemoryStatus=server.without_cuda,
-            CudaSharedMemoryRegister=server.register_cuda,
-            CudaSharedMemoryUnregister=server.without_cuda,
-            TraceSetting=server.trace_settings,
-            LogSettings=server.log_settings,
+            RepositoryModelLoad=own.load,
+            RepositoryModelUnload=own.unload,
+            SystemSharedMemoryStatus=own.regions,
+            SystemSharedMemoryRegister=own.register,
+            SystemSharedMemoryUnregister=own.unregister,
+            CudaSharedMemoryStatus=own.without_cuda,
+            CudaSharedMemoryRegister=own.register_cuda,
+            CudaSharedMemoryUnregister=own.without_cuda,
+            TraceSetting=own.trace_settings,
+            LogSettings=own.log_settings,
         ),
     }

@@ -14,7 +14,7 @@ from attention_serving.server.api.inputs import check_once
 from attention_serving.server.api.open_inference import parameters
 from attention_serving.server.api.protobuf_bytes import Buffer, Parsed
 from attention_serving.server.api.shared_memory import SharedMemory
-from attention_serving.server.api.tensors import DTYPES, FLOATS, UNCOUNTED, Allowance, Shape, from_bytes
+from attention_serving.server.api.tensors import DTYPES, FLOATS, Allowance, Shape, from_bytes
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.types import Array, Text
 
@@ -39,7 +39,7 @@ InputTensor = pb.ModelInferRequest.InferInputTensor
 
 def decode_tensors(
     parsed: Parsed[pb.ModelInferRequest],
-    allowance: Allowance = UNCOUNTED,
+    allowance: Allowance,
     memory: SharedMemory | None = None,
 ) -> dict[str, Array]:
     """Decodes the inputs of a request, by name. BYTES become arrays of `bytes` objects or views.

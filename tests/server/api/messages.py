@@ -14,13 +14,14 @@ from attention_serving.server.api.open_inference import codec
 from attention_serving.server.api.open_inference.tensors import BYTES, PATHS, decode_tensors
 from attention_serving.server.api.protobuf_bytes import Parsed, reader
 from attention_serving.server.api.shared_memory import SharedMemory
-from attention_serving.server.api.tensors import DATATYPES, UNCOUNTED, Allowance, Reply
+from attention_serving.server.api.tensors import DATATYPES, Allowance, Reply
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validated_request import ValidatedRequest
 from attention_serving.server.engine.types import Array, Request
 from tests.server.samples import SELF
 
+UNCOUNTED = Allowance(Limits())
 Output = pb.ModelInferRequest.InferRequestedOutputTensor
 
 
@@ -84,12 +85,12 @@ def decode_infer(
 
 def decode_inputs(message: pb.ModelInferRequest, memory: SharedMemory | None = None) -> dict[str, Array]:
     """Decodes the inputs of a message as it is received."""
-    return decode_tensors(read_infer(message.SerializeToString()), memory=memory)
+    return decode_tensors(read_infer(message.SerializeToString()), UNCOUNTED, memory)
 
 
 def decode_attend(message: attention_pb.AttendRequest, deadline: float = math.inf) -> Request:
     """Decodes a message as it is received."""
-    return attention_codec.decode(read_attend(message.SerializeToString()), {}, deadline)
+    return attention_codec.decode(read_attend(message.SerializeToString()), {}, deadline, UNCOUNTED)
 
 
 def packed(elements: Sequence[bytes]) -> bytes:

@@ -1,7 +1,9 @@
 """The codec of attention.v1."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +12,16 @@ from hypothesis import strategies as st
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention.codec import DATA_TYPES, MASK_KINDS, facts, input_names, reply
+from attention_serving.server.api.attention.named_tensors import decode
 from attention_serving.server.api.tensors import DTYPES as ELEMENTS
-from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.api.tensors import Allowance
+from attention_serving.server.engine.errors import EngineError, InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.types import MaskKind, Request, Result
-from tests.server.api.messages import decode_attend
-from tests.server.samples import SELF
+from attention_serving.server.engine.types import Request, Result
+from tests.server.api.messages import attend_request, decode_attend, read_attend
+from tests.support.eager import Array
+from tests.support.mutations import named
 
 DTYPES = {DATA_TYPES[name]: ELEMENTS[name] for name in ("FP32", "INT64", "BOOL")}
 lengths_of_sequences = st.lists(st.integers(0, 5), max_size=5)
@@ -82,10 +88,6 @@ def test_mask_bits_become_flags_lowest_first(
     assert mask.flags(len(flags)).dtype == np.bool_
 
 
-def test_every_kind_of_mask_has_a_message() -> None:
-    assert set(MASK_KINDS.values()) == set(MaskKind)
-
-
 MOST = 2**32 - 1
 KNOWN = "must be one of FP32, FP16, BF16, INT64, BOOL"
 REFUSALS = {
@@ -93,23 +95,9 @@ REFUSALS = {
         pb.AttendRequest(query=sequences(data_type=pb.DATA_TYPE_UNSPECIFIED)),
         f"query.data_type: is 0; {KNOWN}",
     ),
-    "too many bytes for bf16": (
-        pb.AttendRequest(key=sequences(data_type=pb.DATA_TYPE_BF16)),
-        "key.data: has 36 bytes; 3 x 3 elements of bfloat16 need 18 bytes",
-    ),
-    "string": (
-        pb.AttendRequest(value=sequences(data_type=pb.DATA_TYPE_STRING)),
-        f"value.data_type: is {pb.DATA_TYPE_STRING}; {KNOWN}",
-    ),
     "no width": (
         pb.AttendRequest(query=pb.VectorSequences(data_type=pb.DATA_TYPE_FP32)),
         "query.width: must be at least 1",
-    ),
-    "bytes": (
-        pb.AttendRequest(
-            key=pb.VectorSequences(data_type=pb.DATA_TYPE_FP32, width=3, lengths=[2, 1], data=bytes(35))
-        ),
-        "key.data: has 35 bytes; 3 x 3 elements of float32 need 36 bytes",
     ),
     "largest lengths": (
         pb.AttendRequest(
@@ -126,12 +114,6 @@ REFUSALS = {
     "no text": (
         pb.AttendRequest(text=pb.TextSequences()),
         "text: has no sequences; at least one is required",
-    ),
-    "a boolean that is neither": (
-        pb.AttendRequest(
-            query=pb.VectorSequences(data_type=pb.DATA_TYPE_BOOL, width=1, lengths=[2], data=b"\x01\x02")
-        ),
-        "query.data: contains the byte 2; a boolean must be 0 or 1",
     ),
     "names of outputs": (
         pb.AttendRequest(query=sequences([1]), output_names=["context_vectors"]),
@@ -190,37 +172,18 @@ def with_output(model: LoadedModel, *axes: str | int) -> LoadedModel:
     return dataclasses.replace(model, manifest=model.manifest.model_copy(update={"graphs": graphs}))
 
 
-VECTORS = {
-    "rows": ("batch", "length", 4),
-    "one row": ("batch", 4),
-    "one number": ("batch",),
-    "fixed": ("batch", 2, 4),
-}
-OTHERS = {
-    "a number for each row": ("batch", "length"),
-    "a matrix for each row": ("batch", "length", 4, 4),
-    "rows of any width": ("batch", "length", "other"),
-}
-
-
-@pytest.mark.parametrize("axes", VECTORS.values(), ids=VECTORS)
-def test_a_model_that_returns_vectors_is_accepted(
-    self_model: LoadedModel, axes: tuple[str | int, ...]
-) -> None:
-    assert input_names(with_output(self_model, *axes)) == {}
-
-
-@pytest.mark.parametrize("axes", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize(
+    "axes",
+    [("batch", "length"), ("batch", "length", 4, 4), ("batch", "length", "other")],
+    ids=["a number for each row", "a matrix for each row", "rows of any width"],
+)
 def test_a_model_that_returns_no_vectors_is_refused_before_it_runs(
     self_model: LoadedModel, axes: tuple[str | int, ...]
 ) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
+    for vectors in (("batch",), ("batch", 4), ("batch", 2, 4)):
+        assert input_names(with_output(self_model, *vectors)) == {}
+    with pytest.raises(InvalidRequestError, match=r"model_name: .* send its inputs by name"):
         input_names(with_output(self_model, *axes))
-    assert (caught.value.field, caught.value.message) == (
-        "model_name",
-        f"model_name: context_vectors of model '{SELF}' has shape ({', '.join(map(str, axes))}), which is not"
-        " a sequence of vectors; send its inputs by name, as `inputs`, and its outputs come back by name",
-    )
 
 
 def test_one_row_per_sequence_is_serialized_as_sequences_of_one_row(self_model: LoadedModel) -> None:
@@ -239,3 +202,56 @@ def test_an_output_of_a_module_that_is_called_attention_weights_is_not_the_weigh
     found = pb.AttendResponse.FromString(encoded(result, dataclasses.replace(self_model, manifest=manifest)))
     assert list(found.context_vectors.lengths) == [2]
     assert not found.HasField("attention_weights")
+
+
+LIMITS = Limits(max_sequences=4)
+QUERY = np.ones((3, 4), np.float32)
+
+
+def tensors(*arrays: Array, **fields: Any) -> pb.NamedTensors:
+    """The query, with other values in some fields."""
+    message = named("query", *(arrays or (QUERY,)))
+    message.MergeFrom(pb.NamedTensors(**fields))
+    return message
+
+
+def request(*inputs: pb.NamedTensors, **options: Any) -> pb.AttendRequest:
+    return pb.AttendRequest(inputs=inputs, **options)
+
+
+REFUSED = {
+    "twice": (request(tensors(), tensors()), "query: is sent twice"),
+    "none": (
+        request(pb.NamedTensors(name="query", data_type=pb.DATA_TYPE_FP32)),
+        "query: contains 0 tensors",
+    ),
+    "axes": (request(tensors(shapes=[1] * 40)), "query: has 42 sizes for 1 tensors"),
+    "bytes": (request(tensors(data=b"1234567")), "query.data: has 7 bytes; 12 elements"),
+    "elements": (
+        request(tensors(np.ones((0, 4), np.float32), shapes=[2**32 - 1] * 2)),
+        "query: tensor 0 has an axis without elements",
+    ),
+    "weights": (request(tensors(), return_weights=True), "return_weights: cannot be combined with inputs"),
+    "query": (request(tensors(), query=attend_request([2]).query), "query: cannot be combined with inputs"),
+}
+TOO_LARGE = {
+    "many": (request(tensors(num_tensors=2**32 - 1)), "contains 4294967295 sequences"),
+    "large batch": (request(tensors(np.ones((5, 1, 4), np.float32))), "query: contains 5 sequences"),
+}
+
+
+@pytest.mark.parametrize(
+    ("message", "says", "kind"),
+    [
+        *[(*row, InvalidRequestError) for row in REFUSED.values()],
+        *[(*row, LimitExceededError) for row in TOO_LARGE.values()],
+    ],
+    ids=[*REFUSED, *TOO_LARGE],
+)
+def test_a_message_that_contradicts_itself_or_is_too_large_is_refused(
+    self_model: LoadedModel, message: pb.AttendRequest, says: str, kind: type[EngineError]
+) -> None:
+    parsed = read_attend(message.SerializeToString(), LIMITS)
+    with pytest.raises(kind) as caught:
+        decode(parsed, self_model, math.inf, Allowance(LIMITS))
+    assert says in caught.value.message

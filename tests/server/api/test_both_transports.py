@@ -14,9 +14,8 @@ from attention_serving.server.security.guard import Guard
 from attention_serving.server.transport import TransportKind
 from tests.server.api.messages import attend_request
 from tests.server.api.secured import ATTEND, STREAM
-from tests.server.api.test_admission import Opened, wait_until_waiting
-from tests.server.api.test_server_lifecycle import NOT_SERVING, SERVING, Stopping, watch
-from tests.server.api.test_unread import unread, wait_for_places
+from tests.server.api.stopping import NOT_SERVING, SERVING, Stopping, watch
+from tests.server.api.test_admission import Opened, unread, wait_for_places, wait_until_waiting
 from tests.server.seams import PATIENCE_SECONDS, Served
 
 Row = Callable[[Served], None]
@@ -49,6 +48,7 @@ def a_message_that_does_not_arrive_ends_its_call(served: Served) -> None:
     assert opened.codes() == {grpc.StatusCode.DEADLINE_EXCEEDED}
     opened.close()
     assert served.calls.ended(3) == {("Attend", "DEADLINE_EXCEEDED"): 3}
+    assert served.calls.refusals == [("Attend", "RECEIVE_TIMEOUT")] * 3
     wait_until_waiting(served, 0)
 
 

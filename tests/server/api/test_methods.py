@@ -1,5 +1,6 @@
 """The methods: complete, and of the kinds that the protos state."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,14 +9,19 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from attention_serving.artifact.manifest import Cost
 from attention_serving.protos.attention.v1 import attention_pb2
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.inference import open_inference_pb2
+from attention_serving.server.api.attention.service import describe
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.method import CallKind
 from attention_serving.server.api.methods import REFLECTION_V1, SERVICES, HealthService, all_methods
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models.repository import FailedModel
 from attention_serving.server.security.peers import ACCESS_CHECK
+from tests.server.samples import HEADS
 from tests.server.seams import WatchedEngine
 
 FILES: list[Any] = [attention_pb2, open_inference_pb2, health_pb2, reflection_pb2]
@@ -41,7 +47,7 @@ def engine(self_model: LoadedModel) -> Iterator[WatchedEngine]:
 def test_every_method_of_every_service_is_answered_as_its_kind(
     engine: WatchedEngine, threads: CodecThreads
 ) -> None:
-    table = all_methods(engine, threads, HealthService(SERVICES), lambda: True, identify=lambda *_: None)
+    table = all_methods(engine, threads, HealthService(), lambda: True, identify=lambda *_: None)
     expected = {
         f"/{service.full_name}/{method.name}": KINDS[method.client_streaming, method.server_streaming]
         for service in services()
@@ -50,12 +56,40 @@ def test_every_method_of_every_service_is_answered_as_its_kind(
     expected[f"/{REFLECTION_V1}/ServerReflectionInfo"] = CallKind.ORDERED_STREAM
     expected[ACCESS_CHECK] = CallKind.UNARY
     assert {name: method.kind for name, method in table.items()} == expected
+    # Calls of our services are counted, and those of gRPC's are not.
+    ours = tuple(f"/{service}/" for service in SERVICES)
+    assert all(method.is_counted == name.startswith(ours) for name, method in table.items())
 
 
-def test_calls_of_our_services_are_counted_and_those_of_grpc_are_not(
-    engine: WatchedEngine, threads: CodecThreads
-) -> None:
-    table = all_methods(engine, threads, HealthService(SERVICES), lambda: True, identify=lambda *_: None)
-    assert {name for name, method in table.items() if method.is_counted} == {
-        name for name in table if name.startswith(tuple(f"/{service}/" for service in SERVICES))
-    }
+UNKNOWN_COST = Cost(flops_per_query=0, flops_per_key=0, flops_per_pair=0)
+
+
+def test_an_attention_model_is_described_with_heads_and_cost(self_model: LoadedModel) -> None:
+    described = describe(self_model)
+    assert (described.state, described.num_heads, described.causal) == (pb.Model.STATE_READY, HEADS, True)
+    cost = {field.name: value for field, value in described.cost.ListFields()}
+    assert cost == {name: value for name, value in self_model.manifest.cost.model_dump().items() if value}
+    optional = [tensor.name for tensor in (*described.inputs, *described.outputs) if tensor.optional]
+    assert optional == ["attention_mask", "attention_weights"]
+
+
+def test_unknown_heads_and_cost_are_absent(self_model: LoadedModel) -> None:
+    manifest = self_model.manifest.model_copy(update={"num_heads": 0, "cost": UNKNOWN_COST})
+    described = describe(dataclasses.replace(self_model, manifest=manifest))
+    assert not described.HasField("num_heads")
+    assert not described.HasField("cost")
+    assert described.HasField("parity")
+
+
+def test_a_failed_model_is_described_with_its_reason_only() -> None:
+    described = describe(FailedModel("name", "2", "the reason"))
+    assert described == pb.Model(
+        name="name", version="2", state=pb.Model.STATE_FAILED, state_reason="the reason"
+    )
+
+
+def test_the_largest_length_of_an_axis_is_stated(cross_model: LoadedModel) -> None:
+    manifest = cross_model.manifest.model_copy(update={"max_lengths": {"key_length": 512}})
+    described = describe(dataclasses.replace(cross_model, manifest=manifest))
+    largest = {axis.name: axis.max_length for tensor in described.inputs for axis in tensor.axes if axis.name}
+    assert largest == {"batch": 0, "query_length": 0, "key_length": 512, "mask_heads": 0}

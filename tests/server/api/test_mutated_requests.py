@@ -24,7 +24,7 @@ from tests.support.contradictions import contradicted
 from tests.support.mutations import ATTEND, Good, good_requests, mutated
 
 LIMITS = Limits(max_result_bytes=MIB, max_input_bytes=MIB)
-PER_REQUEST = 200
+PER_REQUEST = 60
 
 
 def prepare(good: Good, data: bytes, models: Repository) -> None:
@@ -55,14 +55,15 @@ def test_mutated_requests_are_accepted_or_refused_with_a_reason(
     rng = random.Random(index)  # noqa: S311 - the same mutations every time
     good = GOOD[index]
     prepare(good, good.data, loaded)
-    refused = 0
+    accepted, codes = 0, set[Code]()
     for _ in range(PER_REQUEST):
         try:
             prepare(good, change(good, rng), loaded)
         except EngineError as error:
-            refused += error.code is not Code.INTERNAL
+            codes.add(error.code)
         except DecodeError:
-            refused += 1
+            pass
         else:
-            refused += 1
-    assert refused == PER_REQUEST
+            accepted += 1
+    assert accepted < PER_REQUEST
+    assert Code.INTERNAL not in codes

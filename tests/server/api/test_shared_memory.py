@@ -52,14 +52,11 @@ def test_a_region_is_read_and_written_where_it_lies(memory: SharedMemory, file: 
     region = memory.find("query", "r")
     assert region.read("query", 3, 5) == bytes([3, 4, 5, 6, 7])
     region.write("out", 1020, [b"ab", np.array([7, 8], np.uint8).data])
+    parts = [bytes([index % 251]) for index in range(1000)]
+    region.write("out", 10, parts)  # in more than one system call
+    assert file.read_bytes()[266:1266] == b"".join(parts)
     assert file.read_bytes()[256 + 1020 : 256 + 1025] == b"ab" + bytes([7, 8, 0])
     assert file.stat().st_size == SIZE
-
-
-def test_a_tensor_of_many_parts_is_written_whole(memory: SharedMemory, file: Path) -> None:
-    parts = [bytes([index % 251]) for index in range(1024)]
-    memory.find("out", "r").write("out", 0, parts)
-    assert file.read_bytes()[256 : 256 + 1024] == b"".join(parts)
 
 
 @pytest.mark.parametrize(
@@ -71,11 +68,8 @@ def test_what_is_outside_the_region_is_refused(memory: SharedMemory, offset: int
         region.read("query", offset, size)
     with pytest.raises(InvalidRequestError, match="are not in region 'r' of 1024 bytes"):
         region.check_write("out", offset, size, 1)
-
-
-def test_an_output_that_needs_more_than_is_set_aside_is_refused(memory: SharedMemory) -> None:
     with pytest.raises(InvalidRequestError, match="has 9 bytes; the request sets 8 bytes aside"):
-        memory.find("out", "r").check_write("out", 0, 8, 9)
+        region.check_write("out", 0, 8, 9)
 
 
 def test_a_file_that_becomes_smaller_is_an_error_of_the_request(memory: SharedMemory, file: Path) -> None:
@@ -86,11 +80,6 @@ def test_a_file_that_becomes_smaller_is_an_error_of_the_request(memory: SharedMe
     with pytest.raises(InvalidRequestError, match="shared memory 'r' has become smaller"):
         region.write("out", 0, [bytes(1024)])
     assert file.stat().st_size == 300
-
-
-def test_a_file_that_is_unlinked_stays_until_it_is_unregistered(memory: SharedMemory, file: Path) -> None:
-    file.unlink()
-    assert memory.find("query", "r").read("query", 0, 3) == bytes([0, 1, 2])
 
 
 def test_a_region_in_use_outlives_its_registration(memory: SharedMemory) -> None:
@@ -118,16 +107,7 @@ def piped(path: Path) -> None:
     os.mkfifo(path)
 
 
-def absent(path: Path) -> None:
-    path.unlink()
-
-
-def folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-@pytest.mark.parametrize("change", [foreign, linked, piped, absent, folder])
+@pytest.mark.parametrize("change", [foreign, linked, piped, Path.unlink])
 def test_what_is_not_shared_memory_of_this_user_is_refused(file: Path, change: object) -> None:
     if change is foreign and os.geteuid() != 0:
         pytest.skip("only root can give a file to another user")
@@ -138,13 +118,9 @@ def test_what_is_not_shared_memory_of_this_user_is_refused(file: Path, change: o
         SharedMemory().register("r", file.name, 0, 1)
     assert caught.value.field == "key"
     assert open_files() == before
-    if file.is_dir():
-        file.rmdir()
 
 
-@pytest.mark.parametrize(
-    "key", ["", "/", "..", "/../etc/passwd", "a/b", "/a/../b", ".hidden", "a\0b", "x" * 300, "//a"]
-)
+@pytest.mark.parametrize("key", ["", "/", "..", "/../etc/passwd", "a/b", ".hidden", "a\0b", "x" * 300, "//a"])
 def test_a_key_must_be_a_name(key: str) -> None:
     with pytest.raises(InvalidRequestError, match="is not a name such as /vectors"):
         SharedMemory().register("r", key, 0, 1)

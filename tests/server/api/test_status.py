@@ -1,17 +1,21 @@
 """Every error of a request has a gRPC status."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
+from attention_serving.protos.attention.v1.attention_pb2 import AttendStreamResponse
+from attention_serving.protos.inference.open_inference_pb2 import ModelStreamInferResponse
 from attention_serving.server.api.admission import IdleStreamError, ReceiveTimeoutError
-from attention_serving.server.api.errors import code_of, trailing_metadata
+from attention_serving.server.api.attention.service import AttendStream
+from attention_serving.server.api.errors import UNEXPECTED, code_of, trailing_metadata
 from attention_serving.server.api.method import MalformedMessageError
+from attention_serving.server.api.open_inference.service import ModelStreamInfer
 from attention_serving.server.engine.errors import (
     RETRY_SECONDS,
-    Code,
     DeadlineExceededError,
     EngineError,
     InvalidRequestError,
@@ -92,25 +96,25 @@ def test_an_error_becomes_a_status_with_its_reason_and_field(
         assert violations == [(error.field, error.message)]
 
 
-def delay_of(error: EngineError) -> float | None:
-    """The delay of the status's RetryInfo, in seconds; None if it has none."""
-    for detail in status_of(error).details:
-        retry = error_details_pb2.RetryInfo()
-        if detail.Unpack(retry):
-            return float(retry.retry_delay.ToMilliseconds() / 1000)
-    return None
-
-
-def test_only_an_overloaded_server_says_when_to_retry() -> None:
-    assert delay_of(OverloadedError("full", retry_after=1.25)) == 1.25
-    assert delay_of(OverloadedError("full")) == RETRY_SECONDS
-    assert delay_of(InvalidRequestError("query", "is wrong")) is None
-
-
 def test_every_error_is_listed_above() -> None:
     assert {type(row[0]) for row in EXPECTED} == {EngineError, *subclasses(EngineError)}
 
 
-@pytest.mark.parametrize("code", Code)
-def test_every_code_is_a_code_of_grpc(code: Code) -> None:
-    assert grpc.StatusCode[code.name].name == code.value
+def test_an_overloaded_server_says_when_to_retry() -> None:
+    retry = error_details_pb2.RetryInfo()
+    for error, seconds in (
+        (OverloadedError("full", retry_after=1.25), 1.25),
+        (OverloadedError("full"), RETRY_SECONDS),
+    ):
+        assert status_of(error).details[1].Unpack(retry)
+        assert retry.retry_delay.ToMilliseconds() == 1000 * seconds
+
+
+@pytest.mark.parametrize(
+    ("kind", "reply"), [(AttendStream, AttendStreamResponse), (ModelStreamInfer, ModelStreamInferResponse)]
+)
+def test_an_unexpected_error_in_a_stream_reveals_no_details(kind: type[Any], reply: type[Any]) -> None:
+    answer = reply.FromString(kind._failed(kind.__new__(kind), "7", ValueError("a secret")))
+    assert UNEXPECTED in str(answer)
+    assert '"7"' in str(answer)
+    assert "secret" not in str(answer)

@@ -1,17 +1,23 @@
-"""Conversion between bytes and arrays, without copies."""
+"""Elements on the wire as arrays and back: without copies, and FP16 and BF16 as PyTorch converts them."""
 
 import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from attention_serving.server.api.tensors import DATATYPES, Output, from_bytes
-from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.api.tensors import DATATYPES, Allowance, Output, from_bytes, narrowed
+from attention_serving.server.engine.budget import MemoryBudget
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.types import Array
+from tests.server.api.messages import UNCOUNTED
 
+HALVES = {"FP16": torch.float16, "BF16": torch.bfloat16}
+EVERY_VALUE = np.arange(1 << 16, dtype=np.uint16)
 tensors = st.sampled_from(sorted(DATATYPES, key=str)).flatmap(
     lambda dtype: arrays(dtype, array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
 )
@@ -19,42 +25,67 @@ tensors = st.sampled_from(sorted(DATATYPES, key=str)).flatmap(
 
 @given(array=tensors)
 def test_bytes_of_an_array_become_that_array(array: Array) -> None:
-    data = array.tobytes()
-    found = from_bytes("query", data, DATATYPES[array.dtype], array.shape)
+    data, nothing = array.tobytes(), Allowance(Limits(max_input_bytes=0))
+    found = from_bytes("query", data, DATATYPES[array.dtype], array.shape, nothing)
     np.testing.assert_array_equal(found, array)
     assert found.dtype == array.dtype
     assert not found.flags.writeable
     assert array.size == 0 or np.shares_memory(found, np.frombuffer(data, np.uint8))
 
 
-@given(array=tensors, wrong=st.integers(-3, 3).filter(bool))
-def test_bytes_that_do_not_fit_the_shape_are_refused(array: Array, wrong: int) -> None:
-    count = max(0, array.nbytes + wrong)
-    if count == array.nbytes:
-        count += 1
-    with pytest.raises(
-        InvalidRequestError, match=rf"has {count} bytes; .* need {array.nbytes} bytes"
-    ) as caught:
-        from_bytes("query", bytes(count), DATATYPES[array.dtype], array.shape)
+@pytest.mark.parametrize(
+    ("datatype", "data", "shape", "says"),
+    [
+        ("INT16", bytes(11), (2, 3), "has 11 bytes; 2 x 3 elements of int16 need 12 bytes"),
+        ("BF16", bytes(13), (2, 3), "has 13 bytes; 2 x 3 elements of bfloat16 need 12 bytes"),
+        ("FP32", b"", (2**62, 2**62), f"elements of float32 need {4 * 2**124} bytes"),
+        ("BOOL", b"\1\2\0", (3,), "contains the byte 2; a boolean must be 0 or 1"),
+    ],
+)
+def test_bytes_that_are_not_such_a_tensor_are_refused(
+    datatype: str, data: bytes, shape: tuple[int, ...], says: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        from_bytes("query", data, datatype, shape, UNCOUNTED)
     assert caught.value.field == "query"
-
-
-def test_a_shape_that_exceeds_any_memory_is_refused() -> None:
-    shape = (2**62, 2**62)
-    with pytest.raises(InvalidRequestError, match=f"need {4 * math.prod(shape)} bytes"):
-        from_bytes("query", b"", "FP32", shape)
+    assert says in caught.value.message
 
 
 @given(parts=st.lists(arrays(np.float32, array_shapes(max_dims=2, max_side=4)), min_size=1, max_size=4))
-def test_arrays_are_concatenated(parts: list[Array]) -> None:
-    expected, output = np.concatenate([part.ravel() for part in parts]), Output("x")
-    np.testing.assert_array_equal(
-        np.frombuffer(b"".join([part.data for part in output.parts(parts)]), np.float32), expected
-    )
+def test_the_arrays_of_an_output_follow_each_other_in_row_major_order(parts: list[Array]) -> None:
+    output, parts = Output("x"), [part.T for part in parts]
+    expected = np.concatenate([part.ravel() for part in parts])
+    found = b"".join([part.data for part in output.parts(parts)])
+    np.testing.assert_array_equal(np.frombuffer(found, np.float32), expected)
     assert output.size(parts) == expected.nbytes
 
 
-def test_views_are_written_in_row_major_order() -> None:
-    array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    found = b"".join([part.data for part in Output("x").parts([array.T])])
-    assert found == np.array([0, 3, 1, 4, 2, 5], np.float32).tobytes()
+@pytest.mark.parametrize("wire", HALVES)
+def test_every_value_is_read_as_pytorch_reads_it(wire: str) -> None:
+    reservation, size = MemoryBudget(1 << 20).reserve(0), 4 * EVERY_VALUE.size
+    allowance = Allowance(Limits(max_input_bytes=size), reservation)
+    found = from_bytes("query", EVERY_VALUE.tobytes(), wire, EVERY_VALUE.shape, allowance)
+    expected = torch.from_numpy(EVERY_VALUE.copy()).view(HALVES[wire]).float().numpy()
+    np.testing.assert_array_equal(found, expected)
+    assert (found.dtype, reservation.size) == (np.float32, size)
+    allowance = Allowance(Limits(max_input_bytes=size - 1))
+    with pytest.raises(LimitExceededError, match=f"query: would have {size} bytes decoded; the limit is"):
+        from_bytes("query", EVERY_VALUE.tobytes(), wire, EVERY_VALUE.shape, allowance)
+
+
+@pytest.mark.parametrize("wire", HALVES)
+def test_every_number_is_rounded_as_pytorch_rounds_it(wire: str) -> None:
+    """Numbers of every magnitude, those in the middle of two others, and those that are none."""
+    rng = np.random.default_rng(0)
+    random = rng.integers(0, 1 << 32, 100_000, dtype=np.uint32).view(np.float32)
+    ties = ((EVERY_VALUE.astype(np.uint32) << 16) | 0x8000).view(np.float32)
+    special = np.array([-0.0, math.inf, math.nan, 65_504, 65_519, 65_520, 3.4e38, 1e-45, 6e-8], np.float32)
+    numbers = np.concatenate([random, ties, special, -special])
+    found = narrowed(numbers, wire)
+    expected: Array = torch.from_numpy(numbers).to(HALVES[wire]).view(torch.uint16).numpy()
+    none = np.isnan(numbers)
+    np.testing.assert_array_equal(found.view(np.uint16)[~none], expected[~none])
+    assert np.isnan(from_bytes("x", found.tobytes(), wire, found.shape, UNCOUNTED)[none]).all()
+    table = numbers[:6000].reshape(60, 100)
+    np.testing.assert_array_equal(narrowed(table[:, :7], wire), narrowed(table, wire)[:, :7])
+    assert narrowed(EVERY_VALUE, wire) is EVERY_VALUE

@@ -3,10 +3,8 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 from unittest.mock import patch
 
-import grpc
 import pytest
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
@@ -138,62 +136,3 @@ def test_requests_of_a_stream_have_spans_of_their_own(self_model: LoadedModel, c
         # Requests that ran together share a run, which is below one of them.
         runs = {child.reference for child in below if child.name == "run"} | set(request.links)
         assert len(runs) == (not is_refused)
-
-
-def test_a_refused_call_has_its_code_and_reason(self_model: LoadedModel, collector: Collector) -> None:
-    with recorder(collector) as calls, Served(self_model, recorder=calls) as served:
-        attend = AttentionServiceStub(served.channel).Attend
-        with pytest.raises(grpc.RpcError) as caught:
-            attend(pb.AttendRequest(model_name="nobody"), timeout=PATIENCE_SECONDS)
-        (call,) = collector.wait_for(ATTEND)
-    assert call.attributes["rpc.response.status_code"] == "NOT_FOUND"
-    assert call.attributes["attention.reason"] == "MODEL_NOT_FOUND"
-    assert not call.is_error  # the caller's fault
-    assert "error.type" not in call.attributes
-    metadata: Any = caught.value.trailing_metadata()
-    assert call.attributes["attention.request_id"] == dict(metadata)["x-request-id"]
-
-
-def test_a_call_whose_deadline_passed_in_the_queue_has_no_run(
-    self_model: LoadedModel, collector: Collector
-) -> None:
-    with recorder(collector) as calls, Served.held(self_model, recorder=calls) as served:
-        attend = AttentionServiceStub(served.channel).Attend
-        first = attend.future(attend_request([1]), timeout=PATIENCE_SECONDS)
-        assert served.gate.entered.wait(PATIENCE_SECONDS)
-        with pytest.raises(grpc.RpcError):
-            attend(attend_request([2]), timeout=0.2)
-        served.gate.open()
-        first.result()
-        spans = collector.wait_for(ATTEND, 2)
-    (late,) = [span for span in spans if span.attributes["attention.rows"] == 2]
-    # The core cancels the call, unless the server is the first to notice.
-    assert late.attributes["rpc.response.status_code"] in ("DEADLINE_EXCEEDED", "CANCELLED")
-    assert [stage.name for stage in collector.children(late)] == ["decode", "queue"]
-
-
-def test_no_id_is_made_for_a_span(self_model: LoadedModel, collector: Collector) -> None:
-    with recorder(collector) as calls, Served(self_model, recorder=calls) as served:
-        attend = AttentionServiceStub(served.channel).Attend
-        _, call = attend.with_call(attend_request([2]), timeout=PATIENCE_SECONDS)
-        (span,) = collector.wait_for(ATTEND)
-    assert "attention.request_id" not in span.attributes
-    assert "x-request-id" not in dict(call.trailing_metadata())
-
-
-def test_calls_that_are_not_sampled_are_not_recorded(
-    self_model: LoadedModel, collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
-    sampled, unsampled = f"00-{7:032x}-{9:016x}-01", f"00-{8:032x}-{9:016x}-00"
-    with recorder(collector) as calls, Served(self_model, recorder=calls) as served:
-        attend = AttentionServiceStub(served.channel).Attend
-        for parent in (unsampled, "malformed", "", sampled):
-            metadata = (("traceparent", parent), ("tracestate", "a=1"))
-            attend(attend_request([2]), timeout=PATIENCE_SECONDS, metadata=metadata)
-        (call,) = collector.wait_for(ATTEND)
-    assert call.reference[0] == f"{7:032x}"
-    assert call.parent_id == f"{9:016x}"
-    assert call.has_remote_parent
-    assert call.trace_state == "a=1"
-    assert collector.named(ATTEND) == [call]

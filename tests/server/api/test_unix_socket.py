@@ -1,7 +1,6 @@
 """A server that listens on a Unix domain socket beside its port."""
 
 import dataclasses
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,7 +18,7 @@ from attention_serving.server.errors import BindError
 from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.transport.options import MAX_PATH_BYTES, UnixSocket
 from tests.server.api.messages import attend_request
-from tests.server.api.test_server_limits import OPTIONS
+from tests.server.api.stopping import OPTIONS
 from tests.server.seams import PATIENCE_SECONDS, Calls
 
 CALLS = 20
@@ -77,13 +76,6 @@ def test_both_addresses_answer_alike_and_their_connections_are_counted(serving: 
         channel.close()
 
 
-def test_the_file_is_there_while_the_server_listens(serving: Serving, path: Path) -> None:
-    assert path.is_socket()
-    assert list(path.parent.iterdir()) == [path]
-    serving.stop()
-    assert list(path.parent.iterdir()) == []
-
-
 def test_a_second_server_is_refused_and_the_first_goes_on(serving: Serving, path: Path) -> None:
     second = RpcServer(dataclasses.replace(OPTIONS, unix_socket=path, max_concurrent_calls=CALLS), Calls())
     with pytest.raises(BindError, match=f"{path}: another process listens on it"):
@@ -92,22 +84,29 @@ def test_a_second_server_is_refused_and_the_first_goes_on(serving: Serving, path
     assert ask(serving.targets[0]).HasField("context_vectors")
 
 
-def test_a_socket_that_nobody_listens_on_is_replaced(path: Path, engine: Engine) -> None:
-    with socket.socket(socket.AF_UNIX) as ended:
-        ended.bind(str(path))
-    serving = Serving(path, engine)
-    assert ask(serving.targets[0]).HasField("context_vectors")
-    serving.stop()
-
-
 def test_a_later_server_keeps_its_socket_when_the_earlier_one_ends(
     serving: Serving, path: Path, engine: Engine
 ) -> None:
     path.unlink()
     later = Serving(path, engine)
     serving.stop()
+    assert list(path.parent.iterdir()) == [path]
     assert ask(later.targets[0]).HasField("context_vectors")
     later.stop()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_path_that_cannot_be_used_is_refused(path: Path) -> None:
+    path.write_text("kept")
+    folder = path.parent
+    for other, says in (
+        (path, "there is a file that is not a socket"),
+        (path / "socket", "the folder does not exist"),
+        (folder / ("s" * (MAX_PATH_BYTES - len(str(folder)))), "the path is longer than"),
+    ):
+        with pytest.raises(BindError, match=says):
+            UnixSocket(other).prepare()
+    assert path.read_text() == "kept"
 
 
 def test_a_drain_answers_the_calls_of_the_socket(serving: Serving) -> None:
@@ -121,27 +120,3 @@ def test_a_drain_answers_the_calls_of_the_socket(serving: Serving) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             stub.Attend(attend_request([1]), timeout=PATIENCE_SECONDS)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
-def test_another_file_is_refused_and_kept(path: Path) -> None:
-    path.write_text("kept")
-    with pytest.raises(BindError, match=f"{path}: there is a file that is not a socket"):
-        UnixSocket(path).prepare()
-    assert path.read_text() == "kept"
-
-
-def test_a_path_in_a_folder_that_does_not_exist_is_refused(path: Path) -> None:
-    with pytest.raises(BindError, match="the folder does not exist"):
-        UnixSocket(path / "socket").prepare()
-
-
-def test_the_longest_path_is_stated(path: Path) -> None:
-    def with_length(length: int) -> Path:
-        return path.with_name("s" * (length - len(str(path.parent)) - 1))
-
-    with pytest.raises(BindError) as caught:
-        UnixSocket(with_length(MAX_PATH_BYTES)).prepare()
-    longest = int(str(caught.value).split()[-2])
-    assert UnixSocket(with_length(longest)).prepare()
-    with pytest.raises(BindError):
-        UnixSocket(with_length(longest + 1)).prepare()

@@ -67,29 +67,6 @@ def timers() -> Timers:
     return Timers()
 
 
-def test_numbers_of_callbacks_are_unique(timers: Timers) -> None:
-    assert len({timers.add(1, list) for _ in range(9)}) == 9
-
-
-def test_without_callbacks_nothing_is_due(timers: Timers) -> None:
-    timers.run_due(math.inf)
-    assert timers.next_due == math.inf
-
-
-def test_a_callback_that_is_added_by_another_runs_the_next_time(timers: Timers) -> None:
-    called: list[str] = []
-
-    def first() -> None:
-        called.append("first")
-        timers.add(1, lambda: called.append("second"))
-
-    timers.add(1, first)
-    timers.run_due(1)
-    assert called == ["first"]
-    timers.run_due(1)
-    assert called == ["first", "second"]
-
-
 @pytest.mark.parametrize("ending", ["called", "cancelled"])
 def test_a_callback_that_ran_or_was_cancelled_is_released(timers: Timers, ending: str) -> None:
     def callback() -> None:
@@ -103,19 +80,6 @@ def test_a_callback_that_ran_or_was_cancelled_is_released(timers: Timers, ending
     else:
         timers.cancel(number)
     assert alive() is None
-
-
-def test_a_callback_may_cancel_itself(timers: Timers) -> None:
-    called: list[int] = []
-
-    def callback() -> None:
-        called.append(number)
-        timers.cancel(number)
-
-    number = timers.add(1, callback)
-    for _ in range(2):
-        timers.run_due(1)
-    assert called == [number]
 
 
 def test_a_timer_that_fails_does_not_keep_the_others_from_running() -> None:

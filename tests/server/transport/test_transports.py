@@ -1,4 +1,4 @@
-"""What every transport provides, whichever adapter it is."""
+"""Calls as gRPC's core brings them. `tests/server/api/test_both_transports.py` shows the other adapter."""
 
 import math
 import queue
@@ -6,8 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -24,6 +23,7 @@ from tests.server.transport.driven import Driven, on_thread
 METHOD = "/any/Method"
 REPLY = b"reply"
 HOST = "127.0.0.1"
+both_kinds = pytest.mark.parametrize("kind", TransportKind, ids=str)
 
 
 def no_work() -> bool:
@@ -33,18 +33,19 @@ def no_work() -> bool:
 class Listening:
     """A started transport, whose calls the test answers."""
 
-    def __init__(self, kind: TransportKind, send_timeout: float = 0, **options: int) -> None:
+    def __init__(self) -> None:
         self.driven = Driven()
-        options = {"grpc.so_reuseport": 0, **options}
-        self.transport = create_transport(kind, options, max_calls=8, send_timeout_seconds=send_timeout)
+        self.transport = create_transport(TransportKind.COMPLETION_QUEUE, {}, max_calls=8)
         self.port = self.transport.listen(f"{HOST}:0")
         self.transport.start(self.driven.serve, no_work)
         self.channel = grpc.insecure_channel(f"{HOST}:{self.port}")
 
-    def call(self, message: bytes = b"", timeout: float = PATIENCE_SECONDS) -> tuple[Any, Call]:
+    def call(
+        self, message: bytes = b"", timeout: float | None = PATIENCE_SECONDS, method: str = METHOD
+    ) -> tuple[Any, Call]:
         """A unary call, as its caller sees it and as the transport hands it over."""
-        method: Any = self.channel.unary_unary(METHOD)
-        sent = method.future(message, timeout=timeout)
+        callable_: Any = self.channel.unary_unary(method)
+        sent = callable_.future(message, timeout=timeout)
         return sent, self.driven.next_call()
 
     def stream(self, messages: Iterator[bytes]) -> tuple[Any, Call]:
@@ -52,115 +53,53 @@ class Listening:
         method: Any = self.channel.stream_stream(METHOD)
         return method(messages, timeout=PATIENCE_SECONDS), self.driven.next_call()
 
-    def close(self) -> None:
-        self.channel.close()
-        self.transport.stop(0, no_work)
-
-
-@pytest.fixture(params=TransportKind, ids=str)
-def kind(request: pytest.FixtureRequest) -> TransportKind:
-    found: TransportKind = request.param
-    return found
-
 
 @pytest.fixture
-def listening(kind: TransportKind) -> Iterator[Listening]:
-    listening = Listening(kind)
+def listening() -> Iterator[Listening]:
+    listening = Listening()
     yield listening
-    listening.close()
+    listening.channel.close()
+    listening.transport.stop(0, no_work)
 
 
-def reply(call: Call) -> None:
-    call.post(lambda: call.reply(REPLY))
+def answered(listening: Listening) -> bool:
+    """Whether a further call is served as ever."""
+    sent, call = listening.call()
+    reply(call)
+    return bool(sent.result() == REPLY)
 
 
-def test_a_call_has_its_method_deadline_and_message(listening: Listening) -> None:
-    sent, call = listening.call(b"question")
+@pytest.mark.parametrize("timeout", [PATIENCE_SECONDS, None], ids=["deadline", "none"])
+def test_a_call_has_its_method_deadline_and_message(listening: Listening, timeout: float | None) -> None:
+    sent, call = listening.call(b"question", timeout)
     assert call.method == METHOD
     # gRPC rounds a timeout up when it is sent.
-    assert 0 < call.deadline - time.monotonic() < PATIENCE_SECONDS + 1
+    seconds = call.deadline - time.monotonic()
+    assert seconds == math.inf if timeout is None else 0 < seconds < timeout + 1
     assert listening.driven.receive(call) == b"question"
     assert listening.driven.receive(call) is None
     reply(call)
     assert sent.result() == REPLY
 
 
-def test_a_call_without_a_deadline_has_an_infinite_one(listening: Listening) -> None:
-    method: Any = listening.channel.unary_unary(METHOD)
-    sent = method.future(b"")
-    call = listening.driven.next_call()
-    assert call.deadline == math.inf
-    reply(call)
-    assert sent.result(PATIENCE_SECONDS) == REPLY
-
-
-def test_messages_of_a_stream_are_received_and_sent_in_order(listening: Listening) -> None:
-    names = [str(number).encode() for number in range(20)]
-    stream, call = listening.stream(iter(names))
-    assert [listening.driven.receive(call) for _ in names] == names
-    assert listening.driven.receive(call) is None
-    for name in names:
-        assert listening.driven.send(call, name, more=True)
-    call.post(lambda: call.finish(grpc.StatusCode.OK))
-    assert list(stream) == names
-
-
-def test_a_status_reaches_the_caller_with_details_and_trailing_metadata(listening: Listening) -> None:
+def test_the_first_end_of_a_call_reaches_the_caller_with_details_and_metadata(listening: Listening) -> None:
     sent, call = listening.call()
     trailing = (("reason-bin", b"\0\xff"), ("reason", "why"))
-    call.post(lambda: call.finish(grpc.StatusCode.ABORTED, "ä detail", trailing))
-    assert (sent.code(), sent.details()) == (grpc.StatusCode.ABORTED, "ä detail")
-    assert set(trailing) <= {(key, value) for key, value in sent.trailing_metadata()}
 
-
-def test_only_the_first_end_of_a_call_counts(listening: Listening) -> None:
-    sent, call = listening.call()
-
-    async def finish_often() -> bool:
-        call.finish(grpc.StatusCode.ABORTED, "first")
+    async def finish_often() -> tuple[bool, bytes | None]:
+        call.finish(grpc.StatusCode.ABORTED, "ä detail", trailing)
         call.finish(grpc.StatusCode.INTERNAL, "second")
         call.reply(REPLY)
-        return await call.send(REPLY)
+        found: bytes | None = await call.message()
+        return await call.send(REPLY), found
 
-    assert not listening.driven.begin(call, finish_often).result(PATIENCE_SECONDS)
-    assert (sent.code(), sent.details()) == (grpc.StatusCode.ABORTED, "first")
+    assert listening.driven.begin(call, finish_often).result(PATIENCE_SECONDS) == (False, None)
+    assert (sent.code(), sent.details()) == (grpc.StatusCode.ABORTED, "ä detail")
+    assert set(trailing) <= {(key, value) for key, value in sent.trailing_metadata()}
     assert listening.driven.wait_for_end(call) is grpc.StatusCode.ABORTED
 
 
-def test_a_cancelled_call_ends(listening: Listening) -> None:
-    sent, call = listening.call()
-    sent.cancel()
-    assert listening.driven.wait_for_end(call) is grpc.StatusCode.CANCELLED
-
-
-def test_a_call_ends_at_its_deadline(listening: Listening) -> None:
-    sent, call = listening.call()
-    reply(call)
-    assert sent.result() == REPLY  # the connection is established before the time is short
-    sent, call = listening.call(timeout=2)
-    assert listening.driven.wait_for_end(call) is grpc.StatusCode.CANCELLED
-    assert sent.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-
-
-def test_the_core_is_done_with_a_call_once_its_reply_was_sent(listening: Listening) -> None:
-    sent, call = listening.call()
-    order: list[str] = []
-
-    async def end() -> None:
-        try:
-            call.reply(REPLY)
-            order.append("replied")
-            await call.done()
-        finally:
-            order.append("done")
-
-    listening.driven.begin(call, end)
-    assert sent.result() == REPLY
-    assert listening.driven.wait_for_end(call) is grpc.StatusCode.OK
-    assert (order, call.is_done) == (["replied", "done"], True)
-
-
-def test_a_call_that_is_cancelled_ends_what_its_coroutine_waits_for(listening: Listening) -> None:
+def test_a_cancelled_call_ends_what_its_coroutine_waits_for(listening: Listening) -> None:
     """Its `finally` blocks run; if one of them fails, other calls are served as before."""
     sent, call = listening.call()
     began, closed = threading.Event(), threading.Event()
@@ -178,9 +117,141 @@ def test_a_call_that_is_cancelled_ends_what_its_coroutine_waits_for(listening: L
     assert not closed.is_set()
     sent.cancel()
     assert closed.wait(PATIENCE_SECONDS)
+    assert listening.driven.wait_for_end(call) is grpc.StatusCode.CANCELLED
+    assert answered(listening)
+
+
+def test_callbacks_run_in_order_on_the_transports_thread(listening: Listening) -> None:
+    """One of that thread itself runs at once, and one that fails does not stop the others."""
     sent, call = listening.call()
+    ran: list[tuple[object, str]] = []
+
+    def note(name: object) -> None:
+        ran.append((name, threading.current_thread().name))
+
+    def outer() -> None:
+        call.post(partial(note, "inner"))
+        note("outer")
+
+    for number in range(100):
+        call.post(partial(note, number))
+    call.post(lambda: 1 // 0)
+    call.post(outer)
     reply(call)
     assert sent.result() == REPLY
+    assert ran == [(name, "calls") for name in (*range(100), "inner", "outer")]
+
+
+def test_a_callback_of_a_call_that_has_ended_delays_no_other(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completion_queue, "IDLE_SECONDS", 4 * PATIENCE_SECONDS)
+    sent, ended = listening.call()
+    reply(ended)
+    assert sent.result() == REPLY
+    assert listening.driven.wait_for_end(ended) is grpc.StatusCode.OK
+    sent, call = listening.call()
+    until(lambda: time.monotonic() - listening.transport.now > 0.2)  # the thread sleeps
+    ended.task.wake()
+    reply(call)
+    assert sent.result(PATIENCE_SECONDS) == REPLY
+    monkeypatch.undo()
+    assert answered(listening)
+
+
+def test_a_method_name_that_is_not_utf8_does_no_harm(listening: Listening) -> None:
+    method: Any = listening.channel.unary_unary(METHOD)
+    method._method = b"/\xff\xfe/x"  # the library would refuse to send it
+    hostile = method.future(b"", timeout=PATIENCE_SECONDS)
+    call = listening.driven.next_call()
+    call.post(lambda: call.finish(grpc.StatusCode.UNIMPLEMENTED))
+    assert hostile.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert answered(listening)
+
+
+def test_the_second_message_follows_a_first_that_announced_it() -> None:
+    """The second is sent once the first was, as every stream does it."""
+    listening = Listening()
+    method: Any = listening.channel.unary_stream(METHOD)
+    answers = method(b"", timeout=PATIENCE_SECONDS)
+    call = listening.driven.next_call()
+    assert listening.driven.send(call, b"first", more=True)
+    assert listening.driven.send(call, b"second")
+    call.post(lambda: call.finish(grpc.StatusCode.OK))
+    assert list(answers) == [b"first", b"second"]
+    listening.channel.close()
+    listening.transport.stop(0, no_work)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for a condition."""
+    deadline, pause = time.monotonic() + PATIENCE_SECONDS, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline
+        pause.wait(0.02)
+
+
+@both_kinds
+def test_an_idle_thread_turns_and_a_stuck_one_does_not(kind: TransportKind) -> None:
+    transport = create_transport(kind, {}, max_calls=8)
+    entered, proceed = threading.Event(), threading.Event()
+
+    async def block(call: Call) -> None:
+        entered.set()
+        proceed.wait(PATIENCE_SECONDS)
+        call.finish(grpc.StatusCode.UNIMPLEMENTED)
+
+    port = transport.listen(f"{HOST}:0")
+    transport.start(block, no_work)
+    started = transport.now
+    until(lambda: transport.now > started + 0.3)
+    with grpc.insecure_channel(f"{HOST}:{port}") as channel:
+        method: Any = channel.unary_unary(METHOD)
+        call = method.future(b"", timeout=PATIENCE_SECONDS)
+        assert entered.wait(PATIENCE_SECONDS)
+        until(lambda: time.monotonic() - transport.now > 0.6)
+        proceed.set()
+        assert call.code() is grpc.StatusCode.UNIMPLEMENTED
+        until(lambda: time.monotonic() - transport.now < 0.3)
+    transport.stop(0, no_work)
+
+
+@both_kinds
+def test_a_port_is_in_use_until_the_transport_stops_also_without_a_start(kind: TransportKind) -> None:
+    def created() -> Transport:
+        return create_transport(kind, {"grpc.so_reuseport": 0}, max_calls=1)
+
+    first, second = created(), created()
+    port = first.listen(f"{HOST}:0")
+    with pytest.raises(RuntimeError):
+        second.listen(f"{HOST}:{port}")
+    second.stop(0, no_work)
+    for _ in range(2):
+        first.stop(0, no_work)
+    third = created()
+    assert third.listen(f"{HOST}:{port}") == port
+    third.stop(0, no_work)
+
+
+def test_the_threaded_server_does_not_load_the_adapter_on_the_internal_api() -> None:
+    """It works with a grpcio that has another one: only one file depends on it."""
+    code = """if True:
+        import sys
+        import attention_serving.server.grpc_server
+        from attention_serving.server.transport import TransportKind, create_transport
+        transport = create_transport(TransportKind.THREADED, {}, max_calls=1)
+        assert transport.listen("127.0.0.1:0")
+        transport.stop(0, list)
+        print("attention_serving.server.transport.completion_queue" in sys.modules)
+    """
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False"]
+    internal = [path for path in (ROOT / "server").rglob("*.py") if "grpc._" in path.read_text()]
+    assert internal == [ROOT / "server/transport/completion_queue.py"]
+
+
+def reply(call: Call) -> None:
+    call.post(lambda: call.reply(REPLY))
 
 
 def test_a_call_that_receives_no_more_ends_its_wait_for_a_message(listening: Listening) -> None:
@@ -198,53 +269,6 @@ def test_a_call_that_receives_no_more_ends_its_wait_for_a_message(listening: Lis
     names.put(b"end")
 
 
-def test_a_call_that_has_ended_has_no_messages(listening: Listening) -> None:
-    sent, call = listening.call(b"question")
-
-    async def finish_and_receive() -> bytes | None:
-        call.finish(grpc.StatusCode.ABORTED)
-        found: bytes | None = await call.message()
-        return found
-
-    assert listening.driven.begin(call, finish_and_receive).result(PATIENCE_SECONDS) is None
-    assert sent.code() is grpc.StatusCode.ABORTED
-
-
-def test_callbacks_of_other_threads_run_in_order_on_the_transports_thread(listening: Listening) -> None:
-    sent, call = listening.call()
-    ran: list[tuple[int, str]] = []
-
-    def note(number: int) -> None:
-        ran.append((number, threading.current_thread().name))
-
-    for number in range(100):
-        call.post(partial(note, number))
-    reply(call)
-    assert sent.result() == REPLY
-    assert ran == [(number, "calls") for number in range(100)]
-
-
-def test_a_callback_of_the_transports_own_thread_runs_at_once(listening: Listening) -> None:
-    sent, call = listening.call()
-    order: list[str] = []
-
-    def outer() -> None:
-        call.post(lambda: order.append("inner"))
-        order.append("outer")
-        call.reply(REPLY)
-
-    call.post(outer)
-    assert sent.result() == REPLY
-    assert order == ["inner", "outer"]
-
-
-def test_a_callback_that_fails_does_not_stop_the_others(listening: Listening) -> None:
-    sent, call = listening.call()
-    call.post(lambda: 1 // 0)
-    reply(call)
-    assert sent.result() == REPLY
-
-
 def test_what_a_call_awaited_does_nothing_once_it_has_ended(listening: Listening) -> None:
     ran: list[str] = []
     sent, call = listening.call()
@@ -260,157 +284,3 @@ def test_what_a_call_awaited_does_nothing_once_it_has_ended(listening: Listening
     call.task.wake()
     listening.close()
     assert not ran
-
-
-def until_asleep(transport: Transport) -> None:
-    """Until the transport's thread has not looked for work for a while."""
-    deadline, pause = time.monotonic() + PATIENCE_SECONDS, threading.Event()
-    while time.monotonic() - transport.now < 0.2:
-        assert time.monotonic() < deadline
-        pause.wait(0.02)
-
-
-def test_a_callback_of_a_call_that_has_ended_delays_no_other(
-    kind: TransportKind, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(completion_queue, "IDLE_SECONDS", 4 * PATIENCE_SECONDS)
-    listening = Listening(kind)
-    sent, ended = listening.call()
-    reply(ended)
-    assert sent.result() == REPLY
-    assert listening.driven.wait_for_end(ended) is grpc.StatusCode.OK
-    sent, call = listening.call()
-    if kind is TransportKind.COMPLETION_QUEUE:
-        until_asleep(listening.transport)
-    ended.task.wake()
-    reply(call)
-    assert sent.result(PATIENCE_SECONDS) == REPLY
-    listening.close()
-
-
-def test_timers_run_in_order_and_can_be_cancelled(listening: Listening) -> None:
-    sent, call = listening.call()
-    ran: list[str] = []
-
-    def schedule() -> None:
-        now = time.monotonic()
-        cancel = call.transport.call_at(now + 0.02, partial(ran.append, "cancelled"))
-        call.transport.call_at(now + 0.04, lambda: call.reply(REPLY))
-        call.transport.call_at(now + 0.03, partial(ran.append, "second"))
-        call.transport.call_at(now + 0.01, partial(ran.append, "first"))
-        cancel()
-        cancel()
-
-    on_thread(call, schedule)
-    assert sent.result() == REPLY
-    assert ran == ["first", "second"]
-
-
-@contextmanager
-def raw_method(channel: grpc.Channel, name: bytes) -> Iterator[Any]:
-    """A method whose name the library would refuse to send."""
-    method: Any = channel.unary_unary("/any/Name")
-    method._method = name
-    yield method
-
-
-def test_a_method_name_that_is_not_utf8_does_no_harm(listening: Listening) -> None:
-    with raw_method(listening.channel, b"/\xff\xfe/x") as method:
-        hostile = method.future(b"", timeout=PATIENCE_SECONDS)
-        call = listening.driven.next_call()
-        call.post(lambda: call.finish(grpc.StatusCode.UNIMPLEMENTED))
-        assert hostile.code() is grpc.StatusCode.UNIMPLEMENTED
-    sent, call = listening.call()
-    reply(call)
-    assert sent.result() == REPLY
-
-
-def test_a_message_beyond_the_limit_is_refused(kind: TransportKind) -> None:
-    listening = Listening(kind, **{"grpc.max_receive_message_length": 1000})
-    sent, call = listening.call(bytes(1001))
-    waiting = listening.driven.begin_to_receive(call)
-    assert sent.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    listening.driven.wait_for_end(call)
-    assert not waiting.done() or waiting.result() is None
-    sent, call = listening.call(bytes(1000))
-    assert listening.driven.receive(call) == bytes(1000)
-    reply(call)
-    assert sent.result() == REPLY
-    listening.close()
-
-
-def test_stopping_waits_for_open_calls_and_cancels_them_after_the_grace(kind: TransportKind) -> None:
-    listening = Listening(kind)
-    kept, call = listening.call()
-    stopping = threading.Thread(target=listening.transport.stop, args=(PATIENCE_SECONDS, no_work))
-    stopping.start()
-    assert listening.driven.receive(call) == b""
-    assert stopping.is_alive()
-    reply(call)
-    assert kept.result() == REPLY
-    stopping.join(PATIENCE_SECONDS)
-    assert not stopping.is_alive()
-
-    listening = Listening(kind)
-    lost, call = listening.call()
-    listening.close()
-    assert listening.driven.wait_for_end(call) in {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
-    assert lost.code() in {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
-
-
-async def replying(call: Call) -> None:
-    call.reply(REPLY)
-
-
-def test_calls_wait_between_listening_and_the_start(kind: TransportKind) -> None:
-    transport = create_transport(kind, {}, max_calls=8)
-    with grpc.insecure_channel(f"{HOST}:{transport.listen(f'{HOST}:0')}") as channel:
-        method: Any = channel.unary_unary(METHOD)
-        sent = method.future(b"", timeout=PATIENCE_SECONDS)
-        transport.start(replying, no_work)
-        assert sent.result() == REPLY
-    transport.stop(0, no_work)
-
-
-def listen_in_vain(kind: TransportKind, port: int) -> None:
-    transport = create_transport(kind, {"grpc.so_reuseport": 0}, max_calls=1)
-    with pytest.raises(RuntimeError):
-        transport.listen(f"{HOST}:{port}")
-    transport.stop(0, no_work)
-
-
-def bound(kind: TransportKind) -> tuple[Transport, int]:
-    transport = create_transport(kind, {"grpc.so_reuseport": 0}, max_calls=1)
-    return transport, transport.listen(f"{HOST}:0")
-
-
-def test_a_port_is_in_use_until_the_transport_stops_also_without_a_start(kind: TransportKind) -> None:
-    first, port = bound(kind)
-    listen_in_vain(kind, port)
-    first.stop(0, no_work)
-    first.stop(0, no_work)
-    second = create_transport(kind, {"grpc.so_reuseport": 0}, max_calls=1)
-    assert second.listen(f"{HOST}:{port}") == port
-    second.stop(0, no_work)
-
-
-def test_the_threaded_server_does_not_load_the_adapter_on_the_internal_api() -> None:
-    code = """if True:
-        import sys
-        from attention_serving.server.transport.options import RpcOptions
-        from attention_serving.server.grpc_server import RpcServer
-        from attention_serving.server.transport import TransportKind
-        options = RpcOptions(host="127.0.0.1", port=0, max_message_bytes=1, max_concurrent_calls=1,
-                             max_streams=1, stream_window=1, transport=TransportKind.THREADED)
-        server = RpcServer(options, None)
-        assert server.bind()
-        server.stop(0)
-        print("attention_serving.server.transport.completion_queue" in sys.modules)
-    """
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["False"]
-
-
-def test_only_one_file_of_the_server_uses_the_internal_api_of_grpcio() -> None:
-    found = [path for path in (ROOT / "server").rglob("*.py") if "grpc._" in path.read_text()]
-    assert found == [ROOT / "server/transport/completion_queue.py"]

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 
 from attention_serving.server.api.admission import Admission
-from attention_serving.server.api.calls import Calls
+from attention_serving.server.api.calls import CallObserver, Calls
 from attention_serving.server.api.method import Method
 from attention_serving.server.coroutines import Callback, Task, suspend
 from attention_serving.server.transport.call import OK, Call, Metadata, Serve, Transport
@@ -164,10 +164,12 @@ class ScriptedCall(Call):
         return {}
 
 
-def calls_of(method: Method, *, window: int = 3, limits: RpcOptions = UNLIMITED, **options: Any) -> Calls:
+def calls_of(
+    method: Method, *, window: int = 3, limits: RpcOptions = UNLIMITED, observer: CallObserver | None = None
+) -> Calls:
     """What serves calls of one method."""
     admission = Admission(limits, lambda *_: None)
-    return Calls({METHOD: method}, Observed(), admission, stream_window=window, **options)
+    return Calls({METHOD: method}, observer or Observed(), admission, stream_window=window)
 
 
 def started(method: Method, deadline: float = 1e9, **options: Any) -> ScriptedCall:

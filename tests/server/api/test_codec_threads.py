@@ -26,7 +26,7 @@ from attention_serving.server.engine.errors import (
 )
 from attention_serving.server.engine.types import Result
 from attention_serving.server.transport.call import Call
-from tests.server.api.calls.scripted import started
+from tests.server.api.scripted import started
 from tests.server.seams import PATIENCE_SECONDS
 from tests.support.coroutines import run
 
@@ -139,18 +139,6 @@ def main() -> str:
     return threading.current_thread().name
 
 
-def test_a_small_request_with_a_small_reply_stays_on_the_thread_of_the_transport(
-    unary: Method, handler: Handler, budget: MemoryBudget
-) -> None:
-    call = started(unary)
-    call.deliver(SMALL)
-    handler.futures[0].set_result(SMALL_RESULT)
-    assert (call.sent, handler.threads) == ([b"s\1"], [main()] * 3)
-    assert budget.held_bytes == len(SMALL)
-    call.complete()
-    assert budget.held_bytes == 0
-
-
 def test_a_large_request_is_decoded_and_a_large_reply_encoded_on_a_codec_thread(
     unary: Method, handler: Handler, budget: MemoryBudget
 ) -> None:
@@ -169,61 +157,32 @@ def test_a_large_request_is_decoded_and_a_large_reply_encoded_on_a_codec_thread(
     assert budget.held_bytes == 0
 
 
-def test_a_small_reply_with_a_large_reservation_is_encoded_at_once(
-    unary: Method, handler: Handler, budget: MemoryBudget
+@pytest.mark.parametrize("reserved", [0, 2 * LARGE_REPLY_BYTES], ids=["little", "much"])
+def test_a_small_request_with_a_small_reply_stays_on_the_thread_of_the_transport(
+    unary: Method, handler: Handler, budget: MemoryBudget, reserved: int
 ) -> None:
-    handler.result_bytes = 2 * LARGE_REPLY_BYTES
-    budget.limit_bytes += handler.result_bytes
+    handler.result_bytes = reserved
+    budget.limit_bytes += reserved
     call = started(unary)
     call.deliver(SMALL)
     handler.futures[0].set_result(SMALL_RESULT)
-    assert (call.sent, handler.encoded_on) == ([b"s\1"], [main()])
-
-
-def test_a_slow_request_is_decoded_on_a_codec_thread(unary: Method, handler: Handler) -> None:
-    handler.has_many_texts = True
-    call = started(unary)
-    call.deliver(SMALL)
-    call.run_posted()
-    assert (handler.parsed_on, handler.decoded_on) == ([main()], [CODEC])
-
-
-def test_an_error_on_a_codec_thread_ends_the_call_like_any_other(
-    unary: Method, handler: Handler, budget: MemoryBudget
-) -> None:
-    handler.error = InvalidRequestError("query", "is wrong")
-    call = started(unary)
-    call.deliver(LARGE)
-    call.run_posted()
-    call.run_posted()
-    assert call.ended_with is grpc.StatusCode.INVALID_ARGUMENT
+    assert (call.sent, handler.threads) == ([b"s\1"], [main()] * 3)
+    assert budget.held_bytes == len(SMALL) + reserved
     call.complete()
     assert budget.held_bytes == 0
 
 
-def test_replies_of_a_stream_keep_their_order_beside_a_large_request(
-    stream: Method, handler: Handler, budget: MemoryBudget
+def test_a_slow_request_is_decoded_on_a_codec_thread_whose_error_ends_the_call(
+    unary: Method, handler: Handler, budget: MemoryBudget
 ) -> None:
-    handler.may_decode.clear()
-    call = started(stream)
-    call.deliver(LARGE)
-    call.run_posted()
-    assert handler.entered.wait(PATIENCE_SECONDS)
-    handler.may_decode.set()
-    call.run_posted()
+    handler.has_many_texts, handler.error = True, InvalidRequestError("query", "is wrong")
+    call = started(unary)
     call.deliver(SMALL)
-    handler.futures[1].set_result(SMALL_RESULT)
-    assert call.sent == []
-    assert budget.held_bytes == len(LARGE) + len(SMALL)
-    handler.futures[0].set_result(SMALL_RESULT)
-    assert call.sent == [b"L\1"]
-    call.complete_send()
-    assert call.sent == [b"L\1", b"s\1"]
-    assert budget.held_bytes == len(SMALL)
-    call.complete_send()
+    call.run_posted()
+    assert (handler.parsed_on, handler.decoded_on) == ([main()], [CODEC])
+    assert call.ended_with is grpc.StatusCode.INVALID_ARGUMENT
+    call.complete()
     assert budget.held_bytes == 0
-    call.deliver(None)
-    assert call.ended_with is grpc.StatusCode.OK
 
 
 @pytest.mark.parametrize("kind", ["unary", "stream"])
@@ -283,27 +242,10 @@ def test_the_memory_of_a_reply_is_held_while_it_is_encoded_although_the_call_has
     assert (call.sent, budget.held_bytes) == ([], 0)
 
 
-def test_a_request_whose_deadline_passed_while_it_waited_is_not_decoded(
-    unary: Method, handler: Handler
-) -> None:
-    call = started(unary, deadline=0.0)
-    call.deliver(LARGE)
-    call.run_posted()
-    assert (handler.threads, call.ended_with) == ([], grpc.StatusCode.DEADLINE_EXCEEDED)
-
-
-def test_a_request_without_memory_is_refused_before_it_is_decoded(
-    unary: Method, handler: Handler, budget: MemoryBudget
-) -> None:
-    budget.reserve(LIMIT)
-    call = started(unary)
-    call.deliver(LARGE)
-    assert (handler.threads, call.ended_with) == ([], grpc.StatusCode.RESOURCE_EXHAUSTED)
-
-
 def test_a_request_of_a_stream_without_memory_is_refused_in_its_place(
     threads: CodecThreads, budget: MemoryBudget
 ) -> None:
+    """And so it would be as the only request of its call, before anything is decoded."""
     handler = AnsweringHandler(threads)
     taken = budget.reserve(LIMIT)
     call = started(Method(kind=CallKind.ORDERED_STREAM, handle=handler.handle, right=None, budget=budget))
