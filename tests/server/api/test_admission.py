@@ -1,4 +1,4 @@
-"""Calls that wait for their messages, and calls that infer nothing, keep nobody from being served."""
+"""Limits of calls and connections; a caller who sends nothing or reads nothing keeps nobody from being served."""
 
 import queue
 import threading
@@ -160,7 +160,6 @@ def attend_on(channel: grpc.Channel) -> list[int]:
     return list(reply.context_vectors.lengths)
 
 
-ATTEND = "/attention.v1.AttentionService/Attend"
 PLACES = 4
 # Makes a reply of half a megabyte, several times what a caller takes without reading.
 LARGE = 256

@@ -1,4 +1,4 @@
-"""The codec of attention.v1."""
+"""The codec of attention.v1: inputs in fields of their own, and inputs by name."""
 
 import dataclasses
 import math

@@ -1,6 +1,7 @@
 """Calls whose results come later: order, windows and deadlines; nothing is done for a call that has ended."""
 
 import gc
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
@@ -11,15 +12,19 @@ import numpy as np
 import pytest
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.api.admission import Admission
+from attention_serving.server.api.calls import Calls
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.method import CallKind, Method
 from attention_serving.server.api.open_inference.service import ModelInfer, ModelStreamInfer
 from attention_serving.server.coroutines import result_of
+from attention_serving.server.engine.errors import OverloadedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.schedule.fair_shares import ANYONE
 from attention_serving.server.transport.call import Call
 from tests.server.api.messages import raw_request
-from tests.server.api.scripted import UNLIMITED, ScriptedCall, calls_of, started
+from tests.server.api.scripted import METHOD, UNLIMITED, ScriptedCall, calls_of, started
 from tests.server.samples import request_of
 from tests.server.seams import PATIENCE_SECONDS, Gate, WatchedEngine, tapped
 from tests.server.seams import Calls as Observed
@@ -365,3 +370,17 @@ def test_an_observer_that_fails_keeps_no_place() -> None:
     with pytest.raises(RuntimeError):
         call.cancel()
     assert calls.load().calls == 0
+
+
+@pytest.mark.parametrize(("deadline", "is_refused"), [(1.0, True), (math.inf, False)])
+def test_a_call_that_would_be_answered_too_late_is_refused_before_its_message(
+    deadline: float, *, is_refused: bool
+) -> None:
+    def check(checked: float, caller: object) -> None:
+        assert (checked, caller) == (deadline, ANYONE)
+        raise OverloadedError("too late")
+
+    method = replace(unary(Handler()), is_inference=True)
+    call = ScriptedCall(deadline)
+    call.begin(Calls({METHOD: method}, Observed(), Admission(UNLIMITED, check), stream_window=3).serve)
+    assert (call.is_receiving, call.reason) == ((False, "OVERLOADED") if is_refused else (True, ""))

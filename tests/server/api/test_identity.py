@@ -1,4 +1,4 @@
-"""Who may call which method: each refusal has its code and reason, before the message is received."""
+"""Which identity may call which method, with which model, how often, and until when."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""The methods: complete, and of the kinds that the protos state."""
+"""The methods: complete, of the kinds that the protos state; and how models are described."""
 
 import dataclasses
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The codec of the Open Inference Protocol: rectangular messages, ragged requests."""
+"""The codec of the Open Inference Protocol: rectangular messages, ragged requests, and what is refused."""
 
 import math
 import time

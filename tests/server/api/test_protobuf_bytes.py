@@ -1,4 +1,4 @@
-"""Fields that are cut out of messages or appended to them: the protobuf library agrees."""
+"""Fields and numbers that are cut out of messages or appended to them: the protobuf library agrees."""
 
 import struct
 from collections.abc import Callable, Sequence
