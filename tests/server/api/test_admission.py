@@ -1,4 +1,4 @@
-"""Limits of calls and connections; a caller who sends nothing or reads nothing keeps nobody from being served."""
+"""Limits of calls and connections; whoever sends or reads nothing keeps nobody from being served."""
 
 import queue
 import threading
