@@ -192,7 +192,7 @@ ALIKE: dict[str, tuple[str, Callable[[dict[str, LoadedModel], int], Message]]] =
     "stream of Triton's client": ("stream_infer", of_tritons_client),
     "ragged, weights": ("attend", lambda *_: self_request(3, 1, 2, return_weights=True)),
     "FP16 out": ("attend", lambda *_: self_request(3, output_data_type=typed.DATA_TYPE_FP16)),
-    "cross, large": ("attend", lambda *_: cross_request(3000, 2)),
+    "cross, large": ("attend", lambda *_: cross_request(1500, 2)),
     "named": ("attend", lambda *_: named_request(3, 2)),
     "stream": ("attend_stream", lambda _, at: streamed(self_request(3, 2), str(at))),
     "stream, no id": ("attend_stream", lambda *_: streamed(cross_request(2))),
