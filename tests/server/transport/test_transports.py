@@ -282,5 +282,5 @@ def test_what_a_call_awaited_does_nothing_once_it_has_ended(listening: Listening
     assert sent.result() == REPLY
     assert listening.driven.wait_for_end(call) is grpc.StatusCode.OK
     call.task.wake()
-    listening.close()
+    assert answered(listening)
     assert not ran
