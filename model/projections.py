@@ -26,6 +26,9 @@ class SeparateProjections(nn.Module):
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
         self.config = config
+        self.query: nn.Module
+        self.key: nn.Module
+        self.value: nn.Module
         if config.projections == "none":
             self.query, self.key, self.value = nn.Identity(), nn.Identity(), nn.Identity()
             return

@@ -45,10 +45,10 @@ def test_a_refusal_names_its_field_and_does_not_affect_others(client: AttentionC
     query = queries(5)[4]
     eager, _ = attend(build(MODEL), query)
     with ThreadPoolExecutor(8) as pool:
-        refused = [(pool.submit(ask, client), *expected) for ask, *expected in REFUSED * 5]
+        refused = [(pool.submit(ask, client), kind, field, text) for ask, kind, field, text in REFUSED * 5]
         served = [pool.submit(client.attend, MODEL, query) for _ in range(40)]
-        for answer in served:
-            assert_parity(answer.result().context_vectors, eager)
+        for answered in served:
+            assert_parity(answered.result().context_vectors, eager)
         for answer, kind, field, text in refused:
             with pytest.raises(kind, match=text) as caught:
                 answer.result()

@@ -57,12 +57,14 @@ def clip() -> Model:
 
 
 def llama_attention(model: Model, rows: Tensor) -> Tensor:
-    return model.layers[1].self_attn(rows, model.rotary_emb(rows, POSITIONS), FUTURE)[0]
+    found: Tensor = model.layers[1].self_attn(rows, model.rotary_emb(rows, POSITIONS), FUTURE)[0]
+    return found
 
 
 def bert_attention(model: Model, rows: Tensor) -> Tensor:
     attention = model.encoder.layer[1].attention
-    return attention.output.dense(attention.self(rows)[0])
+    found: Tensor = attention.output.dense(attention.self(rows)[0])
+    return found
 
 
 Attention = Callable[[Model, Tensor], Tensor]

@@ -332,7 +332,8 @@ def whisper() -> nn.Module:
     from transformers.models.whisper.modeling_whisper import WhisperEncoder  # noqa: PLC0415 - slow to import
 
     sizes: dict[str, Any] = {"encoder_layers": 1, "encoder_attention_heads": HEADS, "encoder_ffn_dim": 32}
-    config = transformers.WhisperConfig(d_model=WIDTH, attn_implementation="eager", **sizes)
+    sizes["attn_implementation"] = "eager"
+    config = transformers.WhisperConfig(d_model=WIDTH, **sizes)
     return Layers(WhisperEncoder(config).layers, attention_mask=None)
 
 
@@ -341,7 +342,7 @@ class T5(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        config = transformers.T5Config(**T5_SIZES, vocab_size=IDS, attn_implementation="eager")
+        config = transformers.T5Config(**T5_SIZES | {"attn_implementation": "eager"}, vocab_size=IDS)
         self.encoder = transformers.T5EncoderModel(config).encoder
 
     def forward(self, inputs_embeds: Tensor, attention_mask: Tensor) -> Tensor:
@@ -355,7 +356,7 @@ class T5Decoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        config = transformers.T5Config(**T5_SIZES, vocab_size=IDS, decoder_start_token_id=0)
+        config = transformers.T5Config(**T5_SIZES | {"decoder_start_token_id": 0}, vocab_size=IDS)
         self.decoder = transformers.T5ForConditionalGeneration(config).decoder
 
     def forward(self, rows: Tensor, encoder_hidden_states: Tensor, encoder_attention_mask: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """Modules that the tests serve beside the presets."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -24,7 +26,7 @@ def bert() -> nn.Module:
     """A tiny BERT encoder of 64 positions over 50 ids, width 32, with random weights."""
     from transformers import BertConfig, BertModel  # noqa: PLC0415 - slow to import
 
-    sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
     config = BertConfig(vocab_size=50, num_hidden_layers=2, max_position_embeddings=64, **sizes)
     torch.manual_seed(5)
     module: nn.Module = BertModel(config)

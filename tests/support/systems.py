@@ -46,8 +46,12 @@ def _narrowed(name: str) -> AttentionConfig:
     width = config.num_heads * HEAD_WIDTH
     return replace(
         config,
-        **dict.fromkeys(("d_query", "d_key", "d_value", "d_out"), width),
-        **dict.fromkeys(("d_k", "d_v"), HEAD_WIDTH),
+        d_query=width,
+        d_key=width,
+        d_value=width,
+        d_out=width,
+        d_k=HEAD_WIDTH,
+        d_v=HEAD_WIDTH,
         scale=HEAD_WIDTH**-0.5,
         dropout=0.5,
         **ADDED.get(name, {}),

@@ -4,7 +4,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -88,7 +88,8 @@ def linear_layers(module: MultiHeadAttention) -> tuple[nn.Linear, nn.Linear, nn.
     """The projections of query, key and value of a module that has one for each."""
     projections = module.projections
     assert isinstance(projections, SeparateProjections)
-    return projections.query, projections.key, projections.value
+    layers = projections.query, projections.key, projections.value
+    return cast(tuple[nn.Linear, nn.Linear, nn.Linear], layers)
 
 
 GOLDEN_TABLES = [GoldenTable(case) for case in TABLES["cases"]]

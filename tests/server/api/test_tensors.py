@@ -67,7 +67,8 @@ def test_every_value_is_read_as_pytorch_reads_it(wire: str) -> None:
     found = from_bytes("query", EVERY_VALUE.tobytes(), wire, EVERY_VALUE.shape, allowance)
     expected = torch.from_numpy(EVERY_VALUE.copy()).view(HALVES[wire]).float().numpy()
     np.testing.assert_array_equal(found, expected)
-    assert (found.dtype, reservation.size) == (np.float32, size)
+    assert found.dtype == np.float32
+    assert reservation.size == size
     allowance = Allowance(Limits(max_input_bytes=size - 1))
     with pytest.raises(LimitExceededError, match=f"query: would have {size} bytes decoded; the limit is"):
         from_bytes("query", EVERY_VALUE.tobytes(), wire, EVERY_VALUE.shape, allowance)

@@ -68,7 +68,9 @@ class Scripted(grpc.GenericRpcHandler):
         def handle(request: Any, context: grpc.ServicerContext) -> Message:
             metadata = {str(key): str(value) for key, value in context.invocation_metadata()}
             self.calls.put(Received(name, request, metadata))
-            return self.behaviours.get(name, lambda *_: reply_type())(request, context)
+            behaviour = self.behaviours.get(name)
+            reply: Message = behaviour(request, context) if behaviour else reply_type()
+            return reply
 
         return grpc.unary_unary_rpc_method_handler(
             handle, request_type.FromString, reply_type.SerializeToString

@@ -82,7 +82,9 @@ def test_a_body_becomes_raw_contents() -> None:
     ]
     assert dict(request.outputs[0].parameters) == {"datatype": pb.InferParameter(string_param="FP16")}
     assert set(request.outputs[1].parameters) == set(SHARED)
-    assert (head.binary, head.outputs, head.shared) == (True, {"x": False}, {"y"})
+    assert head.binary
+    assert head.outputs == {"x": False}
+    assert head.shared == {"y"}
     assert head.timeout_seconds == pytest.approx(1, abs=0.1)  # the server's own timeout comes first
 
 

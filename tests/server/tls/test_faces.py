@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,11 @@ def grpc_face(kind: TransportKind, files: TlsFiles, folder: Path) -> Iterator[in
 @contextmanager
 def http_face(files: TlsFiles, _folder: Path) -> Iterator[int]:
     scripted = Scripted()
-    given = {"tls_certificate": files.certificate, "tls_key": files.key, "tls_client_ca": files.client_ca}
+    given: dict[str, Any] = {
+        "tls_certificate": files.certificate,
+        "tls_key": files.key,
+        "tls_client_ca": files.client_ca,
+    }
     with front(scripted, **given) as running:
         yield running.port
     scripted.close()

@@ -98,7 +98,11 @@ def test_the_private_socket_alone_may_name_another(server: Answering) -> None:
 
 
 def test_http_names_its_client(server: Answering, files: TlsFiles, tmp_path: Path) -> None:
-    given = {"tls_certificate": files.certificate, "tls_key": files.key, "tls_client_ca": files.client_ca}
+    given: dict[str, Any] = {
+        "tls_certificate": files.certificate,
+        "tls_key": files.key,
+        "tls_client_ca": files.client_ca,
+    }
     with front(server.private_socket, is_private=True, **given) as running:
         context = client_context(AUTHORITY.pem, JOB, tmp_path)
         connection = http.client.HTTPSConnection(HOST, running.port, timeout=30, context=context)
