@@ -14,13 +14,17 @@ DEMO_MODELS = ("sentence-self-attention", "multi-head-768x12", "cross-attention"
 def export_demo_models(repository: Path) -> None:
     """Exports the demo models that are absent or damaged."""
     for name in DEMO_MODELS:
-        if is_whole(repository / name / "1"):
-            continue
-        description = PRESETS[name].description
-        folder, _ = write_artifact(
-            build_preset(name), ModelId(name), repository, description=description, replace=True
-        )
-        print(f"exported {folder}", flush=True)
+        if not is_whole(repository / name / "1"):
+            export_demo_model(name, repository)
+
+
+def export_demo_model(name: str, repository: Path) -> None:
+    """Exports one of them."""
+    description = PRESETS[name].description
+    folder, _ = write_artifact(
+        build_preset(name), ModelId(name), repository, description=description, replace=True
+    )
+    print(f"exported {folder}", flush=True)
 
 
 def main() -> None:

@@ -16,10 +16,12 @@ from hypothesis import settings
 from xdist.remote import Producer
 
 from scripts.local_server import ServerProcess, serving
+from tests.encoders.repository import SENTENCE_MODELS
 from tests.server import samples
 from tests.support import systems
-from tests.support.artifacts import ModelSet, cached_repositories
+from tests.support.artifacts import cached_repositories
 from tests.support.prometheus import required
+from tests.support.repository import DEMO
 from tests.support.scheduling import SharedServerScheduling, start_order
 
 torch.set_num_threads(1)
@@ -30,9 +32,25 @@ settings.register_profile("suite", settings.get_profile(settings.get_current_pro
 settings.load_profile("suite")
 
 
+# What fixtures export.
+MODELS = {
+    "repository": systems.MODELS,
+    "artifacts": samples.MODELS,
+    "demo": DEMO,
+    "sentence_repository": SENTENCE_MODELS,
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts long tests first."""
     items.sort(key=start_order)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Exports what the chosen tests need at once, so that their workers do not wait for each other."""
+    if os.environ.get("PYTEST_XDIST_WORKER") and not session.config.option.collectonly:
+        needed = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+        cached_repositories(*(models for fixture, models in MODELS.items() if fixture in needed))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharedServerScheduling:
@@ -50,8 +68,7 @@ def repository() -> Path:
 @pytest.fixture(scope="session")
 def artifacts() -> Path:
     """A repository of a causal, a cross-attention and a text model. Tests must not write to it."""
-    sources = [samples.ROOT / "tests/server/samples.py"]
-    (folder,) = cached_repositories(ModelSet("samples", [samples.export_samples], sources))
+    (folder,) = cached_repositories(samples.MODELS)
     return folder
 
 

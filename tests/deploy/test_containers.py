@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from packaging.utils import canonicalize_name
 
-from scripts import export_demo_models as script
-from scripts.export_demo_models import DEMO_MODELS, export_demo_models
+from scripts.export_demo_models import DEMO_MODELS
 from scripts.local_server import ROOT
 from tests.deploy.images import (
     CLIENT,
@@ -28,7 +27,8 @@ from tests.deploy.images import (
     needs,
 )
 from tests.deploy.test_requirements import pins
-from tests.support.artifacts import ModelSet, cached_repositories
+from tests.support.artifacts import cached_repositories
+from tests.support.repository import DEMO
 
 pytestmark = pytest.mark.thorough
 QUESTION = ("text", "--model", DEMO_MODELS[0], "Life is short, eat dessert first")
@@ -45,7 +45,7 @@ def readable(folder: Path) -> str:
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The option that mounts the models of the demo."""
-    (cached,) = cached_repositories(ModelSet("demo", [export_demo_models], [Path(script.__file__)]))
+    (cached,) = cached_repositories(DEMO)
     return readable(shutil.copytree(cached, tmp_path_factory.mktemp("demo") / "models"))
 
 

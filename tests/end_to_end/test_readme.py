@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from scripts.export_demo_models import export_demo_models
 from scripts.local_server import ROOT, ServerProcess, serving
-from tests.support.artifacts import ModelSet, cached_repositories, link_tree
+from tests.support.artifacts import cached_repositories, link_tree
 from tests.support.eager import assert_parity
+from tests.support.repository import DEMO
 
 PAGES = (
     "clients/python/README.md",
@@ -52,7 +52,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     for entry in ROOT.iterdir():
         if entry.name not in (REPOSITORY, "build", ".git"):
             (folder / entry.name).symlink_to(entry)
-    (models,) = cached_repositories(ModelSet("demo", [export_demo_models]))
+    (models,) = cached_repositories(DEMO)
     link_tree(models, folder / REPOSITORY)
     options = ("--model-control=poll", "--repository-poll-seconds=1")
     with serving(folder / REPOSITORY, folder / "server.log", *options) as server:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -67,14 +67,13 @@ def load_repository(folder: Path, device: Device, *, max_tolerance: float = MAX_
     return Repository(store.load(*key) for key in store.artifacts(store.names()))
 
 
-def export_samples(folder: Path) -> Path:
-    """Writes the artifacts of a causal self-attention, a cross-attention and a text model."""
-    for name in (SELF, CROSS, TEXT):
-        write_artifact(eager_module(name), ModelId(name), folder, description=f"the tests' {name}")
-    return folder
+def export_sample(name: str, folder: Path) -> None:
+    """Writes the artifact of one of the models."""
+    write_artifact(eager_module(name), ModelId(name), folder, description=f"the tests' {name}")
 
 
-MODELS = ModelSet("samples", [export_samples], [Path(__file__)])
+# A causal self-attention, a cross-attention and a text model.
+MODELS = ModelSet("samples", [partial(export_sample, name) for name in (SELF, CROSS, TEXT)], [Path(__file__)])
 
 
 def ragged(rng: np.random.Generator, lengths: Sequence[int], *width: int) -> Ragged:

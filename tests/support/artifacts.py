@@ -57,7 +57,7 @@ def cached_repositories(*sets: ModelSet) -> list[Path]:
     cache_folder = Path(os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER)
     cache_folder.mkdir(parents=True, exist_ok=True)
     repositories = {models: models.folder(cache_folder) for models in sets}
-    with FileLock(cache_folder / f"{sets[0].name}.lock"):
+    with FileLock(cache_folder / "lock"):
         _export({m: folder for m, folder in repositories.items() if not _holds_whole_artifacts(folder)})
         for models, repository in repositories.items():
             os.utime(repository)

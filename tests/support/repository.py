@@ -10,6 +10,7 @@ from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export import export_module
 from attention_serving.export.artifact import write_artifact
 from attention_serving.model.presets import PRESETS, build_preset
+from scripts import export_demo_models as demo
 from tests.support import modules, tables
 from tests.support.artifacts import ModelSet
 
@@ -38,6 +39,9 @@ def export_encoder(folder: Path) -> None:
 
 
 HERE = Path(__file__)
+DEMO = ModelSet(
+    "demo", [partial(demo.export_demo_model, name) for name in demo.DEMO_MODELS], [Path(demo.__file__)]
+)
 LOWERED = [partial(export_lowered, index) for index in range(len(modules.LOWERED))]
 TABLES = [partial(export_table, index) for index in range(len(tables.GOLDEN_TABLES))]
 SETS = (
