@@ -59,7 +59,7 @@ class CanarySchedule:
     """Spreads the checks of all models evenly over a period. Has no thread, lock or clock of its own.
 
     A check is due at a fixed interval after the last. While the engine is busy it waits, for one interval at
-    most: then it runs in spite of that, so that an engine that is never idle is watched too.
+    most: then it runs anyway, so busy engines are checked too.
     """
 
     def __init__(self, seconds: float, now: float) -> None:

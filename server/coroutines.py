@@ -1,7 +1,7 @@
 """Coroutines that one thread drives, each until it awaits something. There is no event loop and no asyncio.
 
 What is awaited yields a `Wait`: a function that is called with the task, and sees to it that the task goes on
-once, when what is awaited has happened; None if somebody else does.
+once, when what is awaited has happened; None if something else does.
 """
 
 from collections.abc import Callable, Coroutine, Generator
@@ -23,7 +23,7 @@ class Task:
     """A coroutine that is under way. All methods but `wake` belong to the thread that drives it.
 
     Attributes:
-        is_closed: Whether nobody needs what the coroutine does any more. For any thread.
+        is_closed: Whether its result is no longer needed. For any thread.
     """
 
     __slots__ = ("_coroutine", "_is_held", "_post", "is_closed")

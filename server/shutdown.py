@@ -75,7 +75,7 @@ def end_after(seconds: float) -> None:
     """Ends the process with status 1 after a time, even if a run or a thread does not return.
 
     A thread of Python logs the reason. If none can run, because native code holds the interpreter, a thread
-    of `faulthandler` writes where each thread is and ends the process. If nobody reads what it writes, the
+    of `faulthandler` writes where each thread is and ends the process. If its output is not read, the
     system ends the process by SIGALRM.
     """
 

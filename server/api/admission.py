@@ -5,8 +5,8 @@ that identity does not have the right or holds its share.
 
 A call of inference (`Method.is_inference`)
     waits for its first message: at most `max_waiting_calls` do, each for `receive_timeout_seconds`. It holds
-    no place, so that callers who only open calls keep nobody from being served. It is refused at once if no
-    place is free, or if the work that is queued leaves no time before its deadline.
+    no place, so that callers who only open calls do not keep others from being served. It is refused at once
+    if no place is free, or if the work that is queued leaves no time before its deadline.
     Then it takes a place, of which there are `max_concurrent_calls`, and keeps it until the core has sent its
     reply or the call has ended. An ordered stream takes one of `max_streams` too, and may wait
     `stream_idle_seconds` for its next message while no reply is outstanding.
@@ -17,7 +17,7 @@ A call of any other method (liveness, readiness, health, metadata, reflection)
 Before both, HTTP/2 bounds the calls of one connection (`max_calls_per_connection`): the client's library
 makes further calls wait.
 
-Beside a limit of its own, an identity may hold at most a multiple of what nobody holds: of calls, of streams
+Beside a limit of its own, an identity may hold at most a multiple of what is free: of calls, of streams
 and of memory. With a share of 0.8, for which the multiple is 4, one identity alone takes 4/5 of everything;
 two greedy ones take 4/9 each, and n of them leave 1/(1 + 4n) for those that come later.
 Source: dynamic queue length thresholds, Choudhury and Hahne 1998.
@@ -106,7 +106,7 @@ class Admission:
             options: How many calls are open at a time, and how long they may wait for messages.
             check_deadline: Raises OverloadedError if a call with that deadline, and of that caller, would be
                 answered too late.
-            guard: Knows who may call; None lets everyone do everything.
+            guard: Authenticates and authorises calls; None allows everything.
         """
         most_calls, most_streams = options.max_concurrent_calls, options.max_streams
         self.calls = Places(most_calls, "calls are open")
@@ -280,7 +280,7 @@ class IdentityPlaces:
         Args:
             noun: What the places are for, in the plural.
             places: Number of all places.
-            share: Part of them that one identity may hold while nobody else holds any, above 0 to 1.
+            share: Part of them that one identity may hold while no other does, above 0 to 1.
         """
         self._noun = noun
         self._places = places

@@ -245,7 +245,7 @@ class Calls:
             fields = {"method": call.method, "code": name, "milliseconds": round(1000 * seconds, 3)}
             log.debug("call ended", extra=fields)
         if call.record is not None:
-            # Of a call that succeeded, an id that nobody knows is of no use.
+            # After success, an id that the caller did not choose is of no use.
             call.record.request_id = call.known_request_id if code is OK else call.request_id
             call.record.ended(name, call.reason)
 

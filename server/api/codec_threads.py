@@ -44,7 +44,7 @@ class CodecThreads:
 
         Args:
             function: The function.
-            deadline: When nobody waits for it any more, on `time.monotonic`'s clock.
+            deadline: When its caller stops waiting, on `time.monotonic`'s clock.
 
         Raises:
             DeadlineExceededError: The deadline had passed when its turn came.

@@ -118,7 +118,7 @@ class HealthService:
         return partial(self._end, request.service, context)
 
     def _end(self, service: str, context: "_Context") -> None:
-        """A call that watched has ended. Forgets a name that nobody watches: the library never would."""
+        """A call that watched has ended. Forgets a name without watchers, which the library keeps."""
         for callback in context.callbacks:
             callback()
         watchers = self._servicer._send_response_callbacks

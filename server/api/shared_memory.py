@@ -32,7 +32,7 @@ MAX_BUFFERS = 512
 
 
 class Region:
-    """A registered region. Its file stays open until nobody uses the region any more."""
+    """A registered region. Its file stays open as long as the region is used."""
 
     def __init__(self, name: str, key: str, offset: int, size: int) -> None:
         """Opens the file.

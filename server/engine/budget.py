@@ -33,7 +33,7 @@ class MemoryBudget:
 
         Args:
             size: Number of bytes.
-            account: Whose reservation it is; None if nobody's.
+            account: Whose reservation it is; None without an identity.
 
         Raises:
             OverloadedError: The limit is reached, or that of the account.
@@ -61,7 +61,7 @@ class Account(ABC):
         Args:
             size: Bytes that a reservation is to take in addition.
             own: Bytes that it holds already; they are part of `held_bytes`.
-            free: Bytes that nobody has reserved.
+            free: Bytes that are not reserved.
 
         Raises:
             OverloadedError: The caller holds its share.
@@ -73,7 +73,7 @@ class Reservation:
 
     Attributes:
         size: Bytes that are reserved.
-        timeline: Receives the stages of the request; None if nobody asked for them.
+        timeline: Receives the stages of the request; None if the request is not recorded.
     """
 
     __slots__ = ("_account", "_budget", "size", "timeline")
@@ -85,7 +85,7 @@ class Reservation:
 
         Args:
             budget: What they are part of.
-            account: Whose reservation it is; None if nobody's.
+            account: Whose reservation it is; None without an identity.
             timeline: See the attribute.
         """
         self._budget, self._account, self.timeline = budget, account, timeline

@@ -184,7 +184,7 @@ class Engine:
 
         Args:
             request: A request that was submitted.
-            error: What it ends with; None if nobody waits for it any more.
+            error: What it ends with; None if no caller waits for it any more.
         """
         with self._lock:
             has_started = self._queue.has_started(request)

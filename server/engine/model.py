@@ -151,7 +151,7 @@ class LoadedModel:
 
     @cached_property
     def shape(self) -> Callable[[GraphKind, tuple[int, ...]], SequenceShape]:
-        """What follows from the lengths of a sequence: takes its graph, and its length on each of `axes`."""
+        """The derived sizes of a sequence of a graph, given its length on each of `axes`."""
         return partial(_shape, ref(self))
 
     def sequence_graph(self, graph: GraphKind, query_length: int, key_length: int) -> GraphKind:

@@ -151,7 +151,7 @@ UNTIMED = RunCost(call=5e-5, row=1e-11, pair=1e-11)
 
 
 class SequenceShape(NamedTuple):
-    """What follows from the lengths of one sequence.
+    """Derived sizes of one sequence.
 
     Attributes:
         sizes: Length by symbolic axis, such as {"query_length": 7}.

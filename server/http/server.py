@@ -143,7 +143,7 @@ class Connection(HttpToolsProtocol):
         """The request has arrived."""
         self._in_head, self._unparsed = True, 0
         super().on_message_complete()
-        # A large body has paused the reading. Without it, nobody would notice that the client leaves.
+        # A large body has paused the reading. Without it, a client that leaves would not be noticed.
         if not self.pipeline:
             self.flow.resume_reading()
 

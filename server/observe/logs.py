@@ -128,7 +128,7 @@ class QueuedHandler(logging.Handler):
             if isinstance(line, threading.Event):
                 line.set()
                 continue
-            with suppress(OSError):  # nobody will ever read it
+            with suppress(OSError):  # its reader has gone
                 self._write(f"{line}\n".encode(errors="backslashreplace"))
             if self._lines.empty() and (dropped := self.dropped) > reported:
                 log.warning("log lines dropped", extra={"lines": dropped - reported})
@@ -218,7 +218,7 @@ class Recorder:
         return self._logs or self._traces is not None
 
     def __call__(self, call: "Call", is_stream: bool) -> CallRecord | None:  # noqa: FBT001 - as the dispatcher calls it
-        """The record of a new call over gRPC; None if nobody is interested in it."""
+        """The record of a new call over gRPC; None if it is neither logged nor traced."""
         traces = self._traces
         span = None
         if traces is not None and not traces.skips(call.metadata):

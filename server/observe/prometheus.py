@@ -75,7 +75,7 @@ class MetricsEndpoint(ThreadingWSGIServer):
             port: 0 selects a free port.
             refresh: Called before the metrics are read.
             certificates: Give the certificate of the next connection; None encrypts nothing.
-            guard: Knows who may read the metrics; None lets everyone.
+            guard: Authorises readers of the metrics; None allows everyone.
 
         Raises:
             BindError: The address is in use, or does not belong to this machine.

@@ -1,8 +1,8 @@
 """What is noted of calls over gRPC and requests over HTTP, for the log of requests and for traces.
 
-A call that nobody records has no record: that costs the test of one attribute at each stage. All moments are
-on `time.monotonic`'s clock. Values from before anything happened are those of the class, so that a record is
-made quickly.
+A call that is neither logged nor traced has no record, which costs the test of one attribute at each stage.
+All moments are on `time.monotonic`'s clock. Values from before anything happened are those of the class, so
+that a record is made quickly.
 """
 
 import random

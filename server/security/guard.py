@@ -24,7 +24,7 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 
 class Guard:
-    """Knows who may call. For any thread."""
+    """Authenticates calls. For any thread."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Guard:
             client: Returns the connection of the caller, as ADDRESS:PORT. Failed verifications count for it.
 
         Raises:
-            CredentialsError: Nobody known calls.
+            CredentialsError: The caller is unknown.
             EngineError: It cannot be found out now.
         """
         token = bearer_token(metadata)

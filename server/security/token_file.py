@@ -2,7 +2,7 @@
 
 {"identities": [{"name": "reports", "sha256": "…", "expires": "2027-01-31T00:00:00Z", "rights": ["infer:*"]}]}
 
-The file holds no secret: nobody finds a token by its hash. Who may write to it decides who may do what.
+The file holds no secret: a token cannot be found by its hash. Who may write to it decides who may do what.
 """
 
 import hashlib
@@ -228,7 +228,7 @@ def write_file(path: Path, content: TokenFile) -> None:
 
 
 def problems(error: ValidationError) -> str:
-    """Where and what. Not the given values: somebody may have put a token in the place of its hash."""
+    """Where and what. Not the given values: a token may stand in the place of its hash."""
     found = []
     for details in error.errors(include_input=False, include_url=False)[:MAX_PROBLEMS]:
         where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"])

@@ -43,8 +43,8 @@ class Call(ABC):
         method: Full name of the method, such as `/attention.v1.AttentionService/Attend`.
         deadline: When the caller stops waiting, on `time.monotonic`'s clock; infinite without a deadline.
         metadata: The metadata that the caller sent. The keys are in lower case.
-        identity: Who calls, once that was checked; None if nobody had to say.
-        account: What the identity holds of the memory of requests; None if nobody had to say.
+        identity: Who calls, once that was checked; None without authentication.
+        account: What the identity holds of the memory of requests; None without authentication.
         record: What is recorded of the call; None if nothing is.
         ended_with: The status that was handed over, or that the call was cancelled with; None before. The
             call takes no reply any more. It is done when that status was sent.
@@ -190,7 +190,7 @@ class Call(ABC):
         """Sends a message, and waits until the core let it out. Returns False if it cannot send more."""
 
     def _received(self, message: bytes | None) -> None:
-        """A message arrived. One that nobody waits for any more is dropped."""
+        """A message arrived. It is dropped if the call no longer waits for one."""
         if self._awaits_message:
             self._awaits_message = False
             self.task.resume(None if self.ended_with is not None else message)
@@ -199,7 +199,7 @@ class Call(ABC):
         """Records the status that is handed to the core: there is no other after it.
 
         Returns:
-            The metadata to send with it. An id that nobody knows yet is made for failures only.
+            The metadata to send with it. A new id is made for failures only.
         """
         self.ended_with, self.reason = code, reason
         seconds = self.transport.send_timeout_seconds

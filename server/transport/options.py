@@ -64,7 +64,7 @@ class RpcOptions:
         keepalive_seconds: How long a connection may be silent until the server sends a ping. 0 sends none.
         allow_shared_memory: Whether callers may register regions of system shared memory.
         identity_share: Part of each limit, and of the memory of requests, that one identity may hold while
-            nobody else holds any, above 0 to 1. Has no effect without a guard.
+            no other does, above 0 to 1. Has no effect without a guard.
         share_port: Whether other processes may listen on the same port and share its connections.
         transport: How calls are received.
     """
@@ -129,7 +129,7 @@ class UnixSocket:
     """The file of a socket, from `prepare` over `publish` to `remove`.
 
     gRPC's core would remove a socket of a running server to bind its own, and remove its path when it stops,
-    even if a later server listens there. So it binds a name that nobody else uses, which is then changed.
+    even if a later server listens there. So it binds a name of its own, which is then changed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -139,7 +139,7 @@ class UnixSocket:
         self._inode = 0
 
     def prepare(self) -> str:
-        """The target to bind, for gRPC. A socket on which nobody listens may be there, and is replaced.
+        """The target to bind, for gRPC. A socket without a listener is replaced.
 
         Raises:
             BindError: The path is too long, its folder does not exist, another process listens on it, or it

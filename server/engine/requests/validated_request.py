@@ -26,7 +26,7 @@ class SequenceInputs:
     Attributes:
         inputs: Arrays (T, ...) by input name.
         mask: Broadcasts to (H, Tq, Tk); None if every key may be attended to.
-        shape: What follows from its lengths.
+        shape: Its derived sizes.
         spans: First and exclusive last token (n, 2) of the parts whose embeddings are returned; None for one
             embedding of the sequence.
         head_selection: Which attention weights are returned; None for all.
@@ -57,7 +57,7 @@ class SequenceInputs:
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class RequestForm:
-    """What follows from the lengths of a request's sequences, and holds for all requests of the same.
+    """Derived sizes of a request, which depend on the lengths of its sequences only.
 
     A form does not keep its model alive.
 
@@ -127,7 +127,7 @@ class ValidatedRequest:
         sequences: Its sequences; none once it has ended.
         deadline: On `time.monotonic`'s clock, in seconds.
         caller: Whose request it is.
-        timeline: Receives the runs; None if nobody asked for them.
+        timeline: Receives the runs; None if the request is not recorded.
         queued_at: When it was queued.
         number: Its place in the order of arrival.
         share: Its caller, among those in the queue.

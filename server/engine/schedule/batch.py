@@ -196,7 +196,7 @@ class Batch:
         return gain
 
     def choose_threads(self, other_seconds: float) -> None:
-        """Runs the batch on all threads if it gains by that and nobody else needs them.
+        """Runs the batch on all threads if that is faster and no other work needs them.
 
         Args:
             other_seconds: Work that is queued or running beside the batch.

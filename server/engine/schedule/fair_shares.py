@@ -18,7 +18,7 @@ class Caller(NamedTuple):
     """Whose request it is. Requests of one caller do not delay those of others more than its share allows.
 
     Attributes:
-        name: Tells callers apart; empty for requests that belong to nobody in particular.
+        name: Tells callers apart; empty for requests without a known caller.
         weight: Its share of the runs in relation to the other callers that have requests in the queue.
     """
 

@@ -113,8 +113,8 @@ class Admission:
             reserve: Share of the remaining time that must be left.
 
         Raises:
-            OverloadedError: The result would be too late. Not raised if nothing is waiting: then nobody else
-                is delayed by the attempt.
+            OverloadedError: The result would be too late. Not raised if nothing is waiting: then the
+                attempt delays no other.
         """
         remaining = deadline - now
         if remaining == math.inf or remaining <= 0 or not waiting:

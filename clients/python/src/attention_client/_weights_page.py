@@ -21,9 +21,9 @@ from attention_client._values import FloatArray
 
 # Where the page expects the answers. A page that a server serves has none.
 _PLACE = '<script type="application/json" id="answers"></script>'
-# What the page of a server may ask; a file asks nobody.
+# What the page of a server may ask; a file makes no requests.
 _REQUESTS = "connect-src 'self'; "
-# More rows make pictures that nobody can read, and pages that are slow.
+# More rows make unreadable pictures and slow pages.
 MAX_ROWS = 256
 MAX_WEIGHTS = 1 << 24
 
