@@ -22,11 +22,11 @@ from scripts.local_server import ROOT, ServerProcess, serving
 from tests.clients.named_module import NAMED
 from tests.clients.typescript_cases import CASES, REFUSED, Case, model_json
 from tests.encoders.repository import SENTENCE, SENTENCE_MODELS
-from tests.server import samples
 from tests.support import node_package
 from tests.support.artifacts import cached_repositories, link_tree
 from tests.support.node_package import succeed
 from tests.support.recording import recording
+from tests.support.repository import DEMO
 
 pytestmark = pytest.mark.thorough
 PACKAGE = ROOT / "clients/typescript"
@@ -68,13 +68,10 @@ def small_server(
 ) -> Iterator[ServerProcess]:
     """A server of the sample models and of those of the package's README."""
     folder = tmp_path_factory.mktemp("typescript")
-    documented = {name for name in (model.name for model in repository.iterdir()) if f'"{name}"' in README}
-    (named,) = cached_repositories(NAMED)
-    for model in [
-        *artifacts.iterdir(),
-        *named.iterdir(),
-        *(repository / name for name in documented - {samples.TEXT}),
-    ]:
+    named, demo = cached_repositories(NAMED, DEMO)
+    documented = {model for model in [*repository.iterdir(), *demo.iterdir()] if f'"{model.name}"' in README}
+    models = {model.name: model for model in [*documented, *named.iterdir(), *artifacts.iterdir()]}
+    for model in models.values():
         link_tree(model, folder / "models" / model.name)
     with serving(folder / "models", folder / "log") as process:
         yield process
