@@ -125,6 +125,9 @@ def _export(module: nn.Module, signature: Signature) -> torch.onnx.ONNXProgram:
         _operators_parsed_once(),
         torch.no_grad(),
         standard_layers(),
+        # A cache of shapes pays where shapes repeat. In a graph this small they seldom do: without it, an
+        # export takes a tenth to a third less time.
+        torch._dynamo.config.patch(fake_tensor_cache_enabled=False),
     ):
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
