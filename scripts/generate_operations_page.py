@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from attention_serving import server
 from attention_serving.server.command_line import shown_default
 from attention_serving.server.engine.errors import EngineError
-from attention_serving.server.http.exchange import STATUSES
+from attention_serving.server.http.app import STATUSES
 from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.observe.prometheus import PROCESS, ProcessesCollector
 from attention_serving.server.settings import SECTIONS, Settings

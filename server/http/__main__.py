@@ -1,5 +1,6 @@
 """Command line: `python -m server.http --target HOST:PORT`, for a gRPC server that runs elsewhere."""
 
+import asyncio
 import inspect
 import logging
 import sys
@@ -63,7 +64,7 @@ def main(
     try:
         encrypted = settings.tls_files is not None
         check_exposure(settings.host, encrypted=encrypted, insecure=settings.insecure)
-        serve(options, listen(settings.host, settings.http_port or 0))
+        asyncio.run(serve(options, listen(settings.host, settings.http_port or 0)))
     except ServerError as error:
         log.error("cannot serve", extra={"reason": str(error)})
         raise typer.Exit(1) from error

@@ -2,20 +2,25 @@
 
 import asyncio
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from attention_serving.server.engine.errors import EngineError
+from attention_serving.server.engine.errors import EngineError, OverloadedError
 from attention_serving.server.http import embeddings
-from attention_serving.server.http.exchange import Exchange, Reply, Service, refusal
+from attention_serving.server.http.exchange import Exchange, Reply, Service
 from attention_serving.server.http.openapi import document
 from attention_serving.server.http.routes import ROUTES, Handler
 from attention_serving.server.http.schemas import to_json
@@ -25,6 +30,19 @@ log = logging.getLogger(__name__)
 SHUTTING_DOWN = "the server is shutting down; retry on another server"
 UNEXPECTED = "the server failed unexpectedly; its log has the details"
 CLIENT_LEFT = 499
+# gRPC codes, by the status that clients of HTTP know for the same. Source: google/rpc/code.proto.
+STATUSES = {
+    **dict.fromkeys(("INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE"), 400),
+    "UNAUTHENTICATED": 401,
+    "PERMISSION_DENIED": 403,
+    "NOT_FOUND": 404,
+    **dict.fromkeys(("ABORTED", "ALREADY_EXISTS"), 409),
+    "RESOURCE_EXHAUSTED": 429,
+    "CANCELLED": 499,
+    "UNIMPLEMENTED": 501,
+    "UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
+}
 DOCS = Path(__file__).with_name("docs.html")
 # A checkout has the page in the client's distribution, from which the build of this one copies it.
 EXPLORER = Path(__file__).with_name("explorer.html")
@@ -76,15 +94,8 @@ class Endpoint:
             await exchange.reply(await self._handler(scope)(exchange))
         except ClientDisconnect:
             exchange.status = CLIENT_LEFT
-        except asyncio.CancelledError:  # the grace has ended
-            await self._refuse(exchange, HTTPException(503, SHUTTING_DOWN, {"retry-after": "1"}))
-        except HTTPException as error:
-            await self._refuse(exchange, error)
-        except EngineError as error:
-            await self._refuse(exchange, refusal(error))
-        except Exception:
-            log.exception("request failed", extra={"path": scope["path"]})
-            await self._refuse(exchange, HTTPException(500, UNEXPECTED))
+        except (Exception, asyncio.CancelledError) as error:
+            await self._refuse(exchange, self._refusal(error))
         finally:
             exchange.close()
 
@@ -97,6 +108,27 @@ class Endpoint:
         allowed = ", ".join(sorted(self._handlers))
         raise HTTPException(405, f"{path}: the method is {verb[:20]}; must be {allowed}", {"allow": allowed})
 
+    def _refusal(self, error: BaseException) -> HTTPException:
+        retry_seconds = 1.0
+        match error:
+            case HTTPException():
+                return error
+            case grpc.aio.AioRpcError():
+                status, message = STATUSES.get(error.code().name, 500), error.details() or error.code().name
+                retry_seconds = _retry_seconds(error)
+            case OverloadedError():
+                status, message, retry_seconds = 503, error.message, error.retry_after
+            case EngineError():
+                status, message = STATUSES.get(error.code.name, 500), error.message
+            case asyncio.CancelledError():  # the grace has ended
+                status, message = 503, SHUTTING_DOWN
+            case _:
+                log.exception("request failed", extra={"route": self._path})
+                status, message = 500, UNEXPECTED
+        retry = {"retry-after": str(max(1, math.ceil(retry_seconds)))}
+        headers = {401: {"www-authenticate": "Bearer"}, 429: retry, 503: retry}
+        return HTTPException(status, message, headers.get(status))
+
     async def _refuse(self, exchange: Exchange, error: HTTPException) -> None:
         if exchange.status:  # an answer has begun; the connection ends without its end
             raise error
@@ -106,6 +138,18 @@ class Endpoint:
         is_openai = self._path.startswith("/v1/")
         json = embeddings.error_json(error) if is_openai else {"error": error.detail}
         await exchange.reply(Reply.of_json(json, error.status_code, headers))
+
+
+def _retry_seconds(error: grpc.aio.AioRpcError) -> float:
+    """The seconds of google.rpc.RetryInfo; 0 without it."""
+    retry = error_details_pb2.RetryInfo()
+    try:
+        status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    except (ValueError, DecodeError):  # the details contradict the status
+        return 0
+    for detail in status.details if status else ():
+        detail.Unpack(retry)
+    return float(retry.retry_delay.ToMicroseconds() / 1e6)
 
 
 async def _openapi(_exchange: Exchange) -> Reply:

@@ -10,6 +10,7 @@ from http import HTTPStatus
 from itertools import chain
 from typing import Any, NamedTuple
 
+import grpc
 import numpy as np
 from starlette.exceptions import HTTPException
 
@@ -59,14 +60,14 @@ async def embed(exchange: Exchange) -> Reply:
     exchange.memory.add(len(decoded.message))
     try:
         reply = await exchange.call(ATTEND, decoded.message, timeout=None)
-    except HTTPException as error:
-        if not error.detail.endswith(NO_ENCODER):
+    except grpc.aio.AioRpcError as error:
+        if not (error.details() or "").endswith(NO_ENCODER):
             raise
         message = (
             f"model: {decoded.model!r} {NO_ENCODER}; request its outputs with POST"
             f" /v2/models/{decoded.model}/infer, or choose a model that GET /v1/models lists"
         )
-        raise HTTPException(error.status_code, message) from error
+        raise HTTPException(400, message) from error
     exchange.memory.add(len(reply))
     return await run(len(reply), partial(_encode, reply, decoded, exchange.memory))
 

@@ -5,28 +5,23 @@ Of a request, here are its body, within limits of size, memory and time, its cal
 
 import asyncio
 import hashlib
-import math
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
-from itertools import count
 from typing import Any, NamedTuple, Self, TypeVar
 
 import grpc
 import orjson
-from google.protobuf.message import DecodeError
 from google.protobuf.wrappers_pb2 import StringValue
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
-from attention_serving.server.engine.errors import EngineError, InvalidRequestError, OverloadedError
+from attention_serving.server.engine.errors import InvalidRequestError, OverloadedError
 from attention_serving.server.http import schemas
 from attention_serving.server.http.child import HttpOptions
 from attention_serving.server.observe.logs import Recorder
@@ -48,10 +43,7 @@ DISCARD_SECONDS = 5.0
 LARGE_BYTES = 1 << 16
 # Where the state of a scope has the connection, as a proxy: requests do not keep it alive.
 CONNECTION = "connection"
-# Headers that are passed on to the gRPC server: rights are its business. So are traces, the headers after the
-# first, unless this process makes spans of its own.
-FORWARDED = (b"authorization", PARENT.encode(), STATE.encode())
-# The gRPC server refuses larger ones, and asks to try again. The rest is for the headers of gRPC itself.
+# The gRPC server refuses larger headers, and asks to try again. The rest is for the headers of gRPC itself.
 MAX_FORWARDED_BYTES = METADATA_BYTES - 512
 # What a header counts for beside its name and value. Source: RFC 9113, section 6.5.2.
 HEADER_BYTES = 32
@@ -77,26 +69,8 @@ OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
-# gRPC codes, by the status that clients of HTTP know for the same. Source: google/rpc/code.proto.
-STATUSES = {
-    **dict.fromkeys(("INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE"), 400),
-    "UNAUTHENTICATED": 401,
-    "PERMISSION_DENIED": 403,
-    "NOT_FOUND": 404,
-    **dict.fromkeys(("ABORTED", "ALREADY_EXISTS"), 409),
-    "RESOURCE_EXHAUSTED": 429,
-    "CANCELLED": 499,
-    "UNIMPLEMENTED": 501,
-    "UNAVAILABLE": 503,
-    "DEADLINE_EXCEEDED": 504,
-}
-# An approval is cached for this time, for so many callers.
-APPROVED_SECONDS = 1.0
-MAX_APPROVALS = 1024
 # Everything but inference, and loading of models, is answered at once.
 TIMEOUT_SECONDS = 10.0
-# Metadata that say who calls. Others, such as identifiers of requests and traces, differ from call to call.
-CREDENTIALS = ("authorization", peers.FORWARDED)
 
 
 class Service:
@@ -108,10 +82,11 @@ class Service:
         budget: Memory of all requests in progress.
         max_requests: Inference requests that may be in progress.
         places: Those that may begin now.
+        calls: Calls in progress on each connection to the gRPC server; the least recently used one is first.
     """
 
     def __init__(self, options: HttpOptions) -> None:
-        """Connects to the gRPC server with the first call. Each call takes the channel with the fewest calls.
+        """Connects to the gRPC server with the first call.
 
         Args:
             options: Where the server is.
@@ -123,126 +98,37 @@ class Service:
         self.budget = MemoryBudget(settings.memory_for_requests)
         self.places = self.max_requests = settings.max_concurrent_calls * settings.workers
         local = grpc.local_channel_credentials(grpc.LocalConnectionType.UDS)
-        self._channels = [
+        self.calls = {
             grpc.aio.secure_channel(target, local, OPTIONS)
             if options.is_private
-            else grpc.aio.insecure_channel(target, OPTIONS)
+            else grpc.aio.insecure_channel(target, OPTIONS): 0
             for target in options.targets
-        ]
-        # For each channel, its calls in progress, and its methods by name.
-        self._calls = [0] * len(self._channels)
-        self._methods: list[Any] = [cache(channel.unary_unary) for channel in self._channels]
-        self._turn = count()
-        # Until when an approval holds, in the order of the approvals.
-        self._approved: dict[bytes, float] = {}
+        }
+        # The second of the approvals, and what was approved.
+        self._second, self._approved = 0, set[bytes]()
 
-    async def call(
-        self, method: str, message: bytes, metadata: Metadata, timeout: float | None, client: Any = None
-    ) -> bytes:
-        """Calls a method with a serialized message, and returns the serialized reply.
-
-        Args:
-            method: Full name of the method, such as /inference.GRPCInferenceService/ServerLive.
-            message: The message.
-            metadata: Metadata of the call.
-            timeout: Seconds until the deadline; None sets none.
-            client: The connection of the client. If it is lost, the call is cancelled.
-
-        Raises:
-            HTTPException: The call ended with a status other than OK.
-            ClientDisconnect: The client left.
-        """
-        if client is not None and client.is_lost:
-            raise ClientDisconnect
-        index = self._next()
-        call = self._methods[index](method)(message, metadata=metadata, timeout=timeout)
-        self._calls[index] += 1
-        if client is not None:
-            client.on_lost = call.cancel
-        try:
-            reply: bytes = await call
-        except grpc.aio.AioRpcError as error:
-            raise refusal(error) from error
-        except asyncio.CancelledError:
-            if client is not None and client.is_lost:
-                raise ClientDisconnect from None
-            raise
-        finally:
-            self._calls[index] -= 1
-            if client is not None:
-                client.on_lost = None
-        return reply
-
-    async def authorize(self, method: str, model: str, metadata: Metadata) -> None:
-        """Asks whether a caller may call a method, unless the same was approved within the last second.
-
-        This process knows no tokens: the gRPC server decides, as it would for the call itself.
-
-        Args:
-            method: Full name of the method.
-            model: Name of the model; empty if there is none.
-            metadata: What the call would be made with.
-
-        Raises:
-            HTTPException: It may not.
-        """
-        credentials = [pair for pair in metadata if pair[0] in CREDENTIALS]
-        # Credentials are not kept, only their hash.
-        key = hashlib.sha256(repr((credentials, method, model)).encode()).digest()
-        now = time.monotonic()
-        if self._approved.get(key, 0.0) > now:
-            return
-        await self.call(peers.ACCESS_CHECK, access_question(method, model), metadata, TIMEOUT_SECONDS)
-        self._approved.pop(key, None)
-        if len(self._approved) >= MAX_APPROVALS:
-            del self._approved[next(iter(self._approved))]
-        self._approved[key] = now + APPROVED_SECONDS
-
-    async def close(self) -> None:
-        """Closes the connections. Open calls are cancelled."""
-        for channel in self._channels:
-            await channel.close()
-        await asyncio.to_thread(self.recorder.close)
-
-    def _next(self) -> int:
-        """The channel with the fewest calls; of equal ones, each in turn.
+    def channel(self) -> grpc.aio.Channel:
+        """The connection with the fewest calls; of equal ones, each in turn.
 
         One that is not connected is left out while another is: its process may be starting again.
         """
-        first, number = next(self._turn), len(self._channels)
-        if number == 1:
-            return 0
-        ready = [channel.get_state(try_to_connect=True) is READY for channel in self._channels]
-        turns = [(first + step) % number for step in range(number)]
-        return min([turn for turn in turns if ready[turn]] or turns, key=self._calls.__getitem__)
+        ready = [each for each in self.calls if each.get_state(try_to_connect=True) is READY]
+        channel = min(ready or self.calls, key=self.calls.__getitem__)
+        self.calls[channel] = self.calls.pop(channel)  # it is the last one now
+        return channel
 
+    def approved(self) -> set[bytes]:
+        """The hashes of what the gRPC server has approved; emptied every second."""
+        now = int(time.monotonic())
+        if now != self._second:
+            self._second, self._approved = now, set()
+        return self._approved
 
-def refusal(error: grpc.aio.AioRpcError | EngineError) -> HTTPException:
-    """The answer to a request whose call failed, or that this process refuses itself."""
-    if isinstance(error, OverloadedError):
-        return _refusal(503, error.message, error.retry_after)
-    if isinstance(error, EngineError):
-        return _refusal(STATUSES.get(error.code.name, 500), error.message, 1)
-    status = STATUSES.get(error.code().name, 500)
-    return _refusal(status, error.details() or error.code().name, _retry_seconds(error))
-
-
-def _refusal(status: int, message: str, retry_seconds: float) -> HTTPException:
-    retry = {"retry-after": str(max(1, math.ceil(retry_seconds)))}
-    headers = {401: {"www-authenticate": "Bearer"}, 429: retry, 503: retry}
-    return HTTPException(status, message, headers.get(status))
-
-
-def _retry_seconds(error: grpc.aio.AioRpcError) -> float:
-    """The seconds of google.rpc.RetryInfo; 0 without it."""
-    retry = error_details_pb2.RetryInfo()
-    try:
-        status = rpc_status.from_call(error)  # type: ignore[arg-type]
-    except (ValueError, DecodeError):  # the details contradict the status
-        return 0
-    for detail in status.details if status else ():
-        detail.Unpack(retry)
-    return float(retry.retry_delay.ToMicroseconds() / 1e6)
+    async def close(self) -> None:
+        """Closes the connections. Open calls are cancelled."""
+        for channel in self.calls:
+            await channel.close()
+        await asyncio.to_thread(self.recorder.close)
 
 
 def access_question(method: str, model: str) -> bytes:
@@ -270,7 +156,7 @@ class Exchange:
         service: What all requests share.
         scope: The request, as ASGI describes it.
         parameters: The parameters of the path.
-        headers: The headers; of several with one name, the first.
+        headers: The headers; of several with one name, the first counts.
         record: What is noted of the request.
         memory: The memory of the request and its answer.
         body_complete: Whether all of the body has been read, or there is none.
@@ -291,9 +177,7 @@ class Exchange:
         self._cycle: Any = receive.__self__  # type: ignore[attr-defined]
         self.record = service.recorder.http_request(scope, route)
         self.parameters: dict[str, str] = scope.get("path_params", {})
-        # Of a header that is sent twice, the first counts.
-        sent = reversed(scope["headers"])
-        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in sent}
+        self.headers = Headers(scope=scope)
         self.memory = Reservation(service.budget)
         self.status = 0
         self._connection = scope["state"][CONNECTION]
@@ -324,20 +208,85 @@ class Exchange:
     async def authorize(self, method: str) -> None:
         """Asks the gRPC server whether the client may call a method, if the body is or may be large.
 
-        A small body is read and sent on, and refused there.
+        A small body is read and sent on, and refused there. What was approved is not asked again within the
+        same second.
 
         Raises:
-            HTTPException: It may not.
+            AioRpcError: It may not.
         """
-        if not self.service.options.authorize:
-            return
         unknown = "transfer-encoding" in self.headers or "content-encoding" in self.headers
-        if unknown or self._announced > LARGE_BYTES:
-            await self.service.authorize(method, self.parameters.get("model", ""), self.metadata())
+        if not self.service.options.authorize or (not unknown and self._announced <= LARGE_BYTES):
+            return
+        question = access_question(method, self.parameters.get("model", ""))
+        # Credentials are not kept, only their hash.
+        key = hashlib.sha256(repr((self._credentials(), question)).encode()).digest()
+        if key not in self.service.approved():
+            await self.call(peers.ACCESS_CHECK, question)
+            self.service.approved().add(key)
 
     async def call(self, method: str, message: bytes, timeout: float | None = TIMEOUT_SECONDS) -> bytes:
-        """Calls a method of the gRPC server on behalf of the client; see `Service.call`."""
-        return await self.service.call(method, message, self.metadata(), timeout, self._connection)
+        """Calls a method of the gRPC server on behalf of the client; returns the serialized reply.
+
+        Args:
+            method: Full name of the method, such as /inference.GRPCInferenceService/ServerLive.
+            message: The serialized message.
+            timeout: Seconds until the deadline; None sets none.
+
+        Raises:
+            AioRpcError: The call ended with a status other than OK.
+            ClientDisconnect: The client left, which cancels the call.
+        """
+        metadata, connection = self._metadata(), self._connection
+        if connection.is_lost:
+            raise ClientDisconnect
+        channel, calls = self.service.channel(), self.service.calls
+        unary: Any = channel.unary_unary(method)
+        call = unary(message, metadata=metadata, timeout=timeout)
+        calls[channel] += 1
+        connection.on_lost = call.cancel
+        try:
+            reply: bytes = await call
+        except asyncio.CancelledError:
+            if connection.is_lost:
+                raise ClientDisconnect from None
+            raise
+        finally:
+            calls[channel] -= 1
+            connection.on_lost = None
+        return reply
+
+    def _metadata(self) -> Metadata:
+        """What the gRPC server is told of the client and by it.
+
+        Raises:
+            InvalidRequestError: A header contains what gRPC's metadata cannot.
+            HTTPException: The headers are larger than the gRPC server takes.
+        """
+        # Traces are passed on, unless this process makes spans of its own.
+        traces = self.record.traced or self._forwarded(PARENT, STATE)
+        metadata = [(REQUEST_ID, self.record.request_id), *traces, *self._credentials()]
+        if self.service.options.is_private and self.scope["client"]:  # on others, it is not believed
+            host, port = self.scope["client"]
+            metadata.append((peers.CLIENT, f"{host}:{port}"))
+        size = sum(len(name) + len(value) + HEADER_BYTES for name, value in metadata)
+        if size > MAX_FORWARDED_BYTES:
+            message = f"the headers that are passed on take {size} bytes; the limit is {MAX_FORWARDED_BYTES}"
+            raise HTTPException(431, message)
+        return metadata
+
+    def _credentials(self) -> list[tuple[str, str | bytes]]:
+        """The metadata that rights depend on, which are the business of the gRPC server."""
+        names = self._connection.peer_identities
+        return [*self._forwarded("authorization"), *([peers.forward(names)] if names else [])]
+
+    def _forwarded(self, *names: str) -> list[tuple[str, str | bytes]]:
+        found: list[tuple[str, str | bytes]] = []
+        for name, value in self.headers.items():
+            if name in names:
+                if not (value.isascii() and value.isprintable()):
+                    raise InvalidRequestError(name, "contains characters other than printable ASCII")
+                found.append((name, value))
+        return found
 
     async def decoded(self, data: bytearray, json_size: int, decode: Callable[[bytearray], T]) -> T:
         """Decodes a body whose first bytes are JSON, for which memory is reserved meanwhile.
@@ -346,10 +295,14 @@ class Exchange:
             HTTPException: The JSON could take more memory than there is.
             OverloadedError: The memory is not available.
         """
-        scratch = Reservation(self.service.budget)
+        scratch, limit = Reservation(self.service.budget), self.service.budget.limit_bytes
 
         def work() -> T:
-            schemas.reserve(data, json_size, self.service.budget.limit_bytes, scratch)
+            memory = schemas.memory_of(data, json_size)
+            if memory > limit:
+                could = f"the JSON could take {memory} bytes of memory; the limit is {limit}"
+                raise HTTPException(413, f"{could}; send binary tensors")
+            scratch.add(memory)
             return decode(data)
 
         try:
@@ -367,17 +320,19 @@ class Exchange:
             ClientDisconnect: The client left.
         """
         settings, data = self.service.settings, bytearray()
-        decoder = self._decoder()
+        decoder, seconds = self._decoder(), settings.message_timeout_seconds
         if self._announced > settings.max_message_bytes:
             raise self._too_large()
-        began, seconds = time.monotonic(), settings.message_timeout_seconds
+        until = asyncio.get_running_loop().time() + seconds if seconds else None
         while not self.body_complete:
-            chunk = await self._chunk()  # empty now and then, so that it is noticed that none arrive
-            if seconds and not self.body_complete and time.monotonic() - began > seconds:
-                raise HTTPException(408, f"the body did not arrive within {seconds:g} seconds")
+            try:
+                async with asyncio.timeout_at(until):
+                    chunk = await self._chunk()
+            except TimeoutError:
+                raise HTTPException(408, f"the body did not arrive within {seconds:g} seconds") from None
             if decoder is None:
                 self._add(data, chunk)
-            elif chunk:
+            else:
                 await asyncio.to_thread(self._inflate, decoder, data, chunk)
         if decoder is not None and not decoder.eof and (data or self._announced or self._begun):
             raise InvalidRequestError("Content-Encoding", "the compressed body ends too early")
@@ -392,56 +347,6 @@ class Exchange:
             async with asyncio.timeout(DISCARD_SECONDS):
                 while not self.body_complete and left > 0:
                     left -= len(await self._chunk())
-
-    async def reply(self, reply: Reply) -> None:
-        """Sends the answer. A small one is written with its head, which uvicorn would write by itself."""
-        cycle, self.status = self._cycle, int(reply.status)
-        size = sum(map(len, reply.parts))
-        cycle.keep_alive = cycle.keep_alive and "connection" not in reply.headers
-        named = {"content-type": JSON, **reply.headers, REQUEST_ID: self.record.request_id}
-        named |= {} if cycle.keep_alive else {"connection": "close"}
-        fields = [(b"content-length", b"%d" % size), *cycle.default_headers]
-        fields += [(name.encode(), value.encode("latin-1")) for name, value in named.items()]
-        start = [STATUS_LINE[self.status], *(b"%s: %s\r\n" % field for field in fields), b"\r\n"]
-        is_small = size <= LARGE_BYTES
-        if is_small and self.scope["method"] != "HEAD":
-            start += reply.parts
-        cycle.response_started, cycle.chunked_encoding = True, False
-        cycle.expected_content_length = 0 if is_small else size
-        if not cycle.disconnected:
-            cycle.transport.write(b"".join(start))
-        for part in () if is_small else reply.parts:
-            for at in range(0, len(part), PIECE_BYTES):
-                piece = memoryview(part)[at : at + PIECE_BYTES]
-                await self._send({"type": "http.response.body", "body": piece, "more_body": True})
-        # Returns once the client has read most of it.
-        await self._send({"type": "http.response.body", "body": b""})
-
-    def metadata(self) -> Metadata:
-        """What the gRPC server is told of the client and by it.
-
-        Raises:
-            InvalidRequestError: A header contains what gRPC's metadata cannot.
-            HTTPException: The headers are larger than the gRPC server takes.
-        """
-        metadata: list[tuple[str, str | bytes]] = [(REQUEST_ID, self.record.request_id), *self.record.traced]
-        forwarded = FORWARDED[:1] if self.record.traced else FORWARDED
-        for name, value in self.scope["headers"]:
-            if name in forwarded:
-                text, known = value.decode("latin-1"), name.decode()
-                if not (text.isascii() and text.isprintable()):
-                    raise InvalidRequestError(known, "contains characters other than printable ASCII")
-                metadata.append((known, text))
-        if self._connection.peer_identities:
-            metadata.append(peers.forward(self._connection.peer_identities))
-        if self.service.options.is_private and self.scope["client"]:  # on others, it is not believed
-            host, port = self.scope["client"]
-            metadata.append((peers.CLIENT, f"{host}:{port}"))
-        size = sum(len(name) + len(value) + HEADER_BYTES for name, value in metadata)
-        if size > MAX_FORWARDED_BYTES:
-            message = f"the headers that are passed on take {size} bytes; the limit is {MAX_FORWARDED_BYTES}"
-            raise HTTPException(431, message)
-        return metadata
 
     async def _chunk(self) -> bytes:
         self._begun = True
@@ -482,6 +387,41 @@ class Exchange:
     def _too_large(self) -> HTTPException:
         limit = int(self.service.settings.max_message_bytes)
         return HTTPException(413, f"the body is larger than the limit of {limit} bytes")
+
+    async def reply(self, reply: Reply) -> None:
+        """Sends the answer. A small one is written with its head, which uvicorn would write by itself.
+
+        Raises:
+            ClientDisconnect: The client does not read on in time; its connection has been cut off.
+        """
+        cycle, self.status = self._cycle, int(reply.status)
+        size = sum(map(len, reply.parts))
+        cycle.keep_alive = cycle.keep_alive and "connection" not in reply.headers
+        named = {"content-type": JSON, **reply.headers, REQUEST_ID: self.record.request_id}
+        named |= {} if cycle.keep_alive else {"connection": "close"}
+        fields = [(b"content-length", b"%d" % size), *cycle.default_headers]
+        fields += [(name.encode(), value.encode("latin-1")) for name, value in named.items()]
+        start = [STATUS_LINE[self.status], *(b"%s: %s\r\n" % field for field in fields), b"\r\n"]
+        is_small = size <= LARGE_BYTES
+        if is_small and self.scope["method"] != "HEAD":
+            start += reply.parts
+        cycle.response_started, cycle.chunked_encoding = True, False
+        cycle.expected_content_length = 0 if is_small else size
+        if not cycle.disconnected:
+            cycle.transport.write(b"".join(start))
+        for part in () if is_small else reply.parts:
+            for at in range(0, len(part), PIECE_BYTES):
+                await self._write(memoryview(part)[at : at + PIECE_BYTES], more_body=True)
+        # Returns once the client has read most of it.
+        await self._write(b"", more_body=False)
+
+    async def _write(self, body: bytes | memoryview, *, more_body: bool) -> None:
+        try:
+            async with asyncio.timeout(self.service.settings.message_timeout_seconds or None):
+                await self._send({"type": "http.response.body", "body": body, "more_body": more_body})
+        except TimeoutError:
+            self._cycle.transport.abort()
+            raise ClientDisconnect from None
 
 
 async def run(size: int, function: Callable[[], T]) -> T:

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import orjson
 from starlette.exceptions import HTTPException
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
@@ -36,16 +37,14 @@ MAX_DIGITS = 19
 # The longest element in JSON for its size: false, with a comma, for one byte.
 JSON_BYTES_PER_BYTE = 6
 
-# The Python types of JSON values that a type of elements takes, by NumPy's kind of it; and their names.
-ACCEPTED: dict[str, frozenset[type]] = {
-    "b": frozenset({bool}),
-    "i": frozenset({int}),
-    "u": frozenset({int}),
-    "f": frozenset({int, float}),
-    "S": frozenset({str}),
+# What a type of elements takes in JSON, by NumPy's kind of it: Python's types, and the words for them.
+ACCEPTED: dict[str, tuple[frozenset[type], str]] = {
+    "b": (frozenset({bool}), "true and false"),
+    "i": (frozenset({int}), "integers"),
+    "u": (frozenset({int}), "integers"),
+    "f": (frozenset({int, float}), "numbers"),
+    "S": (frozenset({str}), "strings"),
 }
-WORDS = {"b": "true and false", "i": "integers", "u": "integers", "f": "numbers", "S": "strings"}
-JSON_NAMES = {str: "a string", bool: "a boolean", type(None): "null", list: "an array", dict: "an object"}
 
 
 @dataclass(frozen=True)
@@ -134,13 +133,11 @@ def decode(
 
 
 def _json_size(header: str, most: int) -> int:
-    name = "Inference-Header-Content-Length"
-    if not (header.isascii() and header.isdigit() and len(header) <= MAX_DIGITS):
-        raise InvalidRequestError(name, "must be the size of the JSON in bytes")
-    size = int(header)
-    if not 0 < size <= most:
-        raise InvalidRequestError(name, f"is {size}; must lie in 1..{most}, the size of the body")
-    return size
+    is_number = header.isascii() and header.isdigit() and len(header) <= MAX_DIGITS
+    if not is_number or not 0 < int(header) <= most:
+        found = f"is {header[:40]!r}; must be the size of the JSON in bytes, 1..{most}"
+        raise InvalidRequestError("Inference-Header-Content-Length", found)
+    return int(header)
 
 
 def _read_head(json: bytes | bytearray, model: str, version: str) -> Head:
@@ -258,10 +255,10 @@ def to_bytes(field: str, data: Any, datatype: str, shape: tuple[int, ...]) -> by
     if datatype != BYTES and datatype not in DTYPES:
         raise InvalidRequestError(field, f"{datatype} has no form in JSON; send it with binary_data_size")
     elements = _flat(field, data, shape)
-    kind = "S" if datatype == BYTES else DTYPES[datatype].kind
-    if wrong := set(map(type, elements)) - ACCEPTED[kind]:
-        found = ", ".join(sorted(map(_name, wrong)))
-        raise InvalidRequestError(field, f"data contains {found}; {datatype} takes {WORDS[kind]}")
+    accepted, words = ACCEPTED["S" if datatype == BYTES else DTYPES[datatype].kind]
+    if set(map(type, elements)) - accepted:
+        wrong = next(each for each in elements if type(each) not in accepted)
+        raise InvalidRequestError(field, f"data contains {_shown(wrong)}; {datatype} takes {words}")
     if datatype != BYTES:
         return _numbers(field, elements, datatype).tobytes()
     encoded = [element.encode() for element in elements]
@@ -293,13 +290,13 @@ def to_json(field: str, data: bytes, datatype: str) -> Any:
 def _flat(field: str, data: Any, shape: tuple[int, ...]) -> list[Any]:
     """The elements of an array that is flat, or nested exactly as the shape says."""
     if not isinstance(data, list):
-        raise InvalidRequestError(field, f"data is {_name(type(data))}; must be an array")
+        raise InvalidRequestError(field, f"data is {_shown(data)}; must be an array")
     elements: list[Any] = data
     is_nested = len(shape) > 1 and data and isinstance(data[0], list)
     for axis, size in enumerate(shape[1:] if is_nested else (), 1):
         for row in elements:
             if not isinstance(row, list) or len(row) != size:
-                found = f"{len(row)} entries" if isinstance(row, list) else _name(type(row))
+                found = f"{len(row)} entries" if isinstance(row, list) else _shown(row)
                 text = f"data has {found} on axis {axis}; its shape is {list(shape)}"
                 raise InvalidRequestError(field, text)
         elements = list(chain.from_iterable(elements))
@@ -327,5 +324,7 @@ def _texts(field: str, data: bytes) -> list[str]:
         raise InvalidRequestError(field, "is not UTF-8; request it with binary_data") from None
 
 
-def _name(kind: type) -> str:
-    return JSON_NAMES.get(kind, "a number with a fraction or beyond 64 bits" if kind is float else "a number")
+def _shown(value: object) -> str:
+    """A value of JSON in an error; only its type if it may be large."""
+    kinds: dict[type, str] = {str: "a string", list: "an array", dict: "an object"}
+    return kinds.get(type(value)) or orjson.dumps(value).decode()

@@ -9,9 +9,7 @@ import orjson
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
-from starlette.exceptions import HTTPException
 
-from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError
 
 M = TypeVar("M", bound=BaseModel)
@@ -208,20 +206,6 @@ def parse(data: bytes | bytearray, model: type[M]) -> M:
         raise InvalidRequestError("body", f"is not JSON: {error}") from None
     except ValidationError as error:
         raise _invalid(error) from None
-
-
-def reserve(data: bytearray, size: int, limit: int, scratch: Reservation) -> None:
-    """Reserves the memory that the JSON in the first bytes of a body may take once it is parsed.
-
-    Raises:
-        HTTPException: It could take more than the limit.
-        OverloadedError: The memory is not available.
-    """
-    memory = memory_of(data, size)
-    if memory > limit:
-        message = f"the JSON could take {memory} bytes of memory; the limit is {limit}; send binary tensors"
-        raise HTTPException(413, message)
-    scratch.add(memory)
 
 
 def memory_of(data: bytes | bytearray, size: int) -> int:

@@ -47,8 +47,8 @@ MAX_HEAD_BYTES = 1 << 16
 MAX_CHUNKS = 1 << 16
 # Requests of a connection that wait for the answer to an earlier one.
 MAX_PIPELINED = 16
-# How long a connection may be without a request; and how often the other times of connections are checked.
-IDLE_SECONDS, CHECK_SECONDS = 75, 0.25
+# How long a connection may be without a request.
+IDLE_SECONDS = 75
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +68,8 @@ class Connection(HttpToolsProtocol):
     # Bytes that the parser has received since the last ones that it has passed on.
     _unparsed = 0
     _chunks = 0
-    # When the connection, its request or its idle time began; and since when the client does not read.
-    _began, _unread_since = 0.0, math.inf
+    # When the connection, its request or its idle time began.
+    _began = 0.0
 
     def __init__(self, settings: Settings, *arguments: Any) -> None:
         """Creates the protocol of a connection, with uvicorn's own arguments after the settings."""
@@ -83,7 +83,7 @@ class Connection(HttpToolsProtocol):
         if certificate := encryption and encryption.getpeercert(binary_form=True):
             self.peer_identities = names_in(certificate)
         self.app_state = {**self.app_state, CONNECTION: weakref.proxy(self)}
-        self._began = time.monotonic()
+        self._await_head()
         if len(self.connections) > self._settings.max_connections:
             others = cast("set[Connection]", self.connections)
             oldest = min(others, key=lambda each: math.inf if each._is_answering else each._began)
@@ -98,7 +98,6 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parses what has arrived."""
-        self._unset_keepalive_if_required()
         self._unparsed += len(data)
         try:
             self.parser.feed_data(data)
@@ -113,9 +112,9 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins. The time of the first one began with the connection."""
-        if self.cycle is not None:
-            self._began = time.monotonic()
         super().on_message_begin()
+        if self.cycle is not None:
+            self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Takes a header. Trailers, which follow a body, are dropped."""
@@ -127,6 +126,7 @@ class Connection(HttpToolsProtocol):
         self._check_head()
         super().on_headers_complete()
         self._in_head, self._unparsed, self._chunks = False, 0, 0
+        self._unset_keepalive_if_required()
 
     def on_chunk_header(self) -> None:
         """Counts the chunks of a body."""
@@ -152,27 +152,13 @@ class Connection(HttpToolsProtocol):
         self._began = time.monotonic()
         super().on_response_complete()
 
-    def pause_writing(self) -> None:
-        """The client does not read: the clock starts."""
-        super().pause_writing()
-        self._unread_since = time.monotonic()
-
-    def resume_writing(self) -> None:
-        """The client has read on."""
-        super().resume_writing()
-        self._unread_since = math.inf
-
-    def check(self, now: float) -> None:
-        """Ends a connection whose client takes too long. One that reads a body is woken, and checks."""
-        seconds = self._settings.message_timeout_seconds
-        if now - self._unread_since > (seconds or math.inf):
-            self.transport.abort()
-        elif self._is_open:
-            if self.cycle.more_body:
-                self.cycle.message_event.set()
-        elif self.timeout_keep_alive_task is None and now - self._began > (seconds or math.inf):
-            message = f"the head of the request did not arrive within {seconds:g} seconds"
-            self._refuse(HTTPException(408, message))
+    def _await_head(self) -> None:
+        """Ends the connection if the head does not arrive in time. uvicorn's timer is not used meanwhile."""
+        self._began = time.monotonic()
+        self._unset_keepalive_if_required()
+        if seconds := self._settings.message_timeout_seconds:
+            error = HTTPException(408, f"the head of the request did not arrive within {seconds:g} seconds")
+            self.timeout_keep_alive_task = self.loop.call_later(seconds, self._refuse, error)
 
     @property
     def is_lost(self) -> bool:
@@ -289,9 +275,7 @@ class HttpServer(uvicorn.Server):
         # Work on large bodies holds the interpreter's lock most of the time: more threads would not finish it
         # sooner, and each would take turns from the event loop.
         loop.set_default_executor(ThreadPoolExecutor(1, "large-bodies", initializer=_lower_priority))
-        watching = loop.create_task(self._watch())
         await super().serve(sockets)
-        watching.cancel()
         await self._service.close()
 
     @contextmanager
@@ -316,15 +300,8 @@ class HttpServer(uvicorn.Server):
             each.listen(BACKLOG)  # asyncio has told the system that only one may wait
         self.started = True
 
-    async def _watch(self) -> None:
-        """Ends connections whose clients take too long, until it is cancelled."""
-        while True:
-            await asyncio.sleep(CHECK_SECONDS)
-            for connection in cast("list[Connection]", list(self.server_state.connections)):
-                connection.check(time.monotonic())
 
-
-def serve(options: HttpOptions, sockets: Sequence[socket.socket], pipe: Any = None) -> None:
+async def serve(options: HttpOptions, sockets: list[socket.socket], pipe: Any = None) -> None:
     """Serves until the process is asked to stop, and returns when requests in progress have been answered.
 
     Args:
@@ -339,16 +316,6 @@ def serve(options: HttpOptions, sockets: Sequence[socket.socket], pipe: Any = No
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     for library in ("asyncio", "grpc"):
         logging.getLogger(library).setLevel(logging.INFO)
-    asyncio.run(_serve(options, list(sockets), pipe))
-
-
-def _child(pipe: Any, assignment: tuple[HttpOptions, list[int]]) -> None:
-    options, descriptors = assignment
-    logs.configure(options.settings.log_level, options.settings.log_format, process="http")
-    serve(options, [socket.socket(fileno=each) for each in descriptors], pipe)
-
-
-async def _serve(options: HttpOptions, sockets: list[socket.socket], pipe: Any) -> None:
     loop, server = asyncio.get_running_loop(), HttpServer(options)
 
     def stop_at_signal(request: StopRequest) -> None:
@@ -372,6 +339,12 @@ async def _serve(options: HttpOptions, sockets: list[socket.socket], pipe: Any) 
         with suppress(OSError):  # the parent has ended
             pipe.send(State.SERVING)
     await server.serve(sockets)
+
+
+def _child(pipe: Any, assignment: tuple[HttpOptions, list[int]]) -> None:
+    options, descriptors = assignment
+    logs.configure(options.settings.log_level, options.settings.log_format, process="http")
+    asyncio.run(serve(options, [socket.socket(fileno=each) for each in descriptors], pipe))
 
 
 def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -236,7 +236,7 @@ def test_a_query_that_is_replaced_again_and_again() -> None:
 
 def http_infer(body: bytes) -> None:
     budget = MemoryBudget(64 * MIB)
-    schemas.reserve(bytearray(body), len(body), 64 * MIB, budget.reserve(0))
+    budget.reserve(schemas.memory_of(body, len(body)))
     http.decode(bytearray(body), len(body), "m", "", 64 * MIB, budget.reserve(0))
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,8 @@ from tritonclient.utils import InferenceServerException
 
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.http import exchange
-from attention_serving.server.http.child import HttpOptions
-from attention_serving.server.http.exchange import Metadata, Service
+from attention_serving.server.http.server import Connection
 from attention_serving.server.security.guard import Guard
-from attention_serving.server.security.peers import forward
-from attention_serving.server.settings import Settings
 from tests.server.http.clients import HOST, Array, answer_on, ask, connected, head, tensor
 from tests.server.http.scripted import Scripted, front
 from tests.server.samples import CROSS, SELF
@@ -164,38 +162,25 @@ def test_a_large_body_of_a_known_caller_is_answered(port: int) -> None:
     assert ask(port, INFER, body, bearer("caller-token")).status == 200
 
 
-async def test_an_approval_holds_for_the_same_caller_method_and_model(
+def test_an_approval_holds_for_the_same_caller_method_and_model(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It depends on all that decides about rights, and on nothing that differs from request to request."""
-    monkeypatch.setattr(exchange, "APPROVED_SECONDS", 60)
-    monkeypatch.setattr(exchange, "MAX_APPROVALS", 20)
-    settings = Settings.model_validate({"model_repository": "."})
-    service = Service(HttpOptions(settings=settings, targets=(f"{HOST}:{scripted.port}",)))
-    token, other = ("authorization", "Bearer a"), ("authorization", "Bearer b")
-    names, others = forward(["a"]), forward(["b"])
+    """It depends on all that decides about rights, on nothing that differs between requests, and ends."""
+    now = 100.0
+    monkeypatch.setattr(exchange, "time", SimpleNamespace(monotonic=lambda: now))
+    load = f"/v2/repository/models/{SELF}/load"
 
-    async def questions(metadata: Metadata, rpc: str = "ModelInfer", model: str = "m") -> int:
-        before = scripted.calls.qsize()
-        await service.authorize(rpc, model, metadata)
-        return scripted.calls.qsize() - before
+    def is_asked(token: str, path: str = INFER) -> bool:
+        ask(running.port, path, iter([b"{}"]), bearer(token))  # in chunks: its size is not known before
+        return "Check" in {scripted.next().method for _ in range(scripted.calls.qsize())}
 
-    first = [("x-request-id", "1"), token]
-    assert await questions(first) == 1
-    again = [("x-request-id", "2"), ("traceparent", "t"), ("tracestate", "s"), token]
-    assert await questions(again) == 0
-    assert await questions(first, rpc="RepositoryModelLoad") == 1
-    assert await questions(first, model="n") == 1
-    callers: list[Metadata] = [[other], [token, other], [], [names], [others], [names, token]]
-    for metadata in callers:
-        assert await questions(metadata) == 1
-        assert await questions(metadata) == 0
-    for number in range(20):
-        await questions(first, model=f"other-{number}")
-    assert await questions(first) == 1  # the oldest approvals go first
-    monkeypatch.setattr(exchange, "APPROVED_SECONDS", 0)
-    assert [await questions(first, model="new") for _ in range(2)] == [1, 1]
-    await service.close()
+    with front(scripted, authorize=True) as running:
+        for token, path in (("a", INFER), ("b", INFER), ("a", load), ("a", f"/v2/models/{CROSS}/infer")):
+            assert [is_asked(token, path) for _ in range(2)] == [True, False]
+        monkeypatch.setattr(Connection, "peer_identities", ("job.example",))
+        assert [is_asked("a") for _ in range(2)] == [True, False]
+        now += 1
+        assert is_asked("a")
 
 
 def test_the_models_of_the_explorer_are_those_that_the_caller_may_read(served: Served, port: int) -> None:
