@@ -222,16 +222,16 @@ class Admission:
         """Takes what a call of inference holds of the shares of its identity."""
         calls, streams = self._shares
         call.account = self.account_of(identity)
-        calls.take(call, identity, identity.limits.max_calls)
+        calls.take(call, identity, identity.max_calls)
         if not is_unary:
             streams.take(call, identity)
 
     def account_of(self, identity: Identity) -> "IdentityAccount":
         """What an identity holds of the memory of requests."""
-        key = identity.caller, identity.limits.max_bytes
+        key = identity.caller, identity.max_bytes
         account = self._accounts.get(key)
         if account is None:
-            account = self._accounts[key] = IdentityAccount(identity.limits.max_bytes, self._multiple)
+            account = self._accounts[key] = IdentityAccount(identity.max_bytes, self._multiple)
         return account
 
     def _not_received(self, call: Call) -> None:

@@ -177,21 +177,6 @@ class Source(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IdentityLimits:
-    """What one identity may hold. 0 sets no limit of its own.
-
-    Attributes:
-        max_calls: Inference calls in progress, streams included.
-        max_bytes: Memory of its requests in progress, in bytes.
-        queue_weight: Its share of the runs in relation to other identities that have requests in the queue.
-    """
-
-    max_calls: int = 0
-    max_bytes: int = 0
-    queue_weight: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """Who calls.
 
@@ -200,7 +185,9 @@ class Identity:
         name: Its name within the source.
         rights: What it may do.
         expires: When it ends, in seconds since 1970.
-        limits: What it may hold.
+        max_calls: Its inference calls in progress at most, streams included; 0 sets no limit of its own.
+        max_bytes: Memory of its requests in progress at most, in bytes; 0 sets no limit of its own.
+        queue_weight: Its share of the runs in relation to other identities that have requests in the queue.
         caller: The same identity as the engine knows it.
     """
 
@@ -208,12 +195,14 @@ class Identity:
     name: str
     rights: Rights
     expires: float = math.inf
-    limits: IdentityLimits = IdentityLimits()
+    max_calls: int = 0
+    max_bytes: int = 0
+    queue_weight: float = 1.0
     caller: Caller = field(init=False)
 
     def __post_init__(self) -> None:
         name = f"{self.source}:{self.name}"
-        object.__setattr__(self, "caller", Caller(name, self.limits.queue_weight))
+        object.__setattr__(self, "caller", Caller(name, self.queue_weight))
 
     def check_expiry(self, now: float) -> None:
         """Checks that the identity has not ended.

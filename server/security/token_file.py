@@ -31,7 +31,7 @@ from pydantic import (
 )
 
 from attention_serving.server.errors import IdentityError
-from attention_serving.server.security.rights import Identity, IdentityLimits, Rights, Source
+from attention_serving.server.security.rights import Identity, Rights, Source
 
 log = logging.getLogger(__name__)
 TOML = ".toml"
@@ -52,12 +52,10 @@ class Entry(BaseModel):
         sha256: SHA-256 of its token, in hexadecimal. A fast hash is right here, as it would be wrong for
             passwords: a slow one makes it expensive to try likely passwords, and of 2**256 equally likely
             tokens none can be found by trying. It is computed for every call.
-        certificate: A name in its certificate, as `server.api.admission.peer_identities` returns it.
+        certificate: A name in its certificate, as `server.security.peers.names_in` returns it.
         expires: When it ends; None for never.
         rights: What it may do; see `server.security.rights`.
-        max_calls: Its inference calls in progress at most; 0 sets no limit.
-        max_bytes: Memory of its requests in progress at most; 0 sets no limit.
-        queue_weight: Its share of the runs in relation to others.
+        max_calls: See `Identity`, as for `max_bytes` and `queue_weight`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -91,9 +89,9 @@ class Entry(BaseModel):
             name=self.name,
             rights=Rights.parse(self.rights),
             expires=math.inf if self.expires is None else self.expires.timestamp(),
-            limits=IdentityLimits(
-                max_calls=self.max_calls, max_bytes=self.max_bytes, queue_weight=self.queue_weight
-            ),
+            max_calls=self.max_calls,
+            max_bytes=self.max_bytes,
+            queue_weight=self.queue_weight,
         )
 
 

@@ -6,19 +6,16 @@ about as much, and both would need the interpreter. How many tokens may fail is 
 `_Failures`. No lock is held: single reads and writes of dictionaries are atomic, and two threads that verify
 the same token at the same time store the same result.
 
-PyJWT reads the keys. Its client for URLs is not used: it fetches on the thread that asks, here the one that
-takes calls, for each token that names an unknown key; follows redirections; and reads answers of any size.
+PyJWT fetches and reads the keys. Its cache is not used: it fetches on the thread that asks for a key, which
+is the one that takes calls.
 """
 
 import json
 import math
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
@@ -44,10 +41,8 @@ from attention_serving.server.threads import Reloaded, Watched, unreported
 RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 ALGORITHMS = frozenset({*RSA, "ES256", "ES384", "ES512", "EdDSA"})
 MIN_RSA_BITS, MAX_RSA_BITS = 2048, 8192
-MAX_KEYS = 100
-MAX_BYTES = 1 << 20
+MAX_FILE_BYTES = 1 << 20
 FETCH_SECONDS = 10.0
-CURVES = frozenset({"P-256", "P-384", "P-521", "Ed25519"})
 # How often a URL is fetched; and how soon after one fetch an unknown key, or a failure, may cause the next.
 REFRESH_SECONDS, PAUSE_SECONDS = 3600.0, 10.0
 # How far the clocks of the issuer and of this machine may differ, in seconds.
@@ -87,18 +82,18 @@ class Keys:
         Raises:
             IdentityError: The file cannot be used, or the URL must not be.
         """
-        self._url = where
-        self._data = b""
+        # What the URL returned last, and why the last fetch failed.
+        self._content: dict[str, Any] | None = None
         self._error: IdentityError | None = None
         self._fetched, self._next = -math.inf, math.inf
-        is_url = "://" in where
-        if is_url:
+        if "://" in where:
             check_url(where)
-        path = Path(where)
-        read = self._fetch_if_due if is_url else partial(read_bytes, path, MAX_BYTES)
+            self._client = jwt.PyJWKClient(where, cache_jwk_set=False, timeout=FETCH_SECONDS)
+            read: Callable[[], Any] = self._fetch_if_due
+        else:
+            read = partial(_read_file, Path(where))
+            warn_if_others_may_write(Path(where))
         self._watched = Watched("jwks", read, partial(_parsed, where), reloaded)
-        if not is_url:
-            warn_if_others_may_write(path)
         self._next = -math.inf
         self._watched.start()
 
@@ -115,8 +110,8 @@ class Keys:
         """Ends the thread. A fetch in progress is not waited for."""
         self._watched.close()
 
-    def _fetch_if_due(self) -> bytes:
-        """What the URL returned last.
+    def _fetch_if_due(self) -> dict[str, Any] | None:
+        """What the URL returned last; None before the first fetch.
 
         Raises:
             IdentityError: The last fetch failed.
@@ -124,17 +119,15 @@ class Keys:
         if (now := time.monotonic()) >= self._next:
             self._fetched, self._next = now, now + REFRESH_SECONDS
             try:
-                data = _fetch(self._url)
-                read_keys(data)
-                self._data, self._error = data, None
-            except (OSError, HTTPException, ValueError, IdentityError) as error:
-                if isinstance(error, urllib.error.HTTPError):
-                    error.close()
+                found = self._client.fetch_data()
+                read_keys(found)
+                self._content, self._error = found, None
+            except (*BROKEN, OSError, IdentityError) as error:
                 self._next = now + PAUSE_SECONDS
-                self._error = IdentityError(f"{shown(self._url)}: {error}")
+                self._error = IdentityError(f"{shown(self._client.uri)}: {error}")
         if self._error is not None:
             raise self._error
-        return self._data
+        return self._content
 
 
 def find_key(keys: KeySet, key_id: str | None) -> VerificationKey | None:
@@ -144,31 +137,36 @@ def find_key(keys: KeySet, key_id: str | None) -> VerificationKey | None:
     return keys.get(key_id)
 
 
-def read_keys(data: bytes) -> KeySet:
-    """Reads a JWK set. Keys for other purposes than signatures, and of unknown kinds, are left out.
+def read_keys(content: Any) -> KeySet:
+    """Reads a JWK set. Keys for other purposes than signatures, of unknown kinds, or damaged are left out.
 
     Raises:
         IdentityError: It is not one, holds a private key or a weak one, or none that can be used.
     """
-    if len(data) > MAX_BYTES:
-        raise IdentityError(f"the key set is larger than {MAX_BYTES} bytes")
-    try:
-        content = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise IdentityError(f"the key set is not JSON: {error}") from None
     members = content.get("keys") if isinstance(content, dict) else None
-    if not isinstance(members, list) or not all(isinstance(member, dict) for member in members):
-        raise IdentityError('the key set must be an object with an array "keys" of objects')
-    if len(members) > MAX_KEYS:
-        raise IdentityError(f"the key set has {len(members)} keys; the limit is {MAX_KEYS}")
     keys: dict[str, VerificationKey] = {}
-    for number, member in enumerate(members):
-        key_id, found = str(member.get("kid", "")), _key(f"keys[{number}]", member)
-        if found is not None and keys.setdefault(key_id, found) is not found:
-            raise IdentityError(f"keys[{number}]: its kid is that of another key")
+    for member in members if isinstance(members, list) else ():
+        try:
+            found = jwt.PyJWK(member)
+        except (*BROKEN, AttributeError, KeyError):
+            continue
+        if found.public_key_use not in (None, "sig") or found.algorithm_name not in ALGORITHMS:
+            continue
+        if hasattr(found.key, "private_bytes"):
+            raise IdentityError(f"the key {found.key_id} is a private key; publish the public key only")
+        algorithms: tuple[str, ...] = (found.algorithm_name,)
+        if found.key_type == "RSA":
+            bits = found.key.key_size
+            if not MIN_RSA_BITS <= bits <= MAX_RSA_BITS:
+                limits = f"{MIN_RSA_BITS} to {MAX_RSA_BITS}"
+                raise IdentityError(f"the key {found.key_id} has {bits} bits; must have {limits}")
+            algorithms = RSA if member.get("alg") is None else algorithms
+        elif member["crv"] == "Ed448":
+            continue
+        keys.setdefault(str(member.get("kid", "")), VerificationKey(found.key, algorithms))
     if not keys:
         kinds = ", ".join(sorted(ALGORITHMS))
-        raise IdentityError(f"the key set has no key that verifies signatures of {kinds}")
+        raise IdentityError(f"this is not a JWK set with a key that verifies signatures of {kinds}")
     return keys
 
 
@@ -192,50 +190,25 @@ def shown(url: str) -> str:
     return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirection could lead to another host, or away from https."""
+def _read_file(path: Path) -> Any:
+    """The content of a file of keys.
 
-    def redirect_request(self, *_arguments: Any) -> None:
-        """Follows none."""
+    Raises:
+        IdentityError: It cannot be read, or is not JSON.
+    """
+    content = read_bytes(path, MAX_FILE_BYTES)
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise IdentityError(f"{path}: is not JSON: {error}") from None
 
 
-def _fetch(url: str) -> bytes:
-    with urllib.request.build_opener(_NoRedirects).open(url, timeout=FETCH_SECONDS) as response:
-        data: bytes = response.read(MAX_BYTES + 1)
-        return data
-
-
-def _parsed(where: str, data: bytes) -> KeySet | None:
+def _parsed(where: str, content: Any) -> KeySet | None:
     """The keys; None before the first fetch."""
     try:
-        return read_keys(data) if data else None
+        return None if content is None else read_keys(content)
     except IdentityError as error:
         raise IdentityError(f"{where}: {error}") from None
-
-
-def _key(where: str, member: dict[str, Any]) -> VerificationKey | None:
-    """A key of the set; None if it is not for this purpose."""
-    if member.get("use", "sig") != "sig":
-        return None
-    try:
-        found = jwt.PyJWK(member)
-    except (jwt.PyJWTError, ValueError, TypeError, KeyError):
-        is_ours = member.get("kty") == "RSA" or member.get("crv") in CURVES
-        if is_ours and member.get("alg") in (None, *ALGORITHMS):
-            # Without the message, which may contain the key.
-            raise IdentityError(f"{where}: is damaged, or its alg is not one of its kind of key") from None
-        return None
-    if found.algorithm_name not in ALGORITHMS or member.get("crv") == "Ed448":
-        return None
-    if hasattr(found.key, "private_bytes"):
-        raise IdentityError(f"{where}: is a private key; publish the public key only")
-    if found.key_type != "RSA":
-        return VerificationKey(found.key, (found.algorithm_name,))
-    if not MIN_RSA_BITS <= found.key.key_size <= MAX_RSA_BITS:
-        raise IdentityError(
-            f"{where}: has {found.key.key_size} bits; must have {MIN_RSA_BITS} to {MAX_RSA_BITS}"
-        )
-    return VerificationKey(found.key, RSA if member.get("alg") is None else (found.algorithm_name,))
 
 
 class NotYetValidError(InvalidTokenError):

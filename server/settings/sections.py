@@ -14,8 +14,6 @@ from pydantic import (
 )
 
 from attention_serving.server.engine.limits import MAX_TOLERANCE, MIB, chosen_versions
-from attention_serving.server.security.guard import Guard, open_guard
-from attention_serving.server.threads import Reloaded, unreported
 from attention_serving.server.tls.files import TlsFiles
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -160,19 +158,6 @@ class IdentityAndRights(Section):
     """Claim of JSON Web Tokens with the rights: a text with spaces between them, or an array."""
     protect_metrics: bool = False
     """Require a token with the right read for metrics; otherwise everyone may read them."""
-
-    def guard(self, reloaded: Reloaded = unreported) -> Guard | None:
-        """The guard that they ask for, or None if everyone may do everything. Its owner closes it.
-
-        Args:
-            reloaded: Called when tokens or keys have changed.
-
-        Raises:
-            IdentityError: The tokens file or the keys cannot be used.
-        """
-        claim = self.jwt_rights_claim
-        jwt = {"issuer": self.jwt_issuer, "audience": self.jwt_audience, "rights_claim": claim}
-        return open_guard(self.tokens, self.jwt_jwks, jwt, reloaded)
 
     @property
     def has_identities(self) -> bool:

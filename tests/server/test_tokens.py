@@ -31,7 +31,7 @@ def test_a_token_is_printed_once_known_to_the_file_and_revoked(file: Path) -> No
     token = done.stdout.strip()
     identity = table_in(file).of_token(digest_of(token))
     assert identity is not None
-    assert (identity.name, identity.limits.max_calls, identity.limits.max_bytes) == ("one", 3, 1 << 20)
+    assert (identity.name, identity.max_calls, identity.max_bytes) == ("one", 3, 1 << 20)
     in_90_days = (datetime.now(UTC) + timedelta(days=90)).timestamp()
     assert identity.expires == pytest.approx(in_90_days, abs=60)
     assert token not in file.read_text() + done.stderr

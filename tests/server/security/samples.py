@@ -104,9 +104,9 @@ def public_jwk(algorithm: str, name: str = "one", **members: Any) -> dict[str, A
     return {**found, "kid": name, **members}
 
 
-def key_set(*members: dict[str, Any]) -> bytes:
+def key_set(*members: dict[str, Any]) -> dict[str, Any]:
     """A JWK set."""
-    return json.dumps({"keys": members}).encode()
+    return {"keys": [*members]}
 
 
 def signed(algorithm: str = "RS256", key: str = "one", kid: str | None = "", **claims: Any) -> str:

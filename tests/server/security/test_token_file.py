@@ -31,7 +31,7 @@ def test_tokens_and_certificates_find_their_identities(
     found = table.of_token(digest_of("first"))
     assert found is not None
     assert (found.name, found.source, found.rights.admin) == ("one", Source.TOKEN, True)
-    assert (found.limits.max_calls, found.limits.max_bytes, found.caller.weight) == (7, 0, 0.5)
+    assert (found.max_calls, found.max_bytes, found.caller.weight) == (7, 0, 0.5)
     assert found.caller.name == "token:one"
     assert table.of_token(digest_of("firs")) is None
     found = table.of_certificate(["CN", "spiffe://a/jobs"])
@@ -52,7 +52,7 @@ def test_toml_and_json_are_read_alike(tmp_path: Path) -> None:
     assert read_file(toml) == read_file(write_tokens(tmp_path / "tokens.json", same))
     identity = table_in(toml).of_token(digest_of("secret"))
     assert identity is not None
-    assert (identity.expires, identity.limits.max_bytes) == (expires.timestamp(), 1 << 20)
+    assert (identity.expires, identity.max_bytes) == (expires.timestamp(), 1 << 20)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,17 @@
 """JSON Web Tokens: which are taken, for how long, and how often they are verified."""
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import jwt
 import pytest
 
 from attention_serving.server.engine.errors import OverloadedError
+from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.security import web_tokens
+from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.rights import (
     ExpiredTokenError,
     Identity,
@@ -18,6 +22,7 @@ from attention_serving.server.security.rights import (
 )
 from attention_serving.server.security.token_file import digest_of
 from attention_serving.server.security.web_tokens import LEEWAY_SECONDS, MAX_FAILURES, WebTokens, read_keys
+from tests.server.seams import PATIENCE_SECONDS, Served
 from tests.server.security.samples import (
     AUDIENCE,
     ISSUER,
@@ -29,6 +34,9 @@ from tests.server.security.samples import (
     signed_with_the_public_key,
     unsigned,
 )
+
+OK, UNAUTHENTICATED = grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.fixture
@@ -122,7 +130,7 @@ class Counted:
         return self._decode(*arguments, **options)
 
 
-def test_a_token_is_verified_once(
+def test_a_token_is_verified_once_for_each_key_set(
     tokens: WebTokens, keys: FixedKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted, token, wrong = Counted(monkeypatch), signed(), signed(key="two", kid="one")
@@ -131,22 +139,13 @@ def test_a_token_is_verified_once(
         with pytest.raises(InvalidTokenError):
             identity_of(tokens, wrong)
     assert counted.count == 2
-    keys.keys = read_keys(key_set(public_jwk("RS256")))
-    identity_of(tokens, token)
-    assert counted.count == 3
-
-
-def test_a_token_of_a_removed_key_is_refused_at_once(tokens: WebTokens, keys: FixedKeys) -> None:
-    token = signed()
-    identity_of(tokens, token)
     keys.keys = read_keys(key_set(public_jwk("RS256", "two")))
-    with pytest.raises(InvalidTokenError, match="not one of the issuer's"):
-        identity_of(tokens, token)
-    assert keys.wanted == 1
-    with pytest.raises(InvalidTokenError, match="not one of the issuer's"):
-        identity_of(tokens, token)
-    assert keys.wanted == 2  # its issuer may have published the key since
+    for _ in range(2):  # its issuer may have published the key again since
+        with pytest.raises(InvalidTokenError, match="not one of the issuer's"):
+            identity_of(tokens, token)
+    assert (counted.count, keys.wanted) == (2, 2)
     assert identity_of(tokens, signed(key="two")).name == "someone"
+    assert counted.count == 3
 
 
 def test_failed_verifications_are_limited_for_the_connections_of_an_address_that_they_came_from(
@@ -203,3 +202,23 @@ def test_before_there_are_keys_callers_are_told_to_try_again() -> None:
 def test_rights_are_in_the_claim_of_the_settings(keys: FixedKeys, claim: Any, rights: Rights) -> None:
     tokens = WebTokens(keys, issuer=ISSUER, audience=AUDIENCE, rights_claim="permissions")
     assert identity_of(tokens, signed(scope="admin", permissions=claim)).rights == rights
+
+
+def codes(channel: grpc.Channel, *tokens: str) -> list[grpc.StatusCode]:
+    method: Any = channel.unary_unary("/inference.GRPCInferenceService/ServerMetadata")
+    metadata = [(("authorization", f"Bearer {token}"),) for token in tokens]
+    return [method.future(b"", metadata=each, timeout=PATIENCE_SECONDS).code() for each in metadata]
+
+
+def test_over_grpc_the_connection_of_forged_tokens_is_refused_and_a_newcomer_is_served(
+    self_model: LoadedModel, tokens: WebTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_tokens, "MAX_FAILURES", 3)
+    monkeypatch.setattr(web_tokens, "time", SimpleNamespace(time=lambda: 100.0))  # all in one second
+    forged = [f"{signed()[:-6]}{number:05d}A" for number in range(4)]
+    with Served(self_model, guard=Guard(None, tokens)) as served, served.connect() as other:
+        known, new = (signed(sub=name) for name in ("known", "new"))
+        assert codes(served.channel, known) == [OK]
+        assert codes(served.channel, *forged) == [*3 * [UNAUTHENTICATED], EXHAUSTED]
+        assert codes(served.channel, new, known) == [EXHAUSTED, OK]
+        assert codes(other, new) == [OK]
