@@ -20,7 +20,6 @@ from attention_serving.server.model_control import initial_models, load_models, 
 from attention_serving.server.observe.logs import Recorder
 from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector
-from attention_serving.server.security.guard import open_guard
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import EXIT_SECONDS, Inbox, StopRequest, end_after
 from attention_serving.server.tls import current_certificates
@@ -112,7 +111,7 @@ class Application:
             rpc_options(settings),
             self.metrics,
             certificates=certificates,
-            guard=open_guard(settings, self.metrics.reloaded),
+            guard=settings.guard(self.metrics.reloaded),
             recorder=self._recorder if self._recorder.is_on else None,
         )
         # What is closed before the gRPC server.

@@ -21,7 +21,6 @@ from attention_serving.server.addresses import reserve
 from attention_serving.server.errors import WorkerError
 from attention_serving.server.http.child import HttpProcess, http_process, needs_private_sockets
 from attention_serving.server.observe import prometheus
-from attention_serving.server.security.guard import open_guard
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import EXIT_SECONDS, LAST_SECONDS, Inbox, StopRequest
 from attention_serving.server.supervision import Child, Exit, ExitKind, State
@@ -82,7 +81,7 @@ def run(settings: Settings, inbox: Inbox) -> None:
     """
     certificates = current_certificates(settings.tls_files)
     with ExitStack() as stack:
-        guard = open_guard(settings) if settings.protect_metrics else None
+        guard = settings.guard() if settings.protect_metrics else None
         if guard is not None:
             stack.callback(guard.close)
         folder = stack.enter_context(machine.temporary_folder())

@@ -3,16 +3,14 @@
 import re
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from attention_serving.server.security.rights import Identity, InvalidTokenError, MissingCredentialsError
-from attention_serving.server.security.token_file import TokenTable, digest_of, parse_table, read_bytes
-from attention_serving.server.threads import Reloaded, Watched, unreported
+from attention_serving.server.security.token_file import TokenTable, digest_of
+from attention_serving.server.threads import Watched
 
-if TYPE_CHECKING:  # the libraries of the first are needed with JSON Web Tokens only
+if TYPE_CHECKING:  # its libraries are needed with JSON Web Tokens only
     from attention_serving.server.security.web_tokens import WebTokens
-    from attention_serving.server.settings.sections import IdentityAndRights
 
 AUTHORIZATION = "authorization"
 # Source: RFC 6750, section 2.1; the name of a scheme has no case.
@@ -86,33 +84,6 @@ class Guard:
                 "the call has no token, and its client certificate has no name that this server knows"
             )
         raise MissingCredentialsError('a token is required: send the metadata "authorization: Bearer TOKEN"')
-
-
-def open_guard(settings: "IdentityAndRights", reloaded: Reloaded = unreported) -> Guard | None:
-    """The guard that the settings ask for, or None if everyone may do everything. Its owner closes it.
-
-    Args:
-        settings: Where tokens and keys are.
-        reloaded: Called when tokens or keys have changed.
-
-    Raises:
-        IdentityError: The tokens file or the keys cannot be used.
-    """
-    table = web_tokens = None
-    if settings.jwt_jwks:
-        # Their libraries take time and memory that a server without them need not spend.
-        from attention_serving.server.security.web_tokens import Keys, WebTokens  # noqa: PLC0415
-
-        web_tokens = WebTokens(
-            Keys(settings.jwt_jwks, reloaded),
-            issuer=settings.jwt_issuer,
-            audience=settings.jwt_audience,
-            rights_claim=settings.jwt_rights_claim,
-        )
-    if path := settings.tokens:
-        table = Watched("tokens", partial(read_bytes, path), partial(parse_table, path), reloaded)
-        table.start()
-    return Guard(table, web_tokens) if table or web_tokens else None
 
 
 def bearer_token(metadata: Metadata) -> str | None:

@@ -1,5 +1,6 @@
 """The options in their sections: names, types, ranges and defaults."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +15,9 @@ from pydantic import (
 )
 
 from attention_serving.server.engine.limits import MAX_TOLERANCE, MIB, chosen_versions
+from attention_serving.server.security.guard import Guard
+from attention_serving.server.security.token_file import parse_table, read_bytes
+from attention_serving.server.threads import Reloaded, Watched, unreported
 from attention_serving.server.tls.files import TlsFiles
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -158,6 +162,31 @@ class IdentityAndRights(Section):
     """Claim of JSON Web Tokens with the rights: a text with spaces between them, or an array."""
     protect_metrics: bool = False
     """Require a token with the right read for metrics; otherwise everyone may read them."""
+
+    def guard(self, reloaded: Reloaded = unreported) -> Guard | None:
+        """The guard that they ask for, or None if everyone may do everything. Its owner closes it.
+
+        Args:
+            reloaded: Called when tokens or keys have changed.
+
+        Raises:
+            IdentityError: The tokens file or the keys cannot be used.
+        """
+        table = web_tokens = None
+        if self.jwt_jwks:
+            # Their libraries take time and memory that a server without them need not spend.
+            from attention_serving.server.security.web_tokens import Keys, WebTokens  # noqa: PLC0415
+
+            web_tokens = WebTokens(
+                Keys(self.jwt_jwks, reloaded),
+                issuer=self.jwt_issuer,
+                audience=self.jwt_audience,
+                rights_claim=self.jwt_rights_claim,
+            )
+        if path := self.tokens:
+            table = Watched("tokens", partial(read_bytes, path), partial(parse_table, path), reloaded)
+            table.start()
+        return Guard(table, web_tokens) if self.has_identities else None
 
     @property
     def has_identities(self) -> bool:

@@ -2,10 +2,11 @@
 
 import gzip
 import http.client
+import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
@@ -18,23 +19,21 @@ TEXT = b"# HELP answer The answer.\n# TYPE answer gauge\nanswer 42.0\n"
 PATIENCE_SECONDS = 60.0
 
 
-@pytest.fixture
-def listen() -> Iterator[Callable[[str], MetricsEndpoint]]:
-    registry = CollectorRegistry()
-    Gauge("answer", "The answer.", registry=registry).set(42)
-    with ExitStack() as stack:
-
-        def listen(host: str) -> MetricsEndpoint:
-            endpoint = MetricsEndpoint(registry, host, 0)
-            stack.callback(endpoint.close)
-            return endpoint
-
-        yield listen
+REGISTRY = CollectorRegistry()
+Gauge("answer", "The answer.", registry=REGISTRY).set(42)
 
 
-@pytest.fixture
-def endpoint(listen: Callable[[str], MetricsEndpoint]) -> MetricsEndpoint:
-    return listen(HOST)
+@contextmanager
+def listening(host: str) -> Iterator[MetricsEndpoint]:
+    endpoint = MetricsEndpoint(REGISTRY, host, 0)
+    yield endpoint
+    endpoint.close()
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[MetricsEndpoint]:
+    with listening(HOST) as endpoint:
+        yield endpoint
 
 
 def request(
@@ -74,26 +73,24 @@ def test_a_client_may_ask_for_openmetrics_and_gzip(endpoint: MetricsEndpoint) ->
 
 
 @pytest.mark.parametrize("host", ["[::1]", "localhost"])
-def test_other_addresses_and_names_can_be_listened_on(
-    listen: Callable[[str], MetricsEndpoint], host: str
-) -> None:
-    assert request(listen(host), host=host.strip("[]"))[1] == TEXT
-
-
-def test_a_port_in_use_is_an_error_and_a_closed_one_is_free(endpoint: MetricsEndpoint) -> None:
-    with pytest.raises(BindError, match=rf"cannot listen on {HOST}:{endpoint.port} for metrics: .*in use"):
-        MetricsEndpoint(CollectorRegistry(), HOST, endpoint.port)
-    with ExitStack() as stack:
-        connections(endpoint, 3, stack)
+def test_other_addresses_can_be_listened_on_and_a_port_is_free_once_closed(host: str) -> None:
+    with listening(host) as endpoint, ExitStack() as stack:
+        assert request(endpoint, host=host.strip("[]"))[1] == TEXT
+        shown = re.escape(f"cannot listen on {host}:{endpoint.port} for metrics: ")
+        with pytest.raises(BindError, match=rf"{shown}.*in use"):
+            MetricsEndpoint(REGISTRY, host, endpoint.port)
+        connections(endpoint, 3, stack, host.strip("[]"))
         endpoint.close()  # does not wait for clients
     with pytest.raises(ConnectionRefusedError):
-        request(endpoint)
+        request(endpoint, host=host.strip("[]"))
 
 
-def connections(endpoint: MetricsEndpoint, count: int, stack: ExitStack) -> list[socket.socket]:
+def connections(
+    endpoint: MetricsEndpoint, count: int, stack: ExitStack, host: str = HOST
+) -> list[socket.socket]:
     """Connections that have sent the beginning of a request, and no more."""
     opened = [
-        stack.enter_context(socket.create_connection((HOST, endpoint.port), timeout=PATIENCE_SECONDS))
+        stack.enter_context(socket.create_connection((host, endpoint.port), timeout=PATIENCE_SECONDS))
         for _ in range(count)
     ]
     for connection in opened:
@@ -106,10 +103,10 @@ def handlers() -> int:
 
 
 def test_connections_beyond_the_limit_are_refused_and_all_end_after_a_time(
-    listen: Callable[[str], MetricsEndpoint], monkeypatch: pytest.MonkeyPatch
+    endpoint: MetricsEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(MetricsEndpoint, "max_connection_seconds", 2.0)
-    endpoint, before = listen(HOST), handlers()
+    monkeypatch.setattr(endpoint, "max_connection_seconds", 2.0)
+    before = handlers()
     with ExitStack() as stack:
         opened = connections(endpoint, MAX_CONNECTIONS, stack)
         (further,) = connections(endpoint, 1, stack)

@@ -59,18 +59,14 @@ def test_a_malformed_context_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None
             assert (len(context.trace_state), f"{context.trace_id:032x}" == TRACE) == (0, False)
 
 
-@pytest.mark.parametrize(
-    "state",
-    ["x" * 513, "a=\u00e9", "a=\x00", b"a=1", "x code=OK caller=admin"],
-    ids=["long", "accent", "nul", "bytes", "no member"],
-)
 def test_a_malformed_state_is_left_out_and_not_logged(
-    state: str | bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with sampling(monkeypatch, 0) as traces:
-        span = begun(traces, (PARENT, GOOD), (STATE, state))
-    assert span is not None
-    assert len(span.get_span_context().trace_state) == 0
+        for state in ("x" * 513, "a=\u00e9", "a=\x00", b"a=1", "x code=OK caller=admin"):
+            span = begun(traces, (PARENT, GOOD), (STATE, state))
+            assert span is not None
+            assert len(span.get_span_context().trace_state) == 0
     assert not [record for record in caplog.records if "Member" in record.msg]
 
 
@@ -136,21 +132,13 @@ def add(traces: Traces) -> None:
     span.end()
 
 
-def closes(traces: Traces) -> bool:
-    """Whether the exporter ends although its collector does not answer."""
-    closing = threading.Thread(target=traces.close, args=(0.1,), daemon=True)
-    closing.start()
-    closing.join(PATIENCE_SECONDS)
-    return not closing.is_alive()
-
-
 def test_a_slow_or_absent_collector_delays_neither_calls_nor_the_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(ENDPOINT, NOBODY)
     absent = Traces()
     add(absent)
-    assert closes(absent)
+    absent.close(0.1)
     with collecting() as slow:
         slow.held = threading.Event()
         monkeypatch.setenv(ENDPOINT, slow.url)
@@ -159,7 +147,7 @@ def test_a_slow_or_absent_collector_delays_neither_calls_nor_the_end(
         assert slow.exporting.wait(PATIENCE_SECONDS)
         for _ in range(10_000):  # more than the queue holds
             add(traces)
-        assert closes(traces)
+        traces.close(0.1)
     assert "traces lost" in caplog.text
 
 
