@@ -33,15 +33,14 @@ def check_exposure(host: str, *, encrypted: bool, insecure: bool) -> None:
     """
     if encrypted or insecure:
         return
-    bare = host.strip("[]") or None
     try:
-        found = socket.getaddrinfo(bare, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
     except OSError as error:
         raise BindError(f"cannot listen on {host}: {error.strerror}") from error
     if all(is_loopback_address(str(address[0])) for *_, address in found):
         return
     raise ExposureError(
-        f"{host or 'every address'} can be reached from other machines, and calls would be neither encrypted"
+        f"{host} can be reached from other machines, and calls would be neither encrypted"
         " nor protected from change: give --tls-certificate and --tls-key, or listen on 127.0.0.1, or allow"
         " it with --insecure (ATTENTION_INSECURE=true), such as behind a proxy that encrypts"
     )
@@ -87,7 +86,7 @@ def _open(
     opened: list[socket.socket] = []
     absent = OSError(errno.EADDRNOTAVAIL, "no such address")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         for family, _, _, _, (numeric, _, *scope) in found:
             chosen = opened[0].getsockname()[1] if opened else port
             try:

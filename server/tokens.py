@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
@@ -90,7 +90,7 @@ def create(
     with _errors(), _locked(file):
         content = read_file(file) if file.exists() else TokenFile(identities=())
         if any(entry.name == name for entry in content.identities):
-            _fail(f"{file}: {name} exists already; revoke it first, or choose another name")
+            raise IdentityError(f"{file}: {name} exists already; revoke it first, or choose another name")
         write_file(file, TokenFile(identities=(*content.identities, Entry.model_validate(fields))))
     until = "without end" if expires is None else f"until {expires.isoformat()}"
     typer.echo(f"{name}: {' '.join(right)}, {until}", err=True)
@@ -117,7 +117,7 @@ def revoke(name: Name, file: File) -> None:
         kept = [entry for entry in content.identities if entry.name != name]
         if len(kept) == len(content.identities):
             known = ", ".join(entry.name for entry in content.identities) or "none"
-            _fail(f"{file}: {name} does not exist; there are: {known}")
+            raise IdentityError(f"{file}: {name} does not exist; there are: {known}")
         write_file(file, TokenFile(identities=tuple(kept)))
     typer.echo(f"{name}: revoked", err=True)
 
@@ -147,15 +147,10 @@ def _locked(file: Path) -> Iterator[None]:
 def _errors() -> Iterator[None]:
     try:
         yield
-    except IdentityError as error:
-        _fail(str(error))
-    except ValidationError as error:
-        _fail(problems(error))
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(1)
+    except (IdentityError, ValidationError) as error:
+        said = problems(error) if isinstance(error, ValidationError) else error
+        typer.echo(f"error: {said}", err=True)
+        raise typer.Exit(1) from None
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from attention_serving.server.addresses import address_of, listen
 from attention_serving.server.settings import Settings
 from attention_serving.server.supervision import Child
 
-LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - addresses to replace
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - addresses to replace
 # Connections to each worker. The system distributes them at random, so that a few more find all workers.
 CONNECTIONS_PER_WORKER, MAX_CONNECTIONS = 4, 1024
 # How long requests whose bodies are on their way may still reach the gRPC server before that drains too.

@@ -38,7 +38,6 @@ TOML = ".toml"
 MAX_FILE_BYTES = 16 << 20
 # Problems that one message lists.
 MAX_PROBLEMS = 5
-OWNER_ONLY = 0o600
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,99}$"
 SHA256 = r"^[0-9a-f]{64}$"
@@ -215,7 +214,6 @@ def write_file(path: Path, content: TokenFile) -> None:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
-            os.fchmod(file.fileno(), OWNER_ONLY)
             os.fsync(file.fileno())
         Path(temporary).replace(path)
     except OSError as error:

@@ -88,7 +88,7 @@ class Models(Section):
 class Network(Section):
     """Where the server listens, and how much it accepts from the network."""
 
-    host: str = "127.0.0.1"
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Address or host name to listen on, for gRPC, metrics and HTTP."""
     port: Port = 8001
     """Port for gRPC, 0 to 65535. 0 selects a free port."""

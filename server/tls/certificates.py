@@ -13,7 +13,6 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from attention_serving.server.errors import TlsError
@@ -33,13 +32,16 @@ def check(files: TlsFiles, contents: Contents) -> Certificates:
     """
     chain = _certificates(files.certificate, contents.certificate)
     _check_valid_now(files.certificate, chain[0])
-    _check_pair(files, _key(files.key, contents.key), chain)
+    _check_key(files.key, contents.key)
     authorities = _authorities(files.client_ca, contents.client_ca)
     client_ca = b"".join(each.public_bytes(Encoding.PEM) for each in authorities) or None
     try:
         context = server_context(contents, client_ca)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise TlsError(f"{files.certificate}: cannot be used: {error}") from error
+        raise TlsError(
+            f"{files.certificate}: cannot be used with {files.key}, which must contain the key of its first"
+            f" certificate: {error}"
+        ) from error
     return Certificates(
         contents=contents,
         client_ca=client_ca,
@@ -92,15 +94,21 @@ def _certificates(path: Path, content: bytes) -> list[x509.Certificate]:
         raise TlsError(f"{path}: does not contain a certificate in PEM (BEGIN CERTIFICATE)") from error
 
 
-def _key(path: Path, content: bytes) -> PrivateKeyTypes:
+def _check_key(path: Path, content: bytes) -> None:
     try:
-        return load_pem_private_key(content, None)
+        key = load_pem_private_key(content, None)
     except TypeError as error:
         raise TlsError(
             f"{path}: the key is encrypted; store it without a passphrase, readable by the server's user only"
         ) from error
     except (ValueError, UnsupportedAlgorithm) as error:
         raise TlsError(f"{path}: does not contain a private key in PEM (BEGIN PRIVATE KEY)") from error
+    is_rsa = isinstance(key, rsa.RSAPrivateKey) and key.key_size >= MIN_RSA_BITS
+    if not is_rsa and not (isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, CURVES)):
+        raise TlsError(
+            f"{path}: the key must be an RSA key of at least {MIN_RSA_BITS} bits, or an EC key on P-256 or"
+            " P-384: gRPC clients support no others"
+        )
 
 
 def _check_valid_now(path: Path, certificate: x509.Certificate) -> None:
@@ -112,26 +120,6 @@ def _check_valid_now(path: Path, certificate: x509.Certificate) -> None:
     if certificate.not_valid_before_utc > now:
         begins = f"{certificate.not_valid_before_utc:%FT%TZ}"
         raise TlsError(f"{path}: the certificate is not valid before {begins}; check this machine's clock")
-
-
-def _check_pair(files: TlsFiles, key: PrivateKeyTypes, chain: list[x509.Certificate]) -> None:
-    supported = (isinstance(key, rsa.RSAPrivateKey) and key.key_size >= MIN_RSA_BITS) or (
-        isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, CURVES)
-    )
-    if not supported:
-        raise TlsError(
-            f"{files.key}: the key must be an RSA key of at least {MIN_RSA_BITS} bits, or an EC key on"
-            " P-256 or P-384: gRPC clients support no others"
-        )
-    try:
-        belongs = chain[0].public_key() == key.public_key()
-    except (ValueError, UnsupportedAlgorithm):
-        belongs = False
-    if not belongs:
-        raise TlsError(
-            f"{files.key}: the key does not belong to the certificate {files.certificate}, whose first part"
-            " must be the server's own"
-        )
 
 
 def _authorities(path: Path | None, content: bytes | None) -> list[x509.Certificate]:

@@ -96,6 +96,9 @@ def test_closing_connections_do_not_block_the_port(stack: ExitStack) -> None:
 def test_a_host_of_another_machine_is_refused(host: str) -> None:
     with pytest.raises(BindError, match=f"cannot listen on {host}:0: "):
         reserve(host, 0)
+    if host.endswith(".invalid"):
+        with pytest.raises(BindError, match=f"cannot listen on {host}: "):
+            check_exposure(host, encrypted=False, insecure=False)
 
 
 @pytest.mark.parametrize(("host", "text"), [("::1", "[::1]:7"), ("[::1]", "[::1]:7"), ("a", "a:7")])
@@ -103,7 +106,7 @@ def test_an_address_has_brackets_where_it_needs_them(host: str, text: str) -> No
     assert address_of(host, 7) == text
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "", "10.1.2.3", "0"])  # noqa: S104 - refused
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "10.1.2.3", "0"])  # noqa: S104 - refused
 def test_a_public_address_needs_a_certificate_or_the_operators_word(host: str) -> None:
     with pytest.raises(ExposureError, match=r"--tls-certificate and --tls-key, or listen on 127.0.0.1, or"):
         check_exposure(host, encrypted=False, insecure=False)
@@ -114,8 +117,3 @@ def test_a_public_address_needs_a_certificate_or_the_operators_word(host: str) -
 @pytest.mark.parametrize("host", ["127.8.9.10", "::1", "[::1]", "localhost", "::ffff:127.0.0.1", "127.1"])
 def test_loopback_needs_nothing(host: str) -> None:
     check_exposure(host, encrypted=False, insecure=False)
-
-
-def test_a_name_without_an_address_cannot_be_listened_on() -> None:
-    with pytest.raises(BindError, match=r"cannot listen on nobody\.invalid: "):
-        check_exposure("nobody.invalid", encrypted=False, insecure=False)

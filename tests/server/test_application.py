@@ -95,23 +95,6 @@ def test_ports_are_bound_and_metrics_served_while_models_load(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("option", ["--port", "--metrics-port"])
-def test_a_port_in_use_fails_before_models_load(
-    repository: SlowRepository, tmp_path: Path, option: str
-) -> None:
-    with socket.socket() as other:
-        other.bind((HOST, 0))
-        other.listen()
-        port = other.getsockname()[1]
-        with watched(repository.folder, tmp_path, f"{option}={port}") as server:
-            assert server.process.wait(timeout=60) == 1
-            said = server.rest()
-    assert " ERROR cannot serve " in said
-    assert f"cannot listen on {HOST}:{port}" in said
-    assert " loading " not in said
-
-
-@pytest.mark.thorough
 def test_a_signal_while_models_load_ends_the_process_at_once(loading: Watched) -> None:
     loading.until(" loading ")
     started = time.monotonic()

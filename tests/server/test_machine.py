@@ -122,7 +122,9 @@ def test_the_temporary_folder_is_private_and_stays_until_the_end(temporary: Path
     assert not list(temporary.iterdir())
 
 
-def test_the_folder_of_a_killed_process_is_removed_by_the_next(temporary: Path) -> None:
+def test_the_folder_of_a_killed_process_is_removed_by_the_next_and_links_and_files_are_not(
+    temporary: Path,
+) -> None:
     code = (
         "import os; from attention_serving.server.machine import temporary_folder\n"
         "with temporary_folder() as folder: (folder / 'counter_0.db').touch(); os.kill(os.getpid(), 9)"
@@ -130,19 +132,12 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next(temporary: Path) 
     killed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
     assert killed.returncode == -9
     (left,) = temporary.iterdir()
-    with machine.temporary_folder() as folder:
-        assert list(temporary.iterdir()) == [folder]
-        assert folder != left
-
-
-def test_links_and_files_with_such_a_name_are_left_alone(temporary: Path) -> None:
-    other = temporary / "other"
+    other, link, file = (
+        temporary / name for name in ("other", f"{machine.PREFIX}link", f"{machine.PREFIX}file")
+    )
     other.mkdir()
-    (other / "kept").touch()
-    (temporary / f"{machine.PREFIX}link").symlink_to(other, target_is_directory=True)
-    (temporary / f"{machine.PREFIX}file").touch()
-    with machine.temporary_folder():
-        pass
-    assert (other / "kept").exists()
-    assert (temporary / f"{machine.PREFIX}link").is_symlink()
-    assert (temporary / f"{machine.PREFIX}file").exists()
+    link.symlink_to(other, target_is_directory=True)
+    file.touch()
+    with machine.temporary_folder() as folder:
+        assert folder != left
+        assert {*temporary.iterdir()} == {folder, other, link, file}

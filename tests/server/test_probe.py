@@ -3,12 +3,15 @@
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from attention_serving.server import probe
+from tests.clients.tls_server import TlsServer
+from tests.support.certificates import Authority, Mounted
 
 HOST = "127.0.0.1"
 Status = health_pb2.HealthCheckResponse
@@ -45,3 +48,29 @@ def test_a_port_without_a_server_is_not_healthy(
         monkeypatch.setattr("sys.argv", ["probe", f"{HOST}:{bound.getsockname()[1]}"])
         assert probe.main() == 1
     assert "UNAVAILABLE" in capsys.readouterr().err
+
+
+def test_the_probe_of_a_server_with_mutual_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It shows a certificate, takes any of the server, and knows the server's own variables."""
+    clients = Authority("clients")
+    server = TlsServer(tmp_path, clients.pem, "attention.example")
+    client = Mounted(tmp_path / "client", clients.issue("probe.example"), b"")
+
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr("sys.argv", ["probe", *arguments])
+        return probe.main()
+
+    pair = ["--certificate", str(client.certificate), "--key", str(client.key)]
+    assert run(server.target, "--tls", *pair) == 0
+    assert run(server.target, "--tls") == 1
+    assert f"error: {server.target}: UNAVAILABLE" in capsys.readouterr().err
+    with monkeypatch.context() as variables:
+        variables.setenv("ATTENTION_PORT", str(server.port))
+        variables.setenv("ATTENTION_TLS_CERTIFICATE", str(client.certificate))
+        variables.setenv("ATTENTION_TLS_KEY", str(client.key))
+        assert run() == 0
+    server.close()
+    assert run(server.target, "--tls") == 1
+    assert f"error: {server.target}: [Errno 111] Connection refused" in capsys.readouterr().err

@@ -1,16 +1,19 @@
 """Options of the server: precedence of their sources, accepted values, and errors."""
 
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import onnxruntime
 import pytest
 from typer.testing import CliRunner, Result
 
 from attention_serving.server import VERSION, application, machine
 from attention_serving.server.command_line import make_application, unknown_variables
 from attention_serving.server.engine.run.provider import Device, Provider
+from attention_serving.server.errors import DeviceError
 from attention_serving.server.settings import AWAKE_SECONDS, SECTIONS, Settings
 from attention_serving.server.tls.files import TlsFiles
 from attention_serving.server.transport import TransportKind
@@ -64,35 +67,24 @@ def errors(*flags: str) -> list[str]:
 @pytest.mark.parametrize(
     ("flag", "variable", "line", "expected"),
     [
-        (None, None, None, 8001),
-        (None, None, "port = 3", 3),
-        (None, "2", "port = 3", 2),
-        (None, "", "port = 3", 3),
-        ("1", "2", "port = 3", 1),
-        ("8001", "2", None, 8001),
+        ("", None, "", 8001),
+        ("", None, "port = 3", 3),
+        ("", "2", "port = 3", 2),
+        ("", "", "port = 3", 3),
+        ("--port=1", "2", "port = 3", 1),
+        ("--port=8001", "2", "", 8001),
     ],
     ids=["default", "file", "variable", "empty variable", "flag", "flag with the default"],
 )
 def test_precedence_of_sources(
-    file: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    flag: str | None,
-    variable: str | None,
-    line: str | None,
-    expected: int,
+    file: Path, monkeypatch: pytest.MonkeyPatch, flag: str, variable: str | None, line: str, expected: int
 ) -> None:
     if variable is not None:
         monkeypatch.setenv("ATTENTION_PORT", variable)
-    file.write_text(f'{line or ""}\nmodel_repository = "elsewhere"')
-    _, (found,) = run(*(["--port", flag] if flag else []))
+    file.write_text(f'{line}\nmodel_repository = "elsewhere"')
+    monkeypatch.setenv("ATTENTION_CONFIG", "absent")
+    _, (found,) = run(f"--config={file}", *flag.split())  # which takes precedence over its variable
     assert (found.port, found.model_repository) == (expected, Path("elsewhere"))
-
-
-def test_the_config_flag_takes_precedence_over_its_variable(file: Path, tmp_path: Path) -> None:
-    file.write_text("port = 3")
-    other = tmp_path / "other.toml"
-    other.write_text("port = 4")
-    assert settings("--config", str(other)).port == 4
 
 
 def test_every_option_can_be_set_with_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,21 +131,9 @@ def test_an_option_that_needs_another_is_refused_without_it(flags: str, line: st
     assert found.startswith(f"error: {line}")
 
 
-def test_options_are_taken_with_what_they_need() -> None:
-    assert settings().tls_files is None
-    found = settings("--http-explore", "--http-port=0", "--unix-socket=/run/s", "--model-control=explicit")
-    assert (found.http_explore, found.unix_socket) == (True, Path("/run/s"))
-    assert settings("--model-control=poll", "--workers=2").workers == 2
-    files = settings("--tls-certificate=c", "--tls-key=k", "--tls-client-ca=a").tls_files
-    assert files == TlsFiles(certificate=Path("c"), key=Path("k"), client_ca=Path("a"))
-
-
 @pytest.mark.parametrize("given", ["67108864", "64MiB", "64 mib", "0.0625GiB"])
-def test_sizes_take_units(given: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file.write_text(f'max_in_flight_bytes = "{given}"')
-    monkeypatch.setenv("ATTENTION_DEVICE_MEMORY", given)
-    found = settings("--max-message-bytes", given)
-    assert found.max_message_bytes == found.max_in_flight_bytes == found.device_memory == 64 * MIB
+def test_sizes_take_units(given: str) -> None:
+    assert settings("--max-message-bytes", given).max_message_bytes == 64 * MIB
 
 
 @pytest.mark.parametrize(
@@ -161,6 +141,7 @@ def test_sizes_take_units(given: str, file: Path, monkeypatch: pytest.MonkeyPatc
     [
         ("--port", "65536", "less than or equal to 65535 (Port for gRPC, 0 to 65535."),
         ("--provider", "tpu", "'auto', 'cpu' or 'cuda'"),
+        ("--host", "", "at least 1 character"),
         ("--worker-timeout-seconds", "inf", "finite"),
         ("--max-concurrent-calls", "0", "greater than 0"),
         ("--max-memory", "-5MiB", "must be a number of bytes or a size such as 64MiB"),
@@ -169,7 +150,7 @@ def test_sizes_take_units(given: str, file: Path, monkeypatch: pytest.MonkeyPatc
         ("--port", "a\nerror: forged", "valid integer"),
         ("--port", "x" * 100_000, "valid integer"),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_an_invalid_value_is_refused_on_one_bounded_line(flag: str, value: str, reason: str) -> None:
     (line,) = errors(*REPOSITORY, flag, value)
@@ -193,30 +174,22 @@ def test_an_error_names_flag_variable_or_file(file: Path, monkeypatch: pytest.Mo
     }
 
 
-def test_a_file_that_cannot_be_read_is_refused(file: Path, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_or_has_an_unknown_key_is_refused(file: Path, tmp_path: Path) -> None:
     (line,) = errors()
     assert line.startswith("error: --model-repository is required; ATTENTION_MODEL_REPOSITORY and model_")
     absent = tmp_path / "absent.toml"
     assert errors(*REPOSITORY, f"--config={absent}") == [f"error: --config {absent}: the file does not exist"]
-    for content in (b"port = ", b"\xff"):
+    unreadable = "the configuration file cannot be read: "
+    for content, error in (
+        (b"port = ", unreadable),
+        (b"\xff", unreadable),
+        (b"prot = 3", "prot = 3: unknown option; did you mean port?"),
+        (b"[server]\nport = 3", 'server = {"port": 3}: unknown option'),
+        (b"max-memory = 3", "max-memory = 3: unknown option; did you mean max_memory?"),
+    ):
         file.write_bytes(content)
         (line,) = errors(*REPOSITORY)
-        assert line.startswith(f"error: {file}: the configuration file cannot be read: ")
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("prot = 3", "prot = 3: unknown option; did you mean port?"),
-        ("[server]\nport = 3", 'server = {"port": 3}: unknown option'),
-        ("max-memory = 3", "max-memory = 3: unknown option; did you mean max_memory?"),
-    ],
-    ids=["typo", "table", "hyphen"],
-)
-def test_an_unknown_key_of_the_file_is_refused(file: Path, line: str, reason: str) -> None:
-    file.write_text(line)
-    (found,) = errors(*REPOSITORY)
-    assert found.startswith(f"error: {file}: {reason}")
+        assert line.startswith(f"error: {file}: {error}")
 
 
 def test_unknown_variables_are_found_with_the_most_similar_name() -> None:
@@ -243,8 +216,8 @@ def test_the_help_shows_every_option_in_its_section(monkeypatch: pytest.MonkeyPa
     assert run("--version")[0].stdout == f"attention-serving {VERSION}\n"
 
 
-def run_server(*flags: str, **variables: str) -> tuple[int, str]:
-    """Exit status and standard error of a server that cannot start."""
+def run_server(*flags: str, **variables: str) -> str:
+    """Standard error of a server that cannot start."""
     done = subprocess.run(
         [sys.executable, "-m", "server", *flags],
         cwd=ROOT,
@@ -254,24 +227,21 @@ def run_server(*flags: str, **variables: str) -> tuple[int, str]:
         timeout=60,
         check=False,
     )
-    assert done.stdout == ""
-    return done.returncode, done.stderr
+    assert (done.returncode, done.stdout) == (1, "")
+    return done.stderr
 
 
 def test_the_process_warns_of_unknown_variables_and_reports_why_it_cannot_serve(tmp_path: Path) -> None:
-    status, said = run_server("--model-repository", str(tmp_path), "--insecure", ATTENTION_PROT="9")
-    assert status == 1
+    said = run_server("--model-repository", str(tmp_path), "--insecure", ATTENTION_PROT="9")
     warning, error = said.splitlines()
-    assert warning.endswith(
-        "WARNING unknown environment variable variable=ATTENTION_PROT similar=ATTENTION_PORT"
-    )
+    assert warning.endswith("variable=ATTENTION_PROT similar=ATTENTION_PORT")
     assert "ERROR cannot serve reason='model repository" in error
     assert "does not contain a <name>/<version>/ folder" in error
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_bad_pair_or_a_public_address_without_one_ends_the_server(
+def test_a_bad_pair_a_public_address_without_one_or_an_absent_device_ends_the_server(
     artifacts: Path, tmp_path: Path, workers: str
 ) -> None:
     authority = Authority()
@@ -280,10 +250,11 @@ def test_a_bad_pair_or_a_public_address_without_one_ends_the_server(
     for options, message in (
         (mounted.server_options, "the certificate expired at"),
         (["--host=0.0.0.0"], "0.0.0.0 can be reached from other machines"),
+        (["--provider=cuda"], "--provider cuda: "),
     ):
-        status, said = run_server(*common, *options)
-        (line,) = said.splitlines()
-        assert (status, " ERROR cannot serve " in line, message in line) == (1, True, True)
+        (line,) = run_server(*common, *options).splitlines()
+        assert " ERROR cannot serve " in line
+        assert message in line
 
 
 def test_help_loads_neither_the_runtime_nor_grpc() -> None:
@@ -305,11 +276,17 @@ def test_options_reach_the_engine_and_the_rpc_server() -> None:
         "--max-concurrent-calls=14",
         "--threads=2",
         "--host=::1",
+        "--transport=threaded",
+        "--workers=2",
     )
     assert (found.limits.max_result_bytes, found.limits.max_batch_sequences) == (2**21 - 2**16, 6)
     rpc = application.rpc_options(found)
     assert (rpc.max_message_bytes, rpc.max_streams, rpc.host) == (2**21, 7, "::1")
+    assert (rpc.transport, rpc.share_port) == (TransportKind.THREADED, True)
+    assert not application.rpc_options(settings()).share_port
     assert found.device == Device(Provider.CPU, 2, arena_bytes=int(1.25 * found.memory_for_runs))
+    files = settings("--tls-certificate=c", "--tls-key=k", "--tls-client-ca=a").tls_files
+    assert files == TlsFiles(certificate=Path("c"), key=Path("k"), client_ca=Path("a"))
 
 
 def test_the_lowest_latency_keeps_threads_awake_if_there_are_several() -> None:
@@ -332,12 +309,6 @@ def test_the_memory_of_the_device_bounds_the_runs_on_it() -> None:
         settings("--provider=auto").device  # noqa: B018 - a property
 
 
-def test_every_transport_can_be_chosen_and_several_workers_share_the_port() -> None:
-    chosen = [application.rpc_options(settings("--transport", kind)).transport for kind in TransportKind]
-    assert chosen == [*TransportKind]
-    assert [application.rpc_options(settings(f"--workers={n}")).share_port for n in (1, 2)] == [False, True]
-
-
 def test_memory_is_divided_between_requests_and_runs() -> None:
     given = settings("--max-memory", "3GiB", "--max-in-flight-bytes", "1GiB")
     assert (given.memory_for_requests, given.memory_for_runs) == (1024 * MIB, 2048 * MIB)
@@ -355,3 +326,23 @@ def test_the_memory_of_the_machine_is_shared_by_workers() -> None:
     assert four.memory_for_requests + four.memory_for_runs == total // 4
     large = settings("--max-in-flight-bytes", str(total))
     assert large.memory_for_runs == large.memory_for_requests == total
+
+
+@pytest.mark.skipif(
+    "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this runtime has CUDA"
+)
+def test_auto_takes_the_host_and_logs_why_and_cuda_that_cannot_be_used_is_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert application.resolve(given := settings("--provider=cpu")) is given
+    assert not caplog.records
+    found = application.resolve(settings("--provider=auto"))
+    assert (found.provider, found.device.provider) == ("cpu", "cpu")
+    (record,) = caplog.records
+    fields = vars(record)
+    assert (record.message, fields["provider"], fields["asked"]) == ("execution provider", "cpu", "auto")
+    reason = "is built without CUDA; install onnxruntime-gpu in its place"
+    assert reason in fields["reason"]
+    with pytest.raises(DeviceError, match=f"--provider cuda: .*{reason}"):
+        application.resolve(settings("--provider=cuda"))

@@ -1,7 +1,6 @@
 """What each worker is assigned."""
 
 import os
-import pickle
 from pathlib import Path
 
 import pytest
@@ -34,14 +33,3 @@ def test_each_worker_has_its_own_cores_and_its_share_of_the_quota_in_threads(
     assert [one.worker for one in found] == list(range(options["workers"]))
     assert [one.cores for one in found] == cores
     assert [one.settings.threads for one in found] == threads
-
-
-def test_settings_arrive_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    repository = Path(os.fsdecode(b"not \xff UTF-8, with space=and\nnewline"))
-    given = Settings.model_validate(
-        {"model_repository": repository, "grace_seconds": float("inf"), "host": "::1", "workers": 2}
-    )
-    one, _ = assignments(given, Path("metrics"))
-    monkeypatch.setenv("ATTENTION_HOST", "elsewhere")
-    assert pickle.loads(pickle.dumps(one)) == one  # noqa: S301 - bytes of this test
-    assert one.settings.model_repository == repository
