@@ -73,6 +73,13 @@ def artifacts() -> Path:
 
 
 @pytest.fixture(scope="session")
+def sentence_repository() -> Path:
+    """A repository of one text encoder. Tests must not write to it."""
+    (folder,) = cached_repositories(SENTENCE_MODELS)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of the repository."""
     with serving(repository, tmp_path_factory.mktemp("server") / "log") as process:

@@ -1,6 +1,5 @@
 """Fixtures of the clients' tests: small models, one of which pools, and a server of them."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from attention_serving.export import export_module
 from scripts.local_server import ServerProcess, serving
+from tests.support.artifacts import ModelSet, cached_repositories, link_tree
 
 POOLED, POOLED_WIDTH = "pooled", 6
 
@@ -33,13 +33,20 @@ def mean_of_linear() -> MeanOfLinear:
         return MeanOfLinear().eval()
 
 
+def export_pooled(folder: Path) -> None:
+    example, axes = {"rows": torch.zeros(2, 3, 4)}, {"rows": {0: "batch", 1: "length"}}
+    export_module(mean_of_linear(), example, axes, out=folder, name=POOLED)
+
+
+POOLED_MODELS = ModelSet("pooled", [export_pooled], [Path(__file__)])
+
+
 @pytest.fixture(scope="session")
 def enrich_models(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of the small models and of one whose output is pooled. Tests do not write to it."""
-    folder = tmp_path_factory.mktemp("enrich") / "models"
-    shutil.copytree(artifacts, folder)
-    example, axes = {"rows": torch.zeros(2, 3, 4)}, {"rows": {0: "batch", 1: "length"}}
-    export_module(mean_of_linear(), example, axes, out=folder, name=POOLED)
+    (pooled,), folder = cached_repositories(POOLED_MODELS), tmp_path_factory.mktemp("enrich")
+    for model in (*artifacts.iterdir(), pooled / POOLED):
+        link_tree(model, folder / model.name)
     return folder
 
 

@@ -13,13 +13,6 @@ from tests.support.artifacts import cached_repositories, link_tree
 
 
 @pytest.fixture(scope="session")
-def sentence_repository() -> Path:
-    """A repository of one text encoder. Tests must not write to it."""
-    (folder,) = cached_repositories(SENTENCE_MODELS)
-    return folder
-
-
-@pytest.fixture(scope="session")
 def encoder_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of every text encoder, which only tests with the marker `thorough` need."""
     folder = tmp_path_factory.mktemp("encoders")

@@ -14,14 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from attention_client.enrich import EnrichError, Summary
+from numpy.testing import assert_allclose
 
 from attention_serving.enrich import enrich
 from tests.clients.conftest import POOLED, POOLED_WIDTH, mean_of_linear
 from tests.clients.enrich.tables import assert_enriched, eager_answers, read, table, vectors_of, write
+from tests.encoders.repository import SENTENCE
+from tests.encoders.texts import ATOL, RTOL, expected_of
 from tests.server.samples import CROSS, SELF, TEXT
 from tests.support import eager
 
-ROWS = 2500
 QUERY: dict[str, Any] = {"model": SELF, "column": "query"}
 Options = dict[str, Any]
 
@@ -36,11 +38,11 @@ def cells_of(result: pa.Table | None, name: str = "context_vectors") -> list[Any
 
 
 def test_a_file_gains_a_column_and_keeps_the_others(tmp_path: Path, backend_options: Options) -> None:
-    source = write(tmp_path, ROWS)
+    source = write(tmp_path, 2500)
     summary = run(source, tmp_path / "out.parquet", **backend_options)
     result = read(tmp_path / "out.parquet")
     assert_enriched(result, read(source), SELF, ["query"])
-    assert (summary.rows, summary.refused, summary.nulls, summary.rejects) == (ROWS, 0, 0, None)
+    assert (summary.rows, summary.refused, summary.nulls, summary.rejects) == (2500, 0, 0, None)
     assert summary.tokens == sum(map(len, cells_of(read(source), "query")))
     assert summary.tokens_per_second == pytest.approx(summary.tokens / summary.seconds)
     assert (summary.model, summary.version, summary.already_complete) == (SELF, "1", False)
@@ -101,23 +103,32 @@ def test_texts_are_tokenized_by_the_model(backend_options: Options) -> None:
     assert enrich(pa.table({"text": pa.nulls(2)}), **wanted).nulls == 2
 
 
-@pytest.mark.parametrize(
-    ("pool", "reduce"),
-    [
-        ("mean", lambda rows: rows.mean(axis=0)),
-        ("cls", lambda rows: rows[0]),
-        ("max", lambda rows: rows.max(axis=0)),
-    ],
-    ids=["mean", "cls", "max"],
-)
-def test_pooling_stores_one_vector_per_row(in_process: Options, pool: str, reduce: Any) -> None:
+def test_passages_of_texts_become_embeddings_of_an_encoder(sentence_repository: Path) -> None:
+    texts = ["Life is short", None, "eat dessert first " * 4]
+    options: Options = {"model": SENTENCE, "text_column": "text", "prompt": "query", "passage_tokens": 40}
+    summary = enrich(pa.table({"text": texts}), **options, model_repository=sentence_repository)
+    assert summary.table is not None
+    rows = [row for row in summary.table.to_pylist() if row["passage"] is not None]
+    assert [row["passage"] for row in rows if row["source_row"] == 0] == texts[:1]
+    assert "".join(row["passage"] for row in rows if row["source_row"] == 2) == texts[2]
+    assert (summary.nulls, summary.passages) == (1, len(rows))
+    for row in rows:
+        expected = expected_of("bert", f"query: {row['passage']}", normalised=True)
+        assert_allclose(row["embedding"], expected.embedding, rtol=RTOL, atol=ATOL)
+
+
+def test_pooling_stores_one_vector_per_row(in_process: Options) -> None:
     source = table(200)
-    result = enrich(source, **QUERY, pool=pool, output_column="pooled", **in_process).table
-    assert result is not None
-    assert result.schema.field("pooled").type == pa.list_(pa.float32(), 4)
-    answers = eager_answers(SELF, [(cell,) for cell in cells_of(source, "query")])
-    expected = np.array([reduce(vectors) for vectors, _ in answers])
-    eager.assert_parity(np.array(cells_of(result, "pooled")), expected)
+    answers = [vectors for vectors, _ in eager_answers(SELF, [(cell,) for cell in cells_of(source, "query")])]
+    for pool, expected in (
+        ("mean", [vectors.mean(axis=0) for vectors in answers]),
+        ("cls", [vectors[0] for vectors in answers]),
+        ("max", [vectors.max(axis=0) for vectors in answers]),
+    ):
+        result = enrich(source, **QUERY, pool=pool, output_column="pooled", **in_process).table
+        assert result is not None
+        assert result.schema.field("pooled").type == pa.list_(pa.float32(), 4)
+        eager.assert_parity(np.array(cells_of(result, "pooled")), np.array(expected))
 
 
 def test_a_model_that_pools_gives_one_vector_per_row(backend_options: Options) -> None:
@@ -141,17 +152,6 @@ def test_a_null_gives_null_and_an_empty_query_gives_no_vectors(backend_options: 
         summary = enrich(source, **QUERY, pool=pool, **backend_options)
         assert [cell if cell is None else len(cell) for cell in cells_of(summary.table)] == sizes
         assert (summary.nulls, summary.refused) == (nulls, 0)
-
-
-def test_pandas_polars_and_duckdb_read_the_result(tmp_path: Path, in_process: Options) -> None:
-    path = tmp_path / "out.parquet"
-    run(write(tmp_path, 100), path, **in_process)
-    expected = cells_of(read(path))
-    by_pandas = [np.stack(cell).tolist() for cell in pd.read_parquet(path)["context_vectors"]]
-    by_polars = pl.read_parquet(path)["context_vectors"].to_list()
-    rows = duckdb.execute("SELECT context_vectors FROM read_parquet(?) ORDER BY id", [str(path)]).fetchall()
-    for found in (by_pandas, by_polars, [row[0] for row in rows]):
-        assert np.array_equal(np.concatenate(found), np.concatenate(expected))
 
 
 def test_urls_of_fsspec_are_read_and_written(in_process: Options) -> None:
@@ -182,28 +182,22 @@ def test_progress_is_reported_only_if_asked(in_process: Options, capsys: pytest.
     assert capsys.readouterr().err == ""
 
 
-OPEN: dict[str, Any] = {
-    "arrow": read,
-    "pandas": lambda source: read(source).to_pandas(),
-    "polars": pl.read_parquet,
-    "duckdb": lambda source: duckdb.connect().sql(f"from '{source}'"),
-    "dataset": ds.dataset,
-}
-
-
-@pytest.mark.parametrize("library", OPEN)
-def test_a_table_in_memory_is_returned_in_memory(tmp_path: Path, in_process: Options, library: str) -> None:
+def test_a_table_in_memory_is_returned_in_memory(tmp_path: Path, in_process: Options) -> None:
     source = write(tmp_path, 300, group_rows=100)
-    summary = enrich(OPEN[library](source), **QUERY, **in_process)
-    assert (summary.output, summary.rows) == (None, 300)
-    assert summary.table is not None
-    assert summary.table.column_names == [*read(source).column_names, "context_vectors"]
     answers = eager_answers(SELF, [(cell,) for cell in cells_of(read(source), "query")])
-    eager.assert_parity(cells_of(summary.table), [vectors for vectors, _ in answers])
-
-
-def test_arrays_in_cells_of_pandas_are_sequences(in_process: Options) -> None:
+    for given in (
+        read(source),
+        read(source).to_pandas(),
+        pl.read_parquet(source),
+        duckdb.connect().sql(f"from '{source}'"),
+        ds.dataset(source),
+    ):
+        summary = enrich(given, **QUERY, **in_process)
+        assert (summary.output, summary.rows) == (None, 300), type(given)
+        assert summary.table is not None
+        assert summary.table.column_names == [*read(source).column_names, "context_vectors"]
+        eager.assert_parity(cells_of(summary.table), [vectors for vectors, _ in answers])
     frame = pd.DataFrame({"query": [np.ones((2, 4)), None], "name": ["a", "b"]})
     first, second = cells_of(enrich(frame, **QUERY, **in_process).table)
     assert (len(first), second) == (2, None)
-    assert isinstance(frame["query"][0], np.ndarray)
+    assert isinstance(frame["query"][0], np.ndarray)  # the frame of the caller is unchanged

@@ -19,89 +19,78 @@ from attention_serving.enrich import enrich
 from tests.clients.enrich.tables import read, vectors_of, write
 from tests.server.samples import ROOT, SELF
 
-ROWS, CHUNK_ROWS = 20_000, 1_000
-KILLS = 2
+CHUNK_ROWS = 500
 PATIENCE_SECONDS = 120
 QUERY: dict[str, Any] = {"model": SELF, "column": "query"}
 GOOD, BAD = [[1.0, 2.0, 3.0, 4.0]], [[1.0]]
-# The command in a process of its own, with chunks that are small enough for a short test.
+# The command in a process of its own, with chunks that are small enough for a short test. It may kill itself
+# when a file is complete and not yet renamed into place.
 COMMAND = f"""
-from attention_client.enrich import plan
+import os, sys
+from attention_client.enrich import plan, tables
 plan.CHUNK_ROWS = {CHUNK_ROWS}
+last, move = sys.argv.pop(), tables.Location.move
+def moving(file, target):
+    if last and target.path.endswith(last):
+        os.kill(os.getpid(), 9)
+    move(file, target)
+tables.Location.move = moving
 from attention_serving.enrich.__main__ import app
 app()
 """
-Process = subprocess.Popen[bytes]
 
 
-def start(source: Path, output: Path, artifacts: Path, *options: str) -> Process:
-    where = ["--model-repository", str(artifacts), "--model", SELF, "--column", "query"]
-    command = [sys.executable, "-c", COMMAND, str(source), str(output), *where, *options]
+def start(source: Path, output: Path, artifacts: Path, last: str = "") -> subprocess.Popen[bytes]:
+    """Starts the command. It kills itself instead of renaming a file to a name that ends so."""
+    where = ["--model-repository", str(artifacts), "--model", SELF, "--column", "query", "--quiet"]
+    command = [sys.executable, "-c", COMMAND, str(source), str(output), *where, last]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-def partial_folder(output: Path) -> Path:
-    return output.with_name(output.name + ".partial")
 
 
 def finished(output: Path) -> int:
     """How many chunks are recorded."""
-    return len(list(partial_folder(output).glob("chunks/*.json")))
+    return len(list(output.with_name(output.name + ".partial").glob("chunks/*.json")))
 
 
-def wait_for_a_chunk(output: Path, process: Process) -> None:
-    """Returns when one more chunk is recorded, or when the process has ended."""
-    before, until = finished(output), time.monotonic() + PATIENCE_SECONDS
-    while finished(output) <= before and process.poll() is None and time.monotonic() < until:
-        time.sleep(0.01)
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "CHUNK_ROWS", CHUNK_ROWS)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _small_chunks() -> Generator[None, None, None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "CHUNK_ROWS", CHUNK_ROWS)
-        yield
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("resume"), ROWS, group_rows=7_000)
-
-
-def test_a_job_killed_again_and_again_gives_the_same_rows_and_figures(
-    tmp_path: Path, source: Path, artifacts: Path
+@pytest.mark.parametrize(
+    ("last", "recorded"),
+    [
+        pytest.param("000003.json", 3, id="between a part and its record"),
+        pytest.param("000002.arrow", 2, id="before a part", marks=pytest.mark.thorough),
+        pytest.param("out.parquet", 6, id="before the result", marks=pytest.mark.thorough),
+    ],
+)
+def test_a_job_that_was_killed_continues_with_the_same_rows_and_figures(
+    tmp_path: Path, artifacts: Path, last: str, recorded: int
 ) -> None:
-    whole, output = tmp_path / "whole.parquet", tmp_path / "output.parquet"
-    uninterrupted = enrich(source, whole, **QUERY, model_repository=artifacts)
-    kills = 0
-    for _ in range(KILLS):
-        process = start(source, output, artifacts, "--resume")
-        wait_for_a_chunk(output, process)
-        kills += process.poll() is None
-        process.kill()
-        process.communicate()
-    assert kills
-    before = finished(output)
-    process = start(source, output, artifacts, "--resume", "--json", "--quiet")
-    printed, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 0, errors
-    summary = json.loads(printed)
-    assert read(output).equals(read(whole), check_metadata=True)
-    assert not partial_folder(output).exists()
+    source, output = write(tmp_path, 6 * CHUNK_ROWS, group_rows=1_100), tmp_path / "out.parquet"
+    process = start(source, output, artifacts, last)
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == -signal.SIGKILL, errors
+    assert not output.exists()
+    assert finished(output) == recorded
+    run = partial(enrich, source, **QUERY, model_repository=artifacts)
+    summary, whole = run(output, resume=True), run(tmp_path / "whole.parquet")
+    assert read(output).equals(read(tmp_path / "whole.parquet"), check_metadata=True)
+    assert not list(tmp_path.glob("*.partial"))
+    assert summary.resumed_rows == recorded * CHUNK_ROWS
     for figure in ("rows", "tokens", "nulls", "refused"):
-        assert summary[figure] == getattr(uninterrupted, figure)
-    assert summary["resumed_rows"] == before * CHUNK_ROWS
-    assert summary["tokens_per_second"] == pytest.approx(summary["tokens"] / summary["seconds"])
+        assert getattr(summary, figure) == getattr(whole, figure)
+    assert summary.tokens_per_second == pytest.approx(summary.tokens / summary.seconds)
 
 
 @pytest.mark.thorough
-def test_a_running_job_is_locked_and_an_interrupted_job_continues(
-    tmp_path: Path, source: Path, artifacts: Path
-) -> None:
-    output = tmp_path / "output.parquet"
+def test_a_running_job_is_locked_and_an_interrupted_job_continues(tmp_path: Path, artifacts: Path) -> None:
+    source, output = write(tmp_path, 40 * CHUNK_ROWS), tmp_path / "out.parquet"
     run = partial(enrich, source, output, **QUERY, model_repository=artifacts)
-    process = start(source, output, artifacts, "--quiet")
-    wait_for_a_chunk(output, process)
+    process, until = start(source, output, artifacts), time.monotonic() + PATIENCE_SECONDS
+    while not finished(output) and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
     process.send_signal(signal.SIGSTOP)
     with pytest.raises(EnrichError, match="another process is writing"):
         run(resume=True)
@@ -115,9 +104,9 @@ def test_a_running_job_is_locked_and_an_interrupted_job_continues(
     with pytest.raises(EnrichError, match="contains a job that differs in options and cannot be resumed"):
         run(pool="mean", resume=True)
     before = finished(output)
-    elapsed = json.loads((partial_folder(output) / "elapsed.json").read_bytes())["seconds"]
+    elapsed = json.loads((tmp_path / "out.parquet.partial/elapsed.json").read_bytes())["seconds"]
     summary = run(resume=True)
-    assert (summary.rows, summary.resumed_rows) == (ROWS, before * CHUNK_ROWS)
+    assert (summary.rows, summary.resumed_rows) == (40 * CHUNK_ROWS, before * CHUNK_ROWS)
     assert summary.seconds > elapsed > 0
 
 
@@ -158,11 +147,9 @@ def test_resuming_a_finished_job_of_a_folder_computes_nothing(
 
 def test_items_are_read_one_ahead_on_a_thread_and_end_with_their_exception() -> None:
     began = [threading.Event() for _ in range(3)]
-    threads: set[str] = set()
 
     def items() -> Generator[int, None, None]:
         for index, event in enumerate(began):
-            threads.add(threading.current_thread().name)
             event.set()
             yield index
         raise OSError("the disk is gone")
@@ -174,7 +161,6 @@ def test_items_are_read_one_ahead_on_a_thread_and_end_with_their_exception() -> 
     assert [next(ahead), next(ahead)] == [1, 2]
     with pytest.raises(OSError, match="the disk is gone"):
         next(ahead)
-    assert len(threads - {threading.current_thread().name}) == 1
     source = items()
     ahead = read_ahead(source)
     next(ahead)

@@ -4,14 +4,14 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attention_client import TlsFiles
-from attention_client.enrich import EnrichError, ServersUnavailableError, Summary, plan
+from attention_client.enrich import EnrichError, plan
 from attention_client.enrich import enrich as enrich_on_servers
 from attention_client.enrich.backend import Role
 from attention_client.enrich.options import read_options
@@ -26,7 +26,7 @@ from tests.clients.tls_server import TlsServer
 from tests.server.samples import SELF
 from tests.support.certificates import Authority, Mounted
 
-ROWS, CHUNK_ROWS = 24_000, 2_000
+ROWS, CHUNK_ROWS = 24_000, 1_000
 PATIENCE_SECONDS = 120
 QUERY: dict[str, Any] = {"model": SELF, "column": "query"}
 OPTIONS = read_options({"model": SELF, "column": "query"})
@@ -53,74 +53,38 @@ def lost(start: Start) -> ServerProcess:
     return server
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("servers"), ROWS)
-
-
-class Job:
-    """A job on its own thread, in small chunks."""
-
-    def __init__(self, source: Path, folder: Path, *servers: ServerProcess, **options: Any) -> None:
-        self.source, self.output = source, folder / "out.parquet"
-        wanted = {**QUERY, "servers": [server.target for server in servers], **options}
-        self.done: Future[Summary] = ThreadPoolExecutor(1).submit(enrich, source, self.output, **wanted)
-
-    def wait_for_a_chunk(self) -> None:
-        until = time.monotonic() + PATIENCE_SECONDS
-        while not list(self.output.parent.glob("*.partial/chunks/*.json")) and time.monotonic() < until:
-            time.sleep(0.01)
-        assert not self.done.done()
-
-    def assert_correct(self) -> Summary:
-        assert self.done.result(PATIENCE_SECONDS).rows == ROWS
-        result, source = read(self.output), read(self.source)
-        for start in (0, ROWS // 2, ROWS - 500):
-            assert_enriched(result.slice(start, 500), source.slice(start, 500), SELF, ["query"])
-        assert result.select(source.column_names).equals(source)
-        return self.done.result()
-
-
-@pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "CHUNK_ROWS", CHUNK_ROWS)
-
-
 @thorough
-@pytest.mark.usefixtures("small_chunks")
-def test_requests_of_a_killed_server_are_sent_to_another(tmp_path: Path, source: Path, start: Start) -> None:
-    lost, kept = start(), start()
-    job = Job(source, tmp_path, lost, kept)
-    job.wait_for_a_chunk()
-    lost.process.kill()
-    assert set(job.assert_correct().server_failures) == {lost.target}
-
-
-@thorough
-@pytest.mark.usefixtures("small_chunks")
-def test_a_job_continues_when_its_only_server_restarts(tmp_path: Path, source: Path, start: Start) -> None:
-    lost = start()
-    job = Job(source, tmp_path, lost)
-    job.wait_for_a_chunk()
-    lost.process.kill()
-    lost.process.wait()
-    start(f"--port={lost.port}")
-    job.assert_correct()
-
-
-@thorough
-@pytest.mark.usefixtures("small_chunks")
-def test_a_job_whose_server_stays_away_ends_and_can_be_resumed(
-    tmp_path: Path, source: Path, start: Start
+def test_a_job_continues_on_another_server_and_when_its_only_server_restarts(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost = start()
-    job = Job(source, tmp_path, lost, retry_seconds=0.5)
-    job.wait_for_a_chunk()
-    lost.process.kill()
-    with pytest.raises(ServersUnavailableError, match=r"no server has answered for 0\.5 s; the last error: "):
-        job.done.result(PATIENCE_SECONDS)
-    assert not job.output.exists()
-    assert Job(source, tmp_path, start(), resume=True).assert_correct().resumed_rows
+    monkeypatch.setattr(plan, "CHUNK_ROWS", CHUNK_ROWS)
+    source, output = write(tmp_path, ROWS), tmp_path / "out.parquet"
+
+    def wait_for_chunks(more: int) -> None:
+        wanted, until = more + recorded(), time.monotonic() + PATIENCE_SECONDS
+        while recorded() < wanted and not job.done() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert not job.done()
+
+    def recorded() -> int:
+        return len(list(tmp_path.glob("*.partial/chunks/*.json")))
+
+    lost, kept = start(), start()
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(enrich, source, output, **QUERY, servers=[lost.target, kept.target])
+        wait_for_chunks(1)
+        lost.process.kill()
+        wait_for_chunks(2)
+        kept.process.kill()
+        kept.process.wait()
+        start(f"--port={kept.port}")
+        summary = job.result(PATIENCE_SECONDS)
+    assert summary.rows == ROWS
+    assert set(summary.server_failures) == {lost.target, kept.target}
+    result, given = read(output), read(source)
+    assert result.select(given.column_names).equals(given)
+    for first in (0, ROWS // 2, ROWS - 500):
+        assert_enriched(result.slice(first, 500), given.slice(first, 500), SELF, ["query"])
 
 
 @thorough
