@@ -12,7 +12,7 @@ from typing import Any
 import ray
 import ray.data
 from attention_client.enrich import EnrichError
-from attention_client.enrich.backend import Backend
+from attention_client.enrich.backends import Backend
 from attention_client.enrich.job import ChunkRunner, ProgressReporter, run_chunks
 from attention_client.enrich.journal import Journal
 from attention_client.enrich.plan import Chunk, JobPlan

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from attention_client import AttentionResult
-from attention_client.enrich.backend import BackendRequest, BackendResult, EncoderSpec, ModelSpec, Role
-from attention_client.enrich.options import JobOptions
+from attention_client.enrich.backends import BackendRequest, BackendResult, EncoderSpec, ModelSpec
+from attention_client.enrich.options import JobOptions, Role
 from attention_client.enrich.outcome import EnrichError, RefusedError
 
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError

@@ -13,9 +13,8 @@ import pytest
 from attention_client import TlsFiles
 from attention_client.enrich import EnrichError, plan
 from attention_client.enrich import enrich as enrich_on_servers
-from attention_client.enrich.backend import Role
-from attention_client.enrich.options import read_options
-from attention_client.enrich.servers import ServerBackend, resolve
+from attention_client.enrich.backends import ServerBackend, resolve
+from attention_client.enrich.options import Role, read_options
 from typer.testing import CliRunner
 
 from attention_serving.enrich import enrich
@@ -188,7 +187,7 @@ def test_the_name_of_a_server_is_verified_and_not_its_address(
     server = TlsServer(tmp_path, CLIENTS.pem, "server.example")
     client = Mounted(tmp_path / "client", CLIENTS.issue("job.example"), server.authority.pem)
     files = TlsFiles(ca=client.ca, certificate=client.certificate, key=client.key)
-    monkeypatch.setattr("attention_client.enrich.servers.resolve", lambda _: [server.target])
+    monkeypatch.setattr("attention_client.enrich.backends.resolve", lambda _: [server.target])
     wanted = {**QUERY, "credentials": files, "retry_seconds": 3, "servers": f"{name}:{server.port}"}
     with pytest.raises(EnrichError, match=expected):
         enrich_on_servers(write(tmp_path, 1), tmp_path / "out.parquet", **wanted)

@@ -73,8 +73,8 @@ def enrich(
     """
     read = read_options(options)
     # Imported here so that the command line starts without pyarrow.
+    from attention_client.enrich.backends import ServerBackend  # noqa: PLC0415
     from attention_client.enrich.job import run_job  # noqa: PLC0415
-    from attention_client.enrich.servers import ServerBackend  # noqa: PLC0415
 
     backend = ServerBackend(servers, read, retry_seconds=retry_seconds, credentials=credentials, token=token)
     with closing(backend):

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from attention_client.enrich import cells
-from attention_client.enrich.backend import Array, Backend, BackendRequest, BackendResult, ModelSpec, Role
-from attention_client.enrich.options import OnError, PassageLayout, Pool
+from attention_client.enrich.backends import Array, Backend, BackendRequest, BackendResult, ModelSpec
+from attention_client.enrich.options import OnError, PassageLayout, Pool, Role
 from attention_client.enrich.outcome import EnrichError, Figures, Refusal, RefusedError
 from attention_client.enrich.plan import PASSAGE_TYPES, JobPlan
 from attention_client.enrich.tables import BATCH_BYTES, RowBatch, rows_per_batch
@@ -116,11 +116,7 @@ class Batch:
 
     def _read_numbers(self) -> None:
         for role, name in self._plan.options.columns.items():
-            column, width = self._table.column(name), self._model.input_widths[role]
-            if pa.types.is_null(column.type):
-                found = cells.Cells([None] * len(column), {})
-            else:
-                found = cells.read_ids(column) if width is None else cells.read_vectors(column, width)
+            found = cells.read_numbers(self._table.column(name), self._model.input_widths[role])
             self._values[role] = found.values
             for row, message in found.refused.items():
                 self._refuse(row, RefusedError(f"column {name!r}: {message}", INVALID_CELL))

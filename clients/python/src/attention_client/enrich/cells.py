@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from attention_client.enrich.backend import Array
+from attention_client.enrich.backends import Array
 from attention_client.enrich.outcome import EnrichError
 
 FLOAT32, INT64 = np.dtype(np.float32), np.dtype(np.int64)
@@ -31,44 +31,70 @@ class Cells:
     refused: dict[int, str]
 
 
-def read_vectors(column: pa.Array, width: int) -> Cells:
-    """Reads vectors: lists of lists of d numbers, flat lists of T x d numbers, tensors of fixed shape (T, d).
+def read_numbers(column: pa.Array, width: int | None) -> Cells:
+    """Reads vectors, or token ids.
 
+    Vectors are lists of lists of d numbers, flat lists of T x d numbers, or tensors of fixed shape (T, d).
     Lists may be of any Arrow list type, of fixed size or not.
 
     Args:
         column: The cells of a batch.
-        width: d.
+        width: d; None for token ids, which are lists of integers.
 
     Raises:
         EnrichError: The type of the column does not fit, for any of its rows.
     """
+    if pa.types.is_null(column.type):
+        return Cells([None] * len(column), {})
+    return _read_ids(column) if width is None else _read_vectors(column, width)
+
+
+def _read_vectors(column: pa.Array, width: int) -> Cells:
     _check_tensor(column.type, width)
     column = _storage(column)
     inner: Any = column.type.value_type if _is_list(column.type) else None
     if _is_list(inner) and _is_number(inner.value_type):
         if pa.types.is_fixed_size_list(inner) and inner.list_size != width:
             raise _misfit("vectors", [inner.list_size], width)
-        return _read_nested(column, width)
-    if _is_number(inner):
+        vectors, first, last = _lists(column)
+        numbers, starts, ends = _lists(vectors)
+        wrong = _of_wrong_width(vectors, ends - starts, first, last, width)
+        edges = np.append(starts, len(numbers))
+        starts, ends = edges[first], edges[last]
+    elif _is_number(inner):
         if pa.types.is_fixed_size_list(column.type) and column.type.list_size % width:
             raise _misfit("lists", [column.type.list_size], width)
-        return _read_flat(column, width)
-    raise EnrichError(f"is {column.type}; vectors are lists of numbers, or lists of lists of numbers")
+        numbers, starts, ends = _lists(column)
+        wrong = {
+            row: f"it holds {ends[row] - starts[row]} numbers, not a multiple of {width}, the model's width"
+            for row in np.flatnonzero((ends - starts) % width).tolist()
+        }
+    else:
+        raise EnrichError(f"is {column.type}; vectors are lists of numbers, or lists of lists of numbers")
+    cells = _cells(column, starts, ends, *_numbers(numbers, FLOAT32), wrong)
+    return Cells([None if cell is None else cell.reshape(-1, width) for cell in cells.values], cells.refused)
 
 
-def read_ids(column: pa.Array) -> Cells:
-    """Reads token ids: lists of integers.
+def _of_wrong_width(vectors: pa.Array, sizes: Array, first: Array, last: Array, width: int) -> dict[int, str]:
+    """The rows some of whose vectors are null or of another width, each with the reason."""
+    sizes = np.where(np.asarray(vectors.is_null()), -1, sizes)
+    refused: dict[int, str] = {}
+    if (sizes == width).all():
+        return refused
+    for row, (start, end) in enumerate(zip(first, last, strict=True)):
+        own = sizes[start:end]
+        if (own != width).any():
+            found = ", ".join(sorted("null" if size < 0 else str(size) for size in set(own.tolist())))
+            refused[row] = f"its vectors have {found} numbers; the model takes {width}"
+    return refused
 
-    Raises:
-        EnrichError: The column has another type.
-    """
+
+def _read_ids(column: pa.Array) -> Cells:
     column = _storage(column)
     if not (_is_list(column.type) and pa.types.is_integer(column.type.value_type)):
         raise EnrichError(f"is {column.type}; token ids are lists of integers")
     content, starts, ends = _lists(column)
-    flat, holes = _numbers(content, INT64)
-    return _cells(column, starts, ends, flat, holes, {})
+    return _cells(column, starts, ends, *_numbers(content, INT64), {})
 
 
 def read_texts(column: pa.Array) -> list[str | None]:
@@ -123,46 +149,6 @@ def _check_tensor(data_type: pa.DataType, width: int) -> None:
         )
     if data_type.shape[-1] != width:
         raise EnrichError(f"holds tensors of shape {data_type.shape}; the model takes vectors of {width}")
-
-
-def _read_nested(column: pa.Array, width: int) -> Cells:
-    """Lists of lists. Inner lists that are null or of another width make only their own cell invalid."""
-    inner, starts, ends = _lists(column)
-    numbers, inner_starts, inner_ends = _lists(inner)
-    sizes = inner_ends - inner_starts
-    if inner.null_count or (sizes != width).any():
-        sizes[np.asarray(inner.is_null())] = -1
-        return _read_fitting(
-            column, width, [sizes[start:end] for start, end in zip(starts, ends, strict=True)]
-        )
-    flat, holes = _numbers(numbers, FLOAT32)
-    return _cells(column, starts, ends, flat.reshape(-1, width), np.unique(holes // width), {})
-
-
-def _read_fitting(column: pa.Array, width: int, sizes: Sequence[Array]) -> Cells:
-    """Reads the cells whose vectors all have the width; `sizes` are those of each cell, -1 for null."""
-    kept = [row for row, own in enumerate(sizes) if (own == width).all()]
-    cells = _read_nested(column.take(pa.array(kept, pa.int64())), width)
-    values: list[Any] = [None] * len(column)
-    for row, value in zip(kept, cells.values, strict=True):
-        values[row] = value
-    refused = {kept[index]: message for index, message in cells.refused.items()}
-    for row in set(range(len(column))) - set(kept):
-        found = ", ".join(sorted("null" if size < 0 else str(size) for size in set(sizes[row].tolist())))
-        refused[row] = f"its vectors have {found} numbers; the model takes {width}"
-    return Cells(values, refused)
-
-
-def _read_flat(column: pa.Array, width: int) -> Cells:
-    content, starts, ends = _lists(column)
-    flat, holes = _numbers(content, FLOAT32)
-    sizes = ends - starts
-    wrong = {
-        row: f"it holds {sizes[row]} numbers, not a multiple of {width}, the model's width"
-        for row in np.flatnonzero(sizes % width).tolist()
-    }
-    cells = _cells(column, starts, ends, flat, holes, wrong)
-    return Cells([None if cell is None else cell.reshape(-1, width) for cell in cells.values], cells.refused)
 
 
 def _cells(

@@ -27,26 +27,12 @@ DEFAULT_SERVER = "127.0.0.1:8001"
 SERVER_VARIABLE, TOKEN_VARIABLE = "ATTENTION_SERVER", "ATTENTION_TOKEN"
 SERVERS, OUTPUT = "Servers", "Reporting"
 # The panels of the help: the options of a job in each, and what stands for their values.
-JOB_OPTIONS: Mapping[str, Mapping[str, str | None]] = {
-    "Model": {"model": "NAME", "version": "VERSION"},
-    "Columns": {
-        **dict.fromkeys(("column", "key_column", "value_column", "output_column"), "NAME"),
-        "pool": None,
-        "weights": None,
-    },
-    "Texts": {
-        "text_column": "NAME",
-        "template": "TEXT",
-        "prompt": "NAME",
-        "dimensions": "NUMBER",
-        "truncate": None,
-    },
-    "Passages of texts": {
-        **dict.fromkeys(("passage_tokens", "passage_overlap"), "TOKENS"),
-        "passages": None,
-        "tokenizer": "FILE",
-    },
-    "Job": {"on_error": None, "max_errors": "ROWS", "resume": None, "overwrite": None},
+JOB_OPTIONS = {
+    "Model": "model=NAME version=VERSION",
+    "Columns": "column=NAME key_column=NAME value_column=NAME output_column=NAME pool weights",
+    "Texts": "text_column=NAME template=TEXT prompt=NAME dimensions=NUMBER truncate",
+    "Passages of texts": "passage_tokens=TOKENS passage_overlap=TOKENS passages tokenizer=FILE",
+    "Job": "on_error max_errors=ROWS resume overwrite",
 }
 # Another option of a command: its panel, what stands for its value, its type and its default.
 Option: TypeAlias = tuple[str, str | None, Any, Any]
@@ -90,9 +76,9 @@ def _parameters(run: Callable[..., Summary], own: Mapping[str, Option]) -> Itera
         yield Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=Annotated[str, shown])
     hints, defaults = get_type_hints(JobOptions), JobOptions(model="")
     job = {
-        name: (panel, metavar, hints[name], getattr(defaults, name))
+        name: (panel, metavar or None, hints[name], getattr(defaults, name))
         for panel, options in JOB_OPTIONS.items()
-        for name, metavar in options.items()
+        for name, _, metavar in (option.partition("=") for option in options.split())
     }
     for name, (panel, metavar, kind, default) in {**job, **COMMAND_OPTIONS, **own}.items():
         annotation = typer.Option(

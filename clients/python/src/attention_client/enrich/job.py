@@ -18,14 +18,20 @@ from typing import Any, TypeAlias, TypeVar
 import pyarrow as pa
 from tqdm import tqdm
 
-from attention_client.enrich.backend import Backend
+from attention_client.enrich.backends import Backend
 from attention_client.enrich.batches import BATCH_REQUESTS, Batch, make_splitter
 from attention_client.enrich.journal import Journal, OutputAssembler, is_complete, read_rejects, write_rejects
 from attention_client.enrich.options import JobOptions, OnError
 from attention_client.enrich.outcome import EnrichError, Figures, Summary, were_refused
 from attention_client.enrich.plan import Chunk, JobPlan, make_plan
-from attention_client.enrich.storage import Location, locate
-from attention_client.enrich.tables import RowBatch, check_replaceable, locate_target, open_source
+from attention_client.enrich.tables import (
+    Location,
+    RowBatch,
+    check_replaceable,
+    locate,
+    locate_target,
+    open_source,
+)
 
 LINE_SECONDS = 10.0
 Item = TypeVar("Item")

@@ -19,8 +19,7 @@ from pyarrow import fs
 
 from attention_client.enrich.outcome import EnrichError, Figures, Refusal
 from attention_client.enrich.plan import JOB_KEY, Chunk, JobPlan
-from attention_client.enrich.storage import Json, Location
-from attention_client.enrich.tables import format_of, is_table, open_table
+from attention_client.enrich.tables import Json, Location, format_of, is_table, open_table
 
 FOLDER, RECORD, REJECTS = ".partial", ".json", ".rejects.jsonl"
 

@@ -8,9 +8,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
-from attention_client.enrich.backend import Role
 from attention_client.enrich.outcome import EnrichError, UsageError
 from attention_client.enrich.texts import TextTemplate
+
+
+class Role(StrEnum):
+    """The model input that a column feeds."""
+
+    QUERY = "query"
+    KEY = "key"
+    VALUE = "value"
 
 
 class OnError(StrEnum):

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from attention_client.enrich import cells
-from attention_client.enrich.backend import ModelSpec, Role
-from attention_client.enrich.options import JobOptions, PassageLayout, Pool
+from attention_client.enrich.backends import ModelSpec
+from attention_client.enrich.options import JobOptions, PassageLayout, Pool, Role
 from attention_client.enrich.outcome import EnrichError
-from attention_client.enrich.storage import Json
-from attention_client.enrich.tables import BATCH_ROWS, TableSource
+from attention_client.enrich.tables import BATCH_ROWS, Json, TableSource
 
 # A job that is killed loses at most one chunk: this many rows and, by the size of the file, bytes of input.
 CHUNK_ROWS = 16 * 1024
@@ -152,16 +151,12 @@ def _check_columns(schema: pa.Schema, model: ModelSpec, options: JobOptions) -> 
             known, purpose = ", ".join(schema.names), "text" if model.accepts_text else role
             raise EnrichError(f"there is no column {column!r} for the {purpose}; the columns are {known}")
         # To read no rows of the column's type raises the error of a type that does not fit.
-        none, width = pa.nulls(0, schema.field(column).type), model.input_widths[role]
+        none = pa.nulls(0, schema.field(column).type)
         try:
             if model.accepts_text:
                 cells.read_texts(none)
-            elif pa.types.is_null(none.type):
-                continue
-            elif width is None:
-                cells.read_ids(none)
             else:
-                cells.read_vectors(none, width)
+                cells.read_numbers(none, model.input_widths[role])
         except EnrichError as error:
             raise EnrichError(f"column {column!r} {error}") from error
 
