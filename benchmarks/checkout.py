@@ -19,7 +19,6 @@ from benchmarks.workload import AttentionKind, Model
 
 ROOT = Path(__file__).resolve().parents[1]
 HEALTH_CHECK = b"/grpc.health.v1.Health/Check"
-FIRST_PORT = 18001
 READY_SECONDS = 120
 POLL_SECONDS = 0.1
 
@@ -88,7 +87,7 @@ class Checkout:
             RuntimeError: The server ended before it was ready; the message holds its log.
             TimeoutError: The server was not ready within 120 seconds.
         """
-        port = free_ports(1, start=FIRST_PORT)
+        (port,) = free_ports()
         command: list[str | Path] = [self.python, "-m", "server", "--model-repository", repository]
         command += ["--port", str(port), "--metrics-port", "0", *options]
         with running(command, log, self.environment, self.root) as process:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -65,25 +65,11 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
     process.wait(STOP_SECONDS)
 
 
-def free_ports(count: int, *, start: int, step: int = 8) -> int:
-    """Returns the first of `count` consecutive TCP ports that are free on loopback.
-
-    Raises:
-        OSError: No such ports were found among the 1,000 that follow `start`.
-    """
-    for first in range(start, start + 1000, step):
-        if all(_is_free(port) for port in range(first, first + count)):
-            return first
-    raise OSError(f"no {count} consecutive ports are free between {start} and {start + 1000}")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+def free_ports(count: int = 1) -> list[int]:
+    """Returns TCP ports that are free on loopback."""
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [listener.getsockname()[1] for listener in listeners]
 
 
 def process_tree(pid: int) -> list[int]:

@@ -60,8 +60,8 @@ class Findings:
 @contextmanager
 def echo(work: Path) -> Iterator[ServerAddress]:
     """Runs the transport ceiling."""
-    address = f"127.0.0.1:{free_ports(1, start=19000)}"
-    command = [sys.executable, "-m", "benchmarks.echo", address.rpartition(":")[2]]
+    (port,) = free_ports()
+    address, command = f"127.0.0.1:{port}", [sys.executable, "-m", "benchmarks.echo", str(port)]
     environment = {**os.environ, **Checkout().environment}
     with running(command, work / "echo.log", environment, Checkout().root) as process:
         for _ in range(100):

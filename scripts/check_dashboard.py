@@ -11,28 +11,37 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 import grpc
 import numpy as np
+import yaml
 from attention_client import AttendInputs, AttentionClient, AttentionClientError, ModelInfo
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from benchmarks.processes import free_ports
 from scripts.local_server import ROOT, serving
-from scripts.prometheus import ProgramNotFoundError, Prometheus, scraping
 
 DASHBOARD = ROOT / "deploy/dashboards/grafana/attention.json"
+CONFIGURATION = ROOT / "deploy/dashboards/prometheus/prometheus.yml"
+# The environment variable that names each program, if it is not on PATH.
+PROGRAMS = {"prometheus": "PROMETHEUS", "promtool": "PROMTOOL"}
+START_SECONDS = 60
 # Values of the dashboard's variables: everything, and a short window of rates.
 VARIABLES = {"$job": ".*", "$instance": ".*", "$model": ".*", "$__rate_interval": "10s"}
 INTERVAL_SECONDS = 1
@@ -42,10 +51,16 @@ METRIC = re.compile(r"\b(?:attention|process)_\w+|\bjob(?:_model)?:\w+:\w+|\bup\
 # Metrics that exist with certain settings only, which the servers of this check do not have.
 CONDITIONAL = "attention_tls_"
 CALLERS, BURST, BURST_SECONDS, SWAP_SECONDS = 6, 64, 3.0, 6.0
-TIMEOUT_SECONDS = 20.0
 LONGEST = 96
 INPUTS = ("query", "key", "value")
-TEXT = "Life is short, eat dessert first"
+# Asks Prometheus' HTTP API: a path, and parameters.
+Ask = Callable[..., Any]
+# The inputs of a request by name.
+Rows = dict[str, Any]
+
+
+class ProgramNotFoundError(Exception):
+    """A program of Prometheus is not installed."""
 
 
 class Finding(NamedTuple):
@@ -90,8 +105,7 @@ def check(repository: Path, seconds: float) -> list[Finding]:
         one = stack.enter_context(serving(models, folder / "one.log", *explicit))
         workers = stack.enter_context(serving(models, folder / "workers.log", "--workers=2", *OPTIONS))
         targets = [f"127.0.0.1:{server.metrics_port}" for server in (one, workers)]
-        (folder / "prometheus").mkdir()
-        prometheus = stack.enter_context(scraping(folder / "prometheus", targets, INTERVAL_SECONDS))
+        ask = stack.enter_context(scraping(folder, targets))
         start, ended = time.time(), threading.Event()
         works = [
             *(partial(_call, own.target, seed) for seed in range(CALLERS) for own in (one, workers)),
@@ -107,7 +121,75 @@ def check(repository: Path, seconds: float) -> list[Finding]:
             ended.set()
         for work in running:
             work.result()
-        return [*_panels(prometheus, start, time.time()), *_rules(prometheus)]
+        return [*_panels(ask, start, time.time()), *_rules(ask)]
+
+
+def find_program(name: str) -> str:
+    """The path of `prometheus` or `promtool`.
+
+    Raises:
+        ProgramNotFoundError: It is neither on PATH nor where its environment variable says.
+    """
+    found = shutil.which(os.environ.get(PROGRAMS[name]) or name)
+    if found is None:
+        raise ProgramNotFoundError(
+            f"{name} is not installed: it is neither on PATH nor what {PROGRAMS[name]} says"
+        )
+    return found
+
+
+@contextmanager
+def scraping(folder: Path, targets: Sequence[str]) -> Iterator[Ask]:
+    """Runs Prometheus with the committed configuration until the block ends.
+
+    Args:
+        folder: A folder for its files.
+        targets: HOST:PORT of the servers' metrics.
+
+    Raises:
+        ProgramNotFoundError: Prometheus is not installed.
+        RuntimeError: It does not start.
+    """
+    settings: dict[str, Any] = yaml.safe_load(CONFIGURATION.read_text())
+    interval = f"{INTERVAL_SECONDS}s"
+    settings["global"] = {"scrape_interval": interval, "evaluation_interval": interval}
+    settings["rule_files"] = [str(CONFIGURATION.parent / pattern) for pattern in settings["rule_files"]]
+    for job in settings["scrape_configs"]:
+        job["static_configs"] = [{"targets": list(targets)}]
+    configuration, log = folder / "prometheus.yml", folder / "prometheus.log"
+    configuration.write_text(yaml.safe_dump(settings))
+    (port,) = free_ports()
+    address = f"127.0.0.1:{port}"
+    command = [find_program("prometheus"), f"--config.file={configuration}"]
+    command += [f"--storage.tsdb.path={folder / 'prometheus'}", f"--web.listen-address={address}"]
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file)  # noqa: S603 - found on PATH
+    try:
+        until = time.monotonic() + START_SECONDS
+        while not _is_ready(address):
+            if process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"Prometheus did not start:\n{log.read_text()}")
+            time.sleep(0.05)
+        yield partial(_ask, address)
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def _is_ready(address: str) -> bool:
+    with suppress(OSError), urllib.request.urlopen(f"http://{address}/-/ready"):
+        return True
+    return False
+
+
+def _ask(address: str, path: str, **parameters: object) -> Any:
+    """The data of an answer. Raises RuntimeError if Prometheus refuses the question."""
+    url = f"http://{address}/api/v1/{path}?{urlencode(parameters)}"
+    try:
+        with urllib.request.urlopen(url) as response:
+            return json.load(response)["data"]
+    except urllib.error.HTTPError as error:
+        raise RuntimeError(f"{path} {parameters}: {error.read().decode()}") from error
 
 
 def queries() -> list[tuple[str, str]]:
@@ -122,25 +204,28 @@ def queries() -> list[tuple[str, str]]:
     return found
 
 
-def _panels(prometheus: Prometheus, start: float, end: float) -> Iterator[Finding]:
+def _panels(ask: Ask, start: float, end: float) -> Iterator[Finding]:
     """Evaluates every query of the dashboard."""
     for title, expression in queries():
         try:
-            values = prometheus.values(expression, start, end, INTERVAL_SECONDS)
+            found = ask("query_range", query=expression, start=start, end=end, step=INTERVAL_SECONDS)[
+                "result"
+            ]
         except RuntimeError as error:
             yield Finding(title, expression, str(error))
             continue
+        values = [float(value) for series in found["result"] for _, value in series["values"]]
         problem = "" if any(map(isfinite, values)) or CONDITIONAL in expression else "returns nothing"
         yield Finding(title, expression, problem)
 
 
-def _rules(prometheus: Prometheus) -> Iterator[Finding]:
+def _rules(ask: Ask) -> Iterator[Finding]:
     """Reads how Prometheus has evaluated every rule.
 
     An alert that does not fire returns nothing: all metrics that it reads must exist.
     """
-    existing = prometheus.names()
-    for rule in prometheus.rules():
+    existing = set(ask("label/__name__/values"))
+    for rule in (rule for group in ask("rules")["groups"] for rule in group["rules"]):
         problem = rule.get("lastError", "") or ("" if rule["health"] == "ok" else f"is {rule['health']}")
         read = {name for name in METRIC.findall(rule["query"]) if CONDITIONAL not in name}
         if rule["type"] == "recording":
@@ -151,47 +236,43 @@ def _rules(prometheus: Prometheus) -> Iterator[Finding]:
 
 
 def _call(target: str, seed: int, ended: threading.Event) -> None:
-    """Sends requests of every kind one after the other, and ignores that some are refused."""
+    """Sends requests of every kind, most of them good, and ignores that some are refused."""
     rng = np.random.default_rng(seed)
-    with AttentionClient(target, timeout=TIMEOUT_SECONDS) as client:
+    with AttentionClient(target, timeout=20.0) as client:
         models = [model for model in client.models() if model.state == "ready"]
         vectors = [model for model in models if _takes_vectors(model)]
         texts = [model.name for model in models if model.accepts_text]
 
-        def lists(model: ModelInfo) -> dict[str, Any]:
-            sequences = [_inputs(model, rng) for _ in range(4)]
-            return {name: [each[name] for each in sequences] for name in sequences[0]}
+        def several(name: str, inputs: Rows) -> object:
+            return client.attend(name, **{key: [rows] * 4 for key, rows in inputs.items()})
 
-        def stream(model: ModelInfo) -> object:
-            return list(
-                client.attend_stream(model.name, (AttendInputs(**_inputs(model, rng)) for _ in range(8)))
-            )
+        def text(_name: str, _inputs: Rows) -> object:
+            return client.attend_text(texts[0], "Life is short, eat dessert first") if texts else None
 
-        weighted: list[tuple[float, Callable[[ModelInfo], object]]] = [
-            (40, lambda model: client.attend(model.name, **_inputs(model, rng))),
-            (10, lambda model: client.attend(model.name, **lists(model))),
-            (5, lambda model: client.attend(model.name, **_inputs(model, rng), return_weights=True)),
-            (5, stream),
-            (5, lambda _: client.attend_text(str(rng.choice(texts)), TEXT) if texts else None),
-            (1, lambda model: client.attend(model.name, np.ones((2, 3), np.float32))),  # of a wrong width
-            (1, lambda model: client.attend(f"unknown-{model.name}", np.ones((2, 4), np.float32))),
-            (1, lambda model: client.attend(model.name, **lists(model), timeout=0.002)),
+        kinds: list[Callable[[str, Rows], object]] = [
+            *[lambda name, inputs: client.attend(name, **inputs)] * 40,
+            *[several] * 10,
+            *[lambda name, inputs: client.attend(name, **inputs, return_weights=True)] * 5,
+            *[lambda name, inputs: list(client.attend_stream(name, [AttendInputs(**inputs)] * 8))] * 5,
+            *[text] * 5,
+            lambda name, _: client.attend(name, np.ones((2, 3), np.float32)),  # of a wrong width
+            lambda name, inputs: client.attend(f"unknown-{name}", **inputs),
+            lambda name, inputs: client.attend(name, **inputs, timeout=0.002),
         ]
-        shares = np.array([weight for weight, _ in weighted]) / sum(weight for weight, _ in weighted)
         while not ended.is_set():
-            _, kind = weighted[rng.choice(len(weighted), p=shares)]
+            model = vectors[rng.integers(len(vectors))]
             with suppress(AttentionClientError):
-                kind(vectors[rng.integers(len(vectors))])
+                kinds[rng.integers(len(kinds))](model.name, _inputs(model, rng))
 
 
 def _takes_vectors(model: ModelInfo) -> bool:
     return all(spec.name in INPUTS for spec in model.inputs if not spec.optional)
 
 
-def _inputs(model: ModelInfo, rng: np.random.Generator) -> dict[str, Any]:
+def _inputs(model: ModelInfo, rng: np.random.Generator) -> Rows:
     """One sequence for each input of a model, as long as its axis."""
     lengths: dict[str | int, int] = {}
-    found: dict[str, Any] = {}
+    found: Rows = {}
     for spec in model.inputs:
         if not spec.optional:
             length = lengths.setdefault(spec.axes[1], int(rng.integers(1, LONGEST)))
@@ -203,7 +284,7 @@ def _burst(target: str, ended: threading.Event) -> None:
     """Sends more calls at once than the server takes, every few seconds."""
     with AttentionClient(target, max_retries=0) as client, ThreadPoolExecutor(BURST) as pool:
         (model, *_) = [model for model in client.models() if model.state == "ready" and _takes_vectors(model)]
-        rows, attend = _inputs(model, np.random.default_rng(0)), cast("Callable[..., Any]", client.attend)
+        rows, attend = _inputs(model, np.random.default_rng(0)), client.attend
         while not ended.wait(BURST_SECONDS):
             calls = [pool.submit(attend, model.name, **rows) for _ in range(BURST)]
             for call in calls:

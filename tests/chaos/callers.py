@@ -4,7 +4,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import grpc
@@ -45,13 +45,11 @@ class Tally:
 
     Attributes:
         statuses: Calls by status.
-        details: Failed calls by status and details.
         wrong: Answers that are not those of eager PyTorch.
         last_answer: When the last call or message was answered, on `time.monotonic`'s clock.
     """
 
     statuses: Counter[str] = field(default_factory=Counter)
-    details: Counter[str] = field(default_factory=Counter)
     wrong: int = 0
     last_answer: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -65,14 +63,9 @@ class Tally:
 
     def failed(self, error: grpc.RpcError | AttentionClientError) -> None:
         """Counts a call that failed."""
-        if isinstance(error, AttentionClientError):
-            code, text = error.code, error.message
-        else:
-            code, text = error.code(), error.details() or ""
-        name = code.name if code else "no status"
+        code = error.code if isinstance(error, AttentionClientError) else error.code()
         with self._lock:
-            self.statuses[name] += 1
-            self.details[f"{name}: {text.partition(';')[0][:50]}"] += 1
+            self.statuses[code.name if code else "no status"] += 1
 
 
 class Actor(threading.Thread):
@@ -112,31 +105,21 @@ def stop(actors: list[Actor]) -> None:
         actor.join(CALL_SECONDS)
 
 
-def call_once(channel: grpc.Channel, question: Question, tally: Tally) -> bool:
-    """Makes one call and counts its end; returns whether it succeeded."""
-    try:
-        response = AttentionServiceStub(channel).Attend(question.message, timeout=CALL_SECONDS)
-    except grpc.RpcError as error:
-        tally.failed(error)
-        return False
-    tally.answered(right=question.is_answered_by(response))
-    return True
+def unary(target: str, question: Question, tally: Tally, *, reconnects: bool = False) -> Actor:
+    """Calls until one fails: on one connection, or each on a new one."""
 
-
-def unary(target: str, question: Question, tally: Tally) -> Actor:
-    """Calls on one connection until one fails."""
-    channel = grpc.insecure_channel(target, OWN_CONNECTION)
-    return Actor(lambda: call_once(channel, question, tally), channel.close)
-
-
-def reconnecting(target: str, question: Question, tally: Tally) -> Actor:
-    """Calls, each on a new connection, until one fails."""
+    def call(channel: grpc.Channel) -> bool:
+        stub = AttentionServiceStub(channel)
+        return count(stub.Attend.future(question.message, timeout=CALL_SECONDS), question, tally)
 
     def step() -> bool:
         with grpc.insecure_channel(target, OWN_CONNECTION) as channel:
-            return call_once(channel, question, tally)
+            return call(channel)
 
-    return Actor(step)
+    if reconnects:
+        return Actor(step)
+    channel = grpc.insecure_channel(target, OWN_CONNECTION)
+    return Actor(lambda: call(channel), channel.close)
 
 
 def retrying(target: str, question: Question, tally: Tally) -> Actor:
@@ -192,12 +175,12 @@ def stream(
     return Actor(step, channel.close)
 
 
-def collect(calls: "Sequence[grpc.Future[pb.AttendResponse]]", question: Question, tally: Tally) -> None:
-    """Waits for the ends of calls and counts them."""
-    for call in calls:
-        try:
-            response = call.result(CALL_SECONDS)
-        except grpc.RpcError as error:
-            tally.failed(error)
-        else:
-            tally.answered(right=question.is_answered_by(response))
+def count(call: "grpc.Future[pb.AttendResponse]", question: Question, tally: Tally) -> bool:
+    """Waits for the end of a call and counts it; returns whether it succeeded."""
+    try:
+        response = call.result()
+    except grpc.RpcError as error:
+        tally.failed(error)
+        return False
+    tally.answered(right=question.is_answered_by(response))
+    return True

@@ -13,7 +13,6 @@ from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 from hyperframe.frame import (
     DataFrame,
     Frame,
-    GoAwayFrame,
     HeadersFrame,
     PingFrame,
     RstStreamFrame,
@@ -47,7 +46,6 @@ class RawConnection:
     Attributes:
         calls: By stream.
         closed: Whether the server has closed the connection.
-        farewell: What its GOAWAY said; empty if there was none.
     """
 
     def __init__(self, port: int, *, window: int = CONNECTION_WINDOW) -> None:
@@ -62,7 +60,7 @@ class RawConnection:
         self._room = CONNECTION_WINDOW
         self._received = bytearray()
         self.calls: dict[int, RawCall] = {}
-        self.closed, self.farewell = False, ""
+        self.closed = False
         settings = {SettingsFrame.INITIAL_WINDOW_SIZE: window, SettingsFrame.ENABLE_PUSH: 0}
         self._socket.sendall(PREFACE + SettingsFrame(settings=settings).serialize())
 
@@ -138,8 +136,6 @@ class RawConnection:
                 self._send(reply)
             case WindowUpdateFrame() if not frame.stream_id:
                 self._room += frame.window_increment
-            case GoAwayFrame():
-                self.farewell = f"GOAWAY {frame.error_code}: {frame.additional_data.decode(errors='replace')}"
             case RstStreamFrame():
                 call.end = call.end or f"RST_STREAM {frame.error_code}"
             case HeadersFrame():

@@ -50,23 +50,17 @@ class Outcomes:
         due: When each call was due, in seconds after the start of the schedule.
         seconds: From then until its end.
         codes: Its status code.
-        reasons: The reason in the status details, or else empty.
         retry_after: Whether the status details hold RetryInfo.
     """
 
     due: NDArray[np.float64]
     seconds: NDArray[np.float64]
     codes: NDArray[np.str_]
-    reasons: NDArray[np.str_]
     retry_after: NDArray[np.bool_]
 
     def counts(self) -> dict[str, int]:
         """Calls by status code."""
         return dict(Counter(self.codes.tolist()))
-
-    def refusals(self) -> dict[str, int]:
-        """Refused calls by reason."""
-        return dict(Counter(self.reasons[self.codes == REFUSED].tolist()))
 
     def latency(self, code: str, percent: float) -> float:
         """A percentile of the latency of one outcome, in seconds; 0 if no call ended so."""
@@ -138,24 +132,16 @@ def open_loop(
         sending.result()
     for caller in callers:
         caller.close()
-    details = [_details(end.status) for end in ends]
     started = np.array([end.started for end in ends], np.int64)
     return Outcomes(
         due=(started - origin) / 1e9,
         seconds=(np.array([end.ended for end in ends], np.int64) - started) / 1e9,
         codes=np.array([CODES[end.status.code()] for end in ends]),
-        reasons=np.array([reason for reason, _ in details]),
-        retry_after=np.array([retry for _, retry in details]),
+        retry_after=np.array([_says_when_to_retry(end.status) for end in ends]),
     )
 
 
-def _details(status: object) -> tuple[str, bool]:
-    """The reason in a status, and whether it says when to try again."""
+def _says_when_to_retry(status: object) -> bool:
     trailing = dict(status.trailing_metadata() or ())  # type: ignore[attr-defined]  # of cygrpc
     found = status_pb2.Status.FromString(trailing.get(DETAILS_KEY, b""))
-    info, reason, retry = error_details_pb2.ErrorInfo(), "", False
-    for detail in found.details:
-        retry = retry or detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR)
-        if detail.Unpack(info):
-            reason = info.reason
-    return reason, retry
+    return any(detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for detail in found.details)

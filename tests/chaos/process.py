@@ -23,7 +23,7 @@ from tests.support.eager import Array
 
 MODEL, WIDTH = "multi-head-768x12", 768
 KIB, MIB = 1 << 10, 1 << 20
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS, SCRAPE_SECONDS = 30.0, 5.0
 POLL_SECONDS = 0.02
 NEIGHBOUR_SECONDS = 0.01
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
@@ -73,8 +73,8 @@ def busy_seconds(pid: int) -> float:
     return processor_seconds(process_tree(pid))
 
 
-def metrics(server: ServerProcess) -> dict[str, float]:
-    """The server's own metrics: `name{label="value",…}` and its value."""
+def metrics(server: ServerProcess | str) -> dict[str, float]:
+    """The metrics of a server, or of HOST:PORT: `name{label="value",…}` and its value."""
     found = {}
     for family in _families(server):
         for sample in family.samples:
@@ -95,16 +95,10 @@ def gauges_in_use(server: ServerProcess) -> dict[str, float]:
     }
 
 
-def _families(server: ServerProcess) -> Iterable[Metric]:
-    url = f"http://127.0.0.1:{server.metrics_port}/metrics"
-    with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as response:
+def _families(server: ServerProcess | str) -> Iterable[Metric]:
+    address = server if isinstance(server, str) else f"127.0.0.1:{server.metrics_port}"
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=SCRAPE_SECONDS) as response:
         return text_string_to_metric_families(response.read().decode())
-
-
-def increased(before: dict[str, float], after: dict[str, float], prefix: str) -> dict[str, float]:
-    """The counters whose names begin with a prefix, by how much they have increased."""
-    names = [name for name in after if name.startswith(prefix)]
-    return {name: more for name in names if (more := after[name] - before.get(name, 0)) > 0}
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> bool:

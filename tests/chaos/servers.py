@@ -1,10 +1,7 @@
 """Servers that keep their address: containers of an image or processes on loopback; and Envoy before them."""
 
 import signal
-import socket
 import subprocess
-import urllib.request
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,13 +9,15 @@ from typing import Any
 
 import yaml
 from attention_client import AttentionClient
-from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.processes import free_ports
 from scripts import local_server
+from tests.chaos.process import metrics
 from tests.deploy.images import HARDENED, INSECURE, docker
 
 ENVOY_CONFIGURATION = local_server.ROOT / "deploy/envoy/envoy.yaml"
-START_SECONDS, STOP_SECONDS, SCRAPE_SECONDS = 60.0, 60.0, 5.0
+START_SECONDS, STOP_SECONDS = 60.0, 60.0
+COUNTED = "attention_requests_total{"
 # Private addresses that no other network of the drill's machine should have.
 SUBNET, ADDRESS = "10.199.83.0/24", "10.199.83.{}"
 NAME = "attention-drill"
@@ -32,27 +31,33 @@ SIGNALS = {
 }
 
 
-class Server(ABC):
-    """One server, whose address stays the same when it is stopped, started and replaced.
+class Server:
+    """A process on loopback, whose address stays the same when it is stopped, started and replaced.
 
     Attributes:
         target: HOST:PORT of gRPC.
     """
 
-    def __init__(self, repository: Path, target: str, metrics: str) -> None:
-        self.target, self._metrics, self._repository = target, metrics, repository
+    def __init__(self, number: int, repository: Path, logs: Path) -> None:
+        self._repository, self._log, self._ports = repository, logs / f"{number}.log", free_ports(2)
+        self.target, self._metrics = (f"127.0.0.1:{port}" for port in self._ports)
 
-    @abstractmethod
-    def start(self, image: str | None = None) -> None:
-        """Starts it, from another image if one is given, and returns at once."""
+    def start(self, image: str | None = None) -> None:  # noqa: ARG002 - a process has no image
+        """Starts it, a container from another image if one is given, and returns at once."""
+        port, metrics_port = self._ports
+        options = (f"--port={port}", f"--metrics-port={metrics_port}", f"--threads={THREADS}")
+        self._process = local_server.start(self._repository, self._log, *options)
 
-    @abstractmethod
     def do(self, verb: str) -> None:
         """Does what Docker's command does: stop, which waits until it has ended; kill, pause or unpause."""
+        self._process.send_signal(SIGNALS[verb])
+        if verb in ("stop", "kill"):
+            self._process.wait(STOP_SECONDS)
 
-    @abstractmethod
     def remove(self) -> None:
         """Ends it if it runs."""
+        if self._process.poll() is None:
+            self.do("kill")
 
     def wait_until_ready(self) -> None:
         """Waits until it has loaded its models."""
@@ -65,22 +70,18 @@ class Server(ABC):
         Raises:
             OSError: It cannot be reached.
         """
-        url = f"http://{self._metrics}/metrics"
-        with urllib.request.urlopen(url, timeout=SCRAPE_SECONDS) as response:
-            families = text_string_to_metric_families(response.read().decode())
-        wanted = {"method": "/attention.v1.AttentionService/Attend", "code": "OK"}
-        samples = [sample for family in families for sample in family.samples]
-        counted = [each for each in samples if each.name == "attention_requests_total"]
-        return sum(int(each.value) for each in counted if wanted.items() <= each.labels.items())
+        found = metrics(self._metrics)
+        wanted = 'code="OK",method="/attention.v1.AttentionService/Attend"'
+        return sum(int(value) for name, value in found.items() if name.startswith(COUNTED) and wanted in name)
 
 
-class ContainerServer(Server):
+class Container(Server):
     """A container with a fixed address in the drill's network."""
 
-    def __init__(self, number: int, image: str, repository: Path) -> None:
+    def __init__(self, number: int, repository: Path, image: str) -> None:
         self._address = ADDRESS.format(10 + number)
-        super().__init__(repository, f"{self._address}:8001", f"{self._address}:8002")
-        self._name, self._image = f"{NAME}-{number}", image
+        self.target, self._metrics = f"{self._address}:8001", f"{self._address}:8002"
+        self._repository, self._name, self._image = repository, f"{NAME}-{number}", image
 
     def start(self, image: str | None = None) -> None:
         """Makes a new container."""
@@ -100,41 +101,13 @@ class ContainerServer(Server):
             docker("rm", "--force", self._name)
 
 
-class ProcessServer(Server):
-    """A process on loopback, with ports that were free when it was made."""
-
-    def __init__(self, number: int, repository: Path, logs: Path) -> None:
-        self._ports = _free_ports()
-        super().__init__(repository, *(f"127.0.0.1:{port}" for port in self._ports))
-        self._log = logs / f"{number}.log"
-
-    def start(self, image: str | None = None) -> None:  # noqa: ARG002 - a process has no image
-        """Starts a new process."""
-        port, metrics_port = self._ports
-        options = (f"--port={port}", f"--metrics-port={metrics_port}", f"--threads={THREADS}")
-        self._process = local_server.start(self._repository, self._log, *options)
-
-    def do(self, verb: str) -> None:
-        """Sends the signal that Docker would send."""
-        self._process.send_signal(SIGNALS[verb])
-        if verb in ("stop", "kill"):
-            self._process.wait(STOP_SECONDS)
-
-    def remove(self) -> None:
-        """Ends the process if it runs."""
-        if self._process.poll() is None:
-            self.do("kill")
-
-
 @contextmanager
 def three_servers(image: str, repository: Path, logs: Path) -> Iterator[Sequence[Server]]:
     """Ready servers, removed when the block ends: containers if there is an image, else processes."""
-    servers: Sequence[Server]
+    servers = [Server(number, repository, logs) for number in range(3)]
     if image:
         docker("network", "create", f"--subnet={SUBNET}", NAME)
-        servers = [ContainerServer(number, image, repository) for number in range(3)]
-    else:
-        servers = [ProcessServer(number, repository, logs) for number in range(3)]
+        servers = [Container(number, repository, image) for number in range(3)]
     try:
         for server in servers:
             server.start()
@@ -151,7 +124,7 @@ def three_servers(image: str, repository: Path, logs: Path) -> Iterator[Sequence
 @contextmanager
 def envoy(program: str, targets: Sequence[str], logs: Path) -> Iterator[str]:
     """Runs Envoy on loopback before some servers until the block ends; yields HOST:PORT where it listens."""
-    port = _free_ports()[0]
+    (port,) = free_ports()
     file = logs / "envoy.yaml"
     file.write_text(yaml.safe_dump(envoy_configuration(targets, port)))
     command = [program, "--config-path", str(file), "--concurrency", "1"]
@@ -181,10 +154,3 @@ def envoy_configuration(targets: Sequence[str], port: int) -> dict[str, Any]:
     endpoints = [{"endpoint": address(target)} for target in targets]
     resources["clusters"][0]["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
     return document
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        return first.getsockname()[1], second.getsockname()[1]

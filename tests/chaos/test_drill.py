@@ -125,7 +125,6 @@ def run(servers: Sequence[Server], clients: dict[str, AttentionClient], figures:
         figures.among(f"calls, {name}", dict(tally.statuses), {"OK"})
         figures.at_least(f"answers, {name}", tally.statuses["OK"], 1)
         figures.equal(f"wrong answers, {name}", tally.wrong, 0)
-        figures.note(f"failures, {name}", dict(tally.details))
 
 
 def shares(servers: Sequence[Server]) -> list[float]:

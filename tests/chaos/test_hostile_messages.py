@@ -4,7 +4,6 @@ tests/server/api has the refusals. This measures what such a message costs a ser
 """
 
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -116,8 +115,8 @@ def hostile_server(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) ->
         yield process
 
 
-def attack(target: str, name: str) -> tuple[str, int, float]:
-    """Sends a message; returns status and reason, the size of the message, and seconds to the answer.
+def attack(target: str, name: str) -> tuple[str, int]:
+    """Sends a message; returns status and reason, and the size of the message.
 
     Runs in a process of its own: the interpreter of this one must not delay the small requests.
     """
@@ -125,7 +124,7 @@ def attack(target: str, name: str) -> tuple[str, int, float]:
     with grpc.insecure_channel(target, OPTIONS) as channel:
         send: Any = channel.unary_unary(HOSTILE[name].method)
         grpc.channel_ready_future(channel).result(PATIENCE_SECONDS)
-        started, found = time.perf_counter(), ANSWERED
+        found = ANSWERED
         try:
             send(message, timeout=PATIENCE_SECONDS)
         except grpc.RpcError as caught:
@@ -133,15 +132,14 @@ def attack(target: str, name: str) -> tuple[str, int, float]:
             is_explained = status is not None and status.details and status.details[0].Unpack(info)
             error: Any = caught  # a call
             found = f"{error.code().name} {info.reason if is_explained else error.details()}"
-        return found, len(message), time.perf_counter() - started
+        return found, len(message)
 
 
 class Attacked(NamedTuple):
-    """What one message did: its outcome, bytes and seconds."""
+    """What one message did: outcome, bytes, delay of others in seconds, growth of the server in bytes."""
 
     outcome: str
     size: int
-    seconds: float
     delay: float
     grown: int
 
@@ -169,8 +167,6 @@ def test_hostile_messages_are_answered_without_delay_or_memory(
             floor = delay if floor is None else floor
             size = found[0].size
             figures.equal(f"{name}: outcomes", {one.outcome for one in found}, {hostile.answer})
-            figures.note(f"{name}: MiB", size / MIB)
-            figures.note(f"{name}: answer, s", statistics.median(one.seconds for one in found))
             figures.at_most(f"{name}: delay of others, s", delay, MAX_DELAY_SECONDS + floor)
             grown, bound = max(one.grown for one in found), max(MIN_MEMORY_BYTES, MAX_MEMORY_RATIO * size)
             figures.at_most(f"{name}: growth, MiB", grown / MIB, bound / MIB)

@@ -16,8 +16,6 @@ from tests.chaos.process import (
     MIB,
     MODEL,
     attend_message,
-    increased,
-    metrics,
     random_rows,
     readings,
     reset_peak,
@@ -45,7 +43,7 @@ def test_goodput(
     ):
         job = Job(server.target, MESSAGES)
         rate = generator.submit(capacity, job, CAPACITY_SECONDS).result()
-        idle, counters = reset_peak(server.process.pid), metrics(server)
+        idle = reset_peak(server.process.pid)
         # After the overload, calls arrive evenly at the capacity.
         recovery = seconds * 1e9 + np.arange(int(rate * RECOVERY_SECONDS)) / rate * 1e9
         due = np.concatenate([poisson(factor * rate, seconds, seed=1), recovery.astype(np.int64)])
@@ -57,8 +55,6 @@ def test_goodput(
         figures.note("resident before, MiB", idle / MIB)
         peak = readings(server.process.pid).peak
         figures.at_most("resident peak, MiB", peak / MIB, idle / MIB + MAX_MEMORY_MIB + SLACK_MIB)
-        for name, count in increased(counters, metrics(server), "attention_refused").items():
-            figures.note(name, count)
 
 
 def report(figures: Figures, outcomes: Outcomes, rate: float, deadline: float) -> None:
@@ -67,20 +63,13 @@ def report(figures: Figures, outcomes: Outcomes, rate: float, deadline: float) -
     # The queue fills in the first second or deadline; what is measured is the state after it.
     since = min(deadline, seconds / 2)
     goodput = outcomes.answered(since, seconds, deadline) / (seconds - since) / rate
-    figures.note("calls offered", int((outcomes.due < seconds).sum()))
     figures.among("calls by status, with recovery", outcomes.counts(), {OK, REFUSED, EXPIRED})
-    figures.note("refused by reason", outcomes.refusals())
     figures.at_least("goodput, share of capacity", goodput, 0.9)
     for percent in (50, 99):
         figures.note(f"answers p{percent}, s", outcomes.latency(OK, percent))
     figures.at_most("refusals p99, s", outcomes.latency(REFUSED, 99), 0.05)
     refused = outcomes.codes == REFUSED
     figures.equal("refusals without RetryInfo", int((refused & ~outcomes.retry_after).sum()), 0)
-    share = answered(outcomes, deadline, since=seconds + 1)
+    in_time = (outcomes.codes == OK) & (outcomes.seconds <= deadline)
+    share = float(np.mean(in_time[outcomes.due >= seconds + 1]))
     figures.at_least("answered in time from a second after the overload, share", share, 0.9)
-
-
-def answered(outcomes: Outcomes, deadline: float, *, since: float) -> float:
-    """The share of the calls due from some moment that were answered within their deadline."""
-    good = (outcomes.codes == OK) & (outcomes.seconds <= deadline)
-    return float(np.mean(good[outcomes.due >= since]))

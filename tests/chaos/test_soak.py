@@ -269,9 +269,6 @@ def report(figures: Figures, tallies: dict[str, Tally]) -> None:
     good = sum((tallies[name].statuses for name in ("good", "streams", "long")), Counter[str]())
     figures.at_most("good calls refused, share", 1 - good["OK"] / max(1, good.total()), 0.01)
     figures.equal("wrong answers", sum(tally.wrong for tally in tallies.values()), 0)
-    figures.note(
-        "failed, by details", dict(sum((tally.details for tally in tallies.values()), Counter[str]()))
-    )
 
 
 def flat(figures: Figures, idle: Readings, warm: Readings, late: Readings) -> None:

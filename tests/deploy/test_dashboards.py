@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from attention_serving.server.observe.metrics import SECONDS
-from scripts.check_dashboard import DASHBOARD, check, queries
+from scripts.check_dashboard import CONFIGURATION, DASHBOARD, check, queries
 from scripts.generate_operations_page import metrics
-from scripts.prometheus import CONFIGURATION
 from tests.support.prometheus import required
 
 FOLDER = CONFIGURATION.parent

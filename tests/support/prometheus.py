@@ -5,7 +5,7 @@ import urllib.request
 
 import pytest
 
-from scripts.prometheus import VARIABLES, ProgramNotFoundError, find_program
+from scripts.check_dashboard import PROGRAMS, ProgramNotFoundError, find_program
 
 
 def required(name: str) -> str:
@@ -13,7 +13,7 @@ def required(name: str) -> str:
     try:
         return find_program(name)
     except ProgramNotFoundError:
-        pytest.skip(f"{name} is neither on PATH nor named by the variable {VARIABLES[name]}")
+        pytest.skip(f"{name} is neither on PATH nor named by the variable {PROGRAMS[name]}")
 
 
 def check_metrics(promtool: str, text: str) -> str:

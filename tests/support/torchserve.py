@@ -20,7 +20,6 @@ from benchmarks.processes import free_ports, running
 BIN = "torchserve/bin"
 # What tests/support/install_peers.sh installs.
 PEERS = Path(os.environ.get("PEERS_HOME") or Path.home() / ".cache/attention-peers").resolve()
-FIRST_PORT = 24000
 START_SECONDS = 300
 PREDICTIONS = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
 
@@ -87,15 +86,15 @@ def serving(archive: Path, model: str, folder: Path) -> Iterator[TorchServe]:
         model: Its name.
         folder: For logs and the server's own files.
     """
-    port = free_ports(5, start=FIRST_PORT)
+    port, grpc_management, inference, management, metrics = free_ports(5)
     properties = {
         "grpc_inference_address": "127.0.0.1",
         "grpc_inference_port": port,
         "grpc_management_address": "127.0.0.1",
-        "grpc_management_port": port + 4,
-        "inference_address": f"http://127.0.0.1:{port + 1}",
-        "management_address": f"http://127.0.0.1:{port + 2}",
-        "metrics_address": f"http://127.0.0.1:{port + 3}",
+        "grpc_management_port": grpc_management,
+        "inference_address": f"http://127.0.0.1:{inference}",
+        "management_address": f"http://127.0.0.1:{management}",
+        "metrics_address": f"http://127.0.0.1:{metrics}",
         "disable_token_authorization": "true",
         "vmargs": f"-Djava.io.tmpdir={folder}",  # of unpacked archives and sockets, which have fixed names
     }

@@ -22,7 +22,6 @@ from benchmarks.processes import free_ports, running
 
 # What tests/support/install_peers.sh installs.
 PEERS = Path(os.environ.get("PEERS_HOME") or Path.home() / ".cache/attention-peers").resolve()
-FIRST_PORT = 25000
 START_SECONDS = 300
 MODEL = Path(__file__).with_name("triton_model.py")
 BACKEND, FILE = 'backend: "onnxruntime"\n', "default_model_filename: "
@@ -51,7 +50,7 @@ def for_python_backend(model: Path) -> None:
 def serving(repository: Path, log: Path, *options: str) -> Iterator[str]:
     """Starts tritonserver, and waits until it answers. Yields its address; models may have failed to load."""
     (site,) = PEERS.glob("triton/lib/python3*/site-packages")
-    tree, port = site / "pytriton/tritonserver", free_ports(1, start=FIRST_PORT)
+    tree, port = site / "pytriton/tritonserver", free_ports()[0]
     command: list[str | Path] = [
         tree / "bin/tritonserver",
         f"--model-repository={repository}",

@@ -17,7 +17,7 @@ from attention_serving.enrich import enrich
 from examples import make_table, ray_job
 from tests.clients.enrich.tables import read, write
 from tests.encoders.repository import SENTENCE, SENTENCE_MODELS
-from tests.server.samples import ROOT, SELF, TEXT
+from tests.server.samples import ROOT, SELF
 from tests.support.artifacts import cached_repositories
 
 pytestmark = pytest.mark.thorough
@@ -66,15 +66,9 @@ def test_a_job_survives_the_loss_of_the_node_that_computes(
     assert read(output).equals(read(tmp_path / "in_process.parquet"), check_metadata=True)
 
 
-def test_the_reason_of_a_refused_row_is_reported(tmp_path: Path, artifacts: Path, cluster: Cluster) -> None:
-    add_node(cluster)
-    source, output = write(tmp_path, 2, text=["Life is short", "unheard"]), tmp_path / "out.parquet"
-    wanted: dict[str, Any] = {"model": TEXT, "column": "text", "model_repository": artifacts}
-    with pytest.raises(EnrichError, match=r"row 1 is refused: .*unheard"):
-        enrich(source, output, **wanted, engine="ray")
-
-
-def test_texts_become_embeddings_of_their_passages(tmp_path: Path, cluster: Cluster) -> None:
+def test_texts_become_embeddings_of_passages_and_a_refused_row_has_its_reason(
+    tmp_path: Path, cluster: Cluster
+) -> None:
     (encoders,) = cached_repositories(SENTENCE_MODELS)
     add_node(cluster)
     source = write(tmp_path, 200, text=[f"{row} times dessert " * (row % 9) for row in range(200)])
@@ -89,6 +83,9 @@ def test_texts_become_embeddings_of_their_passages(tmp_path: Path, cluster: Clus
     summary = enrich(source, theirs, **wanted, model_repository=encoders, engine="ray")
     assert read(theirs).equals(read(ours), check_metadata=True)
     assert (summary.passages, summary.tokens) == (expected.passages, expected.tokens)
+    table = write(tmp_path / "refused", 2, text=["a", "b" * (5 << 20)])
+    with pytest.raises(EnrichError, match="row 1 is refused: it has 5,242,880 characters"):
+        enrich(table, tmp_path / "none.parquet", **wanted, model_repository=encoders, engine="ray")
 
 
 def test_the_example(

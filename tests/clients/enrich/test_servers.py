@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attention_client import TlsFiles
 from attention_client.enrich import EnrichError, plan
-from attention_client.enrich import enrich as enrich_on_servers
 from attention_client.enrich.backends import ServerBackend, resolve
 from attention_client.enrich.options import Role, read_options
 from typer.testing import CliRunner
@@ -87,29 +85,19 @@ def test_a_job_continues_on_another_server_and_when_its_only_server_restarts(
 
 
 @thorough
-def test_a_job_goes_on_without_a_server_that_is_down_at_the_start(
+def test_a_server_that_is_down_at_the_start_ends_a_job_without_patience_only(
     tmp_path: Path, sample_server: ServerProcess, lost: ServerProcess
 ) -> None:
-    table = write(tmp_path, 20)
-    for number, targets in enumerate(([lost, sample_server], [sample_server, lost])):
-        output, servers = tmp_path / f"{number}.parquet", ",".join(each.target for each in targets)
-        given = [table, output, "--model", SELF, "--column", "query", "--quiet", "--server", servers]
-        done = CliRunner().invoke(app, list(map(str, given)))
-        assert done.exit_code == 0, done.stderr
+    table, output, ready = write(tmp_path, 20), tmp_path / "out.parquet", sample_server.target
+    wanted: dict[str, Any] = {**QUERY, "overwrite": True}
+    for servers in ([lost.target, ready], [ready, lost.target]):
+        summary = enrich(table, output, **wanted, servers=servers)
         assert_enriched(read(output), read(table), SELF, ["query"])
-        assert re.search(rf"^server {lost.target} failed (1 time|\d+ times)$", done.stdout, re.MULTILINE)
-        assert sample_server.target not in done.stdout
-
-
-@thorough
-def test_without_patience_a_job_uses_a_server_that_answers_and_ends_without_one(
-    tmp_path: Path, sample_server: ServerProcess, lost: ServerProcess
-) -> None:
-    table, wanted = write(tmp_path, 20), {**QUERY, "retry_seconds": 0}
-    assert enrich(table, tmp_path / "a.parquet", **wanted, servers=sample_server.target).rows == 20
-    for servers in (lost.target, [lost.target, sample_server.target]):
+        assert set(summary.server_failures) == {lost.target}
+    assert enrich(table, output, **wanted, retry_seconds=0, servers=ready).rows == 20
+    for servers in ([lost.target], [lost.target, ready]):
         with pytest.raises(EnrichError, match=str(lost.port)):
-            enrich(table, tmp_path / "b.parquet", **wanted, servers=servers)
+            enrich(table, output, **wanted, retry_seconds=0, servers=servers)
 
 
 @thorough
@@ -156,24 +144,6 @@ def test_servers_that_do_not_exist_are_an_error(targets: Any, words: str) -> Non
 
 
 @thorough
-def test_commands_and_functions_take_certificates(artifacts: Path, tmp_path: Path) -> None:
-    authority = Authority()
-    mounted = Mounted(tmp_path / "server", authority.issue(), CLIENTS.pem)
-    client = Mounted(tmp_path / "client", CLIENTS.issue("job.example"), authority.pem)
-    table, output = write(tmp_path, 20), tmp_path / "out.parquet"
-    with serving(artifacts, tmp_path / "log", *mounted.options) as server:
-        given = [table, output, "--model", SELF, "--column", "query", "--server", server.target]
-        given += ["--ca", client.ca, "--certificate", client.certificate, "--key", client.key]
-        done = CliRunner().invoke(app, list(map(str, given)))
-        assert done.exit_code == 0, done.output
-        files = TlsFiles(ca=client.ca, certificate=client.certificate, key=client.key)
-        wanted = {**QUERY, "servers": server.target, "overwrite": True, "retry_seconds": 0, "token": "secret"}
-        assert enrich(table, output, **wanted, credentials=files).rows == 20
-        with pytest.raises(EnrichError, match=r"127\.0\.0\.1"):
-            enrich_on_servers(table, output, **wanted, credentials=TlsFiles(ca=client.ca))
-
-
-@thorough
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -181,14 +151,16 @@ def test_commands_and_functions_take_certificates(artifacts: Path, tmp_path: Pat
         ("other.example", "(?i)verif|hostname|peer name"),
     ],
 )
-def test_the_name_of_a_server_is_verified_and_not_its_address(
+def test_the_command_shows_a_certificate_and_verifies_the_name_of_a_server_not_its_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, expected: str
 ) -> None:
     server = TlsServer(tmp_path, CLIENTS.pem, "server.example")
-    client = Mounted(tmp_path / "client", CLIENTS.issue("job.example"), server.authority.pem)
-    files = TlsFiles(ca=client.ca, certificate=client.certificate, key=client.key)
     monkeypatch.setattr("attention_client.enrich.backends.resolve", lambda _: [server.target])
-    wanted = {**QUERY, "credentials": files, "retry_seconds": 3, "servers": f"{name}:{server.port}"}
-    with pytest.raises(EnrichError, match=expected):
-        enrich_on_servers(write(tmp_path, 1), tmp_path / "out.parquet", **wanted)
+    client = Mounted(tmp_path / "client", CLIENTS.issue("job.example"), server.authority.pem)
+    given = [write(tmp_path, 1), tmp_path / "out.parquet", "--model", SELF, "--column", "query"]
+    given += ["--server", f"{name}:{server.port}", "--retry-seconds", "3"]
+    given += ["--ca", client.ca, "--certificate", client.certificate, "--key", client.key]
+    done = CliRunner().invoke(app, list(map(str, given)))
+    assert done.exit_code == 1
+    assert re.search(expected, done.stderr)
     server.close()
