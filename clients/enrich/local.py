@@ -50,7 +50,11 @@ class LocalBackend:
             )
         except EngineError as error:
             raise EnrichError(error.message) from error
-        self.model = _spec_of(self._model).shortened(options.dimensions)
+        try:
+            self.model = _spec_of(self._model).shortened(options.dimensions)
+        except EnrichError:
+            self._model.close()
+            raise
         self.tokenizer = self._model.tokenizer
         self.concurrency = self._model.parallel_runs
         self._options = options

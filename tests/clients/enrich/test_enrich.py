@@ -17,6 +17,7 @@ from attention_client.enrich import EnrichError, Summary
 from numpy.testing import assert_allclose
 
 from attention_serving.enrich import enrich
+from attention_serving.server.engine.in_process import InProcessModel
 from tests.clients.conftest import POOLED, POOLED_WIDTH, mean_of_linear
 from tests.clients.enrich.tables import assert_enriched, eager_answers, read, table, vectors_of, write
 from tests.encoders.repository import SENTENCE
@@ -115,6 +116,17 @@ def test_passages_of_texts_become_embeddings_of_an_encoder(sentence_repository: 
     for row in rows:
         expected = expected_of("bert", f"query: {row['passage']}", normalised=True)
         assert_allclose(row["embedding"], expected.embedding, rtol=RTOL, atol=ATOL)
+
+
+def test_a_model_that_does_not_fit_the_options_is_closed(
+    sentence_repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(InProcessModel, "close", lambda model: closed.append(model.name))
+    options: Options = {"model": SENTENCE, "text_column": "text", "dimensions": 9}
+    with pytest.raises(EnrichError, match="dimensions is 9"):
+        enrich(pa.table({"text": ["a"]}), **options, model_repository=sentence_repository)
+    assert closed == [SENTENCE]
 
 
 def test_pooling_stores_one_vector_per_row(in_process: Options) -> None:

@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attention_client import AttentionClient
 from attention_client.enrich import EnrichError, plan
 from attention_client.enrich.backends import ServerBackend, resolve
 from attention_client.enrich.options import Role, read_options
@@ -116,6 +118,17 @@ def test_an_unexpected_error_ends_the_job(sample_server: ServerProcess) -> None:
             result = backend.submit({Role.QUERY: [None]})
             with pytest.raises(EnrichError, match=r"unexpected error in the stream to 127.*'NoneType'"):
                 result()
+
+
+def test_a_job_that_cannot_begin_closes_its_connections(
+    sample_server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[AttentionClient] = []
+    close = AttentionClient.close
+    monkeypatch.setattr(AttentionClient, "close", lambda client: (closed.append(client), close(client)))
+    with pytest.raises(EnrichError, match="missing"):
+        ServerBackend(sample_server.target, replace(OPTIONS, model="missing"), retry_seconds=1)
+    assert len(closed) == 1
 
 
 def test_each_address_of_a_host_name_is_a_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -250,13 +251,15 @@ class ServerBackend:
                 cannot be used.
         """
         check_values({"retry_seconds": retry_seconds})
-        self._clients = _connect(targets, credentials, token)
         # Each key is counted by the thread of that server alone.
         self.failures: Counter[str] = Counter()
-        found = self._describe(options, retry_seconds)
-        first, info = next(iter(found.items()))
+        with ExitStack() as opened:
+            self._clients = _connect(opened, targets, credentials, token)
+            found = self._describe(options, retry_seconds)
+            first, info = next(iter(found.items()))
+            self.model = spec_of(info).shortened(options.dimensions)
+            self._connections = opened.pop_all()
         self._first = self._clients[first]
-        self.model = spec_of(info).shortened(options.dimensions)
         self.tokenizer = options.tokenizer
         self._options = options
         self.concurrency = MAX_IN_FLIGHT * len(self._clients)
@@ -296,8 +299,7 @@ class ServerBackend:
     def close(self) -> None:
         """Ends all streams."""
         self._closing.set()
-        for client in self._clients.values():
-            client.close()
+        self._connections.close()
         for thread in self._threads:
             thread.join()
 
@@ -440,9 +442,12 @@ class ServerBackend:
 
 
 def _connect(
-    targets: str | Sequence[str], credentials: grpc.ChannelCredentials | TlsFiles | None, token: str | None
+    opened: ExitStack,
+    targets: str | Sequence[str],
+    credentials: grpc.ChannelCredentials | TlsFiles | None,
+    token: str | None,
 ) -> dict[str, AttentionClient]:
-    """A client for each address of each target."""
+    """A client for each address of each target; `opened` closes them."""
     given = [targets] if isinstance(targets, str) else targets
     if not given:
         raise EnrichError("name at least one server as HOST:PORT")
@@ -450,7 +455,7 @@ def _connect(
     try:
         for target in given:
             for address in resolve(target):
-                clients[address] = AttentionClient(
+                client = AttentionClient(
                     address,
                     credentials=credentials,
                     token=token,
@@ -460,9 +465,8 @@ def _connect(
                     # The certificate has the name that was given, not the address.
                     channel_options={"grpc.default_authority": target} if address != target else None,
                 )
-    except (AttentionClientError, EnrichError) as error:
-        for client in clients.values():
-            client.close()
+                clients[address] = opened.enter_context(client)
+    except AttentionClientError as error:
         raise EnrichError(str(error)) from error
     return clients
 
