@@ -94,6 +94,7 @@ def test_wrong_usage_ends_with_2(options: str, words: str) -> None:
     ("options", "words"),
     [
         ("--server 127.0.0.1:1 --ca absent", "absent: No such file or directory"),
+        ("--server 127.0.0.1:1 --certificate absent", "key: expected the files of certificate and key"),
         ("--server 10.1.2.3:1", "the connection to 10.1.2.3:1 is not encrypted"),
     ],
 )

@@ -125,8 +125,12 @@ def make_app(
             given["template"] = given["template"].replace("\\n", "\n")
         as_json = given.pop("as_json")
         files = [given.pop(name) for name in ("ca", "certificate", "private_key")]
-        credentials = tls_files(*files, tls=bool(given.pop("tls")))
-        _report(lambda: run(source, output, credentials=credentials, **given), given, as_json=as_json)
+        tls = bool(given.pop("tls"))
+        _report(
+            lambda: run(source, output, credentials=tls_files(*files, tls=tls), **given),
+            given,
+            as_json=as_json,
+        )
 
     parameters = list(_parameters(run, own))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
