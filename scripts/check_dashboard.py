@@ -244,7 +244,8 @@ def _call(target: str, seed: int, ended: threading.Event) -> None:
         texts = [model.name for model in models if model.accepts_text]
 
         def several(name: str, inputs: Rows) -> object:
-            return client.attend(name, **{key: [rows] * 4 for key, rows in inputs.items()})
+            lists: dict[str, Any] = {key: [rows] * 4 for key, rows in inputs.items()}
+            return client.attend(name, **lists)
 
         def text(_name: str, _inputs: Rows) -> object:
             return client.attend_text(texts[0], "Life is short, eat dessert first") if texts else None
@@ -284,7 +285,8 @@ def _burst(target: str, ended: threading.Event) -> None:
     """Sends more calls at once than the server takes, every few seconds."""
     with AttentionClient(target, max_retries=0) as client, ThreadPoolExecutor(BURST) as pool:
         (model, *_) = [model for model in client.models() if model.state == "ready" and _takes_vectors(model)]
-        rows, attend = _inputs(model, np.random.default_rng(0)), client.attend
+        rows = _inputs(model, np.random.default_rng(0))
+        attend: Callable[..., object] = client.attend
         while not ended.wait(BURST_SECONDS):
             calls = [pool.submit(attend, model.name, **rows) for _ in range(BURST)]
             for call in calls:

@@ -74,8 +74,9 @@ def test_a_job_that_was_killed_continues_with_the_same_rows_and_figures(
     assert process.returncode == -signal.SIGKILL, errors
     assert not output.exists()
     assert finished(output) == recorded
-    run = partial(enrich, source, **QUERY, model_repository=artifacts)
-    summary, whole = run(output, resume=True), run(tmp_path / "whole.parquet")
+    wanted: dict[str, Any] = {**QUERY, "model_repository": artifacts}
+    summary = enrich(source, output, **wanted, resume=True)
+    whole = enrich(source, tmp_path / "whole.parquet", **wanted)
     assert read(output).equals(read(tmp_path / "whole.parquet"), check_metadata=True)
     assert not list(tmp_path.glob("*.partial"))
     assert summary.resumed_rows == recorded * CHUNK_ROWS

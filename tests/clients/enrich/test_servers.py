@@ -124,11 +124,12 @@ def test_a_job_that_cannot_begin_closes_its_connections(
     sample_server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[AttentionClient] = []
-    close = AttentionClient.close
-    monkeypatch.setattr(AttentionClient, "close", lambda client: (closed.append(client), close(client)))
+    monkeypatch.setattr(AttentionClient, "close", closed.append)
     with pytest.raises(EnrichError, match="missing"):
         ServerBackend(sample_server.target, replace(OPTIONS, model="missing"), retry_seconds=1)
     assert len(closed) == 1
+    monkeypatch.undo()
+    closed[0].close()
 
 
 def test_each_address_of_a_host_name_is_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
