@@ -48,23 +48,21 @@ def generated(page: str) -> str:
     )
 
 
-def settings_tables() -> str:
-    """The settings of every section, each under a heading."""
-    return "\n\n".join(f"### {section}\n\n{_settings(section)}" for section in SECTIONS)
-
-
-def _settings(section: str) -> str:
-    """One section: flag, environment variable, unit, default and meaning."""
-    rows = [
-        (
-            f"`--{name.replace('_', '-')}`",
-            f"`ATTENTION_{name.upper()}`",
-            _unit(name, field),
-            _default(field),
-            str(field.description),
-        )
-        for name, field in SECTIONS[section].model_fields.items()
-    ]
+def settings_table() -> str:
+    """Flag, variable, unit, default and meaning of every setting, below the name of its section."""
+    rows = []
+    for section, fields in SECTIONS.items():
+        rows.append((f"**{section}**", "", "", "", ""))
+        rows += [
+            (
+                f"`--{name.replace('_', '-')}`",
+                f"`ATTENTION_{name.upper()}`",
+                _unit(name, field),
+                _default(field),
+                str(field.description),
+            )
+            for name, field in fields.model_fields.items()
+        ]
     return _table(("setting", "environment", "unit", "default", "meaning"), rows)
 
 
@@ -166,7 +164,7 @@ def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "settings": settings_tables,
+    "settings": settings_table,
     "metrics": metrics_table,
     "reasons": reasons_table,
 }

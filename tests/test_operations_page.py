@@ -1,9 +1,10 @@
-"""docs/reference.md is generated; docs/operations.md is complete where it is written by hand."""
+"""docs/reference.md is generated, docs/operations.md is complete, and links of all pages lead somewhere."""
 
 import re
 from pathlib import Path
 from typing import get_args
 
+import pytest
 import yaml
 
 from attention_serving.server.command_line import CONFIG
@@ -64,10 +65,26 @@ def test_every_alert_says_what_to_do() -> None:
         assert rule["annotations"]["runbook"] == f"docs/operations.md#{rule['alert'].lower()}"
 
 
-def test_links_to_headings_of_pages_lead_somewhere() -> None:
-    for file, anchor in re.findall(r"\]\(([\w-]*\.md)?#([\w-]+)\)", PAGE):
-        text = (ROOT / "docs" / file).read_text() if file else PAGE
-        headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-        assert anchor in re.findall(r'<a id="(\w+)">', text) or anchor in {
-            re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings
-        }, anchor
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link to a part of a page can name."""
+    text = prose(page)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    slugs = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+    return slugs | set(re.findall(r'<a id="(\w+)">', text))
+
+
+@pytest.mark.parametrize("folder", [".", "docs", "examples", "clients/*", "benchmarks", "benchmarks/results"])
+def test_the_links_of_pages_lead_somewhere(folder: str) -> None:
+    pages = list(ROOT.glob(f"{folder}/*.md"))
+    assert pages
+    for page in pages:
+        for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", prose(page)):
+            file, _, anchor = target.partition("#")
+            linked = page.parent / file if file else page
+            assert linked.exists(), (page.name, target)
+            assert not anchor or anchor in anchors(linked), (page.name, target)
