@@ -14,6 +14,7 @@ import torch
 from attention_client import AttentionClient
 from hypothesis import settings
 from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from scripts.local_server import ServerProcess, serving
 from tests.encoders.repository import SENTENCE_MODELS
@@ -22,7 +23,6 @@ from tests.support import systems
 from tests.support.artifacts import cached_repositories
 from tests.support.prometheus import required
 from tests.support.repository import DEMO
-from tests.support.scheduling import SharedServerScheduling, start_order
 
 torch.set_num_threads(1)
 # Processes that tests start would inherit an ignored hang-up, as of a suite that runs under nohup.
@@ -41,8 +41,21 @@ MODELS = {
 }
 
 
+# The tests of each of these folders share one server, so that one worker runs all of them.
+SERVER_FOLDERS = ("tests/end_to_end/", "tests/parity/")
+# These tests wait for processes or export models. They start early, so that no worker is left with a long
+# test when the other has finished.
+SLOW_FOLDERS = ("tests/clients/enrich/", "tests/export/", "tests/server/workers/")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts long tests first."""
+
+    def start_order(item: pytest.Item) -> int:
+        if item.nodeid.startswith(SERVER_FOLDERS):
+            return 0
+        return 1 if item.nodeid.startswith(SLOW_FOLDERS) else 2
+
     items.sort(key=start_order)
 
 
@@ -53,8 +66,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         cached_repositories(*(models for fixture, models in MODELS.items() if fixture in needed))
 
 
+class SharedServerScheduling(LoadFileScheduling):  # type: ignore[misc]
+    """Gives each file to one worker, and all files that use one shared server to the same one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        scope: str = super()._split_scope(nodeid)
+        return next((folder for folder in SERVER_FOLDERS if scope.startswith(folder)), scope)
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharedServerScheduling:
-    """Lets one worker run all tests of the shared server."""
     return SharedServerScheduling(config, log)
 
 

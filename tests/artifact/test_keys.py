@@ -13,7 +13,7 @@ from attention_serving.artifact.keys import (
     read_private_key,
     read_public_keys,
 )
-from tests.support.keys import new_key, private_pem, public_pem
+from tests.support.keys import new_key, public_pem
 
 OPENSSL = shutil.which("openssl") or "openssl"
 # Writes a file's content; takes a folder for files of its own.
@@ -59,7 +59,7 @@ REFUSED: dict[str, tuple[Read, Content, str]] = {
     "no public key": (read_public_keys, lambda _: b"a key", "contains no public key in PEM format"),
     "private instead": (
         read_public_keys,
-        lambda _: private_pem(new_key()),
+        lambda _: new_key().private_bytes,
         "contains a PRIVATE KEY; it must contain public",
     ),
     "damaged": (

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from scripts.local_server import ServerProcess, serving
 from tests.clients.named_module import CAPTION, NAMED, OUTPUTS, ROTARY, WIDTH, expected, inputs
 from tests.server.samples import CROSS, HEADS, SELF, TEXT
-from tests.support import open_inference
+from tests.support import triton
 from tests.support.artifacts import cached_repositories, link_tree
 from tests.support.eager import ATOL, RTOL, Array, assert_parity
 
@@ -133,7 +133,7 @@ def test_named_outputs_of_the_asynchronous_client_and_of_the_open_inference_prot
             return await client.infer(CAPTION, given, outputs=["count", "context"])
 
     check(asyncio.run(call()), expected(given), ("count", "context"))
-    found = open_inference.infer(server.target, CAPTION, given, list(OUTPUTS))
+    found = triton.infer(server.target, CAPTION, given, list(OUTPUTS))
     for name, output in expected(given).items():
         np.testing.assert_allclose(found[name], output, rtol=RTOL, atol=ATOL)
 

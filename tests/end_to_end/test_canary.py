@@ -1,7 +1,7 @@
 """Weights that are damaged in the memory of a server while it serves: the model goes, its neighbour stays."""
 
 import shutil
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -15,17 +15,16 @@ from attention_serving.artifact.names import ModelId
 from attention_serving.export.artifact import write_artifact
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.config import AttentionConfig
-from attention_serving.model.presets import build_preset
 from scripts.local_server import ServerProcess, serving
-from tests.end_to_end.test_live_repository import ask
 from tests.server.observe.test_metrics import scrape
+from tests.server.samples import CROSS
 from tests.server.seams import wait_until
 from tests.support.artifacts import ModelSet, cached_repositories
 from tests.support.eager import assert_parity, attend
+from tests.support.triton import ask
 
 # Weights of 1 MiB and more lie in a file of their own, which the server maps into its memory.
-MAPPED, NEIGHBOUR = "mapped", "self-attention"
-WIDTH = 320
+MAPPED, WIDTH = "mapped", 320
 RATIO, FAILURES = "attention_canary_error_ratio", "attention_canary_failures_total"
 READY = "attention_model_ready"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -40,25 +39,23 @@ def mapped_module() -> MultiHeadAttention:
         return MultiHeadAttention(AttentionConfig(d_query=WIDTH, num_heads=4)).eval()
 
 
-def export_models(folder: Path) -> None:
+def export_mapped(folder: Path) -> None:
     write_artifact(mapped_module(), ModelId(MAPPED), folder)
-    write_artifact(build_preset(NEIGHBOUR), ModelId(NEIGHBOUR), folder)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A copy of both models, because the weights are overwritten in place."""
-    (exported,) = cached_repositories(ModelSet("canary", [export_models], [Path(__file__)]))
+def folder(artifacts: Path, tmp_path: Path) -> Path:
+    """Copies, because the weights are overwritten in place."""
+    (exported,) = cached_repositories(ModelSet("canary", [export_mapped], [Path(__file__)]))
     shutil.copytree(exported, tmp_path / "models")
+    shutil.copytree(artifacts / CROSS, tmp_path / "models" / CROSS)
     return tmp_path / "models"
 
 
-def overwrite(file: Path, change: Callable[[bytes], bytes]) -> None:
+def overwrite(file: Path, content: bytes) -> None:
     """Overwrites a file without replacing it: the processes that map it see the new bytes."""
     with file.open("r+b") as stream:
-        content = stream.read()
-        stream.seek(0)
-        stream.write(change(content))
+        stream.write(content)
 
 
 def flip_signs(content: bytes) -> bytes:
@@ -67,7 +64,7 @@ def flip_signs(content: bytes) -> bytes:
     return values.tobytes()
 
 
-def sample(server: ServerProcess, name: str, model: str) -> float:
+def sample(server: ServerProcess, name: str, model: str = MAPPED) -> float:
     return scrape(server.metrics_port).get((name, frozenset({("model", model), ("version", "1")})), -1.0)
 
 
@@ -87,31 +84,29 @@ def test_a_model_damaged_in_memory_is_taken_out_of_service_and_its_neighbour_goe
     options = ("--canary-seconds=0.5", f"--workers={workers}", *mode)
     with serving(folder, log, *options) as server, AttentionClient(server.target) as client:
 
-        def both_answer() -> None:
-            for name, query, module in (
-                (MAPPED, QUERY, mapped_module()),
-                (NEIGHBOUR, QUERY[:, :16], build_preset(NEIGHBOUR)),
-            ):
-                assert_parity(client.attend(name, query).context_vectors, attend(module, query)[0])
-                assert health(server, name) == SERVING
-                wait_until(lambda name=name: 0 < sample(server, RATIO, name) <= 1)  # type: ignore[misc]
+        def assert_serves() -> None:
+            assert_parity(client.attend(MAPPED, QUERY).context_vectors, attend(mapped_module(), QUERY)[0])
+            for model in (MAPPED, CROSS):
+                assert health(server, model) == SERVING
+                wait_until(lambda model=model: 0 < sample(server, RATIO, model) <= 1)  # type: ignore[misc]
 
-        both_answer()
-        assert (sample(server, FAILURES, MAPPED), sample(server, READY, MAPPED)) == (0, 1)
+        assert_serves()
+        assert (sample(server, FAILURES), sample(server, READY)) == (0, 1)
 
-        overwrite(weights, flip_signs)
+        overwrite(weights, flip_signs(healthy))
         wait_until(lambda: log.read_text().count(" ERROR model taken out of service ") == workers)
-        assert sample(server, RATIO, MAPPED) > 1
-        assert sample(server, READY, MAPPED) == 0
-        assert sample(server, FAILURES, MAPPED) >= workers
-        assert (health(server, MAPPED), health(server, NEIGHBOUR)) == (NOT_SERVING, SERVING)
+        assert sample(server, RATIO) > 1
+        assert sample(server, READY) == 0
+        assert sample(server, FAILURES) >= workers
+        assert (health(server, MAPPED), health(server, CROSS)) == (NOT_SERVING, SERVING)
         with pytest.raises(FailedPreconditionError, match="differs from eager PyTorch by ") as refused:
             client.attend(MAPPED, QUERY)
         assert str(folder) not in str(refused.value)
-        assert (sample(server, FAILURES, NEIGHBOUR), sample(server, READY, NEIGHBOUR)) == (0, 1)
+        assert (sample(server, FAILURES, CROSS), sample(server, READY, CROSS)) == (0, 1)
 
         if workers == 1:  # several are not told to load
-            assert "SHA-256" in ask(server, "load_model", MAPPED)
-            overwrite(weights, lambda _: healthy)
-            assert ask(server, "load_model", MAPPED) is None
-            both_answer()
+            load = partial(ask, server.target, "load_model", MAPPED)
+            assert "SHA-256" in load()
+            overwrite(weights, healthy)
+            assert load() is None
+            assert_serves()

@@ -1,7 +1,6 @@
 """A process that serves a repository: a model that fails alone, and the drain."""
 
 import shutil
-import time
 from pathlib import Path
 
 import grpc
@@ -11,8 +10,9 @@ from attention_client import AttentionClient, FailedPreconditionError
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from scripts.local_server import ServerProcess, serving, start
+from scripts.local_server import serving, start
 from tests.server.samples import CROSS, SELF, eager_module
+from tests.server.seams import wait_until
 from tests.support.artifacts import link_tree
 from tests.support.eager import assert_parity, attend
 from tests.support.prometheus import page
@@ -46,20 +46,19 @@ def test_a_damaged_model_fails_alone(copies: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_server_without_a_model_does_not_start(copies: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_server_without_a_model_or_its_tokens_does_not_start(
+    copies: Path, tmp_path: Path, workers: int
+) -> None:
+    def said(*options: str) -> str:
+        process = start(copies, tmp_path / "log", f"--workers={workers}", *options)
+        assert process.wait(timeout=120) == 1
+        return (tmp_path / "log").read_text()
+
+    assert "cannot be read: No such file" in said(f"--tokens={tmp_path}/absent.json")
     for manifest in copies.glob("*/*/manifest.json"):
         manifest.unlink()
-    assert start(copies, tmp_path / "log").wait(timeout=60) == 1
-    log = (tmp_path / "log").read_text()
-    assert f"cannot serve reason='no model of {copies} can be served" in log
-
-
-def wait_for_messages(server: ServerProcess) -> None:
-    """Returns when the message of every call that has arrived was received."""
-    until = time.monotonic() + 60
-    while "\nattention_waiting_calls 0.0\n" not in page(server.metrics_port):
-        assert time.monotonic() < until
-        time.sleep(0.005)
+    assert f"no model of {copies} can be served" in said()
 
 
 def test_a_drain_answers_every_accepted_call(repository: Path, tmp_path: Path) -> None:
@@ -77,7 +76,8 @@ def test_a_drain_answers_every_accepted_call(repository: Path, tmp_path: Path) -
         sent = [stub.Attend.future(request, timeout=60) for _ in range(8)]
         # On one connection calls arrive in the order in which they are made; their messages come later.
         stub.GetModel(pb.GetModelRequest(name=MODEL), timeout=60)
-        wait_for_messages(server)
+        # The message of every call that has arrived was received.
+        wait_until(lambda: "\nattention_waiting_calls 0.0\n" in page(server.metrics_port))
         assert server.stop() == 0
         for call in sent:
             vectors = call.result().context_vectors

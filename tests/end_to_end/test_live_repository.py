@@ -3,29 +3,26 @@
 import json
 import shutil
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import repeat, takewhile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from attention_client import AttentionClient
 
 from scripts.local_server import ServerProcess, serving
-from tests.support import triton_methods
+from tests.server.seams import wait_until
 from tests.support.eager import assert_parity, attend
 from tests.support.systems import build
-from tests.support.triton import in_another_process
+from tests.support.triton import ask
 
 NAME, OTHER = "swapped", "multi-head-64x4"
 # Each version is another model of the same inputs.
 VERSIONS = {"1": "self-attention", "2": "simple-self-attention", "3": "stacked-multi-head"}
-PATIENCE_SECONDS = 60.0
 CALLERS = 4
 QUERY = np.random.default_rng(7).standard_normal((6, 16), np.float32)
 
@@ -63,20 +60,9 @@ def add(exported: Path, folder: Path, version: str) -> None:
     temporary.rename(folder / NAME / version)
 
 
-def ask(server: ServerProcess, method: str, *arguments: Any, **options: Any) -> Any:
-    return in_another_process(triton_methods.ask, server.target, method, *arguments, **options)
-
-
 def index(server: ServerProcess) -> dict[tuple[str, str], str]:
-    models = ask(server, "get_model_repository_index", as_json=True)["models"]
+    models = ask(server.target, "get_model_repository_index", as_json=True)["models"]
     return {(model["name"], model["version"]): model["state"] for model in models}
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 @contextmanager
@@ -107,15 +93,15 @@ def test_versions_change_under_load_without_a_failed_request(exported: Path, fol
     with explicit(folder, "--load-model=*") as server, callers(server.target) as answers:
         for version in list(VERSIONS)[1:]:
             add(exported, folder, version)
-            assert ask(server, "load_model", NAME) is None
+            assert ask(server.target, "load_model", NAME) is None
             wait_until(lambda version=version: answers[version] > 0)  # type: ignore[misc]
         shutil.copytree(folder / NAME / "3", folder / NAME / "4")
-        assert "version 4 failed to load" in ask(server, "load_model", NAME)
+        assert "version 4 failed to load" in ask(server.target, "load_model", NAME)
         assert index(server)[NAME, "4"] == "UNAVAILABLE"
-        assert ask(server, "unload_model", OTHER) is None
-        assert ask(server, "is_model_ready", OTHER) is False
-        assert ask(server, "load_model", OTHER) is None
-        assert ask(server, "is_model_ready", OTHER) is True
+        assert ask(server.target, "unload_model", OTHER) is None
+        assert ask(server.target, "is_model_ready", OTHER) is False
+        assert ask(server.target, "load_model", OTHER) is None
+        assert ask(server.target, "is_model_ready", OTHER) is True
     assert set(answers) == set(VERSIONS)
 
 
@@ -133,17 +119,17 @@ def test_every_worker_follows_the_repository_without_a_failed_request(exported: 
             wait_for_both(f"model ready model={NAME} version={version}")
         shutil.rmtree(folder / OTHER)
         wait_for_both(f"model freed model={OTHER}")
-        assert "start the server with --model-control explicit" in ask(server, "load_model", NAME)
+        assert "start the server with --model-control explicit" in ask(server.target, "load_model", NAME)
 
 
 @pytest.mark.thorough
 def test_what_was_loaded_survives_a_restart(folder: Path) -> None:
     with explicit(folder) as server:
         assert index(server) == {(NAME, "1"): "UNAVAILABLE", (OTHER, "1"): "UNAVAILABLE"}
-        assert ask(server, "load_model", OTHER) is None
+        assert ask(server.target, "load_model", OTHER) is None
         server.stop()
     with explicit(folder, f"--load-model={NAME}") as server:
         assert index(server) == {(NAME, "1"): "READY", (OTHER, "1"): "READY"}
-        refused = ask(server, "load_model", "nonesuch")
+        refused = ask(server.target, "load_model", "nonesuch")
         assert refused == "StatusCode.FAILED_PRECONDITION: model 'nonesuch' does not exist in the repository"
-        assert "model_repository" in ask(server, "get_server_metadata", as_json=True)["extensions"]
+        assert "model_repository" in ask(server.target, "get_server_metadata", as_json=True)["extensions"]

@@ -49,8 +49,6 @@ def test_the_metrics_of_workers_are_those_of_the_page(artifacts: Path, tmp_path:
         client.attend_text(TEXT, "Life is short")
         text = page(server.metrics_port)
     found, everything = set(FAMILY.findall(text)), documented(supervisor=True)
-    assert found <= everything
-    assert everything - documented(supervisor=False) <= found
-    assert len(found) > len(everything) / 2
+    assert everything - documented(supervisor=False) <= found <= everything
     processes = re.findall(r'^process_resident_memory_bytes\{process="([^"]+)"\} \d', text, re.MULTILINE)
     assert sorted(processes) == ["supervisor", "worker-0", "worker-1"]

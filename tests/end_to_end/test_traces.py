@@ -94,19 +94,24 @@ def test_a_trace_leads_from_the_client_through_the_server_to_the_run(artifacts: 
 
 
 @pytest.mark.thorough
-def test_http_has_a_span_whose_child_is_that_of_grpc(
+def test_http_and_each_of_two_workers_export_the_spans_of_sampled_calls(
     artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     parent = f"00-{7:032x}-{9:016x}-01"
-    with traced(artifacts, tmp_path, "--http-port=0") as (server, collector):
+    with traced(artifacts, tmp_path, "--http-port=0", "--workers=2") as (server, collector):
         port, path = http_port(server.log), f"/v2/models/{SELF}/infer"
         for headers in ({}, {"traceparent": "malformed", "tracestate": "a=1"}, {"traceparent": parent}):
             assert ask(port, path, BODY, headers).status == 200
         assert ask(port, "/v2/models/nobody/ready", headers={"traceparent": parent}).status == 400
+        for _ in range(32):  # all of them reach the same worker with a probability of 1 in 2 ** 31
+            with grpc.insecure_channel(server.target, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+                call = AttentionServiceStub(channel).Attend
+                call(attend_request([2]), timeout=60, metadata=[("traceparent", parent)])
         (request,) = collector.wait_for(ROUTE)
         collector.wait_for(INFER)
         assert server.stop() == 0
+        spans = collector.wait_for(ATTEND, 32)
     assert (request.trace_id, request.parent_id) == (f"{7:032x}", f"{9:016x}")
     assert request.attributes["http.route"] == "/v2/models/{model}/infer"
     assert request.attributes["url.path"] == path
@@ -118,21 +123,6 @@ def test_http_has_a_span_whose_child_is_that_of_grpc(
     assert len(collector.named(ROUTE)) == len(collector.named(INFER)) == 1  # the others are not sampled
     (refused,) = collector.named("GET /v2/models/{model}/ready")
     assert refused.attributes["http.response.status_code"] == 400
-
-
-@pytest.mark.thorough
-def test_each_of_two_workers_exports_its_spans(artifacts: Path, tmp_path: Path) -> None:
-    with traced(artifacts, tmp_path, "--workers=2") as (server, collector):
-        for _ in range(32):  # all of them reach the same worker with a probability of 1 in 2 ** 31
-            call(server.target)
-        assert server.stop() == 0
-        spans = collector.wait_for(ATTEND, 32)
     assert len(spans) == 32
     assert len({span.resource["process.pid"] for span in spans}) == 2
     assert {span.attributes["server.port"] for span in spans} == {server.port}
-
-
-def call(target: str) -> None:
-    """Makes one call on a connection of its own."""
-    with grpc.insecure_channel(target, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        AttentionServiceStub(channel).Attend(attend_request([2]), timeout=60)

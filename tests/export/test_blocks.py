@@ -18,7 +18,7 @@ from attention_serving.export.signature import QUERY_AXIS, Signature, random_inp
 from attention_serving.model.config import AttentionConfig
 from tests.export.modules import attention, signature, traced
 from tests.support.eager import assert_parity
-from tests.support.modules import encoder
+from tests.support.repository import encoder
 
 TQ, TK = 7, 5
 # Fewer than one, one, a few, all, more than all.

@@ -22,7 +22,7 @@ from attention_serving.export.certificate import ProofProvider, sign_artifact
 from attention_serving.export.deployment.torchserve import stage
 from attention_serving.export.errors import ExportError, ParityError
 from tests.server.samples import SELF
-from tests.support.keys import new_key, private_pem, write_keys
+from tests.support.keys import new_key, write_keys
 
 KEY = new_key()
 
@@ -83,9 +83,9 @@ def test_an_export_signs_also_what_is_there_already(tmp_path: Path) -> None:
 
 
 def test_no_file_of_an_artifact_has_the_private_key(artifact: Path) -> None:
-    loaded = serialization.load_pem_private_key(private_pem(KEY), None)
+    loaded = serialization.load_pem_private_key(KEY.private_bytes, None)
     assert isinstance(loaded, Ed25519PrivateKey)
-    raw, body = loaded.private_bytes_raw(), b"".join(private_pem(KEY).splitlines()[1:-1])
+    raw, body = loaded.private_bytes_raw(), b"".join(KEY.private_bytes.splitlines()[1:-1])
     secrets = (raw, raw.hex().encode(), base64.b64encode(raw), body)
     for name, data in contents(artifact).items():
         assert not any(secret in data for secret in secrets), name

@@ -11,7 +11,7 @@ from attention_client import AttentionClient
 
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.text import TextAttention
-from tests.support import open_inference
+from tests.support import triton
 from tests.support.eager import Array
 
 Case = dict[str, Array]
@@ -50,8 +50,8 @@ def _typed(client: AttentionClient, _target: str, name: str, case: Case) -> Outp
 
 def _open_inference(_client: AttentionClient, target: str, name: str, case: Case) -> Outputs:
     """Returns the outputs over the Open Inference Protocol."""
-    with_weights = open_inference.infer(target, name, case, NAMES)
-    return with_weights | open_inference.infer(target, name, case, NAMES[:1])
+    with_weights = triton.infer(target, name, case, NAMES)
+    return with_weights | triton.infer(target, name, case, NAMES[:1])
 
 
 SERVED: dict[str, Path] = {"attention.v1": _typed, "open inference": _open_inference}

@@ -16,7 +16,7 @@ from attention_client import AttentionClient
 
 from attention_serving.export import export_module
 from scripts.local_server import ServerProcess, serving
-from tests.support import everyday, open_inference
+from tests.support import everyday, triton
 from tests.support.artifacts import ModelSet, cached_repositories
 from tests.support.eager import Array, assert_parity
 from tests.support.everyday import IDS, ROWS, Input, Row
@@ -143,7 +143,7 @@ def ask_open_inference(served: Served, name: str, case: Case) -> dict[str, list[
     if case.pairs is not None:
         tensors["attention_mask"] = case.pairs
     outputs = case.row.outputs
-    answer = open_inference.infer(served.server.target, NAMES[name], tensors, outputs)
+    answer = triton.infer(served.server.target, NAMES[name], tensors, outputs)
     return {output: case.without_padding(answer[output], output) for output in outputs}
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import grpc
 import numpy as np
 import pytest
 import torch
@@ -11,9 +10,9 @@ from torch import Tensor, nn
 
 from attention_serving.export import export_module
 from scripts.local_server import ServerProcess, serving
-from tests.support import open_inference
+from tests.support import triton
 from tests.support.eager import Array, assert_parity
-from tests.support.modules import bert
+from tests.support.repository import bert
 
 pytestmark = pytest.mark.thorough
 BERT, POOLED = "bert", "pooled"
@@ -79,7 +78,7 @@ def test_the_open_inference_protocol_pads_by_key_lengths(hugging_face: ServerPro
         row[: len(sequence)] = sequence
     tensors = {"input_ids": padded, "key_lengths": np.array(lengths)}
     name = "pooled" if model == BERT else "context_vectors"
-    found = open_inference.infer(hugging_face.target, model, tensors, [name])
+    found = triton.infer(hugging_face.target, model, tensors, [name])
     assert_parity(found[name], np.stack([eager(sequence)[1] for sequence in sequences]))
 
 
@@ -90,5 +89,5 @@ def test_a_longer_sequence_is_refused_with_the_limit(
     with pytest.raises(AttentionClientError, match=says) as refusal:
         asking.attend_tokens(BERT, ids(65))
     assert refusal.value.reason == "LIMIT_EXCEEDED"
-    with pytest.raises(grpc.RpcError, match=says):
-        open_inference.infer(hugging_face.target, BERT, {"input_ids": np.stack(ids(65))}, ["pooled"])
+    with pytest.raises(triton.TritonError, match=says):
+        triton.infer(hugging_face.target, BERT, {"input_ids": np.stack(ids(65))}, ["pooled"])

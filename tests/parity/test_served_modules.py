@@ -20,10 +20,10 @@ from attention_serving.server.engine.types import Ragged, Request, Result
 from scripts.local_server import ServerProcess
 from tests.server.api.messages import answered, decode_infer, raw_request
 from tests.server.samples import load_repository
-from tests.support import open_inference
+from tests.support import triton
 from tests.support.coroutines import submitted
 from tests.support.eager import Array, assert_parity
-from tests.support.modules import ENCODER, encoder
+from tests.support.repository import ENCODER, encoder
 
 POOLING = "pooling"
 WIDTH, IDS = 6, 11
@@ -145,9 +145,7 @@ def test_an_encoder_over_both_protocols(
     padded = presets_client.attend(ENCODER, batch, lengths=lengths)
     assert_parity(padded.context_vectors, expected)
     for tensors, eager in (({"key_lengths": np.array(lengths)}, expected), ({}, encoded(batch))):
-        named = open_inference.infer(
-            presets_server.target, ENCODER, {"src": batch} | tensors, ["context_vectors"]
-        )
+        named = triton.infer(presets_server.target, ENCODER, {"src": batch} | tensors, ["context_vectors"])
         assert_parity(named["context_vectors"], eager)
 
 

@@ -1,27 +1,48 @@
 """The Open Inference Protocol: the names, numbers and types that Triton's own client depends on."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 
 from attention_serving.protos.inference.open_inference_pb2 import DESCRIPTOR
 from tests.support import triton
-from tests.support.protocol import describe, describe_triton
 
-SERVICE = "GRPCInferenceService"
 # Of Triton's configuration and statistics, the server states a part.
 PARTIAL = {"ModelConfig", "ModelDynamicBatching", "ModelInput", "ModelOutput", "ModelStatistics"}
 
 
-OURS = describe(DESCRIPTOR)
+def fields(messages: Iterable[DescriptorProto], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each message with its fields by name, and those within it."""
+    for message in messages:
+        oneofs = [one.name for one in message.oneof_decl]
+        yield (
+            prefix + message.name,
+            {
+                field.name: (
+                    field.number,
+                    field.type,
+                    field.label,
+                    field.type_name,
+                    oneofs[field.oneof_index] if field.HasField("oneof_index") else "",
+                )
+                for field in message.field
+            },
+        )
+        yield from fields(message.nested_type, f"{prefix}{message.name}.")
 
 
 def test_the_protocol_is_triton_s() -> None:
-    theirs: dict[str, Any] = triton.in_another_process(describe_triton)
-    expected = {
-        name: {field: fields[field] for field in OURS["messages"][name]} if name in PARTIAL else fields
-        for name, fields in theirs["messages"].items()
-        if name in OURS["messages"]
-    }
-    assert OURS["messages"] == expected
-    assert OURS["enums"] == {name: theirs["enums"][name] for name in OURS["enums"]}
-    assert DESCRIPTOR.services_by_name[SERVICE].full_name == f"inference.{SERVICE}"
-    assert OURS["methods"] == theirs["methods"]
+    ours = FileDescriptorProto.FromString(DESCRIPTOR.serialized_pb)
+    files = triton.in_another_process(triton.protocol_files)
+    theirs = [FileDescriptorProto.FromString(each) for each in files]
+    known = dict(fields(message for file in theirs for message in file.message_type))
+    for name, found in fields(ours.message_type):
+        expected = known[name]
+        assert found == ({field: expected[field] for field in found} if name in PARTIAL else expected), name
+    enums = {enum.name: enum.value for file in theirs for enum in file.enum_type}
+    assert all(enum.value == enums[enum.name] for enum in ours.enum_type)
+    (service,), (its,) = ours.service, theirs[0].service
+    assert (ours.package, service.name) == (theirs[0].package, its.name)
+    methods = {method.name: method for method in its.method}
+    assert methods == {method.name: method for method in service.method}

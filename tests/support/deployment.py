@@ -17,20 +17,19 @@ from attention_serving.export.precision import Precision
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.config import AttentionConfig
 from tests.server import samples
-from tests.support import modules
+from tests.support import repository
 from tests.support.artifacts import ModelSet, cached_repositories, link_tree
-from tests.support.repository import export_encoder
 
 SELF, CROSS, TEXT = samples.SELF, samples.CROSS, samples.TEXT
 # These are exported for thorough tests only. The weights of the first lie in a file of their own.
-ROTARY, INT8, ENCODER = "rotary", "tiny-self-int8", modules.ENCODER
+ROTARY, INT8, ENCODER = "rotary", "tiny-self-int8", repository.ENCODER
 Arrays = dict[str, NDArray[Any]]
 
 
 @cache
 def eager_module(name: str) -> nn.Module:
     if name == ENCODER:
-        return modules.encoder()
+        return repository.encoder()
     if name != ROTARY:
         return samples.eager_module(name.removesuffix("-int8"))
     with torch.random.fork_rng(devices=[]):
@@ -44,16 +43,20 @@ def _export(name: str, precision: Precision, folder: Path) -> None:
 
 FURTHER = ModelSet(
     "deployment",
-    [partial(_export, ROTARY, Precision.FP32), partial(_export, INT8, Precision.INT8), export_encoder],
-    [Path(__file__), Path(modules.__file__)],
+    [
+        partial(_export, ROTARY, Precision.FP32),
+        partial(_export, INT8, Precision.INT8),
+        repository.export_encoder,
+    ],
+    [Path(__file__), Path(repository.__file__)],
 )
 
 
-def link_model(name: str, repository: Path) -> Path:
+def link_model(name: str, models: Path) -> Path:
     """Puts a model into a repository. Returns its artifact, which must not be written to."""
     (cached,) = cached_repositories(FURTHER if name in (ROTARY, INT8, ENCODER) else samples.MODELS)
-    link_tree(cached / name, repository / name)
-    return repository / name / "1"
+    link_tree(cached / name, models / name)
+    return models / name / "1"
 
 
 def eager(name: str, inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:

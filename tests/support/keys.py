@@ -13,11 +13,6 @@ def new_key() -> PrivateKey:
     return private_key(Ed25519PrivateKey.generate())
 
 
-def private_pem(key: PrivateKey) -> bytes:
-    """The key as `openssl genpkey` writes it."""
-    return key.private_bytes
-
-
 def public_pem(key: PrivateKey) -> bytes:
     """The public key as `openssl pkey -pubout` writes it."""
     loaded = serialization.load_pem_private_key(key.private_bytes, None)
@@ -29,6 +24,6 @@ def public_pem(key: PrivateKey) -> bytes:
 def write_keys(folder: Path, key: PrivateKey) -> tuple[Path, Path]:
     """Writes a private and a public key; returns both files."""
     private, public = folder / "key.pem", folder / "public.pem"
-    private.write_bytes(private_pem(key))
+    private.write_bytes(key.private_bytes)
     public.write_bytes(public_pem(key))
     return private, public

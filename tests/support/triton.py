@@ -1,11 +1,13 @@
-"""Sends requests with an unmodified tritonclient, from another process.
+"""Calls an unmodified tritonclient, each public method of it, in another process.
 
 tritonclient and protos/ both define the package `inference`, and protobuf allows one such definition
 in a process.
 """
 
+import asyncio
 import atexit
 import multiprocessing
+import queue
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
@@ -21,19 +23,6 @@ class TritonError(Exception):
     """tritonclient raised InferenceServerException; carries its status and message."""
 
 
-def infer(
-    target: str,
-    model: str,
-    inputs: Mapping[str, Array],
-    outputs: Sequence[str] = (),
-    parameters: Mapping[str, Any] | None = None,
-) -> dict[str, Array]:
-    """Returns the outputs by name: the given ones, or else those that the server sends by default."""
-    given = dict(inputs), list(outputs), dict(parameters or {})
-    answer: dict[str, Array] = in_another_process(_infer, target, model, *given)
-    return answer
-
-
 def in_another_process(function: Any, *arguments: Any, **options: Any) -> Any:
     """Calls a function where tritonclient can be imported, and returns what it returns."""
     return _process().submit(function, *arguments, **options).result(timeout=120)
@@ -47,25 +36,22 @@ def _process() -> ProcessPoolExecutor:
     return pool
 
 
-def _infer(
-    target: str, model: str, inputs: dict[str, Array], outputs: list[str], parameters: dict[str, Any]
+def infer(
+    target: str,
+    model: str,
+    inputs: Mapping[str, Array],
+    outputs: Sequence[str] = (),
+    parameters: Mapping[str, Any] | None = None,
 ) -> dict[str, Array]:
-    from tritonclient import grpc as triton  # noqa: PLC0415 - only in this process
-    from tritonclient.utils import InferenceServerException, np_to_triton_dtype  # noqa: PLC0415
+    """Returns the outputs by name: the given ones, or else those that the server sends by default."""
+    given = dict(inputs), list(outputs), dict(parameters or {})
+    answer: dict[str, Array] = in_another_process(_infer, target, model, *given)
+    return answer
 
-    tensors = []
-    for name, array in inputs.items():
-        tensor = triton.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
-        tensor.set_data_from_numpy(array)
-        tensors.append(tensor)
-    requested = [triton.InferRequestedOutput(name) for name in outputs] or None
-    with triton.InferenceServerClient(target) as client:
-        try:
-            result = client.infer(model, tensors, outputs=requested, parameters=parameters or None)
-        except InferenceServerException as error:
-            raise TritonError(f"{error.status()}: {error.message()}") from None
-    names = outputs or [output.name for output in result.get_response().outputs]
-    return {name: np.array(result.as_numpy(name)) for name in names}
+
+def ask(target: str, method: str, *arguments: Any, **options: Any) -> Any:
+    """The answer of a method as JSON values, or the error as text."""
+    return in_another_process(_ask, target, method, *arguments, **options)
 
 
 def parse_configuration(text: str) -> dict[str, Any]:
@@ -74,12 +60,160 @@ def parse_configuration(text: str) -> dict[str, Any]:
     return answer
 
 
+# These functions run in the other process.
+
+
+def _client(target: str) -> Any:
+    from tritonclient import grpc  # noqa: PLC0415
+
+    return grpc.InferenceServerClient(target)
+
+
+def _tensors(inputs: Mapping[str, Array]) -> list[Any]:
+    from tritonclient.grpc import InferInput  # noqa: PLC0415
+    from tritonclient.utils import np_to_triton_dtype  # noqa: PLC0415
+
+    tensors = []
+    for name, array in inputs.items():
+        tensor = InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
+        tensor.set_data_from_numpy(array)
+        tensors.append(tensor)
+    return tensors
+
+
+def _infer(
+    target: str, model: str, inputs: dict[str, Array], outputs: list[str], parameters: dict[str, Any]
+) -> dict[str, Array]:
+    from tritonclient.grpc import InferRequestedOutput  # noqa: PLC0415
+    from tritonclient.utils import InferenceServerException  # noqa: PLC0415
+
+    requested = [InferRequestedOutput(name) for name in outputs] or None
+    with _client(target) as client:
+        try:
+            result = client.infer(model, _tensors(inputs), outputs=requested, parameters=parameters or None)
+        except InferenceServerException as error:
+            raise TritonError(f"{error.status()}: {error.message()}") from None
+    names = outputs or [output.name for output in result.get_response().outputs]
+    return {name: np.array(result.as_numpy(name)) for name in names}
+
+
+def _ask(target: str, method: str, *arguments: Any, **options: Any) -> Any:
+    from tritonclient.utils import InferenceServerException  # noqa: PLC0415
+
+    with _client(target) as client:
+        try:
+            return getattr(client, method)(*arguments, **options)
+        except InferenceServerException as error:
+            return f"{error.status()}: {error.message()}"
+
+
 def _parse_configuration(text: str) -> dict[str, Any]:
-    from google.protobuf import json_format, text_format  # noqa: PLC0415 - only in this process
-    from tritonclient.grpc.model_config_pb2 import ModelConfig  # noqa: PLC0415 - only in this process
+    from google.protobuf import json_format, text_format  # noqa: PLC0415
+    from tritonclient.grpc.model_config_pb2 import ModelConfig  # noqa: PLC0415
 
     try:
         message = text_format.Parse(text, ModelConfig())
     except text_format.ParseError as error:
         raise ValueError(str(error)) from None
     return json_format.MessageToDict(message, preserving_proto_field_name=True)
+
+
+def protocol_files() -> list[bytes]:
+    """The serialised FileDescriptorProtos of the client's own copy of the protocol."""
+    from tritonclient.grpc import model_config_pb2, service_pb2  # noqa: PLC0415
+
+    return [service_pb2.DESCRIPTOR.serialized_pb, model_config_pb2.DESCRIPTOR.serialized_pb]
+
+
+def public_methods() -> list[str]:
+    """The names of the client's public methods."""
+    from tritonclient import grpc  # noqa: PLC0415
+
+    return sorted(name for name in vars(grpc.InferenceServerClient) if not name.startswith("_"))
+
+
+def stream(target: str, model: str, queries: list[Array]) -> list[Any]:
+    """The answers to queries on one stream, and after them that of `async_infer` to the first query."""
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    client = _client(target)
+    client.start_stream(callback=lambda result, error: answers.put((result, error)))
+    for index, query in enumerate(queries):
+        tensors = _tensors({"query": query})
+        client.async_stream_infer(model, tensors, request_id=str(index), enable_empty_final_response=True)
+    found = [answers.get(timeout=60) for _ in queries]
+    client.stop_stream()
+    tensors = _tensors({"query": queries[0]})
+    client.async_infer(model, tensors, callback=lambda result, error: answers.put((result, error)))
+    found.append(answers.get(timeout=60))
+    client.close()
+    return [_answer(result, error) for result, error in found]
+
+
+def _answer(result: Any, error: Any) -> Any:
+    """The request's id, its context vectors and whether the response is final; or the error as text."""
+    if error is not None:
+        return str(error)
+    response = result.get_response()
+    final = response.parameters["triton_final_response"].bool_param if response.parameters else None
+    return response.id, result.as_numpy("context_vectors"), final
+
+
+def in_asyncio(target: str, model: str, queries: list[Array]) -> dict[str, Any]:
+    """What the client of asyncio sees: each kind of method once, and a stream of several requests."""
+    return asyncio.run(_in_asyncio(target, model, queries))
+
+
+async def _in_asyncio(target: str, model: str, queries: list[Array]) -> dict[str, Any]:
+    from tritonclient.grpc import aio  # noqa: PLC0415
+
+    async def requests() -> Any:
+        for index, query in enumerate(queries):
+            yield {"model_name": model, "inputs": _tensors({"query": query}), "request_id": str(index)}
+
+    async with aio.InferenceServerClient(target) as client:
+        streamed = [_answer(result, error) async for result, error in client.stream_infer(requests())]
+        single = await client.infer(model, _tensors({"query": queries[0]}))
+        return {
+            "live": await client.is_server_live(),
+            "unknown": await client.is_model_ready("nonesuch"),
+            "versions": (await client.get_model_metadata(model, as_json=True))["versions"],
+            "single": single.as_numpy("context_vectors"),
+            "streamed": streamed,
+        }
+
+
+def shared(target: str, model: str, query: Array, width: int) -> dict[str, Any]:
+    """Computes a query in shared memory with the result in shared memory. Returns what was seen."""
+    from tritonclient.grpc import InferInput, InferRequestedOutput  # noqa: PLC0415
+    from tritonclient.utils import shared_memory  # noqa: PLC0415
+
+    size = query.size // query.shape[-1] * width * 4
+    region_in = shared_memory.create_shared_memory_region("in", "/triton-test-in", query.nbytes)
+    region_out = shared_memory.create_shared_memory_region("out", "/triton-test-out", size)
+    try:
+        shared_memory.set_shared_memory_region(region_in, [query])
+        with _client(target) as client:
+            client.unregister_system_shared_memory()
+            client.unregister_cuda_shared_memory()
+            client.register_system_shared_memory("in", "/triton-test-in", query.nbytes)
+            client.register_system_shared_memory("out", "/triton-test-out", size)
+            status = client.get_system_shared_memory_status(as_json=True)
+            tensor = InferInput("query", query.shape, "FP32")
+            tensor.set_shared_memory("in", query.nbytes)
+            wanted = InferRequestedOutput("context_vectors")
+            wanted.set_shared_memory("out", size)
+            result = client.infer(model, [tensor], outputs=[wanted])
+            output = result.get_output("context_vectors")
+            found = shared_memory.get_contents_as_numpy(region_out, np.float32, list(output.shape)).copy()
+            client.unregister_system_shared_memory("in")
+            left = client.get_system_shared_memory_status(as_json=True)
+            client.unregister_system_shared_memory()
+    finally:
+        shared_memory.destroy_shared_memory_region(region_in)
+        shared_memory.destroy_shared_memory_region(region_out)
+    return {
+        "regions": sorted(status["regions"]),
+        "left": sorted(left["regions"]),
+        "found": found,
+        "raw": list(result.get_response().raw_output_contents),
+    }
