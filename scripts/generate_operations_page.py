@@ -19,7 +19,6 @@ from pydantic.fields import FieldInfo
 from attention_serving import server
 from attention_serving.server.command_line import shown_default
 from attention_serving.server.engine.errors import EngineError
-from attention_serving.server.http.app import STATUSES
 from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.observe.prometheus import PROCESS, ProcessesCollector
 from attention_serving.server.settings import SECTIONS, Settings
@@ -71,15 +70,6 @@ def metrics_table() -> str:
     return _table(("metric", "type", "labels", "workers", "meaning"), [_metric(each) for each in metrics()])
 
 
-def reasons_table() -> str:
-    """Every reason of an error: the statuses of gRPC and HTTP, and the meaning."""
-    rows = [
-        (f"`{kind.reason}`", f"`{kind.code.value}`", str(STATUSES.get(kind.code.name, 500)), _summary(kind))
-        for kind in error_kinds()
-    ]
-    return _table(("reason", "gRPC status", "HTTP", "meaning"), rows)
-
-
 def metrics() -> list[tuple[str, str, tuple[str, ...], str, str]]:
     """Name, type, labels, combination of workers and help of every metric, in the order of their creation."""
     served, supervisor = Metrics(), CollectorRegistry()
@@ -109,12 +99,6 @@ def _with_subclasses(kind: type[EngineError]) -> Iterator[type[EngineError]]:
     for subclass in kind.__subclasses__():
         if subclass.__module__.startswith("attention_serving.server."):
             yield from _with_subclasses(subclass)
-
-
-def _summary(kind: type[EngineError]) -> str:
-    if kind is EngineError:
-        return "The server failed unexpectedly; its log has the details."
-    return (kind.__doc__ or "").partition("\n\n")[0].replace("\n    ", " ").strip()
 
 
 def _collectors(registry: CollectorRegistry) -> list[MetricWrapperBase]:
@@ -166,7 +150,6 @@ def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings_table,
     "metrics": metrics_table,
-    "reasons": reasons_table,
 }
 
 

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from attention_serving.server.command_line import CONFIG
+from attention_serving.server.http.app import STATUSES
 from attention_serving.server.settings import Settings
 from scripts.generate_operations_page import error_kinds, generated, metrics
 
@@ -15,12 +16,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/operations.md").read_text()
 REFERENCE = (ROOT / "docs/reference.md").read_text()
 ALERTS = ROOT / "deploy/dashboards/prometheus/rules/alerts.yml"
-
-
-def rows(heading: str) -> list[str]:
-    """First cells of the first hand-written table under a heading, without its header."""
-    section = PAGE.split(f"\n## {heading}\n")[1].split("\n\n| ")[1].split("\n\n")[0]
-    return [line.split("|")[1].strip().strip("`") for line in section.splitlines()[2:]]
 
 
 def test_the_page_is_current() -> None:
@@ -52,8 +47,10 @@ def test_metrics_in_the_text_exist() -> None:
         assert known or name == "attention_client", name
 
 
-def test_every_reason_has_a_row_of_what_to_do() -> None:
-    assert rows("Troubleshooting by reason") == [kind.reason for kind in error_kinds()]
+def test_every_reason_has_a_row_with_its_status_and_what_to_do() -> None:
+    found = re.findall(r"^\| `([A-Z_]+)` \| `([A-Z_]+)`, (\d+) \| .+ \| .+ \|$", PAGE, re.MULTILINE)
+    kinds = [(kind.reason, kind.code.name, str(STATUSES.get(kind.code.name, 500))) for kind in error_kinds()]
+    assert found == kinds
 
 
 def test_every_alert_says_what_to_do() -> None:
