@@ -2,7 +2,7 @@
 
 import { largest } from "./answer.js";
 import type { Colours } from "./colours.js";
-import { element } from "./elements.js";
+import { element, moved } from "./elements.js";
 import type { Range, Shown } from "./shown.js";
 import { headName, number } from "./words.js";
 
@@ -82,22 +82,11 @@ export class Heads {
   }
 
   #move(event: KeyboardEvent): void {
-    const steps: Record<string, [number, number]> = {
-      ArrowUp: [-1, 0],
-      ArrowDown: [1, 0],
-      ArrowLeft: [0, -1],
-      ArrowRight: [0, 1],
-      Home: [0, -Infinity],
-      End: [0, Infinity],
-    };
-    const step = steps[event.key];
-    if (step === undefined) return;
-    event.preventDefault();
-    const [layers, heads] = [this.root.children.length, this.#buttons.size / this.root.children.length];
-    const layer = Math.min(Math.max(this.#chosen[0] + step[0], 0), layers - 1);
-    const head = Math.min(Math.max(this.#chosen[1] + step[1], 0), heads - 1);
-    this.choose(layer, head);
-    this.#button(layer, head)?.focus();
+    const layers = this.root.children.length;
+    const to = moved(event, this.#chosen, [layers, this.#buttons.size / layers]);
+    if (!to) return;
+    this.choose(...to);
+    this.#button(...to)?.focus();
   }
 
   #button(layer: number, head: number): HTMLButtonElement | undefined {

@@ -5,6 +5,7 @@ import { scaleBand } from "d3-scale";
 import { select } from "d3-selection";
 import type { Place } from "./answer.js";
 import type { Colours } from "./colours.js";
+import { moved } from "./elements.js";
 import type { Range, Shown } from "./shown.js";
 import { label } from "./words.js";
 
@@ -151,19 +152,10 @@ export class HeadMap {
   }
 
   #move(event: KeyboardEvent): void {
-    const steps: Record<string, [number, number]> = {
-      ArrowUp: [-1, 0],
-      ArrowDown: [1, 0],
-      ArrowLeft: [0, -1],
-      ArrowRight: [0, 1],
-      Home: [0, -Infinity],
-      End: [0, Infinity],
-    };
-    const [step, answer] = [steps[event.key], this.#shown?.answer];
-    if (step === undefined || !answer) return;
-    event.preventDefault();
-    const query = Math.min(Math.max(this.#place.query + step[0], 0), answer.queries.length - 1);
-    this.choose(query, Math.min(Math.max(this.#place.key + step[1], 0), answer.keys.length - 1));
+    const { query, key } = this.#place;
+    const answer = this.#shown?.answer;
+    const to = answer && moved(event, [query, key], [answer.queries.length, answer.keys.length]);
+    if (to) this.choose(...to);
   }
 }
 
