@@ -77,24 +77,28 @@ test("a refused call is repeated after the delay that the server states", async 
   assert.ok(second - first >= 249, `${second - first} ms`); // a timer may fire a millisecond early
 });
 
-test("a refused call without a stated delay is not repeated", async () => {
-  const { attempts, attend } = failing(
-    1,
-    failure(status.RESOURCE_EXHAUSTED, { reason: "MESSAGE_TOO_LARGE" }),
-  );
-  const client = await connected(attend);
-  await assert.rejects(client.attend("m", QUERY), failsWith({ code: "RESOURCE_EXHAUSTED" }));
-  assert.equal(attempts.length, 1);
-});
+const unreadable = failure(status.NOT_FOUND, {});
+unreadable.metadata.set("grpc-status-details-bin", Buffer.from([0xff, 0xff]));
+const refused = { reason: "INVALID_FIELD", field: "query" };
+const delayed = { reason: "OVERLOADED", retryAfterMs: 60_000 };
 
-test("a call is not repeated after its deadline", async () => {
-  const error = failure(status.RESOURCE_EXHAUSTED, { reason: "OVERLOADED", retryAfterMs: 60_000 });
-  const { attempts, attend } = failing(1, error);
-  const client = await connected(attend);
-  const expected = { code: "RESOURCE_EXHAUSTED", reason: "OVERLOADED", retryAfterMs: 60_000 } as const;
-  await assert.rejects(client.attend("m", QUERY, { timeoutMs: 30_000 }), failsWith(expected));
-  assert.equal(attempts.length, 1);
-});
+for (const [name, error, expected] of [
+  ["the server's code, message, reason and field", failure(status.INVALID_ARGUMENT, refused), refused],
+  ["no delay", failure(status.RESOURCE_EXHAUSTED, {}), { code: "RESOURCE_EXHAUSTED" }],
+  ["a delay beyond the deadline", failure(status.RESOURCE_EXHAUSTED, delayed), delayed],
+  ["details that cannot be read", unreadable, { code: "NOT_FOUND", reason: "" }],
+] as const) {
+  test(`a refused call is not repeated; its error has ${name}`, async () => {
+    const { attempts, attend } = failing(1, error);
+    const client = await connected(attend);
+    const message = "the server's message";
+    await assert.rejects(
+      client.attend("m", QUERY, { timeoutMs: 30_000 }),
+      failsWith({ code: status[error.code] as "NOT_FOUND", ...expected, message }),
+    );
+    assert.equal(attempts.length, 1);
+  });
+}
 
 for (const maxRetries of [0, 2]) {
   test(`a call is repeated at most ${maxRetries} times`, async () => {
@@ -104,25 +108,6 @@ for (const maxRetries of [0, 2]) {
     assert.equal(attempts.length, maxRetries + 1);
   });
 }
-
-test("an error has the server's code, message, reason and field", async () => {
-  const { attempts, attend } = failing(
-    1,
-    failure(status.INVALID_ARGUMENT, { reason: "INVALID_FIELD", field: "query" }),
-  );
-  const client = await connected(attend);
-  const expected = { code: "INVALID_ARGUMENT", reason: "INVALID_FIELD", field: "query" } as const;
-  const message = "the server's message";
-  await assert.rejects(client.attend("m", QUERY), failsWith({ ...expected, message }));
-  assert.equal(attempts.length, 1);
-});
-
-test("details that cannot be read leave the status as it is", async () => {
-  const error = failure(status.NOT_FOUND, {});
-  error.metadata.set("grpc-status-details-bin", Buffer.from([0xff, 0xff]));
-  const client = await connected(failing(1, error).attend);
-  await assert.rejects(client.attend("m", QUERY), failsWith({ code: "NOT_FOUND", reason: "" }));
-});
 
 test("a server that does not answer in time", async () => {
   const client = await connected(() => undefined);
@@ -142,29 +127,24 @@ for (const waitForReady of [true, false]) {
   });
 }
 
-test("closing ends calls in progress and refuses later ones", async () => {
-  const arrived = signalled();
-  const client = await connected(() => {
-    arrived.resolve();
+for (const [name, error] of [
+  ["a call in progress", null],
+  ["the pause before a retry", failure(status.RESOURCE_EXHAUSTED, { retryAfterMs: 20_000 })],
+] as const) {
+  test(`closing ends ${name} and refuses later calls`, async () => {
+    const arrived = signalled();
+    const client = await connected((_, reply) => {
+      if (error) reply(error);
+      arrived.resolve();
+    });
+    const call = client.attend("m", QUERY);
+    await arrived.done;
+    client.close();
+    const closed = failsWith({ code: "CANCELLED", reason: "CLIENT_CLOSED" });
+    await assert.rejects(call, closed);
+    await assert.rejects(client.attend("m", QUERY), closed);
   });
-  const call = client.attend("m", QUERY);
-  await arrived.done;
-  client.close();
-  await assert.rejects(call, failsWith({ code: "CANCELLED", reason: "CLIENT_CLOSED" }));
-  await assert.rejects(client.attend("m", QUERY), failsWith({ code: "CANCELLED", reason: "CLIENT_CLOSED" }));
-});
-
-test("closing ends the pause before a retry", async () => {
-  const arrived = signalled();
-  const client = await connected((_, reply) => {
-    reply(failure(status.RESOURCE_EXHAUSTED, { retryAfterMs: 20_000 }));
-    arrived.resolve();
-  });
-  const call = client.attend("m", QUERY);
-  await arrived.done;
-  client.close();
-  await assert.rejects(call, failsWith({ code: "CANCELLED", reason: "CLIENT_CLOSED" }));
-});
+}
 
 test("a signal cancels its call only", async () => {
   const waiting: (() => void)[] = [];
@@ -209,28 +189,31 @@ test("metadata, token and model version are sent", async () => {
   assert.equal(version, "3");
 });
 
+test("rows of different widths are not a sequence", () => {
+  assert.throws(() => sequence([[1, 2], [3]]), RangeError);
+});
+
 for (const target of ["attention.example:443", "ipv4:127.0.0.1:1,10.0.0.1:1"]) {
   test(`a token is not sent unencrypted to ${target}`, () => {
     assert.throws(() => new AttentionClient(target, { token: "secret" }), failsWith({ field: "token" }));
   });
 }
 
-for (const [name, call] of Object.entries({
-  "data of another size": (client: AttentionClient) => client.attend("m", { ...QUERY, rows: 3 }),
-  "rows of different widths": (client: AttentionClient) => client.attend("m", [QUERY, sequence([[1]])]),
-  "an empty list": (client: AttentionClient) => client.attend("m", []),
-  "more keys than queries": (client: AttentionClient) => client.attend("m", [QUERY], { key: [QUERY, QUERY] }),
-  "fewer value rows than key rows": (client: AttentionClient) =>
-    client.attend("m", QUERY, { key: QUERY, value: sequence([[1]]) }),
-  "a value without a key": (client: AttentionClient) => client.attend("m", QUERY, { value: QUERY }),
-  "a mask of another size": (client: AttentionClient) =>
-    client.attend("m", QUERY, { mask: { data: [true], keyRows: 1 } }),
-  "a length above the rows": (client: AttentionClient) => client.attend("m", [QUERY], { lengths: [3] }),
-  "lengths for one sequence": (client: AttentionClient) => client.attend("m", QUERY, { lengths: [1] }),
-  "positions that are not integers": (client: AttentionClient) =>
-    client.attend("m", QUERY, { positions: [0, 0.5] }),
-  "a timeout that is not positive": (client: AttentionClient) => client.attend("m", QUERY, { timeoutMs: 0 }),
-})) {
+const REFUSED: Record<string, (client: AttentionClient) => Promise<unknown>> = {
+  "data of another size": (client) => client.attend("m", { ...QUERY, rows: 3 }),
+  "rows of different widths": (client) => client.attend("m", [QUERY, sequence([[1]])]),
+  "an empty list": (client) => client.attend("m", []),
+  "more keys than queries": (client) => client.attend("m", [QUERY], { key: [QUERY, QUERY] }),
+  "fewer values than keys": (client) => client.attend("m", QUERY, { key: QUERY, value: sequence([[1]]) }),
+  "a value without a key": (client) => client.attend("m", QUERY, { value: QUERY }),
+  "a mask of another size": (client) => client.attend("m", QUERY, { mask: { data: [true], keyRows: 1 } }),
+  "a length above the rows": (client) => client.attend("m", [QUERY], { lengths: [3] }),
+  "lengths for one sequence": (client) => client.attend("m", QUERY, { lengths: [1] }),
+  "positions that are not integers": (client) => client.attend("m", QUERY, { positions: [0, 0.5] }),
+  "a timeout that is not positive": (client) => client.attend("m", QUERY, { timeoutMs: 0 }),
+};
+
+for (const [name, call] of Object.entries(REFUSED)) {
   test(`the client refuses ${name}`, async () => {
     const client = await connected(() => assert.fail("the request was sent"));
     await assert.rejects(call(client), failsWith({ code: "INVALID_ARGUMENT", reason: "INVALID_FIELD" }));
@@ -244,8 +227,4 @@ test("a response that contradicts the request is an error", async () => {
     reply(null, Buffer.from(response));
   });
   await assert.rejects(client.attend("m", QUERY), failsWith({ code: "INTERNAL", field: "context_vectors" }));
-});
-
-test("rows of different widths are not a sequence", () => {
-  assert.throws(() => sequence([[1, 2], [3]]), RangeError);
 });

@@ -60,19 +60,17 @@ export async function serving(handlers: { Attend?: Unary; AttendStream?: Stream 
 
 /** Returns the query as the context vectors. */
 export const echo: Unary = (call, reply) => {
-  reply(null, echoed(fromBinary(AttendRequestSchema, call.request)));
+  reply(null, encoded(AttendResponseSchema, echoOf(fromBinary(AttendRequestSchema, call.request))));
 };
 
-/** Returns each query of a stream as its context vectors. */
-export const echoStream: Stream = (call) => {
-  call.on("data", (bytes: Buffer) => call.write(echoedItem(bytes)));
-  call.on("end", () => {
-    call.end();
-  });
-};
-
-export function echoed(request: AttendRequest): Buffer {
-  return encoded(AttendResponseSchema, echoOf(request));
+/** Answers each request of a stream with the bytes that a function makes of it. */
+export function answering(answer: (request: Buffer) => Buffer): Stream {
+  return (call) => {
+    call.on("data", (bytes: Buffer) => call.write(answer(bytes)));
+    call.on("end", () => {
+      call.end();
+    });
+  };
 }
 
 export function echoedItem(bytes: Buffer): Buffer {
@@ -80,6 +78,9 @@ export function echoedItem(bytes: Buffer): Buffer {
   if (!request) throw new Error("a stream's item has no request");
   return streamResponse({ id, result: { case: "response", value: echoOf(request) } });
 }
+
+/** Returns each query of a stream as its context vectors. */
+export const echoStream = answering(echoedItem);
 
 export function streamResponse(response: Omit<AttendStreamResponse, "$typeName" | "$unknown">): Buffer {
   return encoded(AttendStreamResponseSchema, create(AttendStreamResponseSchema, response));
