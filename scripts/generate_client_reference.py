@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import griffe
-from attention_client import _connection
+from attention_client._connection import settings
 from griffe import Alias, DocstringSectionKind, Function, Object, Parameter, ParameterKind
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -118,7 +118,7 @@ def _parameter(item: Parameter) -> str:
     text = item.name if item.annotation is None else f"{item.name}: {item.annotation}"
     if item.default is None:
         return text
-    return f"{text} = {vars(_connection).get(str(item.default), item.default)}"
+    return f"{text} = {vars(settings).get(str(item.default), item.default)}"
 
 
 def _text(item: Object) -> str:

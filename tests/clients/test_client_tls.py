@@ -38,7 +38,7 @@ def server(tmp_path: Path) -> Iterator[TlsServer]:
 @pytest.fixture
 def mounted(server: TlsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mounted:
     """The client's files, which are looked at with each call."""
-    monkeypatch.setattr("attention_client._tls.CHECK_SECONDS", 0)
+    monkeypatch.setattr("attention_client._connection.tls.CHECK_SECONDS", 0)
     return Mounted(tmp_path / "client", OLD.issue("old.example"), server.authority.pem)
 
 
@@ -75,7 +75,7 @@ def test_renewed_files_are_used_without_a_new_client_unless_they_cannot_be_used(
     assert names(server) == ["old.example", "new.example", "new.example"]
 
 
-def test_a_stream_outlives_a_renewal(server: TlsServer, mounted: Mounted, files: TlsFiles) -> None:
+def test_streams_outlive_a_renewal(server: TlsServer, mounted: Mounted, files: TlsFiles) -> None:
     more = threading.Event()
 
     def queries() -> Iterator[Any]:
@@ -83,38 +83,30 @@ def test_a_stream_outlives_a_renewal(server: TlsServer, mounted: Mounted, files:
         assert more.wait(60)
         yield 2 * ROWS
 
-    with AttentionClient(server.target, credentials=files) as client:
-        stream = client.attend_stream("m", queries())
-        np.testing.assert_array_equal(next(stream).context_vectors, ROWS)
-        mounted.write(OLD.issue("renewed.example"), server.authority.pem)
-        client.models()
-        more.set()
-        (rest,) = stream
-        np.testing.assert_array_equal(rest.context_vectors, 2 * ROWS)
-    assert names(server) == ["old.example", "renewed.example"]
-
-
-def test_an_asynchronous_client_uses_renewed_files(
-    server: TlsServer, mounted: Mounted, files: TlsFiles
-) -> None:
-    async def run() -> None:
-        more = asyncio.Event()
-
-        async def queries() -> Any:
+    async def asynchronous() -> None:
+        async def as_they_come() -> Any:
             yield ROWS
-            await more.wait()
+            await asyncio.to_thread(more.wait, 60)
             yield 2 * ROWS
 
         async with AsyncAttentionClient(server.target, credentials=files) as client:
-            stream = client.attend_stream("m", queries())
+            stream = client.attend_stream("m", as_they_come())
             np.testing.assert_array_equal((await anext(stream)).context_vectors, ROWS)
-            mounted.write(OLD.issue("renewed.example"), server.authority.pem)
+            mounted.write(OLD.issue("third.example"), server.authority.pem)
             await client.models()
             more.set()
-            assert len([item async for item in stream]) == 1
+            np.testing.assert_array_equal((await anext(stream)).context_vectors, 2 * ROWS)
 
-    asyncio.run(run())
-    assert names(server) == ["old.example", "renewed.example"]
+    with AttentionClient(server.target, credentials=files) as client:
+        stream = client.attend_stream("m", queries())
+        np.testing.assert_array_equal(next(stream).context_vectors, ROWS)
+        mounted.write(OLD.issue("second.example"), server.authority.pem)
+        client.models()
+        more.set()
+        np.testing.assert_array_equal(next(stream).context_vectors, 2 * ROWS)
+    more.clear()
+    asyncio.run(asynchronous())
+    assert names(server) == ["old.example", "second.example", "second.example", "third.example"]
 
 
 def test_renewals_under_load_fail_no_call(server: TlsServer, mounted: Mounted, files: TlsFiles) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import math
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -76,12 +77,12 @@ def same(found: tuple[Tensor, Tensor | None], expected: tuple[Tensor, Tensor | N
             torch.testing.assert_close(one, other, rtol=1.3e-6, atol=1e-5)
 
 
-def masks(batch: int, query: int, key: int) -> list[dict[str, Tensor]]:
+def masks(batch: tuple[int, ...], query: int, key: int) -> list[dict[str, Tensor]]:
     """Masks that leave the first key to every row, so that PyTorch's result has no NaN."""
     generator = torch.Generator().manual_seed(query + key)
-    padding = torch.rand(batch, key, generator=generator) < 0.4
+    padding = torch.rand(*batch, key, generator=generator) < 0.4
     pairs = torch.rand(query, key, generator=generator) < 0.4
-    heads = torch.rand(batch * HEADS, query, key, generator=generator) < 0.4
+    heads = torch.rand(math.prod(batch) * HEADS, query, key, generator=generator) < 0.4
     for mask in (padding, pairs, heads):
         mask[..., 0] = False
     return [
@@ -95,20 +96,24 @@ def masks(batch: int, query: int, key: int) -> list[dict[str, Tensor]]:
 
 
 @thorough
-@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize(
+    ("batch", "batch_first"),
+    [((2,), True), ((2,), False), ((), False)],
+    ids=["batch first", "batch second", "one sequence"],
+)
 @pytest.mark.parametrize("name", OPTIONS)
 @torch.inference_mode()
-def test_batches_with_every_mask_equal_the_layer(
-    server: ServerProcess, name: str, *, batch_first: bool
+def test_every_mask_gives_the_result_of_the_layer(
+    server: ServerProcess, name: str, batch: tuple[int, ...], *, batch_first: bool
 ) -> None:
     module = RemoteAttention(server.target, name, batch_first=batch_first)
     local = layer(name, batch_first=batch_first)
     lengths = (5, 5 if name == SELF else 7)
-    given: tuple[Tensor, ...] = tensors(name, (2,), *lengths)
-    if not batch_first:
+    given: tuple[Tensor, ...] = tensors(name, batch, *lengths)
+    if batch and not batch_first:
         turned = {id(each): each.transpose(0, 1) for each in given}
         given = tuple(turned[id(each)] for each in given)
-    for mask in masks(2, *lengths):
+    for mask in masks(batch, *lengths):
         for average in (True, False):
             found = module(*given, average_attn_weights=average, **mask)
             same(found, local(*given, average_attn_weights=average, **mask))
@@ -117,19 +122,8 @@ def test_batches_with_every_mask_equal_the_layer(
 
 
 @thorough
-@pytest.mark.parametrize("name", OPTIONS)
 @torch.inference_mode()
-def test_one_sequence_without_a_batch_axis_equals_the_layer(server: ServerProcess, name: str) -> None:
-    module, local = RemoteAttention(server.target, name), layer(name, batch_first=False)
-    query, key, value = tensors(name, (), 4, 4 if name == SELF else 6)
-    options = {"key_padding_mask": torch.tensor([False] * (len(key) - 1) + [True])}
-    same(module(query, key, value, **options), local(query, key, value, **options))
-    module.close()
-
-
-@thorough
-@torch.inference_mode()
-def test_a_row_that_may_attend_to_nothing_has_weights_of_zero_and_types_are_kept(
+def test_a_row_that_may_attend_to_nothing_has_weights_of_zero_and_copies_connect_by_themselves(
     remote: RemoteAttention,
 ) -> None:
     query = tensors(SELF, (1,), 3, 3)[0]
@@ -139,6 +133,9 @@ def test_a_row_that_may_attend_to_nothing_has_weights_of_zero_and_types_are_kept
     assert weights is not None
     assert not weights[0, 1].any()
     torch.testing.assert_close(context[0, 1], layer(SELF).out_proj.bias)
+    for each in (copy.deepcopy(remote), pickle.loads(pickle.dumps(remote))):  # noqa: S301 - of this test
+        same(each(query, query, query, attn_mask=blocked), (context, weights))
+        each.close()
     half = query.to(torch.float16)
     assert {each.dtype for each in remote(half, half, half) if each is not None} == {torch.float16}
 
@@ -165,23 +162,17 @@ def test_it_takes_the_place_of_a_layer_of_a_transformer(server: ServerProcess) -
 
 
 @thorough
-def test_copies_connect_by_themselves(remote: RemoteAttention) -> None:
-    query = tensors(SELF, (1,), 3, 3)[0]
-    expected = remote(query, query, query)
-    for each in (copy.deepcopy(remote), pickle.loads(pickle.dumps(remote))):  # noqa: S301 - of this test
-        same(each(query, query, query), expected)
-        each.close()
-    assert list(remote.parameters()) == []
-
-
-@thorough
-@pytest.mark.parametrize("name", ["key", "value"])
 @torch.inference_mode()
-def test_inputs_that_the_model_lacks_must_be_the_query(remote: RemoteAttention, name: str) -> None:
-    query = tensors(SELF, (1,), 3, 3)[0]
-    with pytest.raises(InvalidArgumentError) as refused:
-        remote(**{"query": query, "key": query, "value": query, name: torch.ones(1, 3, WIDTH)})
-    assert refused.value.field == name
+def test_mistakes_are_refused_and_not_hidden_by_the_fallback(server: ServerProcess) -> None:
+    query, fallback = tensors(SELF, (1,), 3, 3)[0], layer(SELF)
+    remote = RemoteAttention(server.target, SELF, batch_first=True, fallback=fallback)
+    for name in ("key", "value"):
+        with pytest.raises(InvalidArgumentError) as refused:
+            remote(**{"query": query, "key": query, "value": query, name: torch.ones(1, 3, WIDTH)})
+        assert refused.value.field == name
+    remote.close()
+    with pytest.raises(NotFoundError):
+        RemoteAttention(server.target, "absent", batch_first=True, fallback=fallback)(query, query, query)
 
 
 @pytest.mark.parametrize(
@@ -236,12 +227,3 @@ def test_gradients_need_a_fallback() -> None:
     trained = RemoteAttention(NOWHERE, SELF, batch_first=True, fallback=layer(SELF))
     trained(query, query, query)[0].sum().backward()
     assert query.grad is not None
-
-
-@thorough
-@torch.inference_mode()
-def test_a_mistake_is_not_hidden_by_the_fallback(server: ServerProcess) -> None:
-    query = tensors(SELF, (1,), 3, 3)[0]
-    module = RemoteAttention(server.target, "absent", batch_first=True, fallback=layer(SELF))
-    with pytest.raises(NotFoundError):
-        module(query, query, query)

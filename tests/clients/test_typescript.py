@@ -212,9 +212,3 @@ def test_the_generated_code_is_current(package: None, tmp_path: Path, folder: Pa
     assert protoc.main(["protoc", f"-I{folder}", f"-I{well_known}", plugin, *options, source]) == 0
     name = source.replace(".proto", "_pb.ts")
     assert (tmp_path / name).read_text() == (PACKAGE / "src/generated" / name).read_text()
-
-
-def test_the_lock_file_names_no_registry() -> None:
-    packages = json.loads((PACKAGE / "package-lock.json").read_text())["packages"]
-    assert [name for name, entry in packages.items() if "resolved" in entry] == []
-    assert all("integrity" in entry for name, entry in packages.items() if name)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from attention_client import AttentionClient
 from attention_client._commands.app import app
+from attention_client._commands.weights_page import PageAnswer, save
 from attention_client._models import PatternInfo
-from attention_client._weights_page import PageAnswer, save
 from typer.testing import CliRunner
 
 from scripts.local_server import ROOT, ServerProcess, serving

@@ -110,7 +110,6 @@ def unavailable(times: int) -> Behaviour:
 def running(
     service: Service,
     *,
-    host: str = "127.0.0.1",
     port: int = 0,
     credentials: grpc.ServerCredentials | None = None,
     options: list[tuple[str, Any]] | None = None,
@@ -121,11 +120,11 @@ def running(
     server = grpc.server(ThreadPoolExecutor(8), options=options)
     pb_grpc.add_AttentionServiceServicer_to_server(service, server)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    address = f"{host}:{port}"
+    address = f"127.0.0.1:{port}"
     bound = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     server.start()
     try:
-        yield f"{host}:{bound}"
+        yield f"127.0.0.1:{bound}"
     finally:
         server.stop(None).wait()
 

@@ -14,7 +14,6 @@ from grpc_server import HEADS, Service, running
 from typer.testing import CliRunner
 
 from attention_client._commands.app import app
-from attention_client._commands.session import _size
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 
 MODEL = pb.Model(
@@ -113,8 +112,8 @@ def test_a_description_states_everything_and_what_is_unknown(run: Any):
 
 
 def test_health(run: Any):
-    assert run("health") == "ready\n"
-    assert run("health", "--wait", "--json") == '{"ready": true}\n'
+    assert run("health", "--max-message-bytes", "1 gib") == "ready\n"
+    assert run("health", "--wait", "--json", "--max-message-bytes", 1024) == '{"ready": true}\n'
     assert "was not ready within 0.2 s" in failing(1, *UNREACHABLE, "health", "--wait", "--timeout", "0.2")
 
 
@@ -140,17 +139,14 @@ def test_the_server_is_named_after_the_command_before_it_or_in_the_environment(t
         assert done.exit_code == 0, done.output
 
 
-@pytest.mark.parametrize("source", ["arguments", "file", "standard-input"])
-def test_texts_are_printed_with_their_words(source: str, run: Any, tmp_path: Path):
+def test_texts_are_printed_with_their_words(run: Any, tmp_path: Path):
     path, text = tmp_path / "texts", "short eat\n\ndessert\n"
     path.write_text(text)
-    given = {"file": ["--file", path], "standard-input": ["--file", "-"]}.get(
-        source, ["short eat", "dessert"]
-    )
-    title, first, second, other, _ = run("text", "--model", "m", *given, input=text).splitlines()
-    assert (title, other) == ("short eat  (2, 7), m 3", "dessert  (1, 7), m 3")
-    assert first.split() == ["short", *["0.0000"] * 6, "..."]
-    assert second.startswith("  eat     0.0000")
+    for given in (["short eat", "dessert"], ["--file", path], ["--file", "-"]):
+        title, first, second, other, _ = run("text", "--model", "m", *given, input=text).splitlines()
+        assert (title, other) == ("short eat  (2, 7), m 3", "dessert  (1, 7), m 3")
+        assert first.split() == ["short", *["0.0000"] * 6, "..."]
+        assert second.startswith("  eat     0.0000")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +188,12 @@ def test_attend_takes_every_argument_of_a_call(run: Any, service: Service, tmp_p
     assert np.load(weights)["arr_0"].shape == (2, HEADS, 3, 5)
 
 
-def test_several_sequences_are_read_and_written_as_npz_and_json(run: Any, tmp_path: Path):
+def test_vectors_are_printed_with_weights_and_several_sequences_written_as_npz_and_json(
+    run: Any, tmp_path: Path
+):
+    printed = run("attend", "--model", "m", "--query", "[[1], [2]]", "--key", "[[1]]", "--weights", "-")
+    assert printed.startswith("sequence 0  (2, 1), m 3\n")
+    assert "sequence 0, head 2; rows are queries, columns keys\n" in printed
     np.savez(tmp_path / "q.npz", np.ones((3, 4)), np.ones((1, 4)))
     for query in (tmp_path / "q.npz", json.dumps([[[1.0] * 4] * 3, [[1.0] * 4]])):
         run("attend", "--model", "m", "--query", query, "--out", tmp_path / "out.npz")
@@ -200,12 +201,6 @@ def test_several_sequences_are_read_and_written_as_npz_and_json(run: Any, tmp_pa
             assert [archive[name].shape for name in archive.files] == [(3, 4), (1, 4)]
         run("attend", "--model", "m", "--query", query, "--out", tmp_path / "out.json")
         assert json.loads((tmp_path / "out.json").read_text()) == [[[1.0] * 4] * 3, [[1.0] * 4]]
-
-
-def test_attend_prints_vectors_and_weights(run: Any):
-    printed = run("attend", "--model", "m", "--query", "[[1], [2]]", "--key", "[[1]]", "--weights", "-")
-    assert printed.startswith("sequence 0  (2, 1), m 3\n")
-    assert "sequence 0, head 2; rows are queries, columns keys\n" in printed
 
 
 @pytest.mark.parametrize(
@@ -291,20 +286,18 @@ def test_weights_are_a_table_for_each_head_labelled_with_tokens_and_not_words(ru
     )
 
 
-def test_a_plot_is_a_picture(run: Any, target: str, tmp_path: Path):
+def test_a_plot_is_a_picture_and_without_matplotlib_names_the_extra_before_any_call(
+    run: Any, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     pytest.importorskip("matplotlib")
     path, command = tmp_path / "weights.png", ["weights", "--model", "m", "--text", "dessert first", "--plot"]
     assert run(*command, path, "--head", "2").startswith("dessert first  (3, 2, 2)")
     assert path.read_bytes().startswith(b"\x89PNG")
     for name, words in {"none/a.png": "No such file", "a.nonesuch": "not supported"}.items():
         assert words in failing(1, "--server", target, *command, tmp_path / name)
-
-
-def test_a_plot_without_matplotlib_names_the_extra_and_calls_no_server(monkeypatch: pytest.MonkeyPatch):
-    for name in ("matplotlib", "attention_client._heat_maps"):
+    for name in ("matplotlib", "attention_client._commands.heat_maps"):
         monkeypatch.setitem(sys.modules, name, None)
-    command = ["weights", "--model", "m", "--text", "a", "--plot", "a.png"]
-    assert "extra 'plot'" in failing(1, *UNREACHABLE, *command)
+    assert "extra 'plot'" in failing(1, *UNREACHABLE, *command, path)
 
 
 def test_enrich_is_delegated_with_its_options(monkeypatch: pytest.MonkeyPatch):
@@ -325,10 +318,3 @@ def test_enrich_is_delegated_with_its_options(monkeypatch: pytest.MonkeyPatch):
     assert "enrich does not support --timeout, --wait" in one_line(printed)
     monkeypatch.setitem(sys.modules, "attention_client.enrich.cli", None)
     assert "extra 'enrich'" in failing(1, "enrich", "a")
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("7", 7), ("64MiB", 64 << 20), ("1 gib", 1 << 30), ("2KiB", 2048)]
-)
-def test_sizes_have_units(text: str, size: int):
-    assert _size(text) == size

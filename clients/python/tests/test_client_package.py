@@ -10,15 +10,10 @@ def python(*arguments: str):
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
-def test_it_imports_no_optional_package_and_can_be_imported_beside_tritonclient():
+def test_it_imports_no_optional_package():
     optional = {"torch", "onnxruntime", "typer", "rich", "opentelemetry.trace"}
-    code = (
-        f"import sys, attention_client as a; print(*{optional} & set(sys.modules)); import tritonclient.grpc"
-    )
-    done = python("-c", code)
+    done = python("-c", f"import sys, attention_client; print(*{optional} & set(sys.modules))")
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
-    done = python("-c", "import tritonclient.grpc, attention_client")
-    assert done.returncode == 0, done.stderr
 
 
 def test_it_runs_as_a_module_and_as_a_command():

@@ -1,4 +1,4 @@
-"""Encoding of arrays and decoding of results in the form of the query."""
+"""Properties of every form of a query: what is sent, masks included, and the result in the same form."""
 
 from typing import Any
 
@@ -8,22 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from attention_client import AttendInputs, AttentionResult, InternalError
-from attention_client._encoding import EncodedCall, encode_vectors
+from attention_client import AttendInputs, InternalError
+from attention_client._calls.attention import EncodedCall, encode_texts, encode_vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._values import Array, FloatArray, RequestOptions
 
 OPTIONS = RequestOptions(model="m", version="7", return_weights=True)
 SIZES = st.integers(1, 5)
 FLOATS = st.floats(-1e6, 1e6, width=32)
+HEADS = 3
+KINDS = [pb.AttentionMask.KIND_KEYS, pb.AttentionMask.KIND_PAIRS, pb.AttentionMask.KIND_HEADS]
 
 
 def matrices(width: int):
     return SIZES.flatmap(lambda rows: arrays(np.float32, (rows, width), elements=FLOATS))
-
-
-def decode(call: EncodedCall[Any], response: pb.AttendResponse) -> AttentionResult[Any]:
-    return call.decode([response])
 
 
 def echo(call: EncodedCall[Any]) -> pb.AttendResponse:
@@ -46,7 +44,7 @@ def echo(call: EncodedCall[Any]) -> pb.AttendResponse:
 @given(SIZES.flatmap(lambda width: st.lists(matrices(width), min_size=1, max_size=4)))
 def test_the_result_of_a_list_is_a_list_and_of_one_sequence_an_array(queries: list[FloatArray]):
     call = encode_vectors(OPTIONS, AttendInputs(queries))
-    result, start = decode(call, echo(call)), 1
+    result, start = call.decode([echo(call)]), 1
     for answered, weights, query in zip(
         result.context_vectors, result.attention_weights, queries, strict=True
     ):
@@ -55,10 +53,13 @@ def test_the_result_of_a_list_is_a_list_and_of_one_sequence_an_array(queries: li
         np.testing.assert_array_equal(weights, expected)
         start += expected.size
     call = encode_vectors(OPTIONS, AttendInputs(queries[0]))
-    result = decode(call, echo(call))
+    response = echo(call)
+    result = call.decode([response])
     np.testing.assert_array_equal(result.context_vectors, queries[0])
     assert result.attention_weights.shape == (2, len(queries[0]), len(queries[0]))
     assert (result.model_name, result.model_version) == ("m", "7")
+    result.context_vectors[:] = 0.5  # a writable copy
+    np.testing.assert_array_equal(call.decode([response]).context_vectors, queries[0])
 
 
 @given(st.data())
@@ -68,7 +69,7 @@ def test_padding_is_not_sent_and_its_results_are_zeros_in_the_leading_axes_of_th
     query = data.draw(arrays(np.float32, (*leading, rows, width), elements=FLOATS))
     lengths = data.draw(st.none() | arrays(np.int64, leading, elements=st.integers(1, rows)))
     call = encode_vectors(OPTIONS, AttendInputs(query, lengths=lengths))
-    result = decode(call, echo(call))
+    result = call.decode([echo(call)])
     valid, start = np.full(leading, rows) if lengths is None else lengths, 1
     assert len(call.requests[0].query.data) == 4 * width * valid.sum()
     expected = np.zeros((*leading, 2, rows, rows), np.float32)
@@ -82,51 +83,64 @@ def test_padding_is_not_sent_and_its_results_are_zeros_in_the_leading_axes_of_th
     np.testing.assert_array_equal(result.attention_weights, expected)
 
 
-@given(st.data())
-def test_in_cross_attention_lengths_cut_key_and_value_only(data: st.DataObject):
-    count, queries, keys = (data.draw(SIZES) for _ in range(3))
-    lengths = data.draw(st.lists(st.integers(1, keys), min_size=count, max_size=count))
-    query, key = np.ones((count, queries, 3)), np.arange(count * keys * 2.0).reshape(count, keys, 2)
-    call = encode_vectors(OPTIONS, AttendInputs(query, key, key[..., :1], lengths=lengths))
+def test_in_cross_attention_lengths_cut_key_and_value_only():
+    key = np.arange(16.0).reshape(2, 4, 2)
+    call = encode_vectors(OPTIONS, AttendInputs(np.ones((2, 5, 3)), key, key[..., :1], lengths=[3, 1]))
     request = call.requests[0]
-    assert list(request.query.lengths) == [queries] * count
-    assert list(request.key.lengths) == list(request.value.lengths) == lengths
-    rows = np.concatenate([key[index, :length] for index, length in enumerate(lengths)])
-    np.testing.assert_array_equal(np.frombuffer(request.key.data, "<f4").reshape(-1, 2), rows)
-    np.testing.assert_array_equal(np.frombuffer(request.value.data, "<f4"), rows[:, 0])
-    result = decode(call, echo(call))
-    assert result.context_vectors.shape == (count, queries, 3)
-    assert result.attention_weights.shape == (count, 2, queries, keys)
-    assert (result.attention_weights[0, :, :, lengths[0] :] == 0).all()
+    assert list(request.query.lengths) == [5, 5]
+    assert list(request.key.lengths) == list(request.value.lengths) == [3, 1]
+    assert np.frombuffer(request.key.data, "<f4").tolist() == [0, 1, 2, 3, 4, 5, 8, 9]
+    assert np.frombuffer(request.value.data, "<f4").tolist() == [0, 2, 4, 8]
+    result = call.decode([echo(call)])
+    assert (result.context_vectors.shape, result.attention_weights.shape) == ((2, 5, 3), (2, 2, 5, 4))
+    assert (result.attention_weights[0, ..., :3] > 0).all()
+    assert (result.attention_weights[0, ..., 3:] == 0).all()
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        pytest.param(np.arange(24.0).reshape(3, 8)[:, ::2], id="strided"),
-        pytest.param(np.asfortranarray(np.arange(12.0, dtype=np.float32).reshape(3, 4)), id="column-major"),
-        pytest.param(np.arange(12, dtype=">f8").reshape(3, 4), id="big-endian"),
-        pytest.param(np.arange(12, dtype=np.uint8).reshape(3, 4), id="integers"),
-    ],
-)
-@pytest.mark.parametrize("copies", [1, 2], ids=["alone", "in-a-list"])
-def test_any_layout_and_real_type_is_sent_as_row_major_float32(array: Array, copies: int):
-    request = encode_vectors(OPTIONS, AttendInputs([array] * copies if copies > 1 else array)).requests[0]
-    rows = np.frombuffer(request.query.data, "<f4").reshape(-1, array.shape[1])
-    np.testing.assert_array_equal(rows, np.concatenate([array] * copies))
+def check_mask(inputs: AttendInputs, rank: int, pieces: list[Array]):
+    """The message has the bits of the pieces, and fewer than 8 to spare."""
+    mask = encode_vectors(OPTIONS, inputs).requests[0].mask
+    assert mask.kind == KINDS[rank - 1]
+    expected = np.concatenate([piece.ravel() for piece in pieces])
+    bits = np.unpackbits(np.frombuffer(mask.bits, np.uint8), bitorder="little").astype(bool)
+    assert 0 <= len(bits) - len(expected) < 8
+    np.testing.assert_array_equal(bits[: len(expected)], expected)
 
 
-def test_bfloat16_is_sent_as_float32():
-    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
-    request = encode_vectors(OPTIONS, AttendInputs(np.array([[1.5, -2.0]], bfloat16))).requests[0]
-    assert np.frombuffer(request.query.data, "<f4").tolist() == [1.5, -2.0]
+@given(st.data(), st.integers(1, 3))
+def test_the_masks_of_a_list(data: st.DataObject, rank: int):
+    sizes = data.draw(st.lists(st.tuples(SIZES, SIZES), min_size=1, max_size=4))
+    masks = [data.draw(arrays(bool, (HEADS, *size)[3 - rank :])) for size in sizes]
+    queries, keys = ([np.ones((size[side], 2)) for size in sizes] for side in (0, 1))
+    check_mask(AttendInputs(queries, keys, mask=masks), rank, masks)
+    check_mask(AttendInputs(queries[0], keys[0], mask=masks[0]), rank, masks[:1])
 
 
-def test_results_are_writable_copies():
-    call = encode_vectors(OPTIONS, AttendInputs(np.ones((2, 3), np.float32)))
-    response = echo(call)
-    decode(call, response).context_vectors[:] = 5
-    assert (decode(call, response).context_vectors == 1).all()
+@given(st.data(), st.integers(1, 3), st.booleans(), st.booleans())
+def test_the_mask_of_a_batch_follows_its_leading_axes_and_is_cut_to_the_valid_part(
+    data: st.DataObject, rank: int, cross: bool, padded: bool
+):
+    leading = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple))
+    queries = data.draw(SIZES)
+    keys = data.draw(SIZES) if cross else queries
+    lengths = data.draw(arrays(np.int64, leading, elements=st.integers(1, keys))) if padded else None
+    mask = data.draw(arrays(bool, (*leading, *(HEADS, queries, keys)[3 - rank :])))
+    pieces = []
+    for index in np.ndindex(leading):
+        length = keys if lengths is None else lengths[index]
+        rows = queries if cross else length
+        pieces.append(mask[index][:length] if rank == 1 else mask[index][..., :rows, :length])
+    key = np.ones((*leading, keys, 2)) if cross else None
+    query = np.ones((*leading, queries, 2))
+    check_mask(AttendInputs(query, key, mask=mask, lengths=lengths), rank, pieces)
+
+
+def test_the_first_bit_is_the_lowest_and_a_mask_for_text_has_any_size():
+    inputs = AttendInputs(np.ones((9, 1)), mask=[True] + [False] * 7 + [True])
+    assert encode_vectors(OPTIONS, inputs).requests[0].mask.bits == bytes([1, 1])
+    assert not encode_vectors(OPTIONS, AttendInputs(np.ones((2, 1)))).requests[0].HasField("mask")
+    mask = encode_texts(OPTIONS, ["a b", "c"], mask=[np.ones(2, bool), np.zeros(1, bool)]).requests[0].mask
+    assert (mask.kind, mask.bits) == (KINDS[0], bytes([0b011]))
 
 
 @pytest.mark.parametrize(
@@ -144,4 +158,4 @@ def test_a_response_that_contradicts_itself_is_an_internal_error(query: Any, dam
     fields = {"data_type": pb.DATA_TYPE_FP32, "width": 3, "lengths": [2], "data": bytes(24)}
     response = pb.AttendResponse(context_vectors=pb.VectorSequences(**{**fields, **damage}))
     with pytest.raises(InternalError, match="context_vectors"):
-        decode(call, response)
+        call.decode([response])

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from attention_client import EmbeddingInputs, InternalError, InvalidArgumentError
-from attention_client import _embeddings as embeddings
-from attention_client._embeddings import encode_embeddings
-from attention_client._encoding import encode_texts
+from attention_client._calls import embeddings
+from attention_client._calls.attention import encode_texts
+from attention_client._calls.embeddings import encode_embeddings
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._values import RequestOptions
 

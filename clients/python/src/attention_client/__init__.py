@@ -10,8 +10,9 @@ with AttentionClient("127.0.0.1:8001") as client:
 """
 
 from attention_client._async_client import AsyncAttentionClient
+from attention_client._calls.embeddings import TextTruncatedWarning
 from attention_client._client import AttentionClient
-from attention_client._embeddings import TextTruncatedWarning
+from attention_client._connection.tls import TlsFiles
 from attention_client._models import (
     CostInfo,
     EncoderInfo,
@@ -20,7 +21,6 @@ from attention_client._models import (
     PatternInfo,
     TensorInfo,
 )
-from attention_client._tls import TlsFiles
 from attention_client._values import (
     AttendInputs,
     AttentionResult,

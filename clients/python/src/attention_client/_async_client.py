@@ -5,9 +5,7 @@ from functools import wraps
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from attention_client._client import AttentionClient
-from attention_client._connection_async import AsyncConnection
-from attention_client._stream_async import async_iterator_of, attend_stream
-from attention_client._streaming import stream_settings
+from attention_client._connection.aio import AsyncConnection, async_iterator_of
 from attention_client._values import AnyResult, ReturnWeights, StreamItem, StreamOptions, Version
 from attention_client.errors import AttentionClientError
 
@@ -78,12 +76,10 @@ class AsyncAttentionClient(AsyncConnection):
         An iterable is read on the event loop and must not block. Closing the generator (`aclose`, or
         contextlib.aclosing around it) cancels the call; leaving the loop cancels it some time later.
         """
-        settings = stream_settings(
+        settings = self._stream_settings(
             self._options(model, version, return_weights),
             return_exceptions=return_exceptions,
             max_in_flight=max_in_flight,
             timeout=timeout,
-            default=self._settings.timeout,
         )
-        outcomes = attend_stream(self._open, async_iterator_of(requests), settings)
-        return self._outcomes(outcomes, settings.timeout)
+        return self._stream(async_iterator_of(requests), settings)

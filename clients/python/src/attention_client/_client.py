@@ -9,14 +9,13 @@ from typing import Any, Literal, Unpack, overload
 
 from numpy.typing import ArrayLike
 
-from attention_client._connection_sync import Connection
-from attention_client._embeddings import EmbedInputs, SpanList, SpanLists, encode_embeddings
-from attention_client._encoding import encode_texts, encode_tokens, encode_vectors
+from attention_client._calls.attention import encode_texts, encode_tokens, encode_vectors
+from attention_client._calls.embeddings import EmbedInputs, SpanList, SpanLists, encode_embeddings
+from attention_client._calls.named import encode_infer
+from attention_client._connection.streams import iterator_of
+from attention_client._connection.sync import Connection
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._models import ModelInfo
-from attention_client._named import encode_infer
-from attention_client._stream_sync import attend_stream
-from attention_client._streaming import iterator_of, stream_settings
 from attention_client._values import (
     AnyResult,
     Array,
@@ -383,15 +382,13 @@ class AttentionClient(Connection):
             InvalidArgumentError: `max_in_flight` or `timeout` is not positive, or as for `attend`.
             AttentionClientError: A request was refused, or the stream ended early.
         """
-        settings = stream_settings(
+        settings = self._stream_settings(
             self._options(model, version, return_weights),
             return_exceptions=return_exceptions,
             max_in_flight=max_in_flight,
             timeout=timeout,
-            default=self._settings.timeout,
         )
-        outcomes = attend_stream(self._open, iterator_of(requests), settings)
-        return self._outcomes(outcomes, settings.timeout)
+        return self._stream(iterator_of(requests), settings)
 
     def models(self, *, timeout: float | None = None) -> list[ModelInfo]:
         """Lists all models, including those that failed to load, sorted by name and then by version."""

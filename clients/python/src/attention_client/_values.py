@@ -4,6 +4,7 @@ Notation: "..." the leading axes of a batch, T rows of a sequence, Tq query rows
 d elements of a row.
 """
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeAlias, TypedDict, TypeVar
@@ -11,7 +12,6 @@ from typing import Any, Generic, Literal, TypeAlias, TypedDict, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attention_client._validation import encodable, type_name, whole_number
 from attention_client.errors import invalid
 
 FloatArray: TypeAlias = NDArray[np.float32]
@@ -197,6 +197,39 @@ def version_text(version: Version) -> str:
     if isinstance(version, str):
         return encodable("version", version)
     return str(whole_number("version", version, 1, MAX_VERSION))
+
+
+def whole_number(field: str, value: Any, lowest: int, highest: int) -> int:
+    """An integer within a range.
+
+    Raises:
+        InvalidArgumentError: The value is not an integer or lies outside the range.
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not lowest <= number <= highest:
+        raise invalid(field, f"an integer from {lowest} to {highest}", repr(value))
+    return int(number)
+
+
+def type_name(value: object) -> str:
+    """The value's type, for messages that must not contain a value that is secret or long."""
+    return f"a value of type {type(value).__name__}"
+
+
+def encodable(field: str, text: str) -> str:
+    """The text, if UTF-8 can encode it.
+
+    Raises:
+        InvalidArgumentError: It contains a surrogate without its other half.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise invalid(field, "text that UTF-8 can encode", error) from error
+    return text
 
 
 class CallOptions(TypedDict, total=False):

@@ -121,38 +121,35 @@ class RemoteAttention(nn.Module):
             RuntimeError: Gradients are needed, and there is no fallback.
             AttentionClientError: The call failed, and the fallback does not apply.
         """
-        options = {
-            "key_padding_mask": key_padding_mask,
-            "need_weights": need_weights,
-            "attn_mask": attn_mask,
-            "average_attn_weights": average_attn_weights,
-            "is_causal": is_causal,
-        }
         if torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value)):
             if self.fallback is None:
                 raise RuntimeError(
                     "RemoteAttention computes no gradients; call it under torch.inference_mode(), or give it"
                     " a fallback"
                 )
-            return self._fall_back(query, key, value, options)
-        try:
-            context, weights = self._ask(
-                query, key, value, key_padding_mask, attn_mask, need_weights=need_weights
-            )
-        except SERVICE_FAILURES as error:
-            if self.fallback is None:
-                raise
-            log.warning("%s: computed by the fallback instead: %s", self.model, error)
-            return self._fall_back(query, key, value, options)
-        if weights is not None and average_attn_weights:
-            weights = weights.mean(dim=-3)
-        return context, weights
-
-    def _fall_back(
-        self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
-    ) -> tuple[Tensor, Tensor | None]:
-        assert self.fallback is not None  # noqa: S101 - for type checkers; callers have checked it
-        context, weights = self.fallback(query, key, value, **options)
+        else:
+            try:
+                context, weights = self._ask(
+                    query, key, value, key_padding_mask, attn_mask, need_weights=need_weights
+                )
+            except SERVICE_FAILURES as error:
+                if self.fallback is None:
+                    raise
+                log.warning("%s: computed by the fallback instead: %s", self.model, error)
+            else:
+                if weights is not None and average_attn_weights:
+                    weights = weights.mean(dim=-3)
+                return context, weights
+        context, weights = self.fallback(
+            query,
+            key,
+            value,
+            key_padding_mask=key_padding_mask,
+            need_weights=need_weights,
+            attn_mask=attn_mask,
+            average_attn_weights=average_attn_weights,
+            is_causal=is_causal,
+        )
         return context, weights
 
     def _ask(

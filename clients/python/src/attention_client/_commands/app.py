@@ -1,7 +1,8 @@
-"""The command line `attention-client`: its options before the command, and the list of its commands."""
+"""The command line `attention-client`: its list of commands, and those that inspect a server."""
 
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib import import_module
 from typing import Annotated
 
@@ -9,8 +10,15 @@ import typer
 
 from attention_client import __version__
 from attention_client._commands.compute import attend, embed, infer, text, tokens
-from attention_client._commands.models import describe, health, models
-from attention_client._commands.session import add_command, add_options, fail
+from attention_client._commands.session import (
+    MODEL_NAME,
+    ModelVersion,
+    Session,
+    add_command,
+    add_options,
+    fail,
+)
+from attention_client._commands.tables import description, print_json, print_models
 from attention_client._commands.weights import weights
 
 app = typer.Typer(
@@ -40,6 +48,49 @@ def _root(
     ] = False,
 ) -> None:
     """Compute context vectors on an attention server and inspect its models."""
+
+
+def models(session: Session) -> None:
+    """List the server's models."""
+    found = session.client.models()
+    if session.json:
+        print_json([asdict(model) for model in found])
+    else:
+        print_models(found)
+
+
+def describe(
+    session: Session,
+    *,
+    name: Annotated[str | None, typer.Argument(**MODEL_NAME, show_default=False)] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", **MODEL_NAME | {"help": "The name, in place of NAME."}, show_default=False),
+    ] = None,
+    version: ModelVersion = "",
+) -> None:
+    """Print all that the server states about a model."""
+    given = name or model
+    if given is None or (name and model):
+        raise typer.BadParameter("give the name of one model: describe NAME", param_hint="NAME")
+    found = session.client.model(given, version)
+    if session.json:
+        print_json(asdict(found))
+    else:
+        typer.echo(description(found), nl=False)
+
+
+def health(session: Session) -> None:
+    """Report whether the server is ready; exit code 1 if it is not. With --wait, wait until it is."""
+    if session.waits:
+        session.client.wait_until_ready()
+    ready = session.client.is_ready()
+    if session.json:
+        print_json({"ready": ready})
+    else:
+        typer.echo("ready" if ready else "not ready")
+    if not ready:
+        raise typer.Exit(1)
 
 
 def _enrich(ctx: typer.Context) -> None:

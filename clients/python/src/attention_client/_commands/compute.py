@@ -19,10 +19,8 @@ from attention_client._commands.arrays import (
     write_arrays,
     write_named,
 )
-from attention_client._commands.models import ModelName, ModelVersion
-from attention_client._commands.results import check_outputs, print_result
-from attention_client._commands.session import Session
-from attention_client._commands.tables import print_json, vectors_table
+from attention_client._commands.session import ModelName, ModelVersion, Session
+from attention_client._commands.tables import check_outputs, print_json, print_result, vectors_table
 
 ARRAY = "a .npy, .npz or JSON file, - for standard input, or a JSON list"
 _INPUTS, _OUTPUT = "Inputs", "Output"

@@ -11,8 +11,8 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 
 from attention_client import AttentionClient, AttentionClientError, InvalidArgumentError
-from attention_client._connection import DEFAULT_MAX_MESSAGE_BYTES, DEFAULT_TARGET, DEFAULT_TIMEOUT
-from attention_client._tls import tls_files
+from attention_client._connection.settings import DEFAULT_MAX_MESSAGE_BYTES, DEFAULT_TARGET, DEFAULT_TIMEOUT
+from attention_client._connection.tls import tls_files
 
 _ValueT = TypeVar("_ValueT")
 _CONNECTION = "Connection (before or after the command)"
@@ -144,6 +144,23 @@ def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
     except AttentionClientError:
         return []
     return sorted(name for name in names if name.startswith(incomplete))
+
+
+MODEL_NAME: dict[str, Any] = {
+    "metavar": "NAME",
+    "help": "Name of the model.",
+    "autocompletion": complete_model,
+}
+ModelName = Annotated[str, typer.Option("--model", **MODEL_NAME)]
+ModelVersion = Annotated[
+    str,
+    typer.Option(
+        "--version",
+        metavar="N",
+        help="Version of the model. Default: the highest that is ready.",
+        show_default=False,
+    ),
+]
 
 
 def fail(message: str) -> NoReturn:

@@ -10,11 +10,10 @@ import typer
 
 from attention_client._commands.arrays import check_inputs, is_list_of_sequences, read_array, read_token_ids
 from attention_client._commands.compute import ARRAY, Mask, input_option, output_option
-from attention_client._commands.models import ModelName, ModelVersion
-from attention_client._commands.session import Session, fail
+from attention_client._commands.session import ModelName, ModelVersion, Session, fail
 from attention_client._commands.tables import print_json, weights_table
+from attention_client._commands.weights_page import PageAnswer, save
 from attention_client._values import AnyResult, FloatArray
-from attention_client._weights_page import PageAnswer, save
 
 
 def weights(
@@ -233,6 +232,6 @@ def _heads(chosen: int | None, count: int) -> list[int]:
 
 def _heat_maps() -> ModuleType:
     try:
-        return import_module("attention_client._heat_maps")
+        return import_module("attention_client._commands.heat_maps")
     except ModuleNotFoundError as error:
         fail(f"--plot needs {error.name}: install attention-client with its extra 'plot'")

@@ -32,7 +32,7 @@ from attention_client import (
     TokenInputs,
     errors,
 )
-from attention_client._targets import addresses_of
+from attention_client._connection.settings import addresses_of
 from attention_client.enrich.options import JobOptions, Role, check_values
 from attention_client.enrich.outcome import EnrichError, RefusedError, ServersUnavailableError
 

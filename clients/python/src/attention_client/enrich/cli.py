@@ -17,7 +17,7 @@ import typer
 
 from attention_client import AttentionClientError
 from attention_client._commands.session import fail, secure_options
-from attention_client._tls import tls_files
+from attention_client._connection.tls import tls_files
 from attention_client.enrich import RETRY_SECONDS, EnrichError, Summary, enrich
 from attention_client.enrich.options import LEAST, EnrichOptions, JobOptions
 from attention_client.enrich.outcome import UsageError, counted, were_refused

@@ -1,0 +1,1 @@
+"""The calls: what each encodes into requests, and how it decodes their responses."""

@@ -1,0 +1,308 @@
+"""Calls for context vectors: encodes their arguments, and decodes responses in the form of the query.
+
+Notation: "..." the leading axes of a batch, Tq query rows, Tk key rows, L layers, H heads,
+d elements of a row.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from attention_client._calls.arrays import DATA_TYPES, narrow, split, unreadable, widen
+from attention_client._calls.sequences import (
+    InputForm,
+    Sequences,
+    encode_mask,
+    integers,
+    texts,
+    vectors,
+)
+from attention_client._generated.attention.v1 import attention_pb2 as pb
+from attention_client._values import (
+    Arrays,
+    AttendInputs,
+    AttentionResult,
+    FloatArray,
+    RequestOptions,
+    Texts,
+    Wire,
+)
+from attention_client.errors import invalid
+
+_ResultT = TypeVar("_ResultT")
+_Shape: TypeAlias = tuple[int, ...]
+Offsets: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedCall(Generic[_ResultT]):
+    """The requests of a call, usually one, and what decodes their responses."""
+
+    requests: tuple[pb.AttendRequest, ...]
+    decode: Callable[[Sequence[pb.AttendResponse]], _ResultT]
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseShape:
+    """The form and the sizes that the result takes from the query.
+
+    Attributes:
+        form: The form of the query.
+        leading: Sizes of its leading axes; see Sequences.
+        query_rows: Tq of a batch, including padding; otherwise unused.
+        key_rows: Tk of a batch, including padding; otherwise unused.
+    """
+
+    form: InputForm
+    leading: tuple[int, ...]
+    query_rows: int = 0
+    key_rows: int = 0
+
+
+def encode_vectors(options: RequestOptions, inputs: AttendInputs) -> EncodedCall[AttentionResult[Any]]:
+    """Encodes a call with vectors.
+
+    Lengths cut the key and value sequences and, in self-attention, the query and its positions.
+
+    Raises:
+        InvalidArgumentError: An argument has a wrong type or shape, or two do not match.
+    """
+    query_lengths = inputs.lengths if inputs.key is None else None
+    query = vectors("query", inputs.query, query_lengths)
+    key, value = _key_and_value(inputs, query)
+    request = request_of(options)
+    _fill(request.query, query, options.wire)
+    if key is not None:
+        _fill(request.key, key, options.wire)
+    if value is not None:
+        _fill(request.value, value, options.wire)
+    if inputs.positions is not None:
+        request.positions.extend(_positions(inputs.positions, query, query_lengths))
+    return _finish(request, query, key or query, inputs.mask)
+
+
+def encode_tokens(
+    options: RequestOptions, ids: Arrays, *, mask: Arrays | None = None, lengths: ArrayLike | None = None
+) -> EncodedCall[AttentionResult[Any]]:
+    """Encodes a call with token ids: (T,), (..., T) or a list of (T_i,) integers.
+
+    Raises:
+        InvalidArgumentError: An argument has a wrong type or shape, or two do not match.
+    """
+    sequences = integers("token_ids", ids, lengths)
+    request = request_of(options)
+    request.token_ids.lengths.extend(sequences.lengths)
+    request.token_ids.ids.extend(sequences.numbers)
+    return _finish(request, sequences, sequences, mask)
+
+
+def encode_texts(
+    options: RequestOptions,
+    text: str | Texts,
+    *,
+    mask: Arrays | None = None,
+    return_offsets: bool = False,
+) -> EncodedCall[AttentionResult[Any]]:
+    """Encodes a call with texts; only the server knows how many tokens a mask must cover.
+
+    Raises:
+        InvalidArgumentError: An argument has a wrong type.
+    """
+    form, strings = texts("text", text)
+    leading = () if form is InputForm.ONE else (len(strings),)
+    request = request_of(options)
+    request.return_offsets = bool(return_offsets)
+    fill_texts("text", request.text, strings)
+    if mask is not None:
+        request.mask.CopyFrom(encode_mask(mask, form, leading))
+    return _call(request, ResponseShape(form, leading))
+
+
+def request_of(options: RequestOptions) -> pb.AttendRequest:
+    """A request without inputs."""
+    request = pb.AttendRequest(
+        model_name=options.model,
+        model_version=options.version,
+        return_weights=options.return_weights,
+        output_data_type=DATA_TYPES[options.wire] if options.wire != "fp32" else pb.DATA_TYPE_UNSPECIFIED,
+    )
+    if (selection := options.head_selection) is not None:
+        request.head_selection.SetInParent()
+        request.head_selection.layers.extend(selection.layers)
+        request.head_selection.heads.extend(selection.heads)
+    return request
+
+
+def fill_texts(field: str, message: pb.TextSequences, strings: Sequence[str]) -> None:
+    """Fills the message in place.
+
+    Raises:
+        InvalidArgumentError: A text contains a surrogate without its other half.
+    """
+    try:
+        message.texts.extend(strings)
+    except UnicodeEncodeError as error:
+        raise invalid(field, "text that UTF-8 can encode", error) from error
+
+
+def _key_and_value(inputs: AttendInputs, query: Sequences) -> tuple[Sequences | None, Sequences | None]:
+    if inputs.key is None:
+        if inputs.value is not None:
+            raise invalid("value", "a key as well", "a value without a key")
+        return None, None
+    key = vectors("key", inputs.key, inputs.lengths, like=query.form)
+    _check_alike(key, query)
+    if inputs.value is None:
+        return key, None
+    value = vectors("value", inputs.value, inputs.lengths, like=query.form)
+    _check_alike(value, key)
+    _check_rows(value, key)
+    return key, value
+
+
+def _positions(positions: Arrays, query: Sequences, lengths: ArrayLike | None) -> list[int]:
+    sequences = integers("positions", positions, lengths, like=query.form)
+    _check_alike(sequences, query)
+    _check_rows(sequences, query)
+    return sequences.numbers
+
+
+def _check_alike(found: Sequences, other: Sequences) -> None:
+    """Checks that both have the same form and the same leading axes."""
+    if found.form is not other.form:
+        raise invalid(found.field, f"{other.form.value}, because the {other.field} is one", found.form.value)
+    if found.leading != other.leading:
+        if other.form is InputForm.LIST:
+            expected = f"as many sequences as the {other.field}, {len(other.rows)}"
+            raise invalid(found.field, expected, len(found.rows))
+        raise invalid(found.field, f"the {other.field}'s leading axes, {other.leading}", found.leading)
+
+
+def _check_rows(found: Sequences, other: Sequences) -> None:
+    if found.rows != other.rows:
+        expected = f"as many rows as the {other.field}, {_brief(other.rows)}"
+        raise invalid(found.field, expected, _brief(found.rows))
+
+
+def _fill(message: pb.VectorSequences, sequences: Sequences, wire: Wire) -> None:
+    """Fills the message in place, because copying one message into another copies its data again."""
+    message.data_type = DATA_TYPES[wire]
+    message.width = sequences.width
+    message.lengths.extend(sequences.lengths)
+    pieces = tuple(narrow(sequences.field, piece, wire) for piece in sequences.pieces)
+    message.data = replace(sequences, pieces=pieces).flat
+
+
+def _finish(
+    request: pb.AttendRequest, query: Sequences, key: Sequences, mask: Arrays | None
+) -> EncodedCall[AttentionResult[Any]]:
+    if mask is not None:
+        request.mask.CopyFrom(
+            encode_mask(
+                mask,
+                query.form,
+                query.leading,
+                given=zip(query.rows, key.rows, strict=True),
+                valid=zip(query.lengths, key.lengths, strict=True),
+            )
+        )
+    return _call(request, ResponseShape(query.form, query.leading, query.rows[0], key.rows[0]))
+
+
+def _call(request: pb.AttendRequest, shape: ResponseShape) -> EncodedCall[AttentionResult[Any]]:
+    return EncodedCall((request,), lambda responses: decode_result(responses[0], shape))
+
+
+def _brief(rows: tuple[int, ...], limit: int = 8) -> str:
+    return str(list(rows[:limit]))[:-1] + (", ...]" if len(rows) > limit else "]")
+
+
+def decode_result(response: pb.AttendResponse, response_shape: ResponseShape) -> AttentionResult[Any]:
+    """Decodes a response; the arrays are writable copies that do not keep the response in memory.
+
+    Raises:
+        InternalError: The response contradicts itself or the request.
+    """
+    return AttentionResult(
+        context_vectors=_context_vectors(response.context_vectors, response_shape),
+        attention_weights=_weights(response.attention_weights, response_shape)
+        if response.HasField("attention_weights")
+        else None,
+        model_name=response.model_name,
+        model_version=response.model_version,
+        offsets=_offsets(response.token_offsets, response_shape)
+        if response.HasField("token_offsets")
+        else None,
+        token_counts=tuple(response.token_counts),
+        truncated=tuple(response.truncated),
+    )
+
+
+def _context_vectors(
+    message: pb.VectorSequences, response_shape: ResponseShape
+) -> FloatArray | list[FloatArray]:
+    flat = widen("context_vectors", message.data_type, message.data)
+    shapes = [(length, message.width) for length in message.lengths]  # (Tq_i, d)
+    padded = (response_shape.query_rows, message.width)
+    return _in_form("context_vectors", flat, shapes, response_shape=response_shape, padded=padded)
+
+
+def _weights(message: pb.AttentionWeights, response_shape: ResponseShape) -> FloatArray | list[FloatArray]:
+    field, heads = "attention_weights", message.num_heads
+    if len(message.query_lengths) != len(message.key_lengths):
+        raise unreadable(
+            field,
+            f"it has {len(message.query_lengths)} query lengths and {len(message.key_lengths)} key lengths",
+        )
+    flat = widen(field, message.data_type, message.data)
+    lengths = zip(message.query_lengths, message.key_lengths, strict=True)
+    # (H, Tq_i, Tk_i), of an encoder (L, H, Tq_i, Tk_i).
+    leading = (message.num_layers, heads) if message.num_layers else (heads,)
+    shapes = [(*leading, queries, keys) for queries, keys in lengths]
+    padded = (*leading, response_shape.query_rows, response_shape.key_rows)
+    return _in_form(field, flat, shapes, response_shape=response_shape, padded=padded)
+
+
+def _offsets(message: pb.Spans, response_shape: ResponseShape) -> Offsets | list[Offsets]:
+    """(T, 2) for one text, otherwise a list of (T_i, 2)."""
+    field, count = "token_offsets", sum(message.lengths)
+    if len(message.starts) != count or len(message.ends) != count:
+        raise unreadable(field, f"it does not contain the offsets of {count} tokens")
+    if len(message.lengths) != math.prod(response_shape.leading):
+        raise unreadable(field, f"it contains the offsets of {len(message.lengths)} texts")
+    rows = np.array([message.starts, message.ends], np.int64).T.copy()
+    if response_shape.form is InputForm.ONE:
+        return rows
+    return [rows[start:end] for start, end in pairwise(accumulate(message.lengths, initial=0))]
+
+
+def _in_form(
+    field: str, flat: FloatArray, shapes: Sequence[_Shape], *, response_shape: ResponseShape, padded: _Shape
+) -> FloatArray | list[FloatArray]:
+    """Splits the elements of all sequences into their shapes, in the form of the query."""
+    expected, size = math.prod(response_shape.leading), sum(map(math.prod, shapes))
+    if len(shapes) != expected or size != flat.size:
+        sizes = f"{len(shapes)} sequences of {size} elements in all"
+        raise unreadable(field, f"{sizes} do not match {expected} requested and {flat.size} received")
+    if response_shape.form is InputForm.BATCH:
+        return _batch(field, flat, shapes, padded=padded).reshape(*response_shape.leading, *padded)
+    parts = split(flat.astype(np.float32), shapes)  # views of the only copy
+    return parts if response_shape.form is InputForm.LIST else parts[0]
+
+
+def _batch(field: str, flat: FloatArray, shapes: Sequence[_Shape], *, padded: _Shape) -> FloatArray:
+    """(number of sequences, *padded), with zeros past each sequence's shape."""
+    if all(shape == padded for shape in shapes):
+        return flat.astype(np.float32).reshape(len(shapes), *padded)
+    batch = np.zeros((len(shapes), *padded), np.float32)
+    for index, part in enumerate(split(flat, shapes)):
+        if any(size > limit for size, limit in zip(part.shape, padded, strict=True)):
+            found = f"sequence {index} has shape {part.shape}, larger than the {padded} of the batch"
+            raise unreadable(field, found)
+        batch[index][tuple(slice(size) for size in part.shape)] = part
+    return batch

@@ -1,0 +1,242 @@
+"""Encodes calls for embeddings, and decodes their responses.
+
+Notation: B texts or sequences of token ids, d elements of an embedding.
+"""
+
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain, pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from attention_client._calls.arrays import as_array, as_integers, items_of, unreadable, widen
+from attention_client._calls.attention import EncodedCall, fill_texts, request_of
+from attention_client._calls.sequences import InputForm, integers, texts
+from attention_client._generated.attention.v1 import attention_pb2 as pb
+from attention_client._values import (
+    Arrays,
+    AttentionResult,
+    EmbeddingInputs,
+    FloatArray,
+    RequestOptions,
+    Texts,
+    type_name,
+    whole_number,
+)
+from attention_client.errors import invalid
+
+# A call with more sequences is split into several, because servers limit those of one request.
+MAX_SEQUENCES = 1024
+MAX_TEXT_CHARACTERS = 4 << 20
+MAX_SPANS = 4096
+MAX_DIMENSIONS = 2**31 - 1
+# Start and exclusive end of each part of one text; and those of several texts.
+SpanList: TypeAlias = Sequence[tuple[int, int]] | NDArray[Any]
+SpanLists: TypeAlias = Sequence[SpanList] | NDArray[Any]
+Spans: TypeAlias = NDArray[np.int64]
+EmbedInputs: TypeAlias = str | Texts | Arrays
+
+
+class TextTruncatedWarning(UserWarning):
+    """The model cut texts that have more tokens than it takes."""
+
+
+def encode_embeddings(
+    options: RequestOptions,
+    embed: EmbeddingInputs,
+    spans: SpanList | SpanLists | None = None,
+    *,
+    warns: bool = True,
+) -> EncodedCall[FloatArray | list[FloatArray]]:
+    """Encodes a call with texts or token ids, as one request or several.
+
+    Args:
+        options: What every request states.
+        embed: The inputs, and what the call states beside them; None leaves it to the model.
+        spans: The parts of the texts that get an embedding each.
+        warns: Whether to warn of texts that were cut because the model says so.
+
+    Raises:
+        InvalidArgumentError: An argument has a wrong type or value.
+    """
+    form, items, unit = _read_inputs(embed)
+    read = _read_spans(spans, list(map(len, items)), unit, form)
+    requests = tuple(
+        _request(options, embed, items[part], None if read is None else read[part])
+        for part in _parts(items, read)
+    )
+
+    def decode(responses: Sequence[pb.AttendResponse]) -> FloatArray | list[FloatArray]:
+        cut = sum(len(response.truncated) for response in responses)
+        if cut and warns and embed.truncate is None:
+            message = f"the model cut {cut} texts to its first tokens"
+            warnings.warn(message, TextTruncatedWarning, stacklevel=_callers_level())
+        found, lengths = _decode(responses, requests)
+        if spans is None:
+            return found[0] if form is InputForm.ONE else found
+        if form is InputForm.ONE:
+            return found
+        return [found[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]
+
+    return EncodedCall(requests, decode)
+
+
+def _callers_level() -> int:
+    """The level of the frame that called the client, for a warning of the frame that calls this function."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("attention_client."):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _decode(
+    responses: Sequence[pb.AttendResponse], requests: Sequence[pb.AttendRequest]
+) -> tuple[FloatArray, list[int]]:
+    """The embeddings (n, d), float32, writable; and how many of them each text or sequence has.
+
+    Raises:
+        InternalError: A response contradicts itself or its request.
+    """
+    parts, lengths = [], []
+    for response, request in zip(responses, requests, strict=True):
+        vectors, expected = response.context_vectors, _expected_rows(request)
+        flat = widen("context_vectors", vectors.data_type, vectors.data)
+        if list(vectors.lengths) != expected or flat.size != sum(expected) * vectors.width:
+            raise unreadable("context_vectors", f"it does not contain {sum(expected)} embeddings")
+        parts.append(flat.reshape(sum(expected), vectors.width))
+        lengths += expected
+    return np.concatenate(parts).astype(np.float32), lengths
+
+
+def _expected_rows(request: pb.AttendRequest) -> list[int]:
+    """The number of embeddings of each text or sequence of a request."""
+    if request.embedding.HasField("spans"):
+        return list(request.embedding.spans.lengths)
+    return [1] * (len(request.text.texts) or len(request.token_ids.lengths))
+
+
+def encode_stream_item(options: RequestOptions, item: EmbeddingInputs) -> EncodedCall[AttentionResult[Any]]:
+    """Encodes one request of a stream, whose result states itself which texts were cut.
+
+    Raises:
+        InvalidArgumentError: As `encode_embeddings`, or there are more inputs than one request takes.
+    """
+    call = encode_embeddings(options, item, warns=False)
+    if len(call.requests) > 1:
+        raise invalid("inputs", f"at most {MAX_SEQUENCES} texts of 4 MiB in all", "more for one request")
+
+    def decode(responses: Sequence[pb.AttendResponse]) -> AttentionResult[Any]:
+        (response,) = responses
+        return AttentionResult(
+            context_vectors=call.decode(responses),
+            attention_weights=None,
+            model_name=response.model_name,
+            model_version=response.model_version,
+            token_counts=tuple(response.token_counts),
+            truncated=tuple(response.truncated),
+        )
+
+    return EncodedCall(call.requests, decode)
+
+
+def _read_inputs(embed: EmbeddingInputs) -> tuple[InputForm, Sequence[Any], str]:
+    """The form of the inputs, the texts or the ids of each sequence, and what their spans count."""
+    given: Any = embed.inputs
+    if _are_texts(given):
+        if not isinstance(embed.prompt, str | None):
+            raise invalid("prompt", "a str, the name of a prompt", type_name(embed.prompt))
+        return *texts("inputs", given), "character"
+    for field in ("prompt", "truncate"):
+        if getattr(embed, field) is not None:
+            raise invalid(field, "None, because token ids are not texts", getattr(embed, field))
+    sequences = integers("inputs", given)
+    if len(sequences.leading) > 1:
+        raise invalid("inputs", "(T,), (B, T) or a list of (T,)", f"leading axes {sequences.leading}")
+    ids, ends = sequences.numbers, accumulate(sequences.lengths, initial=0)
+    return sequences.form, [ids[start:end] for start, end in pairwise(ends)], "token"
+
+
+def _are_texts(inputs: Any) -> bool:
+    if isinstance(inputs, str) or (isinstance(inputs, np.ndarray) and inputs.dtype.kind == "U"):
+        return True
+    items = items_of(inputs)
+    return items is not None and len(items) > 0 and isinstance(items[0], str)
+
+
+def _parts(items: Sequence[Any], spans: Sequence[Spans] | None) -> Iterator[slice]:
+    """The texts or sequences in portions for one request each."""
+    start = size = count = 0
+    for index, item in enumerate(items):
+        own = 0 if spans is None else len(spans[index])
+        is_large = size + len(item) > MAX_TEXT_CHARACTERS or count + own > MAX_SPANS
+        if index > start and (is_large or index - start == MAX_SEQUENCES):
+            yield slice(start, index)
+            start, size, count = index, 0, 0
+        size, count = size + len(item), count + own
+    yield slice(start, len(items))
+
+
+def _request(
+    options: RequestOptions, embed: EmbeddingInputs, items: Sequence[Any], spans: Sequence[Spans] | None
+) -> pb.AttendRequest:
+    """The request of some of the texts, or of the ids of some sequences."""
+    request = request_of(options)
+    request.embedding.SetInParent()
+    if embed.dimensions is not None:
+        request.embedding.dimensions = whole_number("dimensions", embed.dimensions, 1, MAX_DIMENSIONS)
+    if spans is not None:
+        rows = np.concatenate(spans)
+        request.embedding.spans.lengths.extend(map(len, spans))
+        request.embedding.spans.starts.extend(rows[:, 0].tolist())
+        request.embedding.spans.ends.extend(rows[:, 1].tolist())
+    if not isinstance(items[0], str):
+        request.token_ids.lengths.extend(map(len, items))
+        request.token_ids.ids.extend(chain.from_iterable(items))
+        return request
+    fill_texts("inputs", request.text, items)
+    if embed.prompt is not None:
+        request.text.prompt = embed.prompt
+    if embed.truncate is not None:
+        request.text.truncate = bool(embed.truncate)
+    return request
+
+
+def _read_spans(spans: Any, ends: Sequence[int], unit: str, form: InputForm) -> list[Spans] | None:
+    """The spans of each text or sequence, (n, 2); None without spans.
+
+    Args:
+        spans: Pairs of start and end: a list of them for one text, otherwise a list of lists.
+        ends: The exclusive upper bound of the spans of each text.
+        unit: What they count, for errors.
+        form: The form of the inputs.
+
+    Raises:
+        InvalidArgumentError: They are not integers in pairs, are for more or fewer texts, or one of them is
+            empty or reversed or not within its text.
+    """
+    if spans is None:
+        return None
+    if form is InputForm.ONE:
+        return [_read_one("spans", spans, ends[0], unit)]
+    each = list(spans) if isinstance(spans, np.ndarray) and spans.ndim > 1 else items_of(spans)
+    if each is None or len(each) != len(ends):
+        found = type_name(spans) if each is None else len(each)
+        raise invalid("spans", f"a list of (start, end) for each input, {len(ends)}", found)
+    own = zip(each, ends, strict=True)
+    return [_read_one(f"spans[{index}]", rows, end, unit) for index, (rows, end) in enumerate(own)]
+
+
+def _read_one(field: str, spans: ArrayLike, end: int, unit: str) -> Spans:
+    array = as_array(field, spans)
+    rows = np.empty((0, 2), np.int64) if array.shape[:1] == (0,) else as_integers(field, array)
+    if rows.shape[1:] != (2,):
+        raise invalid(field, "a list of (start, end)", f"shape {rows.shape}")
+    (wrong,) = np.nonzero((rows[:, 0] < 0) | (rows[:, 0] >= rows[:, 1]) | (rows[:, 1] > end))
+    if wrong.size:
+        found = tuple(rows[wrong[0]].tolist())
+        expected = f"0 <= start < end <= {end}, the number of {unit}s"
+        raise invalid(f"{field}[{wrong[0]}]", expected, found)
+    return rows
