@@ -1,4 +1,4 @@
-"""docs/reference.md is generated, docs/operations.md is complete, and links of all pages lead somewhere."""
+"""docs/reference.md is generated, operations.md and limits.md are complete, links of all pages lead somewhere."""
 
 import re
 from pathlib import Path
@@ -6,8 +6,10 @@ from typing import get_args
 
 import pytest
 import yaml
+from pydantic import ByteSize
 
 from attention_serving.server.command_line import CONFIG
+from attention_serving.server.engine.limits import MIB
 from attention_serving.server.http.app import STATUSES
 from attention_serving.server.settings import Settings
 from scripts.generate_operations_page import error_kinds, generated, metrics
@@ -85,3 +87,23 @@ def test_the_links_of_pages_lead_somewhere(folder: str) -> None:
             linked = page.parent / file if file else page
             assert linked.exists(), (page.name, target)
             assert not anchor or anchor in anchors(linked), (page.name, target)
+
+
+# Settings that bound something, by their names.
+LIMIT = re.compile(r"max_.*|(?!repository_poll|canary).*_seconds")
+
+
+def stated(default: object) -> str:
+    """A default as the page writes it."""
+    if isinstance(default, ByteSize) and default:
+        return f"{default // MIB} MiB"
+    return f"{default:,g}" if isinstance(default, int | float) else str(default)
+
+
+def test_the_page_of_limits_states_every_limit_and_its_default() -> None:
+    page = (ROOT / "docs/limits.md").read_text()
+    stated_defaults = re.findall(r"^\| `(\w+)` \| ([^|]*) \|", page, re.MULTILINE)
+    for name, field in Settings.model_fields.items():
+        if LIMIT.fullmatch(name):
+            (found,) = (default for limit, default in stated_defaults if limit == name)
+            assert found.startswith(stated(field.default)), name

@@ -13,7 +13,9 @@ from tests.server.security.samples import table_in
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that the server's variable names."""
+    monkeypatch.setenv("ATTENTION_TOKENS", str(tmp_path / "tokens.json"))
     return tmp_path / "tokens.json"
 
 
@@ -21,12 +23,12 @@ def run(*arguments: str | Path) -> Result:
     return CliRunner().invoke(application, list(map(str, arguments)))
 
 
-def create(file: Path, name: str, *options: str) -> Result:
-    return run("create", name, "--file", file, "--right", "infer:*", *options)
+def create(name: str, *options: str | Path) -> Result:
+    return run("create", name, "--right", "infer:*", *options)
 
 
 def test_a_token_is_printed_once_known_to_the_file_and_revoked(file: Path) -> None:
-    done = create(file, "one", "--right", "read", "--max-calls", "3", "--max-bytes", "1MiB")
+    done = create("one", "--right", "read", "--max-calls", "3", "--max-bytes", "1MiB")
     assert done.exit_code == 0, done.stderr
     token = done.stdout.strip()
     identity = table_in(file).of_token(digest_of(token))
@@ -35,18 +37,18 @@ def test_a_token_is_printed_once_known_to_the_file_and_revoked(file: Path) -> No
     in_90_days = (datetime.now(UTC) + timedelta(days=90)).timestamp()
     assert identity.expires == pytest.approx(in_90_days, abs=60)
     assert token not in file.read_text() + done.stderr
-    create(file, "two")
-    assert run("revoke", "one", "--file", file).exit_code == 0
+    create("two")
+    assert run("revoke", "one").exit_code == 0
     assert [entry.name for entry in read_file(file).identities] == ["two"]
 
 
 def test_list_shows_name_rights_and_end_and_no_hash(file: Path) -> None:
-    create(file, "one", "--days", "0")
-    assert create(file, "old", "--certificate", "old.example").stdout == ""
+    create("one", "--days", "0")
+    assert create("old", "--certificate", "old.example").stdout == ""
     content = json.loads(file.read_text())
     content["identities"][1]["expires"] = "2020-01-01T00:00:00Z"
     file.write_text(json.dumps(content))
-    table = run("list", "--file", file).stdout
+    table = run("list").stdout
     assert [line.split() for line in table.splitlines()] == [
         ["NAME", "BY", "EXPIRES", "RIGHTS"],
         ["one", "token", "never", "infer:*"],
@@ -65,24 +67,18 @@ def test_list_shows_name_rights_and_end_and_no_hash(file: Path) -> None:
     ],
 )
 def test_errors_leave_the_file_as_it_was(file: Path, arguments: list[str], error: str) -> None:
-    create(file, "one")
+    create("one")
     before = file.read_bytes()
-    done = run(*arguments, "--file", file)
+    done = run(*arguments)
     assert (done.exit_code, done.stdout) == (1, "")
     assert error in done.stderr
     assert file.read_bytes() == before
 
 
 def test_a_file_or_folder_that_does_not_exist_is_named(file: Path) -> None:
-    done = run("list", "--file", file)
+    done = run("list")
     assert done.exit_code == 1
     assert f"{file}: cannot be read: No such file" in done.stderr
-    done = create(file.parent / "absent" / "tokens.json", "one")
+    done = create("one", "--file", file.parent / "absent/tokens.json")
     assert done.exit_code == 1
     assert "cannot be opened: No such file" in done.stderr
-
-
-def test_the_variable_of_the_server_names_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ATTENTION_TOKENS", str(file))
-    assert run("create", "one", "--right", "read").exit_code == 0
-    assert read_file(file).identities[0].name == "one"

@@ -13,6 +13,9 @@ import grpc
 import pytest
 
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.server import machine
+from attention_serving.server.settings import Settings
+from attention_serving.server.workers import assignments
 from tests.server.observe.test_metrics import HOST, Samples, scrape, value
 from tests.server.samples import CROSS, SELF, TEXT
 from tests.server.test_application import REQUEST, OpenStream
@@ -23,6 +26,26 @@ ATTEND = "/attention.v1.AttentionService/Attend"
 CONNECTIONS = 32
 
 pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.mark.parametrize(
+    ("options", "cores", "threads"),
+    [
+        ({"workers": 2}, [{0, 1}, {4, 5, 6}], [2, 2]),
+        ({"workers": 3, "threads": 7}, [{0}, {1, 4}, {5, 6}], [7, 7, 7]),
+        ({"workers": 7}, [{0}, {0}, {1}, {4}, {4}, {5}, {6}], [1] * 7),
+    ],
+    ids=["divided", "given threads", "more than cores"],
+)
+def test_each_worker_has_its_own_cores_and_its_share_of_the_quota_in_threads(
+    options: dict[str, int], cores: list[set[int]], threads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 4, 5, 6})
+    monkeypatch.setattr(machine, "available_cores", lambda: 4)
+    found = list(assignments(Settings.model_validate({"model_repository": "m", **options}), Path("metrics")))
+    assert [one.worker for one in found] == list(range(options["workers"]))
+    assert [one.cores for one in found] == cores
+    assert [one.settings.threads for one in found] == threads
 
 
 @contextmanager
