@@ -3,6 +3,7 @@
 import time
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import jwt
@@ -117,45 +118,39 @@ def test_a_token_that_is_not_valid_yet_becomes_valid(
     assert identity_of(tokens, token).name == "someone"
 
 
-class Counted:
-    """Counts verifications."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count = 0
-        self._decode = jwt.decode
-        monkeypatch.setattr(jwt, "decode", self)
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        self.count += 1
-        return self._decode(*arguments, **options)
+@pytest.fixture
+def decode(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """PyJWT's function, which counts the verifications."""
+    found = Mock(wraps=jwt.decode)
+    monkeypatch.setattr(jwt, "decode", found)
+    return found
 
 
-def test_a_token_is_verified_once_for_each_key_set(
-    tokens: WebTokens, keys: FixedKeys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted, token, wrong = Counted(monkeypatch), signed(), signed(key="two", kid="one")
+def test_a_token_is_verified_once_for_each_key_set(tokens: WebTokens, keys: FixedKeys, decode: Mock) -> None:
+    token, wrong = signed(), signed(key="two", kid="one")
     for _ in range(3):
         assert identity_of(tokens, token).name == "someone"
         with pytest.raises(InvalidTokenError):
             identity_of(tokens, wrong)
-    assert counted.count == 2
+    assert decode.call_count == 2
     keys.keys = read_keys(key_set(public_jwk("RS256", "two")))
     for _ in range(2):  # its issuer may have published the key again since
         with pytest.raises(InvalidTokenError, match="not one of the issuer's"):
             identity_of(tokens, token)
-    assert (counted.count, keys.wanted) == (2, 2)
+    assert (decode.call_count, keys.wanted) == (2, 2)
     assert identity_of(tokens, signed(key="two")).name == "someone"
-    assert counted.count == 3
+    assert decode.call_count == 3
 
 
 def test_failed_verifications_are_limited_for_the_connections_of_an_address_that_they_came_from(
-    tokens: WebTokens, monkeypatch: pytest.MonkeyPatch
+    tokens: WebTokens, decode: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second = time.time()
     monkeypatch.setattr(time, "time", lambda: second)
     good = signed()
     identity_of(tokens, good)
-    counted, stem = Counted(monkeypatch), signed()[:-6]
+    decode.reset_mock()
+    stem = signed()[:-6]
     wrong = [f"{stem}{number:05d}A" for number in range(MAX_FAILURES + 1)]
     clients = ["10.0.0.1:1", "10.0.0.1:2"]
     for number, token in enumerate(wrong[:MAX_FAILURES]):
@@ -165,22 +160,21 @@ def test_failed_verifications_are_limited_for_the_connections_of_an_address_that
         with pytest.raises(OverloadedError):
             identity_of(tokens, wrong[MAX_FAILURES], client)
         assert identity_of(tokens, good, client).name == "someone"
-    assert counted.count == MAX_FAILURES
+    assert decode.call_count == MAX_FAILURES
     assert identity_of(tokens, signed(sub="neighbour"), "10.0.0.1:3").name == "neighbour"
     assert identity_of(tokens, signed(sub="other"), "10.0.0.2:1").name == "other"
     monkeypatch.setattr(time, "time", lambda: second + 1)
     assert identity_of(tokens, signed(sub="another"), clients[0]).name == "another"
 
 
-def test_what_is_kept_is_bounded(tokens: WebTokens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_is_bounded(tokens: WebTokens, decode: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_tokens, "MAX_VERIFIED", 4)
-    counted = Counted(monkeypatch)
     made = [signed(sub=f"caller-{number}") for number in range(5)]
     for token in (*made, made[4], made[3]):
         identity_of(tokens, token)
-    assert counted.count == 5
+    assert decode.call_count == 5
     identity_of(tokens, made[0])
-    assert counted.count == 6
+    assert decode.call_count == 6
 
 
 def test_before_there_are_keys_callers_are_told_to_try_again() -> None:
