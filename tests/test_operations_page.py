@@ -1,4 +1,4 @@
-"""docs/reference.md is generated, operations.md and limits.md are complete, links of all pages lead somewhere."""
+"""reference.md is generated, operations.md and limits.md are complete, links of all pages lead somewhere."""
 
 import re
 from pathlib import Path
