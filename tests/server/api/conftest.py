@@ -9,7 +9,7 @@ import pytest
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.web_tokens import WebTokens
-from tests.server.api.secured import ENTRIES, Secured
+from tests.server.api.served import ENTRIES, Secured
 from tests.server.seams import Served
 from tests.server.security.samples import AUDIENCE, ISSUER, FixedKeys, public_jwk, watched, write_tokens
 

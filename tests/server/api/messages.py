@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from attention_serving.protos.attention.v1 import attention_pb2 as attention_pb
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.attention import codec as attention_codec
+from attention_serving.server.api.attention import named_tensors
 from attention_serving.server.api.open_inference import codec
 from attention_serving.server.api.open_inference.tensors import BYTES, PATHS, decode_tensors
 from attention_serving.server.api.protobuf_bytes import Parsed, reader
@@ -88,9 +89,18 @@ def decode_inputs(message: pb.ModelInferRequest, memory: SharedMemory | None = N
     return decode_tensors(read_infer(message.SerializeToString()), UNCOUNTED, memory)
 
 
-def decode_attend(message: attention_pb.AttendRequest, deadline: float = math.inf) -> Request:
-    """Decodes a message as it is received."""
-    return attention_codec.decode(read_attend(message.SerializeToString()), {}, deadline, UNCOUNTED)
+def decode_attend(
+    message: attention_pb.AttendRequest,
+    model: LoadedModel | None = None,
+    deadline: float = math.inf,
+    limits: Limits | None = None,
+) -> Request:
+    """Decodes a message as it is received; one that names its inputs needs a model."""
+    allowance = Allowance(limits or Limits())
+    parsed = read_attend(message.SerializeToString(), limits)
+    if model is not None and parsed.message.inputs:
+        return named_tensors.decode(parsed, model, deadline, allowance)[0]
+    return attention_codec.decode(parsed, {}, deadline, allowance)
 
 
 def packed(elements: Sequence[bytes]) -> bytes:

@@ -1,7 +1,6 @@
 """The codec of attention.v1: inputs in fields of their own, and inputs by name."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,14 +11,12 @@ from hypothesis import strategies as st
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention.codec import DATA_TYPES, MASK_KINDS, facts, input_names, reply
-from attention_serving.server.api.attention.named_tensors import decode
 from attention_serving.server.api.tensors import DTYPES as ELEMENTS
-from attention_serving.server.api.tensors import Allowance
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Request, Result
-from tests.server.api.messages import attend_request, decode_attend, read_attend
+from tests.server.api.messages import attend_request, decode_attend
 from tests.support.eager import Array
 from tests.support.mutations import named
 
@@ -68,7 +65,7 @@ def test_token_ids_become_rows(lengths: list[int]) -> None:
 
 def test_texts_deadline_and_options_are_copied() -> None:
     message = pb.AttendRequest(text=pb.TextSequences(texts=["a b", "ä"]), return_weights=True)
-    request = decode_attend(message, 12.5)
+    request = decode_attend(message, deadline=12.5)
     assert request.deadline == 12.5
     assert (request.texts, dict(request.inputs)) == ((b"a b", "ä".encode()), {})
     assert request.return_weights
@@ -86,51 +83,6 @@ def test_mask_bits_become_flags_lowest_first(
     assert mask.holds(len(flags))
     assert mask.flags(len(flags)).tolist() == flags
     assert mask.flags(len(flags)).dtype == np.bool_
-
-
-MOST = 2**32 - 1
-KNOWN = "must be one of FP32, FP16, BF16, INT64, BOOL"
-REFUSALS = {
-    "no data type": (
-        pb.AttendRequest(query=sequences(data_type=pb.DATA_TYPE_UNSPECIFIED)),
-        f"query.data_type: is 0; {KNOWN}",
-    ),
-    "no width": (
-        pb.AttendRequest(query=pb.VectorSequences(data_type=pb.DATA_TYPE_FP32)),
-        "query.width: must be at least 1",
-    ),
-    "largest lengths": (
-        pb.AttendRequest(
-            key=pb.VectorSequences(
-                data_type=pb.DATA_TYPE_INT64, width=MOST, lengths=[MOST] * 2, data=bytes(8)
-            )
-        ),
-        f"key.data: has 8 bytes; {2 * MOST} x {MOST} elements of int64 need {16 * MOST**2} bytes",
-    ),
-    "ids": (
-        pb.AttendRequest(token_ids=pb.TokenSequences(lengths=[2, 2], ids=[1, 2, 3])),
-        "token_ids.ids: has 3 ids; the lengths sum to 4",
-    ),
-    "no text": (
-        pb.AttendRequest(text=pb.TextSequences()),
-        "text: has no sequences; at least one is required",
-    ),
-    "names of outputs": (
-        pb.AttendRequest(query=sequences([1]), output_names=["context_vectors"]),
-        "output_names: needs inputs, which name every input",
-    ),
-    "no kind of mask": (
-        pb.AttendRequest(mask=pb.AttentionMask(bits=b"1")),
-        "mask.kind: is 0; must be one of keys, pairs, heads",
-    ),
-}
-
-
-@pytest.mark.parametrize(("message", "says"), REFUSALS.values(), ids=REFUSALS)
-def test_an_inconsistent_message_is_refused_and_names_the_field(message: pb.AttendRequest, says: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        decode_attend(message)
-    assert (caught.value.field, caught.value.message) == (says.partition(": ")[0], says)
 
 
 def encoded(result: Result, model: LoadedModel) -> bytes:
@@ -206,52 +158,71 @@ def test_an_output_of_a_module_that_is_called_attention_weights_is_not_the_weigh
 
 LIMITS = Limits(max_sequences=4)
 QUERY = np.ones((3, 4), np.float32)
+MOST = 2**32 - 1
 
 
-def tensors(*arrays: Array, **fields: Any) -> pb.NamedTensors:
+def by_name(*arrays: Array, **fields: Any) -> pb.NamedTensors:
     """The query, with other values in some fields."""
     message = named("query", *(arrays or (QUERY,)))
     message.MergeFrom(pb.NamedTensors(**fields))
     return message
 
 
-def request(*inputs: pb.NamedTensors, **options: Any) -> pb.AttendRequest:
-    return pb.AttendRequest(inputs=inputs, **options)
+def inputs(*tensors: pb.NamedTensors, **options: Any) -> pb.AttendRequest:
+    return pb.AttendRequest(inputs=tensors, **options)
 
 
-REFUSED = {
-    "twice": (request(tensors(), tensors()), "query: is sent twice"),
-    "none": (
-        request(pb.NamedTensors(name="query", data_type=pb.DATA_TYPE_FP32)),
-        "query: contains 0 tensors",
+INVALID = (
+    (
+        pb.AttendRequest(query=sequences(data_type=pb.DATA_TYPE_UNSPECIFIED)),
+        "query.data_type: is 0; must be one of FP32, FP16, BF16, INT64, BOOL",
     ),
-    "axes": (request(tensors(shapes=[1] * 40)), "query: has 42 sizes for 1 tensors"),
-    "bytes": (request(tensors(data=b"1234567")), "query.data: has 7 bytes; 12 elements"),
-    "elements": (
-        request(tensors(np.ones((0, 4), np.float32), shapes=[2**32 - 1] * 2)),
+    (pb.AttendRequest(query=sequences(width=0)), "query.width: must be at least 1"),
+    (
+        pb.AttendRequest(key=pb.VectorSequences(data_type=4, width=MOST, lengths=[MOST] * 2, data=bytes(8))),
+        f"key.data: has 8 bytes; {2 * MOST} x {MOST} elements of int64 need {16 * MOST**2} bytes",
+    ),
+    (
+        pb.AttendRequest(token_ids=pb.TokenSequences(lengths=[2, 2], ids=[1, 2, 3])),
+        "token_ids.ids: has 3 ids; the lengths sum to 4",
+    ),
+    (pb.AttendRequest(positions=[1]), "positions: need a query of vectors or token ids; the request has"),
+    (pb.AttendRequest(query=sequences(), positions=[1]), "positions: has 1 positions; the query has 3 rows"),
+    (pb.AttendRequest(text=pb.TextSequences()), "text: has no sequences; at least one is required"),
+    (pb.AttendRequest(query=sequences([1]), output_names=["x"]), "output_names: needs inputs, which name"),
+    (
+        pb.AttendRequest(mask=pb.AttentionMask(bits=b"1")),
+        "mask.kind: is 0; must be one of keys, pairs",
+    ),
+    (inputs(by_name(), by_name()), "query: is sent twice"),
+    (inputs(pb.NamedTensors(name="query", data_type=1)), "query: contains 0 tensors"),
+    (inputs(by_name(shapes=[1] * 40)), "query: has 42 sizes for 1 tensors"),
+    (inputs(by_name(data=b"1234567")), "query.data: has 7 bytes; 12 elements"),
+    (
+        inputs(by_name(np.ones((0, 4), np.float32), shapes=[MOST] * 2)),
         "query: tensor 0 has an axis without elements",
     ),
-    "weights": (request(tensors(), return_weights=True), "return_weights: cannot be combined with inputs"),
-    "query": (request(tensors(), query=attend_request([2]).query), "query: cannot be combined with inputs"),
-}
-TOO_LARGE = {
-    "many": (request(tensors(num_tensors=2**32 - 1)), "contains 4294967295 sequences"),
-    "large batch": (request(tensors(np.ones((5, 1, 4), np.float32))), "query: contains 5 sequences"),
-}
+    (inputs(by_name(), return_weights=True), "return_weights: cannot be combined with inputs"),
+    (inputs(by_name(), query=attend_request([2]).query), "query: cannot be combined with inputs"),
+    (inputs(by_name(), output_names=["x"]), "output_names: has 'x'; must be one of context_vectors"),
+    (inputs(by_name(), output_names=["context_vectors"] * 2), "output_names: has 'context_vectors' twice"),
+)
+TOO_LARGE = (
+    (pb.AttendRequest(query=sequences([1] * 5)), "query: contains 5 sequences; the limit is 4"),
+    (inputs(by_name(num_tensors=MOST)), "query: contains 4294967295 sequences"),
+    (inputs(by_name(np.ones((5, 1, 4), np.float32))), "query: contains 5 sequences"),
+)
 
 
 @pytest.mark.parametrize(
     ("message", "says", "kind"),
-    [
-        *[(*row, InvalidRequestError) for row in REFUSED.values()],
-        *[(*row, LimitExceededError) for row in TOO_LARGE.values()],
-    ],
-    ids=[*REFUSED, *TOO_LARGE],
+    [(*row, InvalidRequestError) for row in INVALID] + [(*row, LimitExceededError) for row in TOO_LARGE],
+    ids=[says for _, says in (*INVALID, *TOO_LARGE)],
 )
-def test_a_message_that_contradicts_itself_or_is_too_large_is_refused(
+def test_a_message_that_contradicts_itself_or_is_too_large_is_refused_and_names_the_field(
     self_model: LoadedModel, message: pb.AttendRequest, says: str, kind: type[EngineError]
 ) -> None:
-    parsed = read_attend(message.SerializeToString(), LIMITS)
     with pytest.raises(kind) as caught:
-        decode(parsed, self_model, math.inf, Allowance(LIMITS))
-    assert says in caught.value.message
+        decode_attend(message, self_model, limits=LIMITS)
+    assert caught.value.field == says.partition(": ")[0]
+    assert caught.value.message.startswith(says)

@@ -1,110 +1,161 @@
-"""One table of what callers see, for both transports: all other tests of the API use the first."""
+"""What callers see of either transport: all other tests of the API use the first."""
 
 from collections.abc import Callable
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
-from grpc_health.v1 import health_pb2
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.transport import TransportKind
-from tests.server.api.messages import attend_request
-from tests.server.api.secured import ATTEND, STREAM
-from tests.server.api.stopping import NOT_SERVING, SERVING, Stopping, watch
-from tests.server.api.test_admission import Opened, unread, wait_for_places, wait_until_waiting
-from tests.server.seams import PATIENCE_SECONDS, Served
+from tests.server.api.messages import attend_request, raw_request
+from tests.server.api.served import (
+    ATTEND,
+    NOT_SERVING,
+    SERVING,
+    STREAM,
+    Opened,
+    OpenStream,
+    Stopping,
+    answer,
+    attend,
+    health,
+    refusal,
+    watch,
+)
+from tests.server.seams import PATIENCE_SECONDS, Served, wait_until
 
-Row = Callable[[Served], None]
+GOOD = attend_request([2]).SerializeToString()
+# Makes a reply of half a megabyte, several times what a caller takes without reading.
+LARGE = attend_request([256], return_weights=True)
+# A drain without work takes less; one that waits for a silent peer takes PATIENCE_SECONDS.
+AT_ONCE_SECONDS = 5.0
 
 
-def code_of(served: Served, message: bytes, method: str = ATTEND) -> grpc.StatusCode:
+def unread(served: Served) -> Any:
+    """A call by a caller who reads nothing: a client that expects a stream reads only when asked to."""
+    method: Any = served.channel.unary_stream(ATTEND, pb.AttendRequest.SerializeToString)
+    return method(LARGE, timeout=PATIENCE_SECONDS)
+
+
+def code_of(served: Served, message: bytes, method: str = ATTEND) -> str:
     call: Any = served.channel.unary_unary(method)
     code: grpc.StatusCode = call.future(message, timeout=PATIENCE_SECONDS).code()
-    return code
+    return code.name
 
 
 def calls_are_answered_or_refused(served: Served) -> None:
-    good = attend_request([2]).SerializeToString()
-    assert code_of(served, good) is grpc.StatusCode.OK
-    assert code_of(served, b"\xff") is grpc.StatusCode.INVALID_ARGUMENT
-    assert code_of(served, bytes(2 << 20)) is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert code_of(served, good, "/nobody.Nothing/Attend") is grpc.StatusCode.UNIMPLEMENTED
-    assert len(served.calls.ended(3)) == 3
+    assert code_of(served, GOOD) == "OK"
+    for bad in (b"\xff", b"\xff" * 90_000, GOOD[:-1]):
+        assert code_of(served, bad) == "INVALID_ARGUMENT"
+    assert code_of(served, bytes(2 << 20)) == "RESOURCE_EXHAUSTED"
+    assert len(served.calls.ended(5)) == 3
+    assert code_of(served, b"\xff", "/grpc.health.v1.Health/Check") == "INVALID_ARGUMENT"
+    assert code_of(served, GOOD, "/nobody.Nothing/Attend") == "UNIMPLEMENTED"
 
 
-def replies_of_a_stream_keep_their_order(served: Served) -> None:
-    names = [str(number) for number in range(20)]
-    requests = [pb.AttendStreamRequest(id=name, request=attend_request([2])) for name in names]
-    answers = AttentionServiceStub(served.channel).AttendStream(iter(requests), timeout=PATIENCE_SECONDS)
-    assert [answer.id for answer in answers] == names
+def replies_of_a_stream_keep_their_order_and_a_malformed_message_ends_it(served: Served) -> None:
+    stream, names = OpenStream(served.channel), [str(number) for number in range(20)]
+    for name in names:
+        stream.send(name)
+    assert [next(stream.replies).id for _ in names] == names
+    other: Any = served.channel.stream_stream(STREAM)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(other(iter([GOOD, b"\xff", GOOD]), timeout=PATIENCE_SECONDS))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert stream.ask("last").id == "last"
+    stream.end()
+    assert list(stream.replies) == []
+    assert stream.replies.code() is grpc.StatusCode.OK
 
 
 def a_message_that_does_not_arrive_ends_its_call(served: Served) -> None:
-    opened = Opened(served, ATTEND, 3)
+    opened = Opened(served, 3)
     assert opened.codes() == {grpc.StatusCode.DEADLINE_EXCEEDED}
     opened.close()
     assert served.calls.ended(3) == {("Attend", "DEADLINE_EXCEEDED"): 3}
     assert served.calls.refusals == [("Attend", "RECEIVE_TIMEOUT")] * 3
-    wait_until_waiting(served, 0)
+    wait_until(lambda: served.server.load().waiting == 0)
+
+
+def a_request_ends_at_its_own_timeout(served: Served) -> None:
+    query = np.ones((1, 2, 4), np.float32)
+    message = raw_request(served.engine.repository.ready("tiny-self"), {"query": query})
+    message.parameters["timeout"].int64_param = 60_000_000
+    assert GRPCInferenceServiceStub(served.channel).ModelInfer(message).id == message.id
+    message.parameters["timeout"].int64_param = 1
+    call = GRPCInferenceServiceStub(served.channel).ModelInfer.future(message)
+    assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def a_caller_who_does_not_read_is_cut_off(served: Served) -> None:
-    calls = [unread(served.channel) for _ in range(2)]
+    large = pb.AttendStreamRequest(request=LARGE)
+    method: Any = served.channel.stream_stream(STREAM, pb.AttendStreamRequest.SerializeToString)
+    calls = [unread(served), method(iter([large] * 8), timeout=PATIENCE_SECONDS)]
     served.calls.ended(2)
-    assert served.calls.cut_readers == ["Attend"] * 2
-    wait_for_places(served, 0)
+    assert sorted(served.calls.cut_readers) == ["Attend", "AttendStream"]
+    wait_until(lambda: served.server.load().calls == 0)
     for call in calls:
         call.cancel()
 
 
 def a_cancelled_call_gives_back_its_place(served: Served) -> None:
-    method: Any = served.channel.stream_stream(STREAM, pb.AttendStreamRequest.SerializeToString)
-    opened = method(iter([pb.AttendStreamRequest(request=attend_request([2]))]), timeout=PATIENCE_SECONDS)
-    next(opened)
-    opened.cancel()
-    wait_for_places(served, 0)
+    stream = OpenStream(served.channel)
+    assert stream.ask("a").id == "a"
+    assert served.server.load().streams == 1
+    stream.replies.cancel()
+    stream.end()
+    wait_until(lambda: served.server.load().calls == served.server.load().streams == 0)
 
 
-def a_drain_ends_watchers_and_refuses_calls(served: Served) -> None:
-    news = watch(served, "")
+def a_drain_ends_watchers_idle_streams_and_silent_calls(served: Served) -> None:
+    news, stream = watch(served.channel), OpenStream(served.channel)
     assert next(news).status == SERVING
-    stopping = Stopping(served, PATIENCE_SECONDS)
+    stream.ask()
+    opened = Opened(served, 2)
+    wait_until(lambda: served.server.load().waiting == 2)
+    stopping = Stopping(served)
     assert next(news).status == NOT_SERVING
-    stopping.wait()
-    message = health_pb2.HealthCheckRequest().SerializeToString()
-    assert code_of(served, message, "/grpc.health.v1.Health/Check") is grpc.StatusCode.UNAVAILABLE
+    for call in (news, stream.replies):
+        assert refusal(call) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
+    assert opened.codes() == {grpc.StatusCode.UNAVAILABLE}
+    assert stopping.wait() < AT_ONCE_SECONDS
+    assert health(served.channel) is None
+    stream.end()
+    opened.close()
 
 
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[Callable[[Served], None], ...] = (
     calls_are_answered_or_refused,
-    replies_of_a_stream_keep_their_order,
+    replies_of_a_stream_keep_their_order_and_a_malformed_message_ends_it,
     a_message_that_does_not_arrive_ends_its_call,
+    a_request_ends_at_its_own_timeout,
     a_caller_who_does_not_read_is_cut_off,
     a_cancelled_call_gives_back_its_place,
-    a_drain_ends_watchers_and_refuses_calls,
+    a_drain_ends_watchers_idle_streams_and_silent_calls,
 )
+both_transports = pytest.mark.parametrize("kind", TransportKind, ids=str)
 
 
-@pytest.mark.parametrize("kind", TransportKind, ids=str)
+@both_transports
 @pytest.mark.parametrize("row", ROWS, ids=[row.__name__ for row in ROWS])
 def test_both_transports_show_callers_the_same(
-    self_model: LoadedModel, kind: TransportKind, row: Row
+    self_model: LoadedModel, kind: TransportKind, row: Callable[[Served], None]
 ) -> None:
-    options: dict[str, Any] = {"send_timeout_seconds": 0.5, "receive_timeout_seconds": 0.5}
-    with Served(self_model, transport=kind, **options) as served:
+    limits: dict[str, float] = {}
+    if row in (a_message_that_does_not_arrive_ends_its_call, a_caller_who_does_not_read_is_cut_off):
+        limits = {"send_timeout_seconds": 0.5, "receive_timeout_seconds": 0.5}
+    with Served(self_model, transport=kind, **limits) as served:
         row(served)
 
 
-@pytest.mark.parametrize("kind", TransportKind, ids=str)
+@both_transports
 def test_both_transports_ask_for_a_token(self_model: LoadedModel, guard: Guard, kind: TransportKind) -> None:
     with Served(self_model, transport=kind, guard=guard) as served:
-        call: Any = served.channel.unary_unary(ATTEND)
-        message = attend_request([2]).SerializeToString()
-        for token, code in [("all-token", grpc.StatusCode.OK), ("wrong", grpc.StatusCode.UNAUTHENTICATED)]:
-            metadata = (("authorization", f"Bearer {token}"),)
-            assert call.future(message, timeout=PATIENCE_SECONDS, metadata=metadata).code() is code
-        assert code_of(served, message) is grpc.StatusCode.UNAUTHENTICATED
+        assert answer(attend(served.channel, caller="all-token")) == [2]
+        for wrong in ("unknown", None):
+            assert attend(served.channel, caller=wrong).code() is grpc.StatusCode.UNAUTHENTICATED

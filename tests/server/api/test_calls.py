@@ -3,8 +3,8 @@
 import gc
 import math
 import weakref
-from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 
 import grpc
@@ -25,10 +25,8 @@ from attention_serving.server.engine.schedule.fair_shares import ANYONE
 from attention_serving.server.transport.call import Call
 from tests.server.api.messages import raw_request
 from tests.server.api.scripted import METHOD, UNLIMITED, ScriptedCall, calls_of, started
-from tests.server.samples import request_of
 from tests.server.seams import PATIENCE_SECONDS, Gate, WatchedEngine, tapped
 from tests.server.seams import Calls as Observed
-from tests.support.coroutines import submitted
 
 CALL_DEADLINE = 1e9
 LIMITS = replace(UNLIMITED, receive_timeout_seconds=60, stream_idle_seconds=60)
@@ -81,40 +79,18 @@ KINDS: dict[str, Callable[[Handler], Method]] = {
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
-@every_kind
-def test_a_reply_is_sent_when_its_result_is_there(kind: Callable[[Handler], Method]) -> None:
-    handler = Handler()
-    call = started(kind(handler))
-    call.deliver(b"a")
-    assert call.sent == []
-    handler.futures[0].set_result(b" done")
-    assert call.sent == [b"a done"]
-    assert call.timers == {}
-
-
-@every_kind
-def test_the_end_of_the_call_ends_what_it_waits_for(kind: Callable[[Handler], Method]) -> None:
-    handler = Handler()
-    call = started(kind(handler))
+def leaves(call: ScriptedCall, handler: Handler) -> None:
     call.deliver(b"a")
     assert handler.ended == []
     call.cancel()
     assert (call.sent, handler.ended) == ([], [b"a"])
-    if kind is server_stream:
-        handler.futures[0].set_result(b" done")
-        assert call.sent == []
-    else:
-        with pytest.raises(CancelledError):
-            handler.futures[0].result(0)
-
-
-def leaves(call: ScriptedCall, _handler: Handler) -> None:
-    call.cancel()
 
 
 def is_answered(call: ScriptedCall, handler: Handler) -> None:
     call.deliver(b"a")
+    assert call.sent == []
     handler.futures[0].set_result(b" done")
+    assert call.sent == [b"a done"]
     if call.has_sends:
         call.complete_send()
     if call.is_receiving:
@@ -123,23 +99,26 @@ def is_answered(call: ScriptedCall, handler: Handler) -> None:
     call.complete()
 
 
-def is_refused(call: ScriptedCall, _handler: Handler) -> None:
+def has_no_request(call: ScriptedCall, handler: Handler) -> None:
     call.deliver(None)
+    assert call.ended_with in (grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED)
     call.complete()
+    assert handler.requests == []
 
 
 @every_kind
-@pytest.mark.parametrize("end", [leaves, is_answered, is_refused])
+@pytest.mark.parametrize("end", [leaves, is_answered, has_no_request])
 def test_a_call_that_has_ended_is_freed_by_reference_counting(
     kind: Callable[[Handler], Method], end: Callable[[ScriptedCall, Handler], None]
 ) -> None:
-    """With it goes what the core keeps of it, such as a reply that its caller did not take."""
+    """With it goes what it waits for, and what the core keeps, such as a reply that was not taken."""
     handler = Handler()
     call = started(kind(handler), limits=LIMITS)
     freed = weakref.ref(call)
     gc.disable()
     try:
         end(call, handler)
+        assert all(future.done() for future in handler.futures) or kind is server_stream
         handler.futures.clear()
         del call
         assert freed() is None
@@ -159,16 +138,6 @@ def test_a_message_after_the_end_of_the_call_is_not_handled(
     assert handler.requests == []
     assert not call.is_receiving
     assert call.ended_with is grpc.StatusCode.CANCELLED
-
-
-@every_kind
-def test_a_call_without_a_request_is_told_so(kind: Callable[[Handler], Method]) -> None:
-    handler = Handler()
-    call = started(kind(handler))
-    call.deliver(None)
-    is_stream = kind is ordered_stream
-    assert call.ended_with is (grpc.StatusCode.OK if is_stream else grpc.StatusCode.UNIMPLEMENTED)
-    assert handler.requests == []
 
 
 @every_kind
@@ -268,67 +237,32 @@ def test_a_caller_that_does_not_take_the_status_is_cut_off(kind: Callable[[Handl
     assert (call.reader_cut, call.is_aborted) == (True, True)
 
 
-class TimedRequests:
-    """Requests of the Open Inference Protocol with a timeout, queued behind one whose run is held."""
-
-    def __init__(self, model: LoadedModel, kind: CallKind) -> None:
-        self.gate, self.model = Gate(), model
-        self.engine = WatchedEngine([tapped(model, self.gate)], Limits())
-        self.threads = CodecThreads(1)
-        method = (ModelInfer if kind is CallKind.UNARY else ModelStreamInfer)(self.engine, self.threads)
-        self._method = Method(kind=kind, handle=method.handle, right=None, budget=self.engine.budget)
-        tapped_model = self.engine.model(model.name)
-        self.held = submitted(self.engine, tapped_model, request_of(model, [(2, 2)]))
-        assert self.gate.entered.wait(PATIENCE_SECONDS)
-
-    def call(self, **timeout: int) -> ScriptedCall:
-        """A call whose request is queued."""
-        call = started(self._method, CALL_DEADLINE)
-        tensor = np.zeros((1, 2, 4), np.float32)
-        message = raw_request(self.model, {"query": tensor})
-        for name, microseconds in timeout.items():
-            message.parameters[name].int64_param = microseconds
-        call.deliver(message.SerializeToString())
-        assert self.engine.load().queued_sequences == 1
-        return call
-
-    def close(self) -> None:
-        self.gate.open()
-        self.engine.close()
-        self.threads.close()
-
-
-both_kinds = pytest.mark.parametrize("kind", [CallKind.UNARY, CallKind.ORDERED_STREAM], ids=lambda k: k.name)
-
-
-@pytest.fixture
-def timed(self_model: LoadedModel, kind: CallKind) -> Iterator[TimedRequests]:
-    timed = TimedRequests(self_model, kind)
-    yield timed
-    timed.close()
-
-
-@both_kinds
-def test_the_timeout_of_a_request_is_kept_within_the_call(timed: TimedRequests, kind: CallKind) -> None:
-    call = timed.call(timeout=60_000_000)
-    assert len(call.timers) == 1
-    call.run_timers()
-    assert timed.engine.load().queued_sequences == 0
-    assert timed.engine.recorder.failed == [(timed.model.name, "DEADLINE_EXCEEDED")]
-    if kind is CallKind.UNARY:
-        assert (call.sent, call.ended_with) == ([], grpc.StatusCode.DEADLINE_EXCEEDED)
+@pytest.mark.parametrize("kind", [ModelInfer, ModelStreamInfer])
+def test_the_timeout_of_a_request_is_kept_within_the_call(
+    self_model: LoadedModel, threads: CodecThreads, kind: type[ModelInfer]
+) -> None:
+    gate = Gate()
+    engine = WatchedEngine([tapped(self_model, gate)], Limits())
+    method = kind(engine, threads).method()
+    message = raw_request(self_model, {"query": np.zeros((1, 2, 4), np.float32)})
+    message.parameters["timeout"].int64_param = 60_000_000
+    late, in_time = (started(method, CALL_DEADLINE) for _ in range(2))
+    late.deliver(message.SerializeToString())
+    assert gate.entered.wait(PATIENCE_SECONDS)
+    assert len(late.timers) == 1
+    late.run_timers()
+    assert engine.recorder.failed == [(self_model.name, "DEADLINE_EXCEEDED")]
+    if kind is ModelInfer:
+        assert (late.sent, late.ended_with) == ([], grpc.StatusCode.DEADLINE_EXCEEDED)
     else:
-        (reply,) = call.sent
-        assert "deadline passed" in pb.ModelStreamInferResponse.FromString(reply).error_message
-        assert call.ended_with is None
-
-
-@both_kinds
-def test_a_timer_ends_with_its_request(timed: TimedRequests) -> None:
-    call = timed.call(timeout=60_000_000)
-    timed.gate.open()
-    call.run_posted()
-    assert (len(call.sent), call.timers) == (1, {})
+        reply = pb.ModelStreamInferResponse.FromString(late.sent[0])
+        assert "deadline passed" in reply.error_message
+        assert (reply.infer_response.id, late.ended_with) == (message.id, None)
+    gate.open()
+    in_time.deliver(message.SerializeToString())
+    in_time.run_posted()
+    assert (len(in_time.sent), in_time.timers) == (1, {})
+    engine.close()
 
 
 def test_a_message_of_a_stream_that_failed_is_not_handled() -> None:

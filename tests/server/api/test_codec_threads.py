@@ -1,259 +1,159 @@
-"""Large requests and replies: handled on codec threads, in order, and dropped when nobody waits for them."""
+"""Large requests and replies: handled on codec threads, and dropped when their call has ended."""
 
 import math
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from functools import partial
-from types import SimpleNamespace
-from typing import Any
+from typing import NamedTuple
 
 import grpc
-import numpy as np
 import pytest
 
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.server.api import inference
+from attention_serving.server.api.attention.service import Attend, AttendStream
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.inference import LARGE_REPLY_BYTES, Inference
-from attention_serving.server.api.method import LARGE_BYTES, CallKind, Method, of_names
-from attention_serving.server.api.protobuf_bytes import Parsed
-from attention_serving.server.coroutines import Task, result_of
-from attention_serving.server.engine.budget import MemoryBudget, Reservation
-from attention_serving.server.engine.errors import (
-    DeadlineExceededError,
-    EngineError,
-    InvalidRequestError,
-    OverloadedError,
-)
-from attention_serving.server.engine.types import Result
+from attention_serving.server.api.method import LARGE_BYTES, of_names
+from attention_serving.server.coroutines import Task
+from attention_serving.server.engine.errors import DeadlineExceededError, EngineError
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.requests.tokenizer import FEW_TEXTS
 from attention_serving.server.transport.call import Call
-from tests.server.api.scripted import started
-from tests.server.seams import PATIENCE_SECONDS
+from tests.server.api.messages import attend_request
+from tests.server.api.scripted import ScriptedCall, started
+from tests.server.samples import TEXT
+from tests.server.seams import WatchedEngine
 from tests.support.coroutines import run
 
-LARGE, SMALL = b"L" * (LARGE_BYTES + 1), b"s"
-LARGE_RESULT = Result({"context_vectors": [np.zeros(LARGE_REPLY_BYTES, np.float32)]})
-SMALL_RESULT = Result({"context_vectors": [np.zeros(4, np.float32)]})
-LIMIT = 10 * LARGE_BYTES
-CODEC = "codec"
+LARGE_REQUEST, LARGE_REPLY = 200, 500
+SMALL, LARGE = attend_request([2]), attend_request([20])
 
 
-class Handler(Inference):
-    """A method whose models and results the test provides. Notes on which thread it does what."""
+class SteppedThreads(CodecThreads):
+    """Does what it is given when the test says, on the test's thread."""
 
-    def __init__(self, threads: CodecThreads) -> None:
-        self._threads = threads
-        self._read = self._parse
-        self._cache: Any = SimpleNamespace(get=lambda *_: None, keep=lambda *_: None)
-        self._engine: Any = SimpleNamespace(run=self._run)
-        self.futures: list[Future[Result]] = []
-        self.parsed_on: list[str] = []
-        self.decoded_on: list[str] = []
-        self.encoded_on: list[str] = []
-        self.error: Exception | None = None
-        self.has_many_texts = False
-        self.result_bytes = 0
-        self.may_decode = threading.Event()
-        self.may_decode.set()
-        self.may_encode = threading.Event()
-        self.may_encode.set()
-        self.entered = threading.Event()
+    def __init__(self) -> None:
+        super().__init__(0)
 
-    def _parse(self, message: bytes) -> Parsed[Any]:
-        self.parsed_on.append(threading.current_thread().name)
-        return Parsed(message, message, {})
+    def work(self) -> int:
+        """Does what waits; returns how much that was. What follows from it waits then."""
+        count = self._queue.qsize()
+        self._queue.put(None)
+        self._run()
+        return count
 
-    def _is_slow(self, _parsed: Parsed[Any]) -> bool:
-        return self.has_many_texts
 
-    def _validated(self, parsed: Parsed[Any], _call: Call, reservation: Reservation) -> Any:
-        self.decoded_on.append(threading.current_thread().name)
-        reservation.add(self.result_bytes)
-        self.entered.set()
-        assert self.may_decode.wait(PATIENCE_SECONDS)
-        if self.error is not None:
-            raise self.error
-        return None, SimpleNamespace(model=SimpleNamespace(name=""), deadline=math.inf), parsed.message[:1]
+class World(NamedTuple):
+    """The methods of an engine, for which few bytes are many."""
 
-    async def _run(self, *_: object) -> Result:
-        future: Future[Result] = Future()
-        self.futures.append(future)
-        return await result_of(future)
+    engine: WatchedEngine
+    threads: SteppedThreads
+    unary: Attend
+    stream: AttendStream
 
-    def _encode(self, reply: Any, result: Result, _request_id: str) -> bytes:
-        self.encoded_on.append(threading.current_thread().name)
-        self.entered.set()
-        assert self.may_encode.wait(PATIENCE_SECONDS)
-        name: bytes = reply
-        return name + bytes([len(result.outputs)])
-
-    def _decode(self, *_: object) -> Any:
-        raise AssertionError("`_validated` is replaced")
+    def started(self, *, is_streamed: bool = False) -> ScriptedCall:
+        return started((self.stream if is_streamed else self.unary).method())
 
     @property
-    def threads(self) -> list[str]:
-        """Where each step was done, in order."""
-        return self.parsed_on + self.decoded_on + self.encoded_on
-
-
-class AnsweringHandler(Handler):
-    """A method of a stream, which answers what fails."""
-
-    is_stream = True
-
-    def _leading_id(self, message: bytes) -> str:
-        return message[:1].decode()
-
-    def _failed(self, request_id: str, error: Exception) -> bytes:
-        assert isinstance(error, OverloadedError)
-        return (request_id + error.reason).encode()
+    def held_bytes(self) -> int:
+        return self.engine.budget.held_bytes
 
 
 @pytest.fixture
-def threads() -> Iterator[CodecThreads]:
-    threads = CodecThreads(1)
-    yield threads
-    threads.close()
+def world(
+    self_model: LoadedModel, text_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[World]:
+    monkeypatch.setattr(inference, "LARGE_BYTES", LARGE_REQUEST)
+    monkeypatch.setattr(inference, "LARGE_REPLY_BYTES", LARGE_REPLY)
+    engine, threads = WatchedEngine([self_model, text_model], Limits()), SteppedThreads()
+    yield World(engine, threads, Attend(engine, threads), AttendStream(engine, threads))
+    engine.close()
 
 
-@pytest.fixture
-def handler(threads: CodecThreads) -> Handler:
-    return Handler(threads)
-
-
-@pytest.fixture
-def budget() -> MemoryBudget:
-    return MemoryBudget(LIMIT)
-
-
-@pytest.fixture
-def unary(handler: Handler, budget: MemoryBudget) -> Method:
-    return Method(handle=handler.handle, right=None, budget=budget)
-
-
-@pytest.fixture
-def stream(handler: Handler, budget: MemoryBudget) -> Method:
-    return Method(kind=CallKind.ORDERED_STREAM, handle=handler.handle, right=None, budget=budget)
-
-
-def main() -> str:
-    return threading.current_thread().name
-
-
-def test_a_large_request_is_decoded_and_a_large_reply_encoded_on_a_codec_thread(
-    unary: Method, handler: Handler, budget: MemoryBudget
+@pytest.mark.parametrize(
+    ("request_", "before", "after"),
+    [
+        (SMALL, [0], 0),
+        (LARGE, [1, 1, 0], 0),  # parsed, and decoded; more is reserved than the result needs
+        (attend_request([9], return_weights=True), [0], 1),
+        (attend_request([20], return_weights=True), [1, 1, 0], 1),
+    ],
+    ids=["small", "large request", "large reply", "both large"],
+)
+def test_what_is_large_is_decoded_and_encoded_on_codec_threads(
+    world: World, request_: pb.AttendRequest, before: list[int], after: int
 ) -> None:
-    handler.result_bytes = 2 * LARGE_REPLY_BYTES
-    budget.limit_bytes += handler.result_bytes
-    call = started(unary)
-    call.deliver(LARGE)
-    assert budget.held_bytes == len(LARGE)
-    call.run_posted()
-    call.run_posted()
-    handler.futures[0].set_result(LARGE_RESULT)
-    call.run_posted()
-    assert (call.sent, handler.threads) == ([b"L\1"], [CODEC] * 3)
-    assert budget.held_bytes == len(LARGE) + handler.result_bytes
+    call, data = world.started(), request_.SerializeToString()
+    call.deliver(data)
+    assert world.held_bytes >= len(data)
+    assert [world.threads.work() for _ in before] == before
+    call.run_posted()  # the result
+    assert len(call.sent) == 1 - after
+    assert world.threads.work() == after
+    reply = pb.AttendResponse.FromString(call.sent[0])
+    assert reply.context_vectors.lengths == request_.query.lengths
+    assert world.held_bytes > len(data)
     call.complete()
-    assert budget.held_bytes == 0
+    assert world.held_bytes == 0
 
 
-@pytest.mark.parametrize("reserved", [0, 2 * LARGE_REPLY_BYTES], ids=["little", "much"])
-def test_a_small_request_with_a_small_reply_stays_on_the_thread_of_the_transport(
-    unary: Method, handler: Handler, budget: MemoryBudget, reserved: int
-) -> None:
-    handler.result_bytes = reserved
-    budget.limit_bytes += reserved
-    call = started(unary)
-    call.deliver(SMALL)
-    handler.futures[0].set_result(SMALL_RESULT)
-    assert (call.sent, handler.threads) == ([b"s\1"], [main()] * 3)
-    assert budget.held_bytes == len(SMALL) + reserved
+def test_a_large_request_that_is_recognised_needs_no_codec_thread(world: World) -> None:
+    sent = []
+    for steps in (1, 0):
+        call = world.started()
+        call.deliver(LARGE.SerializeToString())
+        assert [world.threads.work() for _ in range(2)] == [steps] * 2
+        call.run_posted()
+        sent += call.sent
+    assert sent[0] == sent[1]
+
+
+def test_many_texts_are_decoded_on_a_codec_thread_whose_error_ends_the_call(world: World) -> None:
+    texts = pb.TextSequences(texts=["?"] * (FEW_TEXTS + 1))
+    call = world.started()
+    call.deliver(pb.AttendRequest(model_name=TEXT, text=texts).SerializeToString())
+    assert (world.threads.work(), call.ended_with) == (1, grpc.StatusCode.INVALID_ARGUMENT)
     call.complete()
-    assert budget.held_bytes == 0
+    assert world.held_bytes == 0
 
 
-def test_a_slow_request_is_decoded_on_a_codec_thread_whose_error_ends_the_call(
-    unary: Method, handler: Handler, budget: MemoryBudget
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["unary", "stream"])
+@pytest.mark.parametrize("stage", ["parse", "decode", "encode"])
+def test_what_a_call_that_has_ended_gave_to_a_codec_thread_is_dropped(
+    world: World, stage: str, *, is_streamed: bool
 ) -> None:
-    handler.has_many_texts, handler.error = True, InvalidRequestError("query", "is wrong")
-    call = started(unary)
-    call.deliver(SMALL)
-    call.run_posted()
-    assert (handler.parsed_on, handler.decoded_on) == ([main()], [CODEC])
-    assert call.ended_with is grpc.StatusCode.INVALID_ARGUMENT
-    call.complete()
-    assert budget.held_bytes == 0
-
-
-@pytest.mark.parametrize("kind", ["unary", "stream"])
-def test_a_request_whose_call_ended_while_it_waited_is_dropped(
-    kind: str, request: pytest.FixtureRequest, threads: CodecThreads, handler: Handler, budget: MemoryBudget
-) -> None:
-    gate, done = threading.Event(), threading.Event()
-    in_order(threads, gate.wait)
-    call = started(request.getfixturevalue(kind))
-    call.deliver(LARGE)
+    """Its memory is held until the thread has left it."""
+    request = attend_request([20], return_weights=True)
+    call = world.started(is_streamed=is_streamed)
+    message = pb.AttendStreamRequest(request=request) if is_streamed else request
+    call.deliver(message.SerializeToString())
+    if stage != "parse":
+        world.threads.work()
+    if stage == "encode":
+        world.threads.work()
+        call.run_posted()
+        assert world.engine.has_queued(1)
     call.cancel()
-    in_order(threads, done.set)
-    gate.set()
-    assert done.wait(PATIENCE_SECONDS)
-    call.run_posted()
-    assert (handler.threads, budget.held_bytes) == ([], 0)
+    assert world.held_bytes >= request.ByteSize()
+    assert world.threads.work() == 1
+    assert not world.engine.has_queued_more()
+    assert (call.sent, world.held_bytes, world.threads.work()) == ([], 0, 0)
 
 
-def in_order(threads: CodecThreads, work: Callable[[], object]) -> None:
-    """Has a thread call a function, once what it was given before is done."""
-    Task(threads.run(work, math.inf), lambda _: None).resume()
-
-
-@pytest.mark.parametrize("kind", ["unary", "stream"])
-def test_a_result_for_a_call_that_ended_while_it_was_decoded_is_not_computed(
-    kind: str, request: pytest.FixtureRequest, handler: Handler, budget: MemoryBudget
-) -> None:
-    handler.may_decode.clear()
-    call = started(request.getfixturevalue(kind))
-    call.deliver(LARGE)
-    call.run_posted()
-    assert handler.entered.wait(PATIENCE_SECONDS)
-    call.cancel()
-    assert budget.held_bytes == len(LARGE)  # the message is still being decoded
-    handler.may_decode.set()
-    call.run_posted()
-    assert handler.futures == []
-    assert (call.sent, budget.held_bytes) == ([], 0)
-
-
-@pytest.mark.parametrize("kind", ["unary", "stream"])
-def test_the_memory_of_a_reply_is_held_while_it_is_encoded_although_the_call_has_ended(
-    kind: str, request: pytest.FixtureRequest, handler: Handler, budget: MemoryBudget
-) -> None:
-    handler.result_bytes = 2 * LARGE_REPLY_BYTES
-    budget.limit_bytes += handler.result_bytes
-    handler.may_encode.clear()
-    call = started(request.getfixturevalue(kind))
-    call.deliver(SMALL)
-    handler.entered.clear()
-    handler.futures[0].set_result(LARGE_RESULT)
-    assert handler.entered.wait(PATIENCE_SECONDS)
-    call.cancel()
-    assert budget.held_bytes == len(SMALL) + handler.result_bytes
-    handler.may_encode.set()
-    call.run_posted()
-    assert (call.sent, budget.held_bytes) == ([], 0)
-
-
-def test_a_request_of_a_stream_without_memory_is_refused_in_its_place(
-    threads: CodecThreads, budget: MemoryBudget
-) -> None:
-    """And so it would be as the only request of its call, before anything is decoded."""
-    handler = AnsweringHandler(threads)
-    taken = budget.reserve(LIMIT)
-    call = started(Method(kind=CallKind.ORDERED_STREAM, handle=handler.handle, right=None, budget=budget))
-    call.deliver(LARGE)
-    assert (call.sent, call.ended_with) == ([b"LOVERLOADED"], None)
+def test_a_request_of_a_stream_without_memory_is_refused_in_its_place(world: World) -> None:
+    """Before anything of it is decoded."""
+    taken = world.engine.budget.reserve(world.engine.limits.max_in_flight_bytes)
+    call = world.started(is_streamed=True)
+    call.deliver(pb.AttendStreamRequest(id="first", request=LARGE).SerializeToString())
+    reply = pb.AttendStreamResponse.FromString(call.sent[0])
+    assert (reply.id, reply.error.reason, call.ended_with) == ("first", "OVERLOADED", None)
+    assert world.threads.work() == 0
     taken.release()
-    call.deliver(SMALL)
-    assert handler.threads == [main()] * 2
+    call.complete_send()
+    call.deliver(pb.AttendStreamRequest(id="second", request=SMALL).SerializeToString())
+    call.run_posted()
+    assert pb.AttendStreamResponse.FromString(call.sent[1]).HasField("response")
 
 
 def fail(error: Exception) -> None:
@@ -261,17 +161,31 @@ def fail(error: Exception) -> None:
 
 
 def test_work_that_fails_does_not_end_a_codec_thread(threads: CodecThreads) -> None:
-    for error in (ValueError("unexpected"), EngineError("expected")):
+    for error in (ValueError("unexpected"), EngineError("expected")) * 2:
         with pytest.raises(type(error), match="expected"):
             run(threads.run(partial(fail, error), math.inf))
-    assert run(threads.run(lambda: threading.current_thread().name, math.inf)) == CODEC
+    assert run(threads.run(lambda: threading.current_thread().name, math.inf)) == "codec"
 
 
-def test_work_after_its_deadline_is_not_done(threads: CodecThreads) -> None:
-    done: list[None] = []
-    with pytest.raises(DeadlineExceededError):
-        run(threads.run(partial(done.append, None), 0.0))
-    assert done == []
+def test_work_that_is_too_late_or_whose_task_has_ended_is_not_done() -> None:
+    threads, done = SteppedThreads(), list[str]()
+    errors: list[Exception] = []
+
+    async def late() -> None:
+        try:
+            await threads.run(partial(done.append, "late"), 0.0)
+        except DeadlineExceededError as error:
+            errors.append(error)
+
+    def now(callback: Callable[[], object]) -> None:
+        callback()
+
+    ended = Task(threads.run(partial(done.append, "ended"), math.inf), now)
+    for task in (Task(late(), now), ended):
+        task.resume()
+    ended.close()
+    threads.work()
+    assert (done, len(errors)) == ([], 1)
 
 
 def test_a_request_of_names_has_a_limit_of_its_own() -> None:
@@ -281,5 +195,5 @@ def test_a_request_of_names_has_a_limit_of_its_own() -> None:
         handled.append(request)
 
     call = started(of_names(bytes, handle, right=None))
-    call.deliver(LARGE)
+    call.deliver(bytes(LARGE_BYTES + 1))
     assert (handled, call.ended_with) == ([], grpc.StatusCode.INVALID_ARGUMENT)

@@ -10,7 +10,6 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_serving.protos.attention.v1 import attention_pb2 as attention_pb
 from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api import protobuf_bytes as protobuf_numbers
@@ -101,22 +100,15 @@ def assert_cut(data: bytes, root: CutFields, parse: Callable[[bytes], Message]) 
     assert found == parse(data)
 
 
-@given(messages=st.lists(infer_requests(), min_size=1, max_size=3))
-def test_what_is_cut_out_and_what_is_left_are_what_the_library_parses(
-    messages: list[pb.ModelInferRequest],
-) -> None:
+@given(
+    messages=st.lists(infer_requests(), min_size=1, max_size=3)
+    | st.lists(attend_requests(), min_size=1, max_size=3)
+)
+def test_what_is_cut_out_and_what_is_left_are_what_the_library_parses(messages: list[Any]) -> None:
+    """The last of several query inputs, which are members of a oneof, replaces the others."""
     # Messages in a row are one message: their fields are merged, and repeated fields are joined.
-    data = b"".join(message.SerializeToString() for message in messages)
-    assert_cut(data, INFER, pb.ModelInferRequest.FromString)
-    _, fields = cut_out(data, INFER)
-    found = [bytes(entry) for entry in fields.get((RAW,), [])]
-    assert found == [entry for message in messages for entry in message.raw_input_contents]
-
-
-@given(messages=st.lists(attend_requests(), min_size=1, max_size=3))
-def test_the_last_of_several_query_inputs_replaces_the_others(messages: list[typed.AttendRequest]) -> None:
-    data = b"".join(message.SerializeToString() for message in messages)
-    assert_cut(data, ATTEND, typed.AttendRequest.FromString)
+    data, kind = b"".join(message.SerializeToString() for message in messages), type(messages[0])
+    assert_cut(data, INFER if kind is pb.ModelInferRequest else ATTEND, kind.FromString)
 
 
 def test_fields_of_an_unknown_group_are_not_those_of_the_message() -> None:
@@ -172,32 +164,25 @@ def test_messages_beyond_the_bounds_are_refused(data: bytes, says: str) -> None:
 
 
 @given(contents=st.lists(content, max_size=3))
-def test_a_field_that_is_appended_is_parsed_by_the_library(contents: list[bytes]) -> None:
+def test_a_field_that_is_appended_is_parsed_by_the_library_and_merges_with_its_submessage(
+    contents: list[bytes],
+) -> None:
     head = pb.ModelInferResponse(model_name="m", raw_output_contents=[b"first"])
     appended = field(open_inference_response.RAW_OUTPUT_CONTENTS, contents)
     found = pb.ModelInferResponse.FromString(head.SerializeToString() + b"".join(appended))
     assert (found.model_name, list(found.raw_output_contents)) == ("m", [b"first", b"".join(contents)])
-
-
-@given(data=content)
-def test_a_field_of_a_submessage_merges_with_it(data: bytes) -> None:
-    head = typed.AttendStreamResponse(id="7", response=typed.AttendResponse(context_vectors=vectors(b"")))
-    context = field(attention_codec.CONTEXT_DATA, [data])
-    appended = b"".join(field(RESPONSE, context))
-    found = typed.AttendStreamResponse.FromString(head.SerializeToString() + appended)
-    assert found.id == "7"
-    assert found.response.context_vectors == vectors(data)
+    streamed = typed.AttendStreamResponse(id="7", response=typed.AttendResponse(context_vectors=vectors(b"")))
+    appended = field(RESPONSE, field(attention_codec.CONTEXT_DATA, contents))
+    read = typed.AttendStreamResponse.FromString(streamed.SerializeToString() + b"".join(appended))
+    assert (read.id, read.response.context_vectors) == ("7", vectors(b"".join(contents)))
 
 
 @given(text=st.text())
 def test_the_text_that_a_message_begins_with_is_read(text: str) -> None:
     message = typed.AttendStreamRequest(id=text, request=typed.AttendRequest(query=vectors(bytes(5000))))
     assert leading_text(message.SerializeToString(), 1) == text
-
-
-@pytest.mark.parametrize("data", [b"", b"\x0a", b"\x0a\x05ab", b"\x12\x01a", b"\xff" * 20, b"\x0a\xff\x7f"])
-def test_a_message_that_begins_otherwise_has_no_leading_text(data: bytes) -> None:
-    assert leading_text(data, 1) == ""
+    for data in (b"", b"\x0a", b"\x0a\x05ab", b"\x12\x01a", b"\xff" * 20, b"\x0a\xff\x7f"):
+        assert leading_text(data, 1) == ""
 
 
 ELEMENTS = {
@@ -248,33 +233,26 @@ def test_arbitrary_bytes_are_refused_or_counted(data: bytes, name: str) -> None:
     assert len(found) == len(numbers)
 
 
-def test_numbers_of_a_fixed_width_are_not_copied() -> None:
-    data = memoryview(struct.pack("<3f", 1, 2, 3))
-    assert np.shares_memory(PackedNumbers([data], np.dtype("<f4")).array(), np.frombuffer(data, np.uint8))
-
-
 @given(parts=st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=1), min_size=1, max_size=3))
 def test_integers_of_a_fixed_width_become_the_array(parts: list[list[int]]) -> None:
     packed_parts = [memoryview(struct.pack(f"<{len(part)}I", *part)) for part in parts]
     numbers = PackedNumbers(packed_parts, np.dtype("<u4"), is_fixed=True)
-    expected = attention_pb.Spans.FromString(
+    expected = typed.Spans.FromString(
         b"".join(part for content in packed_parts for part in field((2,), [content]))
     )
     assert numbers.array().tolist() == list(expected.starts) == [number for part in parts for number in part]
     assert len(numbers) == len(expected.starts)
+    assert len(parts) > 1 or np.shares_memory(numbers.array(), np.frombuffer(packed_parts[0], np.uint8))
 
 
-def test_a_narrow_number_takes_the_lowest_bits_as_in_the_library() -> None:
+def test_a_narrow_number_takes_the_lowest_bits_and_any_number_but_zero_is_true_as_in_the_library() -> None:
     data = b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x81\x80\x80\x80\x20"
     expected = pb.InferTensorContents.FromString(b"\x12\x0f" + data)
     found = PackedNumbers([memoryview(data)], np.dtype("<i4")).array().tolist()
     assert found == list(expected.int_contents)
-
-
-def test_any_number_but_zero_is_true() -> None:
-    """As in the library: a boolean may be sent as 256, whose lowest byte is 0."""
-    found = PackedNumbers([memoryview(b"\x02\x80\x02\x00")], np.dtype("?")).array()
-    assert found.view(np.uint8).tolist() == [1, 1, 0]
+    # A boolean may be sent as 256, whose lowest byte is 0.
+    flags = PackedNumbers([memoryview(b"\x02\x80\x02\x00")], np.dtype("?")).array()
+    assert flags.view(np.uint8).tolist() == [1, 1, 0]
 
 
 @pytest.mark.parametrize(

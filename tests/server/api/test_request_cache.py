@@ -6,7 +6,6 @@ import random
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,17 +18,13 @@ from attention_serving.server.api import inference
 from attention_serving.server.api.attention.service import Attend, AttendStream
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.inference import MAX_ALIKE, Inference, RequestCache, _depends_on_form
-from attention_serving.server.api.method import LARGE_BYTES
 from attention_serving.server.api.open_inference.service import ModelInfer, ModelStreamInfer
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotFoundError
 from attention_serving.server.engine.limits import MIB
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.control import RepositoryControl
-from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import Array
 from tests.server.api.messages import decode_infer, raw_request, text_request
 from tests.server.api.scripted import ScriptedCall
@@ -78,38 +73,37 @@ def _not_decoded(*_: object) -> None:
     raise AssertionError("the request was decoded")
 
 
-class Methods(NamedTuple):
-    """The methods of one engine."""
-
-    infer: Method
-    stream_infer: Method
-    attend: Method
-    attend_stream: Method
-
-
 @pytest.fixture
-def methods(loaded: Repository, threads: CodecThreads) -> Iterator[Methods]:
+def methods(loaded: Repository, threads: CodecThreads) -> Iterator[dict[type[Inference], Method]]:
+    """The methods of one engine, by their classes."""
     engine = Engine(loaded)
-    kinds: tuple[Callable[..., Inference], ...] = (ModelInfer, ModelStreamInfer, Attend, AttendStream)
-    yield Methods(*(Method(kind(engine, threads)) for kind in kinds))
+    kinds = (ModelInfer, ModelStreamInfer, Attend, AttendStream)
+    yield {kind: Method(kind(engine, threads)) for kind in kinds}
     engine.close()
 
 
 @pytest.fixture
-def infer(methods: Methods) -> Method:
-    return methods.infer
+def infer(methods: dict[type[Inference], Method]) -> Method:
+    return methods[ModelInfer]
 
 
 @pytest.fixture
-def attend(methods: Methods) -> Method:
-    return methods.attend
+def attend(methods: dict[type[Inference], Method]) -> Method:
+    return methods[Attend]
 
 
-def infer_request(model: LoadedModel, batch: int = 1, rows: int = 3, *outputs: str) -> pb.ModelInferRequest:
+Models = dict[str, LoadedModel]
+
+
+def infer_request(
+    model: LoadedModel, batch: int = 1, rows: int = 3, *outputs: str, name: str = "7"
+) -> pb.ModelInferRequest:
     tensors: dict[str, Array] = {
         spec.name: rng.standard_normal((batch, rows, WIDTHS[spec.name]), np.float32) for spec in model.inputs
     }
-    return raw_request(model, tensors, outputs)
+    message = raw_request(model, tensors, outputs)
+    message.id = name
+    return message
 
 
 def vectors(width: int, *lengths: int) -> typed.VectorSequences:
@@ -121,29 +115,9 @@ def self_request(*lengths: int, **options: Any) -> typed.AttendRequest:
     return typed.AttendRequest(model_name=SELF, query=vectors(4, *lengths), **options)
 
 
-def cross_request(*lengths: int) -> typed.AttendRequest:
-    return typed.AttendRequest(
-        model_name=CROSS,
-        model_version="1",
-        query=vectors(WIDTHS["query"], *lengths),
-        key=vectors(WIDTHS["key"], *lengths),
-        value=vectors(WIDTHS["value"], *lengths),
-    )
-
-
-def asserted_alike(method: Method, make: Callable[[int], Message]) -> None:
-    """Requests that differ in vectors and id from the first are recognised, and answered as if they were not.
-
-    The third is answered with what is known of the reply to the second.
-    """
-    first, second, third = (make(at).SerializeToString() for at in range(3))
-    assert not method.hits(second)
-    method.decoded(first)
-
-    recognised = [method.recognised(data) for data in (second, third)]
-    # To decode a request keeps it anew, without what is known of replies.
-    assert recognised == [method.decoded(data) for data in (second, third)]
-    assert len({first, second, third}) == 3
+def cross_request(*lengths: int, **options: Any) -> typed.AttendRequest:
+    sent = {name: vectors(width, *lengths) for name, width in WIDTHS.items()}
+    return typed.AttendRequest(model_name=CROSS, model_version="1", **sent, **options)
 
 
 def named_request(*lengths: int) -> typed.AttendRequest:
@@ -155,136 +129,130 @@ def named_request(*lengths: int) -> typed.AttendRequest:
     return typed.AttendRequest(model_name=CROSS, inputs=inputs)
 
 
-def raw(models: dict[str, LoadedModel], at: int) -> pb.ModelInferRequest:
-    message = infer_request(models[CROSS], 3)
-    message.id = f"request {at}"
-    return message
+def streamed(request: typed.AttendRequest, name: str) -> typed.AttendStreamRequest:
+    return typed.AttendStreamRequest(id=name, request=request)
 
 
-def reversed_with_weights(models: dict[str, LoadedModel], _: int) -> pb.ModelInferRequest:
+def reversed_with_weights(models: Models, _: str) -> pb.ModelInferRequest:
     message = infer_request(models[CROSS], 2, 3, "attention_weights")
     message.inputs.reverse()
     message.raw_input_contents.reverse()
     return message
 
 
-def as_numbers(models: dict[str, LoadedModel], _: int) -> pb.ModelInferRequest:
+def as_numbers(models: Models, _: str) -> pb.ModelInferRequest:
     message = infer_request(models[SELF])
     message.inputs[0].contents.fp32_contents.extend(np.frombuffer(message.raw_input_contents.pop(), "<f4"))
     return message
 
 
-def of_tritons_client(models: dict[str, LoadedModel], at: int) -> pb.ModelInferRequest:
-    message = raw(models, at)
+def of_tritons_client(models: Models, name: str) -> pb.ModelInferRequest:
+    message = infer_request(models[CROSS], name=name)
     message.parameters["triton_enable_empty_final_response"].bool_param = True
     return message
 
 
-def streamed(request: typed.AttendRequest, name: str = "") -> typed.AttendStreamRequest:
-    return typed.AttendStreamRequest(id=name, request=request)
+def asserted_alike(method: Method, make: Callable[[str], Message]) -> None:
+    """Requests that differ in vectors and id from the first are recognised, and answered as if they were not.
+
+    The third is answered with what is known of the reply to the second.
+    """
+    first, second, third = (make(f"request {at}").SerializeToString() for at in range(3))
+    assert not method.hits(second)
+    method.decoded(first)
+    recognised = [method.recognised(data) for data in (second, third)]
+    # To decode a request keeps it anew, without what is known of replies.
+    assert recognised == [method.decoded(data) for data in (second, third)]
+    assert len({first, second, third}) == 3
 
 
-ALIKE: dict[str, tuple[str, Callable[[dict[str, LoadedModel], int], Message]]] = {
-    "raw": ("infer", raw),
-    "raw, reversed, weights": ("infer", reversed_with_weights),
-    "numbers": ("infer", as_numbers),
-    "raw, large": ("infer", lambda models, _: infer_request(models[SELF], 4, 3000)),
-    "stream of Triton's client": ("stream_infer", of_tritons_client),
-    "ragged, weights": ("attend", lambda *_: self_request(3, 1, 2, return_weights=True)),
-    "FP16 out": ("attend", lambda *_: self_request(3, output_data_type=typed.DATA_TYPE_FP16)),
-    "cross, large": ("attend", lambda *_: cross_request(1500, 2)),
-    "named": ("attend", lambda *_: named_request(3, 2)),
-    "stream": ("attend_stream", lambda _, at: streamed(self_request(3, 2), str(at))),
-    "stream, no id": ("attend_stream", lambda *_: streamed(cross_request(2))),
-    "stream, named": ("attend_stream", lambda _, at: streamed(named_request(2), f"id {at}")),
+ALIKE: dict[str, tuple[type[Inference], Callable[[Models, str], Message]]] = {
+    "raw": (ModelInfer, lambda models, name: infer_request(models[CROSS], 3, name=name)),
+    "raw, reversed, weights": (ModelInfer, reversed_with_weights),
+    "numbers": (ModelInfer, as_numbers),
+    "stream of Triton's client": (ModelStreamInfer, of_tritons_client),
+    "ragged, weights": (Attend, lambda *_: self_request(3, 1, 2, return_weights=True)),
+    "FP16 out": (Attend, lambda *_: self_request(3, output_data_type=typed.DATA_TYPE_FP16)),
+    "cross, large": (Attend, lambda *_: cross_request(1500, 2)),
+    "named": (Attend, lambda *_: named_request(3, 2)),
+    "stream, no id": (AttendStream, lambda *_: streamed(cross_request(2), "")),
+    "stream, named": (AttendStream, lambda _, name: streamed(named_request(2), name)),
 }
 
 
-@pytest.mark.parametrize(("method", "make"), ALIKE.values(), ids=ALIKE)
+@pytest.mark.parametrize(("kind", "make"), ALIKE.values(), ids=ALIKE)
 def test_requests_that_differ_in_vectors_and_id(
-    methods: Methods,
-    models: dict[str, LoadedModel],
-    method: str,
-    make: Callable[[dict[str, LoadedModel], int], Message],
+    methods: dict[type[Inference], Method],
+    models: Models,
+    kind: type[Inference],
+    make: Callable[[Models, str], Message],
 ) -> None:
-    asserted_alike(getattr(methods, method), partial(make, models))
+    asserted_alike(methods[kind], partial(make, models))
 
 
-def test_a_large_request_that_is_recognised_needs_no_codec_thread(
-    attend: Method, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["unary", "stream"])
+def test_a_recognised_request_whose_run_was_padded(
+    models: Models, threads: CodecThreads, *, is_streamed: bool
 ) -> None:
-    data = self_request(5000).SerializeToString()
-    assert len(data) > LARGE_BYTES
-    handed_over: list[object] = []
-    run_on_thread = CodecThreads.run
+    """Its outputs are views of padded ones, with gaps between their rows."""
+    engine = Engine(Repository([costing(models[CROSS], SAME_FOR_ALL)]))
 
-    def counted(threads: CodecThreads, work: Callable[[], Any], deadline: float) -> Any:
-        handed_over.append(work)
-        return run_on_thread(threads, work, deadline)
+    def make(name: str) -> Message:
+        request = cross_request(2, 3, return_weights=True)
+        return streamed(request, name) if is_streamed else request
 
-    monkeypatch.setattr(CodecThreads, "run", counted)
-    expected = attend.answer(data)
-    assert len(handed_over) == 2  # to parse, and to decode
-    assert attend.recognised(data) == expected
-    assert len(handed_over) == 2
+    asserted_alike(Method((AttendStream if is_streamed else Attend)(engine, threads)), make)
+    engine.close()
 
 
-def with_lengths(models: dict[str, LoadedModel]) -> pb.ModelInferRequest:
-    message = infer_request(models[SELF], 2)
-    message.inputs.add(name="key_lengths", datatype="INT64", shape=[2])
-    message.raw_input_contents.append(np.array([3, 2]).tobytes())
-    return message
+def with_lengths(models: Models) -> pb.ModelInferRequest:
+    tensors = {"query": np.ones((2, 3, 4), np.float32), "key_lengths": np.array([3, 2])}
+    return raw_request(models[SELF], tensors)
 
 
-def with_timeout(models: dict[str, LoadedModel]) -> pb.ModelInferRequest:
+def with_timeout(models: Models) -> pb.ModelInferRequest:
     message = infer_request(models[SELF])
     message.parameters["timeout"].int64_param = 60_000_000
     return message
 
 
-def in_half_precision(models: dict[str, LoadedModel]) -> pb.ModelInferRequest:
+def in_half_precision(models: Models) -> pb.ModelInferRequest:
     message = infer_request(models[SELF])
     message.inputs[0].datatype = "FP16"
     message.raw_input_contents[0] = np.ones((3, 4), np.float16).tobytes()
     return message
 
 
-def of_tokens(models: dict[str, LoadedModel]) -> pb.ModelInferRequest:
-    return raw_request(models[TEXT], {models[TEXT].inputs[0].name: np.array([[0, 1, 2]])})
+def with_much_beside(_: Models) -> typed.AttendRequest:
+    """A field that is not known, which is longer than what is kept."""
+    unknown = b"\x98\x06\x01" * inference.MAX_REST_BYTES
+    return typed.AttendRequest.FromString(self_request(2).SerializeToString() + unknown)
 
 
+MASK = typed.AttentionMask(kind=typed.AttentionMask.KIND_KEYS, bits=b"\x07")
 # What vectors, texts, the time or other copies decide; what is rare; and what is too long.
-NOT_KEPT: dict[str, tuple[str, Callable[[dict[str, LoadedModel]], Message]]] = {
-    "key lengths": ("infer", with_lengths),
-    "timeout": ("infer", with_timeout),
-    "FP16": ("infer", in_half_precision),
-    "tokens": ("infer", of_tokens),
-    "texts": ("infer", lambda models: text_request(models[TEXT], [b"Life is short"])),
-    "mask": (
-        "attend",
-        lambda _: self_request(3, mask=typed.AttentionMask(kind=typed.AttentionMask.KIND_KEYS, bits=b"\x07")),
-    ),
-    "many sequences": ("attend", lambda _: self_request(*[1] * 9)),
+NOT_KEPT: dict[str, tuple[type[Inference], Callable[[Models], Message]]] = {
+    "key lengths": (ModelInfer, with_lengths),
+    "timeout": (ModelInfer, with_timeout),
+    "FP16": (ModelInfer, in_half_precision),
+    "tokens": (ModelInfer, lambda models: raw_request(models[TEXT], {"token_ids": np.array([[0, 1, 2]])})),
+    "texts": (ModelInfer, lambda models: text_request(models[TEXT], [b"Life is short"])),
+    "mask": (Attend, lambda _: self_request(3, mask=MASK)),
+    "many sequences": (Attend, lambda _: self_request(*[1] * 9)),
+    "much beside the vectors": (Attend, with_much_beside),
 }
 
 
-@pytest.mark.parametrize(("method", "make"), NOT_KEPT.values(), ids=NOT_KEPT)
+@pytest.mark.parametrize(("kind", "make"), NOT_KEPT.values(), ids=NOT_KEPT)
 def test_other_requests_are_not_kept(
-    methods: Methods,
-    models: dict[str, LoadedModel],
-    method: str,
-    make: Callable[[dict[str, LoadedModel]], Message],
+    methods: dict[type[Inference], Method],
+    models: Models,
+    kind: type[Inference],
+    make: Callable[[Models], Message],
 ) -> None:
-    own, data = getattr(methods, method), make(models).SerializeToString()
+    own, data = methods[kind], make(models).SerializeToString()
     assert own.answer(data) == own.answer(data)
     assert not own.hits(data)
-
-
-def test_a_request_with_more_beside_its_vectors_is_answered_and_not_kept(attend: Method) -> None:
-    data = self_request(2).SerializeToString()
-    unknown = b"\x98\x06\x01" * inference.MAX_REST_BYTES
-    assert attend.decoded(data + unknown) == attend.decoded(data)
-    assert not attend.hits(data + unknown)
 
 
 def test_a_request_with_booleans_is_not_kept(self_model: LoadedModel) -> None:
@@ -308,22 +276,6 @@ def test_an_id_that_is_not_utf8_is_refused_as_ever(infer: Method, self_model: Lo
     assert not infer.hits(data[: at + 2] + b"\xff" + data[at + 3 :])
 
 
-@pytest.mark.parametrize("is_streamed", [False, True], ids=["unary", "stream"])
-def test_a_recognised_request_whose_run_was_padded(
-    models: dict[str, LoadedModel], threads: CodecThreads, *, is_streamed: bool
-) -> None:
-    """Its outputs are views of padded ones, with gaps between their rows."""
-    engine = Engine(Repository([costing(models[CROSS], SAME_FOR_ALL)]))
-
-    def make(at: int) -> Message:
-        request = cross_request(2, 3)
-        request.return_weights = True
-        return typed.AttendStreamRequest(id=f"{at}", request=request) if is_streamed else request
-
-    asserted_alike(Method((AttendStream if is_streamed else Attend)(engine, threads)), make)
-    engine.close()
-
-
 def test_few_requests_of_one_size_are_kept(infer: Method, self_model: LoadedModel) -> None:
     data = []
     for rows in range(MAX_ALIKE + 1):
@@ -331,9 +283,7 @@ def test_few_requests_of_one_size_are_kept(infer: Method, self_model: LoadedMode
         message.outputs.add(name="context_vectors").parameters[f"unknown {rows}"].bool_param = True
         data.append(message.SerializeToString())
         infer.decoded(data[-1])
-
     assert [infer.hits(one) for one in data] == [False] + [True] * MAX_ALIKE
-
     infer.recognised(data[1])
     infer.decoded(data[0])
     assert [infer.hits(one) for one in data[:3]] == [True, True, False]
@@ -345,55 +295,40 @@ def test_the_least_recently_used_is_dropped(attend: Method, monkeypatch: pytest.
     for one in data:
         attend.decoded(one)
         attend.recognised(data[0])
-
     assert [attend.hits(one) for one in data] == [True, False, False, True, True]
 
 
-def test_a_model_that_was_replaced_is_not_used(threads: CodecThreads, self_model: LoadedModel) -> None:
-    repository = Repository([self_model])
+def test_a_model_that_was_replaced_is_not_used_and_freed(models: Models, threads: CodecThreads) -> None:
+    replaced = dataclasses.replace(models[SELF])
+    freed = weakref.ref(replaced)
+    repository = Repository([replaced, models[CROSS]])
     engine = Engine(repository)
     infer = Method(ModelInfer(engine, threads))
-    data = infer_request(self_model).SerializeToString()
-    infer.decoded(data)
-    assert infer.hits(data)
-
+    other, data = (infer_request(models[name]).SerializeToString() for name in (CROSS, SELF))
+    for one in (other, data):
+        infer.decoded(one)
+        assert infer.hits(one)
     repository.replace(SELF, {})
     with pytest.raises(ModelNotFoundError):
         infer.answer(data)
-    repository.replace(SELF, {self_model.version: self_model})
+    assert infer.hits(other)
+    assert freed() is not None  # a request may still use it
+    del replaced
+    repository.replace(SELF, {"1": models[SELF]})
     assert not infer.hits(data)
     infer.decoded(data)
     assert infer.recognised(data)
-
-
-def test_a_model_that_is_still_in_use_keeps_no_other_out_and_is_freed_after_its_last_request(
-    artifacts: Path, models: dict[str, LoadedModel], threads: CodecThreads
-) -> None:
-    last_request = dataclasses.replace(models[SELF])
-    freed = weakref.ref(last_request)
-    control = RepositoryControl(ModelStore(artifacts, Device()), Repository([last_request, models[CROSS]]))
-    engine = Engine(control.repository)
-    method = Method(ModelInfer(engine, threads))
-    data = {name: infer_request(models[name]).SerializeToString() for name in (SELF, CROSS)}
-    for one in data.values():
-        method.decoded(one)
-    control.unload(SELF)
-
-    assert method.hits(data[CROSS])
-    assert not method.hits(data[SELF])
-    assert freed() is not None
-    del last_request
     engine.close()
     assert freed() is None
 
 
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["unary", "stream"])
 def test_what_is_known_of_a_changed_message_is_what_it_says(
-    methods: Methods, models: dict[str, LoadedModel], *, is_streamed: bool
+    methods: dict[type[Inference], Method], models: Models, *, is_streamed: bool
 ) -> None:
     """A message that passes for a known one is answered as its own fields demand."""
     request = streamed(cross_request(2, 1), "some id") if is_streamed else infer_request(models[CROSS], 2)
-    method, message = methods.attend_stream if is_streamed else methods.infer, request.SerializeToString()
+    method, message = methods[AttendStream if is_streamed else ModelInfer], request.SerializeToString()
     method.decoded(message)
     found, changes = 0, random.Random(7)  # noqa: S311 - the same every time
     for _ in range(1000):

@@ -1,18 +1,20 @@
-"""A server: its addresses and its life from `bind` over `start` to `stop`, and what it says of itself."""
+"""Where a server listens, and what it says of itself: health, reflection, configurations of models."""
 
 import dataclasses
 import socket
+import tempfile
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf import descriptor_pb2
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2 as reflection_pb
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.protos.inference import open_inference_pb2 as oip
 from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from attention_serving.server.api.methods import REFLECTION, REFLECTION_V1, REFLECTIONS, SERVICES
@@ -22,11 +24,10 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.errors import BindError
 from attention_serving.server.grpc_server import RpcServer
-from attention_serving.server.settings import HEADER_BYTES
 from attention_serving.server.transport import options
-from tests.server.api.messages import attend_request
-from tests.server.api.stopping import OPTIONS, Stopping, watch
-from tests.server.samples import HEADS, SELF, TEXT
+from attention_serving.server.transport.options import MAX_PATH_BYTES, UnixSocket
+from tests.server.api.served import OPTIONS, SERVING, answer, attend, health, watch
+from tests.server.samples import SELF, TEXT
 from tests.server.seams import PATIENCE_SECONDS, Calls, Served
 
 # What a client of HTTP/2 begins with: the preface, and a frame of settings without settings.
@@ -40,51 +41,6 @@ def has_ipv6() -> bool:
     except OSError:
         return False
     return True
-
-
-@pytest.fixture
-def waiting() -> Iterator[tuple[RpcServer, Any]]:
-    """A server that is bound, and a call that waits for its start."""
-    server = RpcServer(OPTIONS, Calls())
-    with grpc.insecure_channel(f"{OPTIONS.host}:{server.bind()}") as channel:
-        yield (
-            server,
-            AttentionServiceStub(channel).Attend.future(attend_request([2]), timeout=PATIENCE_SECONDS),
-        )
-    server.stop(PATIENCE_SECONDS)
-
-
-def test_calls_before_the_start_wait_for_it(waiting: tuple[RpcServer, Any], self_model: LoadedModel) -> None:
-    server, call = waiting
-    engine = Engine(Repository([self_model]))
-    server.start(engine)
-    assert list(call.result(PATIENCE_SECONDS).context_vectors.lengths) == [2]
-    server.stop(PATIENCE_SECONDS)
-    engine.close()
-
-
-def test_a_server_that_stops_before_its_start_fails_the_calls_that_wait(
-    waiting: tuple[RpcServer, Any],
-) -> None:
-    server, call = waiting
-    server.stop(PATIENCE_SECONDS)
-    assert call.code() is grpc.StatusCode.UNAVAILABLE
-
-
-def test_calls_that_outlast_the_grace_end_with_unavailable(self_model: LoadedModel) -> None:
-    with Served.held(self_model) as served:
-        stub = AttentionServiceStub(served.channel)
-        held = stub.Attend.future(attend_request([2]), timeout=PATIENCE_SECONDS)
-        assert served.gate.entered.wait(PATIENCE_SECONDS)
-        waits = stub.Attend.future(attend_request([3]), timeout=PATIENCE_SECONDS)
-        opened = stub.AttendStream(iter([pb.AttendStreamRequest(request=attend_request([2]))] * 2))
-        assert served.engine.has_queued(4)
-        Stopping(served, 0).wait()
-        for call in (held, waits, opened):
-            assert call.code() is grpc.StatusCode.UNAVAILABLE
-        ended = served.calls.ended(3)
-        assert ended == {("Attend", "UNAVAILABLE"): 2, ("AttendStream", "UNAVAILABLE"): 1}
-    assert [run.tokens for run in served.engine.recorder.runs] == [2]
 
 
 def test_a_port_in_use_is_refused() -> None:
@@ -121,30 +77,14 @@ def test_a_client_that_answers_no_ping_is_disconnected(
             pass
 
 
-def test_the_largest_result_can_be_sent(self_model: LoadedModel) -> None:
-    most = (1 << 20) - HEADER_BYTES
-    long = 340  # with weights HEADS * long**2 floats and context vectors of 4
-    left = most - 4 * (HEADS * long**2 + 4 * long)
-    message = attend_request([long, *[1] * (left // (4 * (HEADS + 4)))], return_weights=True)
-    any_size = [("grpc.max_receive_message_length", -1)]
-    with (
-        Served(self_model, limits=Limits(max_result_bytes=most)) as served,
-        grpc.insecure_channel(served.target, any_size) as channel,
-    ):
-        answer = AttentionServiceStub(channel).Attend(message, timeout=PATIENCE_SECONDS)
-    assert most - 1000 < len(answer.attention_weights.data) + len(answer.context_vectors.data) <= most
-
-
 def test_the_health_of_an_unknown_service_is_unknown(self_model: LoadedModel) -> None:
     with Served(self_model) as served:
-        stub = health_pb2_grpc.HealthStub(served.channel)
         for known in ("", *SERVICES, SELF):
-            answer = stub.Check(health_pb2.HealthCheckRequest(service=known), timeout=PATIENCE_SECONDS)
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            assert health(served.channel, known) == SERVING
         with pytest.raises(grpc.RpcError) as caught:
-            stub.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=PATIENCE_SECONDS)
+            health(served.channel, "nobody")
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-        news = watch(served, "nobody")
+        news = watch(served.channel, "nobody")
         assert next(news).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
         news.cancel()
 
@@ -192,3 +132,70 @@ def test_a_configuration_names_the_tensors_of_a_model(
             (tensor,) = config.input
             assert (tensor.name, tensor.data_type, list(tensor.dims)) == sent
             assert config.output[0].name == "context_vectors"
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """A path in a folder whose name is short, as that of a socket must be."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder) / "socket"
+
+
+class OnSocket:
+    """A server on a port and a Unix domain socket."""
+
+    def __init__(self, path: Path, engine: Engine) -> None:
+        self.server = RpcServer(dataclasses.replace(OPTIONS, unix_socket=path), Calls())
+        targets = [f"unix:{path}", f"{OPTIONS.host}:{self.server.bind()}"]
+        self.channels = [grpc.insecure_channel(target) for target in targets]
+        self.server.start(engine)
+
+    def stop(self) -> None:
+        self.server.stop(PATIENCE_SECONDS)
+        for channel in self.channels:
+            channel.close()
+
+
+@pytest.fixture
+def engine(self_model: LoadedModel) -> Iterator[Engine]:
+    with closing(Engine(Repository([self_model]))) as engine:
+        yield engine
+
+
+def test_a_socket_answers_as_the_port_does_and_its_calls_outlast_a_drain(path: Path, engine: Engine) -> None:
+    serving = OnSocket(path, engine)
+    first, second = [attend(channel, 3).result() for channel in serving.channels]
+    assert first == second
+    assert serving.server.load().connections == 2
+    with pytest.raises(BindError, match=f"{path}: another process listens on it"):
+        RpcServer(dataclasses.replace(OPTIONS, unix_socket=path), Calls()).bind()
+    calls = [attend(serving.channels[0], rows) for rows in range(1, 20)]
+    assert answer(calls[0]) == [1]
+    serving.server.stop(PATIENCE_SECONDS)
+    assert {call.code() for call in calls} <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
+    assert attend(serving.channels[0]).code() is grpc.StatusCode.UNAVAILABLE
+    serving.stop()
+
+
+def test_a_later_server_keeps_its_socket_when_the_earlier_one_ends(path: Path, engine: Engine) -> None:
+    earlier = OnSocket(path, engine)
+    path.unlink()
+    later = OnSocket(path, engine)
+    earlier.stop()
+    assert list(path.parent.iterdir()) == [path]
+    assert answer(attend(later.channels[0])) == [2]
+    later.stop()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_path_that_cannot_be_used_is_refused(path: Path) -> None:
+    path.write_text("kept")
+    long = path.parent / ("s" * (MAX_PATH_BYTES - len(str(path.parent))))
+    for other, says in (
+        (path, "there is a file that is not a socket"),
+        (path / "socket", "the folder does not exist"),
+        (long, "the path is longer than"),
+    ):
+        with pytest.raises(BindError, match=says):
+            UnixSocket(other).prepare()
+    assert path.read_text() == "kept"

@@ -2,8 +2,7 @@
 
 import os
 import secrets
-import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -108,10 +107,11 @@ def piped(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [foreign, linked, piped, Path.unlink])
-def test_what_is_not_shared_memory_of_this_user_is_refused(file: Path, change: object) -> None:
+def test_what_is_not_shared_memory_of_this_user_is_refused(
+    file: Path, change: Callable[[Path], object]
+) -> None:
     if change is foreign and os.geteuid() != 0:
         pytest.skip("only root can give a file to another user")
-    assert callable(change)
     before = open_files()
     change(file)
     with pytest.raises(InvalidRequestError) as caught:
@@ -120,32 +120,31 @@ def test_what_is_not_shared_memory_of_this_user_is_refused(file: Path, change: o
     assert open_files() == before
 
 
-@pytest.mark.parametrize("key", ["", "/", "..", "/../etc/passwd", "a/b", ".hidden", "a\0b", "x" * 300, "//a"])
-def test_a_key_must_be_a_name(key: str) -> None:
-    with pytest.raises(InvalidRequestError, match="is not a name such as /vectors"):
-        SharedMemory().register("r", key, 0, 1)
+KEYS = ("", "/", "..", "/../etc/passwd", "a/b", ".hidden", "a\0b", "x" * 300, "//a")
+# Name, key, offset and size; None is the key of the file.
+REFUSED: list[tuple[str, str | None, int, int, str]] = [
+    *[("s", key, 0, 1, "is not a name such as /vectors") for key in KEYS],
+    *[("s", None, *place, f"which has {SIZE} bytes") for place in ((0, SIZE + 1), (SIZE, 1), (1, 2**64 - 1))],
+    ("r", None, 0, 1, "'r' is registered already"),
+    ("", None, 0, 1, "must have 1 to 256 characters"),
+    ("n" * 257, None, 0, 1, "must have 1 to 256 characters"),
+    ("s", None, 0, 0, "must be at least 1"),
+]
 
 
-@pytest.mark.parametrize(("offset", "size"), [(0, SIZE + 1), (SIZE, 1), (1, 2**64 - 1)], ids=str)
-def test_a_region_must_lie_in_its_file(file: Path, offset: int, size: int) -> None:
+@pytest.mark.parametrize(("name", "key", "offset", "size", "says"), REFUSED)
+def test_a_region_has_a_name_of_its_own_and_lies_in_a_file(
+    memory: SharedMemory, file: Path, name: str, key: str | None, offset: int, size: int, says: str
+) -> None:
     before = open_files()
-    with pytest.raises(InvalidRequestError, match=f"which has {SIZE} bytes"):
-        SharedMemory().register("r", f"/{file.name}", offset, size)
+    with pytest.raises(InvalidRequestError, match=says):
+        memory.register(name, file.name if key is None else key, offset, size)
     assert open_files() == before
 
 
-def test_names_are_registered_once_and_are_few(
-    memory: SharedMemory, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(InvalidRequestError, match="'r' is registered already"):
-        memory.register("r", file.name, 0, 1)
-    for name in ("", "n" * 257):
-        with pytest.raises(InvalidRequestError, match="must have 1 to 256 characters"):
-            memory.register(name, file.name, 0, 1)
-    with pytest.raises(InvalidRequestError, match="must be at least 1"):
-        memory.register("empty", file.name, 0, 0)
+def test_regions_are_few(memory: SharedMemory, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "MAX_REGIONS", 2)
-    memory.register("s", file.name, 0, 1)
+    memory.register("s", f"/{file.name}", 0, 1)
     with pytest.raises(LimitExceededError, match="2 regions are registered"):
         memory.register("t", file.name, 0, 1)
     memory.unregister()
@@ -164,24 +163,25 @@ def shared_request(region: str, size: int) -> pb.ModelInferRequest:
     return message
 
 
-def test_raw_contents_belong_to_the_inputs_that_are_not_shared(memory: SharedMemory, file: Path) -> None:
+def test_raw_contents_belong_to_the_inputs_that_are_not_shared(memory: SharedMemory) -> None:
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     memory.find("query", "r").write("query", 16, [values.data])
     found = decode_inputs(shared_request("r", 24), memory=memory)
     np.testing.assert_array_equal(found["query"], values)
     assert found["key"] == [5]
-    assert stat.S_ISREG(file.stat().st_mode)
 
 
 def test_a_tensor_in_shared_memory_is_refused_with_its_reason(memory: SharedMemory) -> None:
     with pytest.raises(UnsupportedError, match="switched off; start the server with --allow-shared-memory"):
         decode_inputs(shared_request("r", 24))
-    with pytest.raises(RegionNotFoundError, match="query: shared memory 'other' is not registered"):
-        decode_inputs(shared_request("other", 24), memory=memory)
-    with pytest.raises(InvalidRequestError, match="query: has 20 bytes; 2 x 3 elements"):
-        decode_inputs(shared_request("r", 20), memory=memory)
-    with pytest.raises(InvalidRequestError, match=r"shared_memory_byte_size\]: must be a number of bytes"):
-        decode_inputs(shared_request("r", -1), memory=memory)
+    for region, size, error, says in (
+        ("other", 24, RegionNotFoundError, "query: shared memory 'other' is not registered"),
+        ("", 24, InvalidRequestError, r"shared_memory_region\]: must be the name of a region"),
+        ("r", 20, InvalidRequestError, "query: has 20 bytes; 2 x 3 elements"),
+        ("r", -1, InvalidRequestError, r"shared_memory_byte_size\]: must be a number of bytes"),
+    ):
+        with pytest.raises(error, match=says):
+            decode_inputs(shared_request(region, size), memory=memory)
     extra = shared_request("r", 24)
     extra.raw_input_contents.append(b"")
     with pytest.raises(InvalidRequestError, match="2 entries; the request has 1 inputs outside shared"):

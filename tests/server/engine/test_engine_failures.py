@@ -16,7 +16,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.run.execute import Outputs, gather
 from attention_serving.server.engine.schedule import queue as queues
 from attention_serving.server.engine.types import Array
-from tests.server.samples import assert_answers, validated_of
+from tests.server.samples import SELF, assert_answers, validated_of
 from tests.server.seams import (
     MESSAGE,
     PATIENCE_SECONDS,
@@ -61,6 +61,7 @@ def test_a_failing_run_fails_only_the_request_at_fault(self_model: LoadedModel, 
     with Held(self_model, faults) as held:
         requests = [held.submit([(length, length)] * 2, seed=length) for length in (2, 3, 4)]
         faults.marks.add(mark(requests[at_fault], 1))
+    assert held.recorder.failed == [(SELF, "INTERNAL")]
     failed = requests.pop(at_fault)
     with pytest.raises(RunFailedError) as caught:
         outcome(failed)
@@ -95,7 +96,9 @@ def test_what_is_cancelled_or_expired_does_not_run(self_model: LoadedModel) -> N
         cancelled, kept = held.submit([(2, 2)]), held.submit([(2, 2)], seed=1)
         late = [held.submit([(2, 2)] * count, deadline=time.monotonic()) for count in (1, 3)]
         withdraw(held.engine, cancelled)
+        withdraw(held.engine, held.submit([(2, 2)], deadline=time.monotonic()))  # too late: it has expired
     assert held.later_sizes == [1]
+    assert sorted(held.recorder.failed) == [(SELF, "CANCELLED"), *[(SELF, "DEADLINE_EXCEEDED")] * 3]
     assert cancelled.outcome is None
     for request in late:
         with pytest.raises(DeadlineExceededError, match="deadline passed"):

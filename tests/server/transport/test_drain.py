@@ -6,14 +6,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from typing import Any
 
 import grpc
 
-from attention_serving.server.transport import TransportKind, create_transport
 from attention_serving.server.transport.drain import Connection, connections
 from tests.server.seams import PATIENCE_SECONDS
-from tests.server.transport.driven import Driven
+from tests.server.transport.test_transports import Listening
 
 HOST = "127.0.0.1"
 # Fits the initial windows of HTTP/2, so that the core hands all of it to the system.
@@ -122,15 +120,11 @@ def test_a_descriptor_that_is_used_again_is_left_alone() -> None:
 
 
 def test_a_reply_reaches_a_slow_peer_although_the_server_stops() -> None:
-    driven = Driven()
-    transport = create_transport(TransportKind.COMPLETION_QUEUE, {}, max_calls=8)
-    peer = SlowPeer(transport.listen(f"{HOST}:0"))
-    transport.start(driven.serve, lambda: False)
+    listening = Listening()
+    peer = SlowPeer(listening.port)
     with closing(peer), grpc.insecure_channel(f"{HOST}:{peer.port}") as channel:
-        method: Any = channel.unary_unary("/any/Method")
-        sent = method.future(b"", timeout=PATIENCE_SECONDS)
-        call = driven.next_call()
-        stopping = threading.Thread(target=transport.stop, args=(PATIENCE_SECONDS, list))
+        sent, call = listening.hold(channel)
+        stopping = threading.Thread(target=listening.transport.stop, args=(PATIENCE_SECONDS, list))
         stopping.start()
         stopping.join(0.2)  # the client acknowledges that the server goes away
         peer.hold()

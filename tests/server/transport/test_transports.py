@@ -6,24 +6,29 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
 import grpc
 import pytest
 
-from attention_serving.server.coroutines import suspend
+from attention_serving.server.coroutines import Wait, suspend
 from attention_serving.server.transport import TransportKind, completion_queue, create_transport
 from attention_serving.server.transport.call import Call, Transport
 from tests.server.samples import ROOT
-from tests.server.seams import PATIENCE_SECONDS
-from tests.server.transport.driven import Driven, on_thread
+from tests.server.seams import PATIENCE_SECONDS, wait_until
 
 METHOD = "/any/Method"
 REPLY = b"reply"
 HOST = "127.0.0.1"
 both_kinds = pytest.mark.parametrize("kind", TransportKind, ids=str)
+Script = Callable[[Call], Coroutine[Wait, Any, object]]
+
+
+async def reply(call: Call) -> None:
+    call.reply(REPLY)
 
 
 def no_work() -> bool:
@@ -31,27 +36,60 @@ def no_work() -> bool:
 
 
 class Listening:
-    """A started transport, whose calls the test answers."""
+    """A started transport, each call of which is served by the next script.
+
+    Attributes:
+        calls: The calls that are held.
+        results: What the scripts returned.
+        ended: How calls ended, once the core is done with them.
+    """
 
     def __init__(self) -> None:
-        self.driven = Driven()
+        self.calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self.results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.ended: queue.SimpleQueue[grpc.StatusCode | None] = queue.SimpleQueue()
+        self._scripts: deque[Script] = deque()
         self.transport = create_transport(TransportKind.COMPLETION_QUEUE, {}, max_calls=8)
         self.port = self.transport.listen(f"{HOST}:0")
-        self.transport.start(self.driven.serve, no_work)
+        self.transport.start(self._serve, no_work)
         self.channel = grpc.insecure_channel(f"{HOST}:{self.port}")
 
-    def call(
-        self, message: bytes = b"", timeout: float | None = PATIENCE_SECONDS, method: str = METHOD
-    ) -> tuple[Any, Call]:
-        """A unary call, as its caller sees it and as the transport hands it over."""
-        callable_: Any = self.channel.unary_unary(method)
-        sent = callable_.future(message, timeout=timeout)
-        return sent, self.driven.next_call()
+    async def _serve(self, call: Call) -> None:
+        try:
+            self.results.put(await self._scripts.popleft()(call))
+            await call.done()
+        finally:
+            self.ended.put(call.ended_with)
 
-    def stream(self, messages: Iterator[bytes]) -> tuple[Any, Call]:
-        """The same of a stream."""
+    async def _hold(self, call: Call) -> None:
+        self.calls.put(call)
+        await suspend(None)
+
+    def call(self, script: Script = reply, message: bytes = b"", timeout: float | None = None) -> Any:
+        """A unary call, as its caller sees it."""
+        self._scripts.append(script)
+        method: Any = self.channel.unary_unary(METHOD)
+        return method.future(message, timeout=timeout)
+
+    def hold(self, channel: grpc.Channel | None = None) -> tuple[Any, Call]:
+        """A call as its caller sees it and as the transport hands it over, to be ended by the test."""
+        self._scripts.append(self._hold)
+        method: Any = (channel or self.channel).unary_unary(METHOD)
+        return method.future(b"", timeout=PATIENCE_SECONDS), self.calls.get(timeout=PATIENCE_SECONDS)
+
+    def stream(self, script: Script, messages: Iterator[bytes]) -> Any:
+        """A stream, as its caller sees it."""
+        self._scripts.append(script)
         method: Any = self.channel.stream_stream(METHOD)
-        return method(messages, timeout=PATIENCE_SECONDS), self.driven.next_call()
+        return method(messages, timeout=PATIENCE_SECONDS)
+
+    def result(self) -> Any:
+        """What the next script returned."""
+        return self.results.get(timeout=PATIENCE_SECONDS)
+
+    def is_answered(self) -> bool:
+        """Whether a further call is served as ever."""
+        return bool(self.call(timeout=PATIENCE_SECONDS).result() == REPLY)
 
 
 @pytest.fixture
@@ -62,68 +100,61 @@ def listening() -> Iterator[Listening]:
     listening.transport.stop(0, no_work)
 
 
-def answered(listening: Listening) -> bool:
-    """Whether a further call is served as ever."""
-    sent, call = listening.call()
-    reply(call)
-    return bool(sent.result() == REPLY)
-
-
 @pytest.mark.parametrize("timeout", [PATIENCE_SECONDS, None], ids=["deadline", "none"])
 def test_a_call_has_its_method_deadline_and_message(listening: Listening, timeout: float | None) -> None:
-    sent, call = listening.call(b"question", timeout)
-    assert call.method == METHOD
+    async def read(call: Call) -> object:
+        seconds = call.deadline - time.monotonic()
+        found = call.method, await call.message(), await call.message()
+        call.reply(REPLY)
+        return seconds, found
+
+    assert listening.call(read, b"question", timeout).result(PATIENCE_SECONDS) == REPLY
+    seconds, found = listening.result()
     # gRPC rounds a timeout up when it is sent.
-    seconds = call.deadline - time.monotonic()
     assert seconds == math.inf if timeout is None else 0 < seconds < timeout + 1
-    assert listening.driven.receive(call) == b"question"
-    assert listening.driven.receive(call) is None
-    reply(call)
-    assert sent.result() == REPLY
+    assert found == (METHOD, b"question", None)
 
 
 def test_the_first_end_of_a_call_reaches_the_caller_with_details_and_metadata(listening: Listening) -> None:
-    sent, call = listening.call()
     trailing = (("reason-bin", b"\0\xff"), ("reason", "why"))
 
-    async def finish_often() -> tuple[bool, bytes | None]:
+    async def finish_often(call: Call) -> object:
         call.finish(grpc.StatusCode.ABORTED, "ä detail", trailing)
         call.finish(grpc.StatusCode.INTERNAL, "second")
         call.reply(REPLY)
-        found: bytes | None = await call.message()
-        return await call.send(REPLY), found
+        return await call.message(), await call.send(REPLY)
 
-    assert listening.driven.begin(call, finish_often).result(PATIENCE_SECONDS) == (False, None)
+    sent = listening.call(finish_often)
     assert (sent.code(), sent.details()) == (grpc.StatusCode.ABORTED, "ä detail")
     assert set(trailing) <= {(key, value) for key, value in sent.trailing_metadata()}
-    assert listening.driven.wait_for_end(call) is grpc.StatusCode.ABORTED
+    assert listening.result() == (None, False)
+    assert listening.ended.get(timeout=PATIENCE_SECONDS) is grpc.StatusCode.ABORTED
 
 
 def test_a_cancelled_call_ends_what_its_coroutine_waits_for(listening: Listening) -> None:
     """Its `finally` blocks run; if one of them fails, other calls are served as before."""
-    sent, call = listening.call()
     began, closed = threading.Event(), threading.Event()
 
-    async def wait_and_fail() -> None:
+    async def wait_and_fail(_call: Call) -> None:
         try:
             began.set()
-            await suspend(lambda _: None)
+            await suspend(None)
         finally:
             closed.set()
             raise ValueError("fails at its end")
 
-    listening.driven.begin(call, wait_and_fail)
+    sent = listening.call(wait_and_fail)
     assert began.wait(PATIENCE_SECONDS)
     assert not closed.is_set()
     sent.cancel()
     assert closed.wait(PATIENCE_SECONDS)
-    assert listening.driven.wait_for_end(call) is grpc.StatusCode.CANCELLED
-    assert answered(listening)
+    assert listening.ended.get(timeout=PATIENCE_SECONDS) is grpc.StatusCode.CANCELLED
+    assert listening.is_answered()
 
 
 def test_callbacks_run_in_order_on_the_transports_thread(listening: Listening) -> None:
     """One of that thread itself runs at once, and one that fails does not stop the others."""
-    sent, call = listening.call()
+    sent, call = listening.hold()
     ran: list[tuple[object, str]] = []
 
     def note(name: object) -> None:
@@ -137,58 +168,76 @@ def test_callbacks_run_in_order_on_the_transports_thread(listening: Listening) -
         call.post(partial(note, number))
     call.post(lambda: 1 // 0)
     call.post(outer)
-    reply(call)
+    call.post(lambda: call.reply(REPLY))
     assert sent.result() == REPLY
     assert ran == [(name, "calls") for name in (*range(100), "inner", "outer")]
 
 
-def test_a_callback_of_a_call_that_has_ended_delays_no_other(
+def test_a_call_that_has_ended_is_not_resumed_and_delays_no_other(
     listening: Listening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ran: list[str] = []
+
+    async def reply_and_wait(call: Call) -> None:
+        listening.calls.put(call)
+        call.reply(REPLY)
+        await suspend(None)
+        ran.append("late")
+
     monkeypatch.setattr(completion_queue, "IDLE_SECONDS", 4 * PATIENCE_SECONDS)
-    sent, ended = listening.call()
-    reply(ended)
-    assert sent.result() == REPLY
-    assert listening.driven.wait_for_end(ended) is grpc.StatusCode.OK
-    sent, call = listening.call()
-    until(lambda: time.monotonic() - listening.transport.now > 0.2)  # the thread sleeps
+    assert listening.call(reply_and_wait).result() == REPLY
+    ended = listening.calls.get(timeout=PATIENCE_SECONDS)
+    assert listening.ended.get(timeout=PATIENCE_SECONDS) is grpc.StatusCode.OK
+    sent, call = listening.hold()
+    wait_until(lambda: time.monotonic() - listening.transport.now > 0.2)  # the thread sleeps
     ended.task.wake()
-    reply(call)
+    call.post(lambda: call.reply(REPLY))
     assert sent.result(PATIENCE_SECONDS) == REPLY
     monkeypatch.undo()
-    assert answered(listening)
+    assert listening.is_answered()
+    assert not ran
 
 
 def test_a_method_name_that_is_not_utf8_does_no_harm(listening: Listening) -> None:
+    async def refuse(call: Call) -> None:
+        call.finish(grpc.StatusCode.UNIMPLEMENTED)
+
+    listening._scripts.append(refuse)
     method: Any = listening.channel.unary_unary(METHOD)
     method._method = b"/\xff\xfe/x"  # the library would refuse to send it
-    hostile = method.future(b"", timeout=PATIENCE_SECONDS)
-    call = listening.driven.next_call()
-    call.post(lambda: call.finish(grpc.StatusCode.UNIMPLEMENTED))
-    assert hostile.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert answered(listening)
+    assert method.future(b"", timeout=PATIENCE_SECONDS).code() is grpc.StatusCode.UNIMPLEMENTED
+    assert listening.is_answered()
 
 
-def test_the_second_message_follows_a_first_that_announced_it() -> None:
+def test_the_second_message_follows_a_first_that_announced_it(listening: Listening) -> None:
     """The second is sent once the first was, as every stream does it."""
-    listening = Listening()
-    method: Any = listening.channel.unary_stream(METHOD)
-    answers = method(b"", timeout=PATIENCE_SECONDS)
-    call = listening.driven.next_call()
-    assert listening.driven.send(call, b"first", more=True)
-    assert listening.driven.send(call, b"second")
-    call.post(lambda: call.finish(grpc.StatusCode.OK))
-    assert list(answers) == [b"first", b"second"]
-    listening.channel.close()
-    listening.transport.stop(0, no_work)
+
+    async def send_two(call: Call) -> object:
+        found = await call.send(b"first", more=True), await call.send(b"second")
+        call.finish(grpc.StatusCode.OK)
+        return found
+
+    assert list(listening.stream(send_two, iter([b""]))) == [b"first", b"second"]
+    assert listening.result() == (True, True)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for a condition."""
-    deadline, pause = time.monotonic() + PATIENCE_SECONDS, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        pause.wait(0.02)
+def test_a_call_that_receives_no_more_ends_its_wait_for_a_message(listening: Listening) -> None:
+    async def read(call: Call) -> object:
+        first = await call.message()
+        listening.calls.put(call)
+        found = first, await call.message(), await call.message()
+        call.finish(grpc.StatusCode.OK)
+        return found
+
+    messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    messages.put(b"first")
+    stream = listening.stream(read, iter(messages.get, None))
+    call = listening.calls.get(timeout=PATIENCE_SECONDS)
+    call.post(call.stop_receiving)
+    messages.put(b"late")
+    assert list(stream) == []
+    assert listening.result() == (b"first", None, None)
+    messages.put(None)
 
 
 @both_kinds
@@ -204,15 +253,15 @@ def test_an_idle_thread_turns_and_a_stuck_one_does_not(kind: TransportKind) -> N
     port = transport.listen(f"{HOST}:0")
     transport.start(block, no_work)
     started = transport.now
-    until(lambda: transport.now > started + 0.3)
+    wait_until(lambda: transport.now > started + 0.3)
     with grpc.insecure_channel(f"{HOST}:{port}") as channel:
         method: Any = channel.unary_unary(METHOD)
         call = method.future(b"", timeout=PATIENCE_SECONDS)
         assert entered.wait(PATIENCE_SECONDS)
-        until(lambda: time.monotonic() - transport.now > 0.6)
+        wait_until(lambda: time.monotonic() - transport.now > 0.6)
         proceed.set()
         assert call.code() is grpc.StatusCode.UNIMPLEMENTED
-        until(lambda: time.monotonic() - transport.now < 0.3)
+        wait_until(lambda: time.monotonic() - transport.now < 0.3)
     transport.stop(0, no_work)
 
 
@@ -248,39 +297,3 @@ def test_the_threaded_server_does_not_load_the_adapter_on_the_internal_api() -> 
     assert found.stdout.split() == ["False"]
     internal = [path for path in (ROOT / "server").rglob("*.py") if "grpc._" in path.read_text()]
     assert internal == [ROOT / "server/transport/completion_queue.py"]
-
-
-def reply(call: Call) -> None:
-    call.post(lambda: call.reply(REPLY))
-
-
-def test_a_call_that_receives_no_more_ends_its_wait_for_a_message(listening: Listening) -> None:
-    names: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    stream, call = listening.stream(iter(names.get, b"end"))
-    names.put(b"first")
-    assert listening.driven.receive(call) == b"first"
-    waiting = listening.driven.begin_to_receive(call)
-    on_thread(call, call.stop_receiving)
-    assert waiting.result(PATIENCE_SECONDS) is None
-    names.put(b"late")
-    assert listening.driven.receive(call) is None
-    call.post(lambda: call.finish(grpc.StatusCode.OK))
-    assert list(stream) == []
-    names.put(b"end")
-
-
-def test_what_a_call_awaited_does_nothing_once_it_has_ended(listening: Listening) -> None:
-    ran: list[str] = []
-    sent, call = listening.call()
-
-    async def wait() -> None:
-        await suspend(lambda _: None)
-        ran.append("late")
-
-    listening.driven.begin(call, wait)
-    reply(call)
-    assert sent.result() == REPLY
-    assert listening.driven.wait_for_end(call) is grpc.StatusCode.OK
-    call.task.wake()
-    assert answered(listening)
-    assert not ran

@@ -1,0 +1,153 @@
+"""Calls of a real server, as their callers make and see them."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+from attention_client.errors import from_rpc_error
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.server.transport.call import Metadata
+from attention_serving.server.transport.options import RpcOptions
+from tests.server.api.messages import attend_request
+from tests.server.seams import PATIENCE_SECONDS, Served
+from tests.server.security.samples import entry
+
+ATTEND = "/attention.v1.AttentionService/Attend"
+STREAM = "/attention.v1.AttentionService/AttendStream"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+OPTIONS = RpcOptions(
+    host="127.0.0.1",
+    port=0,
+    max_message_bytes=1 << 20,
+    max_concurrent_calls=20,
+    max_streams=1,
+    stream_window=1,
+)
+# The identities of `secured`.
+ENTRIES = (
+    entry("all", "all-token", "infer:*", "read", "admin"),
+    entry("caller", "caller-token", "infer:tiny-*"),
+    entry("other", "other-token", "infer:unknown-*"),
+    entry("reader", "reader-token", "read:tiny-s*"),
+    entry("old", "old-token", "infer:*", expires="2020-01-01T00:00:00Z"),
+    entry("limited", "limited-token", "infer:*", max_calls=1),
+)
+
+
+class Secured(NamedTuple):
+    """A server that knows the identities, and its file of them."""
+
+    served: Served
+    file: Path
+
+
+def bearer(token: str | None) -> Metadata:
+    return () if token is None else (("authorization", f"Bearer {token}"),)
+
+
+def attend(channel: grpc.Channel, *lengths: int, caller: str | None = None) -> Any:
+    """Starts a call, with sequences of some lengths or one of 2 rows.
+
+    Args:
+        channel: Connected to the server.
+        lengths: Rows of each sequence.
+        caller: The token of who calls.
+    """
+    message, metadata = attend_request([*lengths] or [2]), bearer(caller)
+    return AttentionServiceStub(channel).Attend.future(message, metadata=metadata, timeout=PATIENCE_SECONDS)
+
+
+def answer(call: Any) -> list[int]:
+    """The lengths in the reply to a call."""
+    return list(call.result(PATIENCE_SECONDS).context_vectors.lengths)
+
+
+def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
+    """Code and reason of a call that has failed or will fail."""
+    return call.code(), from_rpc_error(call).reason
+
+
+def watch(channel: grpc.Channel, service: str = "") -> Any:
+    """Watches the health of a service."""
+    message = health_pb2.HealthCheckRequest(service=service)
+    return health_pb2_grpc.HealthStub(channel).Watch(message, timeout=PATIENCE_SECONDS)
+
+
+def health(channel: grpc.Channel, service: str = "") -> Any:
+    """The health of a service; None if the server is not available."""
+    message = health_pb2.HealthCheckRequest(service=service)
+    call = health_pb2_grpc.HealthStub(channel).Check.future(message, timeout=PATIENCE_SECONDS)
+    return None if call.code() is grpc.StatusCode.UNAVAILABLE else call.result().status
+
+
+class OpenStream:
+    """A stream whose requests the test sends one by one."""
+
+    def __init__(self, channel: grpc.Channel, caller: str | None = None) -> None:
+        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        stub, requests = AttentionServiceStub(channel), iter(self._requests.get, None)
+        self.replies: Any = stub.AttendStream(requests, metadata=bearer(caller), timeout=PATIENCE_SECONDS)
+
+    def send(self, name: str = "", *lengths: int, model: str = "") -> None:
+        request = attend_request([*lengths] or [2])
+        request.model_name = model or request.model_name
+        self._requests.put(pb.AttendStreamRequest(id=name, request=request))
+
+    def ask(self, name: str = "", model: str = "") -> pb.AttendStreamResponse:
+        self.send(name, model=model)
+        reply: pb.AttendStreamResponse = next(self.replies)
+        return reply
+
+    def end(self) -> None:
+        self._requests.put(None)
+
+
+class Opened:
+    """Calls on a connection of their own that send their headers, and nothing else until they are closed."""
+
+    def __init__(self, served: Served, count: int, method: str = ATTEND, metadata: Metadata = ()) -> None:
+        self._closed = threading.Event()
+        self._channel = served.connect()
+        grpc.channel_ready_future(self._channel).result(PATIENCE_SECONDS)
+        opened: Any = self._channel.stream_unary(method)
+        self.calls = [
+            opened.future(self._messages(), metadata=metadata, timeout=PATIENCE_SECONDS) for _ in range(count)
+        ]
+
+    def _messages(self) -> Iterator[bytes]:
+        self._closed.wait(PATIENCE_SECONDS)
+        return
+        yield b""
+
+    def codes(self) -> set[grpc.StatusCode]:
+        return {call.code() for call in self.calls}
+
+    def close(self) -> None:
+        self._closed.set()
+        self._channel.close()
+
+
+class Stopping:
+    """Stops a server on another thread."""
+
+    def __init__(self, served: Served, grace: float = PATIENCE_SECONDS) -> None:
+        self._seconds: list[float] = []
+        self._thread = threading.Thread(target=lambda: self._seconds.append(served.server.stop(grace)))
+        self._thread.start()
+
+    @property
+    def goes_on(self) -> bool:
+        return self._thread.is_alive()
+
+    def wait(self) -> float:
+        """Waits for the end; returns how long the server says that its calls took."""
+        self._thread.join(PATIENCE_SECONDS)
+        (seconds,) = self._seconds
+        return seconds

@@ -1,0 +1,256 @@
+"""What the log, the traces and the engine's observer are told of requests, by a real server."""
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import grpc
+import numpy as np
+import pytest
+from attention_client import AttentionClient, InvalidArgumentError, NotFoundError
+
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.observe.logs import Recorder
+from attention_serving.server.observe.records import REQUEST_ID
+from attention_serving.server.security.guard import Guard
+from scripts.local_server import serving
+from tests.server.api.messages import attend_request, raw_request
+from tests.server.api.served import ATTEND, STREAM, OpenStream, attend, bearer
+from tests.server.http.clients import ask, http_port
+from tests.server.samples import SELF, TEXT
+from tests.server.seams import PATIENCE_SECONDS, SAME_FOR_ALL, Gate, Served, costing, tapped
+from tests.support.collector import QUICKLY, Collector, Seen, collecting
+
+STAGES = ("decode", "queue", "run", "encode")
+SHARED = 32
+SENTINEL, SECRET, VALUE = "quixotic zephyr", "token-that-nobody-may-see", 0.123456789
+
+
+@pytest.fixture(autouse=True)
+def levels() -> Iterator[None]:
+    """Restores the level that the log of requests sets."""
+    logger = logging.getLogger("attention_serving.server.requests")
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    for name, value in QUICKLY.items():
+        monkeypatch.setenv(name, value)
+    with collecting() as found:
+        yield found
+
+
+@pytest.fixture
+def recorder(collector: Collector) -> Iterator[Recorder]:
+    """Writes all lines, and exports all spans."""
+    with patch.dict(os.environ, {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}):
+        found = Recorder("all", host="h", port=9)
+    yield found
+    found.close()
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [vars(line) for line in caplog.records if line.name == "attention_serving.server.requests"]
+
+
+def nested(outer: Seen, inner: Seen) -> bool:
+    return outer.start <= inner.start <= inner.end <= outer.end
+
+
+def test_a_request_has_a_line_and_a_span_with_its_size_stages_and_code(
+    self_model: LoadedModel,
+    guard: Guard,
+    recorder: Recorder,
+    collector: Collector,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    request = attend_request([2, 5])
+    named = (("x-request-id", "mine"), ("traceparent", f"00-{7:032x}-{9:016x}-01"), *bearer("all-token"))
+    with Served(self_model, guard=guard, recorder=recorder) as served:
+        AttentionServiceStub(served.channel).Attend(request, timeout=PATIENCE_SECONDS, metadata=named)
+        served.calls.ended(1)
+        (call,) = collector.wait_for(ATTEND[1:])
+    (line,) = lines(caplog)
+    assert (line["msg"], line["code"], "reason" in line) == ("request", "OK", False)
+    assert (line["request_id"], line["method"], line["caller"]) == ("mine", ATTEND[1:], "token:all")
+    assert (line["model"], line["version"], line["sequences"], line["rows"]) == (SELF, "1", 2, 7)
+    assert line["trace_id"] == call.trace_id == f"{7:032x}"
+    assert line["bytes_in"] == request.ByteSize()
+    assert line["bytes_out"] > 7 * 4
+    seconds = [line[f"{stage}_ms"] for stage in STAGES]
+    assert min(seconds) >= 0
+    assert sum(seconds) <= line["total_ms"] + 0.01
+    assert "all-token" not in caplog.text
+
+    assert (call.kind, call.is_error, call.parent_id) == (2, False, f"{9:016x}")  # kind 2 is SERVER
+    assert call.attributes == {
+        "attention.request_id": "mine",
+        "rpc.system.name": "grpc",
+        "rpc.method": ATTEND[1:],
+        "rpc.response.status_code": "OK",
+        "server.address": "h",
+        "server.port": 9,
+        "attention.model": SELF,
+        "attention.version": "1",
+        "attention.sequences": 2,
+        "attention.rows": 7,
+    }
+    assert call.resource["service.name"] == "attention-serving"
+    stages = collector.children(call)
+    assert {stage.name for stage in stages} == set(STAGES)
+    assert all(nested(call, stage) for stage in stages)
+    runs = [stage for stage in stages if stage.name == "run"]
+    assert sum(run.attributes["attention.rows"] for run in runs) == 7
+    assert {run.attributes["attention.precision"] for run in runs} == {"fp32"}
+    assert all(0 <= run.attributes["attention.padding_share"] < 1 for run in runs)
+    assert all(run.links == () for run in runs)
+
+
+def test_each_request_of_a_stream_has_a_line_and_a_span_and_so_has_the_stream(
+    self_model: LoadedModel, recorder: Recorder, collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Served(self_model, recorder=recorder) as served:
+        stream = OpenStream(served.channel)
+        for rows, model in ((1, ""), (1, "nobody"), (2, ""), (3, "")):
+            stream.send("", rows, model=model)
+        stream.end()
+        assert [bool(reply.error.reason) for reply in stream.replies] == [False, True, False, False]
+        (call,) = collector.wait_for(STREAM[1:])
+    *each, whole = lines(caplog)
+    assert [line["msg"] for line in (*each, whole)] == [*["request"] * 4, "stream"]
+    assert sorted(line["code"] for line in each) == ["NOT_FOUND", "OK", "OK", "OK"]
+    assert sorted(line["rows"] for line in each if line["code"] == "OK") == [1, 2, 3]
+    assert {line["reason"] for line in each if line["code"] != "OK"} == {"MODEL_NOT_FOUND"}
+    assert (whole["code"], whole["requests"]) == ("OK", 4)
+    for size in ("bytes_in", "bytes_out"):
+        assert whole[size] == sum(line[size] for line in each)
+    assert {line["request_id"] for line in each} == {whole["request_id"]}
+
+    requests = collector.wait_for("request", 4)
+    assert call.attributes["attention.requests"] == 4
+    assert {(request.trace_id, request.parent_id) for request in requests} == {call.reference}
+    codes = [request.attributes["rpc.response.status_code"] for request in requests]
+    assert sorted(codes) == ["NOT_FOUND", "OK", "OK", "OK"]
+    for request, code in zip(requests, codes, strict=True):
+        below = collector.children(request)
+        names = [child.name for child in below if child.name != "run"]
+        assert names == (["decode", "queue", "encode"] if code == "OK" else ["decode"])
+        # Requests that ran together share a run, which is below one of them.
+        runs = {child.reference for child in below if child.name == "run"} | set(request.links)
+        assert len(runs) == (code == "OK")
+
+
+def test_a_run_that_requests_share_is_one_span_linked_to_all_of_them(
+    self_model: LoadedModel, recorder: Recorder, collector: Collector
+) -> None:
+    gate = Gate()
+    held = tapped(costing(self_model, SAME_FOR_ALL), gate)
+    with Served(held, recorder=recorder, max_concurrent_calls=SHARED + 1) as served:
+        stub = AttentionServiceStub(served.channel)
+        # Without deadlines: each run is taken to cost a second.
+        calls = [stub.Attend.future(attend_request([1]))]
+        assert gate.entered.wait(PATIENCE_SECONDS)
+        calls += [stub.Attend.future(attend_request([3])) for _ in range(SHARED)]
+        assert served.engine.has_queued(1 + SHARED)
+        gate.open()
+        for call in calls:
+            call.result(PATIENCE_SECONDS)
+        spans = collector.wait_for(ATTEND[1:], SHARED + 1)
+    (run,) = [own for own in collector.named("run") if own.attributes["attention.sequences"] == SHARED]
+    sharing = [span for span in spans if run.reference in span.links]
+    assert {span.reference for span in sharing} == set(run.links)
+    assert (run.trace_id, run.parent_id) in run.links
+    assert len({span.trace_id for span in sharing}) == len(sharing) == SHARED
+    assert run.attributes["attention.rows"] == 3 * SHARED
+    assert len(collector.named("run")) == 2
+
+
+def test_requests_that_fail_are_logged_and_reported_with_their_model(
+    self_model: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Served(self_model, limits=Limits(max_sequence_length=4), recorder=Recorder("failed")) as served:
+        typed, open_inference = AttentionServiceStub(served.channel), GRPCInferenceServiceStub(served.channel)
+        assert attend(served.channel).code() is grpc.StatusCode.OK
+        failing = [
+            attend(served.channel, 5),
+            typed.Attend.future(pb.AttendRequest(model_name=SELF)),
+            open_inference.ModelInfer.future(raw_request(self_model, {})),
+            typed.Attend.future(pb.AttendRequest(model_name="unknown")),
+        ]
+        ids = {dict(call.trailing_metadata())[REQUEST_ID] for call in failing}
+        stream = OpenStream(served.channel)
+        stream.send("", 5)
+        assert next(stream.replies).error.reason == "LIMIT_EXCEEDED"
+        stream.end()
+        served.calls.ended(6)
+        recorder = served.engine.recorder
+    unary = [line for line in lines(caplog) if line["method"] != STREAM[1:]]
+    assert {line["request_id"] for line in unary} == ids
+    assert {(line["code"], line.get("model")) for line in unary} == {
+        ("INVALID_ARGUMENT", SELF),
+        ("NOT_FOUND", None),
+    }
+    assert not any("queue_ms" in line for line in unary)
+    # A request to an unknown model belongs to none.
+    assert (recorder.answered, recorder.failed) == ([SELF], [(SELF, "INVALID_ARGUMENT")] * 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_taken"),
+    [("a" * 128, True), ("a" * 129, False), ("", False), ("two words", False)],
+    ids=["longest", "too long", "empty", "spaces"],
+)
+def test_an_identifier_is_taken_if_it_is_sane(self_model: LoadedModel, given: str, is_taken: bool) -> None:
+    with Served(self_model) as served:
+        stub, found = AttentionServiceStub(served.channel), []
+        for lengths in ([2], []):
+            call = stub.Attend.future(attend_request(lengths), metadata=((REQUEST_ID, given),))
+            found.append(dict(call.trailing_metadata()).get(REQUEST_ID))
+    returned, failed = found
+    # An identifier that was made for a call that succeeded is not sent unless it is logged.
+    assert returned == (given if is_taken else None)
+    assert failed == given if is_taken else len(failed) == 32
+
+
+@pytest.mark.thorough
+def test_neither_content_nor_secrets_are_logged(artifacts: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    options = ("--log-requests=all", "--log-level=DEBUG", "--http-port=0")
+    with serving(artifacts, log, *options) as server:
+        query = np.full((3, 4), VALUE, np.float32)
+        metadata: dict[str, str | bytes] = {"secret-bin": SECRET.encode(), "x-api-key": SECRET}
+        with AttentionClient(server.target, token=SECRET, metadata=metadata) as client:
+            client.attend(SELF, query)
+            with suppress(InvalidArgumentError):  # the model need not know the words
+                client.attend_text(TEXT, SENTINEL)
+            list(client.attend_stream(SELF, [query, query]))
+            with pytest.raises(NotFoundError) as caught:
+                client.attend(SENTINEL, query)
+            with pytest.raises(ValueError, match="query"):
+                client.attend(SELF, np.full((3, 5), VALUE, np.float32))
+        port, headers = http_port(log), {"authorization": f"Bearer {SECRET}", "x-request-id": "over-http"}
+        text = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [SENTINEL]}]}
+        answer = ask(port, f"/v2/models/{TEXT}/infer?{SENTINEL.split(maxsplit=1)[0]}", text, headers)
+        assert ask(port, f"/v2/models/{SELF}/infer", {"inputs": SENTINEL}, headers).status == 400
+        assert server.stop() == 0
+    assert answer.headers["x-request-id"] == "over-http"
+    written = log.read_text()
+    for secret in (*SENTINEL.split(), SECRET, str(VALUE), str(float(np.float32(VALUE)))):
+        assert secret not in written
+    requests = re.findall(r" INFO request request_id=(\S+)", written)
+    assert len(requests) >= 7
+    assert caught.value.request_id in requests
+    assert requests.count("over-http") == 1
+    assert len(re.findall(r" INFO http request request_id=over-http", written)) == 2
