@@ -30,7 +30,8 @@ Buffer: TypeAlias = "bytes | memoryview"
 M = TypeVar("M", bound=Message)
 
 VARINT, FIXED64, LENGTH_DELIMITED, START_GROUP, END_GROUP, FIXED32 = range(6)
-FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
+# Sizes of values that do not state theirs. The content of a group are fields of their own.
+FIXED_SIZES = {FIXED64: 8, FIXED32: 4, START_GROUP: 0, END_GROUP: 0}
 # Wire types by field type; VARINT for the others.
 WIRE_TYPES: dict[int, int] = {
     FieldDescriptor.TYPE_BYTES: LENGTH_DELIMITED,
@@ -42,7 +43,8 @@ WIRE_TYPES: dict[int, int] = {
 }
 ID = "id"
 CACHED_HEADS = 1024
-MAX_LEADING_BYTES = 1024
+# Longer than the longest id of a request with what is before it.
+MAX_LEADING_BYTES = 2048
 
 
 class CutField(NamedTuple):
@@ -243,8 +245,6 @@ def _extent(message: memoryview, at: int, kind: int) -> tuple[int, int]:
         _, end = _varint(message, at)
     elif kind in FIXED_SIZES:
         end = at + FIXED_SIZES[kind]
-    elif kind in (START_GROUP, END_GROUP):
-        end = at
     else:
         raise DecodeError(f"wire type {kind} is unknown")
     if end > len(message):

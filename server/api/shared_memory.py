@@ -56,7 +56,7 @@ class Region:
                 "byte_size", f"the region ends at byte {offset + size} of {key!r}, which has {length} bytes"
             )
 
-    def read(self, field: str, offset: int, size: int) -> bytearray:
+    def read(self, field: str, offset: int, size: int) -> bytes:
         """Copies a part of the region.
 
         Args:
@@ -68,13 +68,9 @@ class Region:
             InvalidRequestError: It is not inside the region, or the file has become smaller.
         """
         self._check(field, offset, size)
-        data = bytearray(size)
-        view, at = memoryview(data), self.offset + offset
-        while view:
-            count = os.preadv(self._descriptor, [view], at)
-            if not count:
-                raise InvalidRequestError(field, f"shared memory {self.name!r} has become smaller")
-            view, at = view[count:], at + count
+        data = os.pread(self._descriptor, size, self.offset + offset)
+        if len(data) < size:
+            raise InvalidRequestError(field, f"shared memory {self.name!r} has become smaller")
         return data
 
     def check_write(self, field: str, offset: int, space: int, size: int) -> None:
@@ -154,10 +150,8 @@ class SharedMemory:
     def unregister(self, name: str = "") -> None:
         """Unregisters a region, or all of them. Requests in progress that use it are not disturbed."""
         with self._lock:
-            if name:
-                self._regions.pop(name, None)
-            else:
-                self._regions.clear()
+            for own in [name] if name else [*self._regions]:
+                self._regions.pop(own, None)
 
     def regions(self, name: str = "") -> list[Region]:
         """The registered regions, or the one of a name.

@@ -42,11 +42,11 @@ class Allowance(NamedTuple):
 
     Attributes:
         limits: The server's limits.
-        reservation: Memory of the request; None if it is not counted.
+        reservation: Memory of the request.
     """
 
     limits: Limits
-    reservation: Reservation | None = None
+    reservation: Reservation
 
     def check_bytes(self, field: str, size: int) -> None:
         """Checks the decoded size of an input.
@@ -67,16 +67,7 @@ class Allowance(NamedTuple):
             OverloadedError: The memory is not available.
         """
         self.check_bytes(field, size)
-        self.reserve(size)
-
-    def reserve(self, size: int) -> None:
-        """Reserves memory.
-
-        Raises:
-            OverloadedError: The memory is not available.
-        """
-        if self.reservation is not None:
-            self.reservation.add(size)
+        self.reservation.add(size)
 
 
 def from_bytes(

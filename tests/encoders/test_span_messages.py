@@ -24,7 +24,7 @@ from attention_serving.server.engine.requests.validated_request import Validated
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.provider import Device
 from tests.encoders.repository import SENTENCE
-from tests.server.api.messages import read_attend
+from tests.server.api.messages import allowing, read_attend
 from tests.server.seams import engine_of, outcome
 from tests.support import encoders
 from tests.support.mutations import ATTEND, Good, mutated
@@ -76,7 +76,7 @@ def test_numbers_that_are_not_packed_read_the_same() -> None:
     unpacked = [b"\x08\x02", b"\x15\0\0\0\0", b"\x15\1\0\0\0", b"\x1d\3\0\0\0", b"\x1d\2\0\0\0"]
     without_lengths = long.replace(numbers(1, b"\0"), b"")
     data = without_lengths + b"".join(field((12, 2), unpacked))
-    request = codec.decode(read_attend(data, LIMITS), {}, math.inf, Allowance(LIMITS))
+    request = codec.decode(read_attend(data, LIMITS), {}, math.inf, allowing(LIMITS))
     assert request.spans is not None
     assert (request.spans.rows.tolist(), request.spans.lengths) == ([[0, 3], [1, 2]], (2,))
 

@@ -59,11 +59,12 @@ def test_the_ratio_is_the_largest_of_the_latest_of_each_check(
     assert gauges(published(registry))[RATIO] == 2.0
 
 
-def test_gauges_stay_while_the_model_is_withdrawn_and_vanish_when_it_is_loaded_again(
+def test_gauges_last_until_the_model_is_unloaded_or_loaded_again(
     model: LoadedModel, checks: list[Check], artifacts: Path
 ) -> None:
     metrics, registry = served(model)
     metrics.replayed(model, checks[0], 3.0)
+    metrics.failed(model)
     metrics.loaded(Repository([FailedModel(SELF, "1", "drift", is_withdrawn=True)]))
     assert gauges(published(registry))[RATIO] == 3.0
     again = load(artifacts)
@@ -71,19 +72,12 @@ def test_gauges_stay_while_the_model_is_withdrawn_and_vanish_when_it_is_loaded_a
     assert gauges(published(registry)) == {}
     metrics.replayed(model, checks[0], 3.0)  # of the model that was replaced
     assert gauges(published(registry)) == {}
-    metrics.replayed(again, checks_of(again)[0], 0.5)
-    assert gauges(published(registry))[RATIO] == 0.5
-
-
-@pytest.mark.parametrize("after", [[], [FailedModel(SELF, "1", "damaged")]], ids=["unloaded", "failed"])
-def test_gauges_vanish_with_the_model(
-    model: LoadedModel, checks: list[Check], after: list[FailedModel]
-) -> None:
-    metrics, registry = served(model)
-    metrics.replayed(model, checks[0], 0.5)
-    metrics.failed(model)
-    metrics.loaded(Repository(after))
-    assert gauges(published(registry)) == {}
+    for after in ([], [FailedModel(SELF, "1", "damaged")]):
+        metrics.loaded(Repository([again]))
+        metrics.replayed(again, checks_of(again)[0], 0.5)
+        assert gauges(published(registry))[RATIO] == 0.5
+        metrics.loaded(Repository(after))
+        assert gauges(published(registry)) == {}
     assert published(registry)["attention_canary_failures_total", LABELS] == 1
 
 

@@ -89,22 +89,19 @@ def decode(
         raise InvalidRequestError(next(iter(beside)), "cannot be combined with text; send token ids instead")
     sizes, mask = _sizes(arrays, model), beside.pop(ATTENTION_MASK, None)
     cuts = _cuts(beside, sizes, model)
-    specs = [spec for spec in model.inputs if spec.name in arrays]
-    whole = {
-        spec.name: inputs.ragged(
-            spec.name, [arrays[spec.name].shape], arrays[spec.name], len(spec.axes) - 1, allowance.limits
-        )
-        for spec in specs
-    }
+    whole, cut = dict[str, Ragged](), dict[str, Ragged]()
+    for spec in model.inputs:
+        name, array = spec.name, arrays.get(spec.name)
+        if array is not None:
+            whole[name] = inputs.ragged(name, [array.shape], array, array.ndim - 1, allowance.limits)
+            cut[name] = _cut(whole[name], cuts.get(str(spec.axes[1])))
     dimensions = parameters.typed(given, parameters.DIMENSIONS, int, "a positive integer")
     if dimensions is not None:
-        if dimensions < 1:
-            raise InvalidRequestError(parameters.DIMENSIONS, f"is {dimensions}; must be a positive integer")
         check_dimensions(dimensions, model)
     says = "an integer: microseconds, or 0 for no timeout"
     microseconds = parameters.typed(given, parameters.TIMEOUT, int, says) or 0
     request = Request(
-        inputs={spec.name: _cut(whole[spec.name], cuts.get(str(spec.axes[1]))) for spec in specs},
+        inputs=cut,
         texts=() if texts is None else tensors.decode_texts(TEXT, texts),
         mask=None if mask is None else _mask(mask, model, whole, cuts),
         return_weights=ATTENTION_WEIGHTS in requested and ATTENTION_WEIGHTS not in model.default_outputs,

@@ -1,7 +1,7 @@
 """What the Open Inference Protocol has beside inference: state, models, statistics, settings, memory."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -117,10 +117,7 @@ class Handlers:
             InvalidRequestError: A setting would be changed: neither reset nor set to its value.
         """
         for name, setting in request.settings.items():
-            field = f"settings[{name}]"
-            if name not in TRACE_SETTINGS:
-                known = ", ".join(TRACE_SETTINGS)
-                raise InvalidRequestError(field, f"is unknown; the settings are: {known}")
+            field = _setting(name, TRACE_SETTINGS)
             if list(setting.value) not in ([], [TRACE_SETTINGS[name]]):
                 raise InvalidRequestError(field, "cannot be changed: this server does not write such traces")
         response = pb.TraceSettingResponse()
@@ -221,21 +218,20 @@ class Handlers:
 
     async def load(self, request: pb.RepositoryModelLoadRequest, call: Call) -> None:
         """Loads a model, and replies once it is served."""
-        _check_repository(request.repository_name)
-        for name in request.parameters:
-            raise InvalidRequestError(
-                f"parameters[{name}]", "is not supported: an artifact states its own configuration"
-            )
-        await result_of(self._explicit().load(request.model_name))
+        await result_of(self._changed_by(request).load(request.model_name))
 
     async def unload(self, request: pb.RepositoryModelUnloadRequest, call: Call) -> None:
         """Unloads a model, and replies once it takes no more requests."""
-        _check_repository(request.repository_name)
-        for name in set(request.parameters) - {UNLOAD_DEPENDENTS}:
-            raise InvalidRequestError(f"parameters[{name}]", "is not supported")
-        await result_of(self._explicit().unload(request.model_name))
+        await result_of(self._changed_by(request, UNLOAD_DEPENDENTS).unload(request.model_name))
 
-    def _explicit(self) -> ModelControl:
+    def _changed_by(
+        self, request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest, *known: str
+    ) -> ModelControl:
+        """What loads and unloads the model of a request, which may have the known parameters only."""
+        _check_repository(request.repository_name)
+        for name in set(request.parameters).difference(known):
+            says = "is not supported: an artifact states its own configuration"
+            raise InvalidRequestError(f"parameters[{name}]", says)
         if self._control is None:
             raise UnsupportedError(CONTROL_IS_OFF)
         return self._control
@@ -253,12 +249,8 @@ def _inputs(model: LoadedModel) -> list[TensorMetadata]:
 
 
 def _outputs(model: LoadedModel) -> list[TensorMetadata]:
-    return [
-        TensorMetadata(name=name, datatype="INT64", shape=[-1])
-        if name == response.LENGTHS
-        else _metadata(model.outputs[name])
-        for name in response.default_outputs(model)
-    ]
+    names = response.default_outputs(model)
+    return [_metadata(model.outputs.get(name, response.LENGTHS_SPEC)) for name in names]
 
 
 def _metadata(spec: TensorSpec) -> TensorMetadata:
@@ -316,13 +308,19 @@ def _log_settings(level: int) -> dict[str, bool | int | str]:
     return {**severities, VERBOSE: int(level <= logging.DEBUG), FILE: "", FORMAT: "default"}
 
 
+def _setting(name: str, known: Collection[str]) -> str:
+    """The field of a setting that must be known, for errors."""
+    field = f"settings[{name}]"
+    if name not in known:
+        raise InvalidRequestError(field, f"is unknown; the settings are: {', '.join(known)}")
+    return field
+
+
 def _checked(
     name: str, setting: pb.LogSettingsRequest.SettingValue, current: dict[str, bool | int | str]
 ) -> bool | int | str:
     """The value of a setting that may be changed to it."""
-    field = f"settings[{name}]"
-    if name not in current:
-        raise InvalidRequestError(field, f"is unknown; the settings are: {', '.join(current)}")
+    field = _setting(name, current)
     choice, kind = setting.WhichOneof("parameter_choice"), type(current[name])
     if choice != FIELDS[kind]:
         raise InvalidRequestError(field, f"must be of type {kind.__name__}")

@@ -166,7 +166,7 @@ def plan(
         raise LimitExceededError(field, says)
     if any(min(own, default=0) < padded[axis] for axis, own in lengths.items()):
         # The outputs are copied to rectangles, which are then copied to the response.
-        allowance.reserve(2 * size)
+        allowance.reservation.add(2 * size)
     return outputs
 
 
@@ -206,7 +206,7 @@ def token_texts(
     size = int(sizes[indices].sum()) + padding * SIZE.size
     if size > (most := allowance.limits.max_result_bytes):
         raise LimitExceededError(f"outputs[{TOKENS}]", f"would have {size} bytes; the limit is {most}")
-    allowance.reserve(size)
+    allowance.reservation.add(size)
     parts, tokens = [], iter(indices.tolist())
     for own in ids.lengths:
         parts += [elements[index] for index in islice(tokens, own)]

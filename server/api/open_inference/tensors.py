@@ -65,7 +65,7 @@ def decode_tensors(
         where = parameters.region_slice(name, parameters.read(sent.parameters), memory)
         if where is not None:
             allowance.take(name, where.size)
-            tensors[name] = tensor.raw(memoryview(where.region.read(name, where.offset, where.size)))
+            tensors[name] = tensor.raw(where.region.read(name, where.offset, where.size))
             shared += 1
             continue
         typed = [field for field in TYPED_FIELDS if ("inputs", index, "contents", field) in parsed.places]

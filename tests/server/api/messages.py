@@ -16,13 +16,20 @@ from attention_serving.server.api.open_inference.tensors import BYTES, PATHS, de
 from attention_serving.server.api.protobuf_bytes import Parsed, reader
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.api.tensors import DATATYPES, Allowance, Reply
+from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validated_request import ValidatedRequest
 from attention_serving.server.engine.types import Array, Request
 from tests.server.samples import SELF
 
-UNCOUNTED = Allowance(Limits())
+
+def allowing(limits: Limits | None = None) -> Allowance:
+    """What a request may take that is the only one."""
+    return Allowance(limits or Limits(), MemoryBudget(1 << 40).reserve(0))
+
+
+UNCOUNTED = allowing()
 Output = pb.ModelInferRequest.InferRequestedOutputTensor
 
 
@@ -96,7 +103,7 @@ def decode_attend(
     limits: Limits | None = None,
 ) -> Request:
     """Decodes a message as it is received; one that names its inputs needs a model."""
-    allowance = Allowance(limits or Limits())
+    allowance = allowing(limits)
     parsed = read_attend(message.SerializeToString(), limits)
     if model is not None and parsed.message.inputs:
         return named_tensors.decode(parsed, model, deadline, allowance)[0]

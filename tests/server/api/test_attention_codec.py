@@ -190,10 +190,7 @@ INVALID = (
     (pb.AttendRequest(query=sequences(), positions=[1]), "positions: has 1 positions; the query has 3 rows"),
     (pb.AttendRequest(text=pb.TextSequences()), "text: has no sequences; at least one is required"),
     (pb.AttendRequest(query=sequences([1]), output_names=["x"]), "output_names: needs inputs, which name"),
-    (
-        pb.AttendRequest(mask=pb.AttentionMask(bits=b"1")),
-        "mask.kind: is 0; must be one of keys, pairs",
-    ),
+    (pb.AttendRequest(mask=pb.AttentionMask(bits=b"1")), "mask.kind: is 0; must be one of keys, pairs"),
     (inputs(by_name(), by_name()), "query: is sent twice"),
     (inputs(pb.NamedTensors(name="query", data_type=1)), "query: contains 0 tensors"),
     (inputs(by_name(shapes=[1] * 40)), "query: has 42 sizes for 1 tensors"),

@@ -21,6 +21,7 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import FailedModel
 from attention_serving.server.security.peers import ACCESS_CHECK
+from tests.server.api.scripted import ScriptedCall
 from tests.server.samples import HEADS
 from tests.server.seams import WatchedEngine
 
@@ -59,6 +60,18 @@ def test_every_method_of_every_service_is_answered_as_its_kind(
     # Calls of our services are counted, and those of gRPC's are not.
     ours = tuple(f"/{service}/" for service in SERVICES)
     assert all(method.is_counted == name.startswith(ours) for name, method in table.items())
+
+
+def test_the_name_of_an_unknown_service_is_kept_while_it_is_watched() -> None:
+    service, sent = HealthService(), list[bytes]()
+    message = health_pb2.HealthCheckRequest(service="x" * 5000).SerializeToString()
+    end = service.watch(message, ScriptedCall(), sent.append)
+    unknown = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+    assert sent == [unknown.SerializeToString()]
+    watchers = service._servicer._send_response_callbacks
+    assert list(watchers) == ["x" * 5000]
+    end()
+    assert not watchers
 
 
 UNKNOWN_COST = Cost(flops_per_query=0, flops_per_key=0, flops_per_pair=0)

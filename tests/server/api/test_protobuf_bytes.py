@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError, Message
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api import protobuf_bytes as protobuf_numbers
 from attention_serving.server.api.attention import codec as attention_codec
-from attention_serving.server.api.attention.service import RESPONSE
+from attention_serving.server.api.attention.service import MAX_ID_BYTES, RESPONSE
 from attention_serving.server.api.open_inference import response as open_inference_response
 from attention_serving.server.api.open_inference import tensors as open_inference_tensors
 from attention_serving.server.api.open_inference.tensors import CONTENT_TYPES
@@ -178,6 +178,7 @@ def test_a_field_that_is_appended_is_parsed_by_the_library_and_merges_with_its_s
 
 
 @given(text=st.text())
+@example(text="i" * MAX_ID_BYTES)
 def test_the_text_that_a_message_begins_with_is_read(text: str) -> None:
     message = typed.AttendStreamRequest(id=text, request=typed.AttendRequest(query=vectors(bytes(5000))))
     assert leading_text(message.SerializeToString(), 1) == text

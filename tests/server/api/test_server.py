@@ -19,7 +19,6 @@ from attention_serving.protos.inference import open_inference_pb2 as oip
 from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from attention_serving.server.api.methods import REFLECTION, REFLECTION_V1, REFLECTIONS, SERVICES
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.errors import BindError
@@ -115,23 +114,15 @@ def test_reflection_lists_the_services_and_describes_their_files(
     assert f"{file.package}.{file.service[0].name}" == service
 
 
-def test_a_configuration_names_the_tensors_of_a_model(
-    self_model: LoadedModel, text_model: LoadedModel
-) -> None:
-    """The batch axis is not part of the shape, unless there is no other."""
-    expected = [
-        (SELF, Limits().max_sequences, ("query", oip.TYPE_FP32, [-1, 4])),
-        (TEXT, 0, ("text", oip.TYPE_STRING, [-1])),
-    ]
-    with Served(self_model, text_model) as served:
-        stub = GRPCInferenceServiceStub(served.channel)
-        for name, max_batch_size, sent in expected:
-            config = stub.ModelConfig(oip.ModelConfigRequest(name=name), timeout=PATIENCE_SECONDS).config
-            assert (config.name, config.max_batch_size) == (name, max_batch_size)
-            assert config.HasField("dynamic_batching") == (max_batch_size > 0)
-            (tensor,) = config.input
-            assert (tensor.name, tensor.data_type, list(tensor.dims)) == sent
-            assert config.output[0].name == "context_vectors"
+def test_the_batch_axis_of_texts_is_part_of_their_shape(text_model: LoadedModel) -> None:
+    """They have no other. That of other models is not: tests/end_to_end/test_tritonclient.py."""
+    with Served(text_model) as served:
+        stub, asked = GRPCInferenceServiceStub(served.channel), oip.ModelConfigRequest(name=TEXT)
+        config = stub.ModelConfig(asked, timeout=PATIENCE_SECONDS).config
+    assert (config.max_batch_size, config.HasField("dynamic_batching")) == (0, False)
+    (tensor,) = config.input
+    assert (tensor.name, tensor.data_type, list(tensor.dims)) == ("text", oip.TYPE_STRING, [-1])
+    assert [output.name for output in config.output] == ["context_vectors", "lengths"]
 
 
 @pytest.fixture

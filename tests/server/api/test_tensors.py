@@ -14,7 +14,7 @@ from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.types import Array
-from tests.server.api.messages import UNCOUNTED
+from tests.server.api.messages import UNCOUNTED, allowing
 
 HALVES = {"FP16": torch.float16, "BF16": torch.bfloat16}
 EVERY_VALUE = np.arange(1 << 16, dtype=np.uint16)
@@ -25,7 +25,7 @@ tensors = st.sampled_from(sorted(DATATYPES, key=str)).flatmap(
 
 @given(array=tensors)
 def test_bytes_of_an_array_become_that_array(array: Array) -> None:
-    data, nothing = array.tobytes(), Allowance(Limits(max_input_bytes=0))
+    data, nothing = array.tobytes(), allowing(Limits(max_input_bytes=0))
     found = from_bytes("query", data, DATATYPES[array.dtype], array.shape, nothing)
     np.testing.assert_array_equal(found, array)
     assert found.dtype == array.dtype
@@ -69,7 +69,7 @@ def test_every_value_is_read_as_pytorch_reads_it(wire: str) -> None:
     np.testing.assert_array_equal(found, expected)
     assert found.dtype == np.float32
     assert reservation.size == size
-    allowance = Allowance(Limits(max_input_bytes=size - 1))
+    allowance = allowing(Limits(max_input_bytes=size - 1))
     with pytest.raises(LimitExceededError, match=f"query: would have {size} bytes decoded; the limit is"):
         from_bytes("query", EVERY_VALUE.tobytes(), wire, EVERY_VALUE.shape, allowance)
 
