@@ -109,7 +109,10 @@ def test_a_large_request_that_is_recognised_needs_no_codec_thread(world: World) 
     assert sent[0] == sent[1]
 
 
-def test_many_texts_are_decoded_on_a_codec_thread_whose_error_ends_the_call(world: World) -> None:
+def test_many_texts_are_decoded_on_a_codec_thread_whose_error_ends_the_call(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference, "LARGE_BYTES", LARGE_BYTES)
     texts = pb.TextSequences(texts=["?"] * (FEW_TEXTS + 1))
     call = world.started()
     call.deliver(pb.AttendRequest(model_name=TEXT, text=texts).SerializeToString())
