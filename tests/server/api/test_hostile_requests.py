@@ -53,7 +53,7 @@ def decode(made: Made, models: Callable[[str, str], LoadedModel], limits: Limits
     if made.method not in (ATTEND, INFER):
         size, body = (made.headers or {}).get(JSON_SIZE, ""), bytearray(made.data)
         own = min(int(size), len(body)) if size.isdecimal() else len(body)
-        schemas.reserve(body, own, 64 * MIB, budget.reserve(0))
+        budget.reserve(schemas.memory_of(body, own))
         http_infer.decode(body, own, "m", "", 64 * MIB, budget.reserve(0))
         return
     allowance = Allowance(limits, budget.reserve(len(made.data)))
