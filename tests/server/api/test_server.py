@@ -158,8 +158,10 @@ def test_a_socket_answers_as_the_port_does_and_its_calls_outlast_a_drain(path: P
     first, second = [attend(channel, 3).result() for channel in serving.channels]
     assert first == second
     assert serving.server.load().connections == 2
+    second = RpcServer(dataclasses.replace(OPTIONS, unix_socket=path), Calls())
     with pytest.raises(BindError, match=f"{path}: another process listens on it"):
-        RpcServer(dataclasses.replace(OPTIONS, unix_socket=path), Calls()).bind()
+        second.bind()
+    second.stop(0)
     calls = [attend(serving.channels[0], rows) for rows in range(1, 20)]
     assert answer(calls[0]) == [1]
     serving.server.stop(PATIENCE_SECONDS)
