@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { type Answer, allowedPairs, type Mask, type Pattern } from "../src/answer.js";
 import { difference, whyIncomparable } from "../src/difference.js";
+import { moved } from "../src/elements.js";
 import { embedded } from "../src/embedded.js";
 import { decode, type Model, Refusal, sentence } from "../src/server.js";
 import { Shown } from "../src/shown.js";
@@ -97,6 +98,13 @@ test("the reach of the colours", () => {
   assert.equal(new Shown(answer(), new Float32Array(36)).reach("shown", 0, 0), 1);
 });
 
+test("keys move within a grid", () => {
+  const press = (key: string): unknown =>
+    moved({ key, preventDefault: () => undefined } as KeyboardEvent, [1, 1], [2, 3]);
+  const found = ["ArrowUp", "ArrowDown", "ArrowRight", "Home", "End", "a"].map(press);
+  assert.deepEqual(found, [[0, 1], [1, 1], [1, 2], [1, 0], [1, 2], null]);
+});
+
 test("labels and numbers", () => {
   assert.deepEqual(
     [label(" the"), label("\n"), label("  "), label("a".repeat(20))],
@@ -164,14 +172,14 @@ test("a text with too many tokens is refused with the numbers", () => {
   );
 });
 
-for (const [status, said, retry, expected] of [
-  [401, "", null, "The server needs a valid token: enter it in the field “Bearer token” and try again."],
-  [403, "no right", null, "The token does not permit this. It says: no right"],
-  [404, "gone", null, "The server does not have this model any more: list the models again. It says: gone"],
-  [429, "queue", "3", "The server is at a limit: try again in 3 s. It says: queue"],
-  [503, "", null, "The server is overloaded or restarting: try again in a moment."],
-  [418, "", null, "The server failed with status 418."],
-] as const)
-  test(`status ${status} is a sentence`, () => {
+test("each status is a sentence", () => {
+  for (const [status, said, retry, expected] of [
+    [401, "", null, "The server needs a valid token: enter it in the field “Bearer token” and try again."],
+    [403, "no right", null, "The token does not permit this. It says: no right"],
+    [404, "gone", null, "The server does not have this model any more: list the models again. It says: gone"],
+    [429, "queue", "3", "The server is at a limit: try again in 3 s. It says: queue"],
+    [503, "", null, "The server is overloaded or restarting: try again in a moment."],
+    [418, "", null, "The server failed with status 418."],
+  ] as const)
     assert.equal(sentence(status, said, retry), expected);
-  });
+});
