@@ -107,7 +107,7 @@ def test_http_and_each_of_two_workers_export_the_spans_of_sampled_calls(
         for _ in range(32):  # all of them reach the same worker with a probability of 1 in 2 ** 31
             with grpc.insecure_channel(server.target, [("grpc.use_local_subchannel_pool", 1)]) as channel:
                 call = AttentionServiceStub(channel).Attend
-                call(attend_request([2]), timeout=60, metadata=[("traceparent", parent)])
+                call(attend_request([2]), timeout=60, metadata=(("traceparent", parent),))
         (request,) = collector.wait_for(ROUTE)
         collector.wait_for(INFER)
         assert server.stop() == 0

@@ -15,7 +15,7 @@ from attention_serving.export.precision import Precision
 from attention_serving.model.presets import PRESETS, build_preset
 from scripts import export_demo_models as demo
 from tests.support import tables
-from tests.support.artifacts import ModelSet
+from tests.support.artifacts import Job, ModelSet
 
 ENCODER = "encoder"
 # The scores of the examples with uniform weights exceed 100; at that size fp32 keeps four decimals.
@@ -62,7 +62,7 @@ HERE = Path(__file__)
 DEMO = ModelSet(
     "demo", [partial(demo.export_demo_model, name) for name in demo.DEMO_MODELS], [Path(demo.__file__)]
 )
-MODULES = [
+MODULES: list[Job] = [
     partial(export_lowered, "self-attention", Precision.FP16),
     partial(export_lowered, "multi-head-64x4", Precision.INT8),
     export_encoder,
