@@ -49,13 +49,13 @@ def _field(field: FieldDescriptor) -> dict[str, Any]:
     return _array(kind) if field.is_repeated and kind is not OBJECT else kind
 
 
-OUTPUT = _object(name=STRING, datatype=STRING, shape=_array(INTEGER), parameters=OBJECT, data=_array({}))
-INFERENCE = _object(model_name=STRING, model_version=STRING, id=STRING, parameters=OBJECT)
-EMBEDDING = _object(object=STRING, index=INTEGER, embedding={"type": ["array", "string"]})
 ENCODER = _object(id=STRING, object=STRING, created=INTEGER, owned_by=STRING)
+EMBEDDING = _object(object=STRING, index=INTEGER, embedding={"type": ["array", "string"]})
+OUTPUT = _object(name=STRING, datatype=STRING, shape=_array(INTEGER), parameters=OBJECT, data=_array({}))
+NAMES = {"model_name": STRING, "model_version": STRING, "id": STRING}
 # Replies that are not the messages of gRPC.
 REPLIES = {
-    "ModelInfer": {"allOf": [INFERENCE, _object(outputs=_array(OUTPUT))]},
+    "ModelInfer": _object(**NAMES, parameters=OBJECT, outputs=_array(OUTPUT)),
     "Embeddings": _object(
         object=STRING, data=_array(EMBEDDING), model=STRING, usage=OBJECT, truncated=_array(INTEGER)
     ),

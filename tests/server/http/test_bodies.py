@@ -1,36 +1,32 @@
 """Bodies: sizes, compression, slowness; and that a large one delays nobody else."""
 
 import gzip
-import http.client
 import json
 import threading
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from attention_serving.server.http.exchange import LARGE_BYTES, run
 from attention_serving.server.http.server import MAX_CHUNKS
-from tests.server.http.clients import HOST, INFER, MAX_BYTES, REQUEST, answer_on, ask, connected, head
+from tests.server.http.clients import INFER, MAX_BYTES, REQUEST, answer_on, ask, connected, head
 from tests.server.http.scripted import Scripted, front
-from tests.server.seams import PATIENCE_SECONDS
 
 
 @pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
-def test_a_body_that_is_too_large(port: int, chunked: bool) -> None:
-    body: Any = iter([bytes(MAX_BYTES), b"1"]) if chunked else bytes(MAX_BYTES + 1)
-    answer = ask(port, INFER, body)
+def test_the_size_of_a_body(port: int, chunked: bool) -> None:
+    def sent(size: int) -> Any:
+        return ask(port, INFER, iter([b" " * (size - 1), b" "]) if chunked else b" " * size)
+
+    assert sent(MAX_BYTES).error.startswith("body: is not JSON")
+    answer = sent(MAX_BYTES + 1)
     assert answer.status == 413
     assert answer.error == f"the body is larger than the limit of {MAX_BYTES} bytes"
-
-
-@pytest.mark.usefixtures("scripted")
-def test_a_body_of_the_largest_size_is_read(port: int) -> None:
-    assert ask(port, INFER, b" " * MAX_BYTES).error.startswith("body: is not JSON")
 
 
 @pytest.mark.usefixtures("scripted")
@@ -123,49 +119,27 @@ async def test_work_on_large_bodies_leaves_the_event_loop() -> None:
     assert await run(LARGE_BYTES + 1, threading.get_ident) != own
 
 
-class Stalled:
-    """A decompressor that takes as long as it has to."""
+@pytest.mark.usefixtures("scripted")
+def test_decompression_leaves_the_event_loop(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
 
-    def __init__(self) -> None:
-        self.begun, self.released = threading.Event(), threading.Event()
-        self.unused_data, self.unconsumed_tail, self.eof = b"", b"", True
-
-    def __call__(self, _window: int) -> "Stalled":
-        return self
-
-    def decompress(self, _data: bytes, _most: int) -> bytes:
-        self.begun.set()
-        assert self.released.wait(PATIENCE_SECONDS)
+    def decompress(_data: bytes, _most: int) -> bytes:
+        threads.append(threading.current_thread().name)
         return b"{}"
 
-
-@pytest.mark.usefixtures("scripted")
-def test_a_compressed_body_does_not_delay_others(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    stalled = Stalled()
-    monkeypatch.setattr(zlib, "decompressobj", stalled)
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, port, INFER, b"{}", {"Content-Encoding": "gzip"})
-        assert stalled.begun.wait(PATIENCE_SECONDS)
-        assert ask(port, "/v2/health/live").status == 200
-        stalled.released.set()
-        assert asked.result().status == 400
+    decoder = SimpleNamespace(decompress=decompress, unused_data=b"", unconsumed_tail=b"", eof=True)
+    monkeypatch.setattr(zlib, "decompressobj", lambda _window: decoder)
+    assert ask(port, INFER, b"{}", {"Content-Encoding": "gzip"}).status == 400
+    assert threads == ["large-bodies_0"]
 
 
-@pytest.mark.parametrize(
-    "start",
-    [
-        head(INFER, "Content-Length: 100"),
-        head(INFER, "Content-Length: 100") + b'{"inputs": ',
-        head(INFER, "Transfer-Encoding: chunked") + b"1\r\n \r\n",
-    ],
-    ids=["nothing of it", "a part of it", "a chunk"],
-)
-def test_a_body_that_does_not_arrive(shared_scripted: Scripted, start: bytes) -> None:
+@pytest.mark.parametrize("sent", [b"", b'{"inputs": '], ids=["nothing of it", "a part of it"])
+def test_a_body_that_does_not_arrive(shared_scripted: Scripted, sent: bytes) -> None:
     error = "the head"
     with front(shared_scripted, message_timeout_seconds=0.2) as running:
         while error.startswith("the head"):  # on a busy machine, it may be late too
             with connected(running.port) as connection:
-                connection.sendall(start)
+                connection.sendall(head(INFER, "Content-Length: 100") + sent)
                 answer = answer_on(connection)
                 error = answer.error
                 assert answer.status == 408
@@ -175,15 +149,15 @@ def test_a_body_that_does_not_arrive(shared_scripted: Scripted, start: bytes) ->
 
 
 def test_a_body_that_trickles(shared_scripted: Scripted) -> None:
-    with front(shared_scripted, message_timeout_seconds=0.5) as running:
-        connection = http.client.HTTPConnection(HOST, running.port, timeout=PATIENCE_SECONDS)
-        connection.putrequest("POST", INFER)
-        connection.putheader("Transfer-Encoding", "chunked")
-        connection.endheaders()
-        connection.sock.settimeout(0.02)
-        while True:
-            connection.send(b"1\r\n \r\n")
+    with (
+        front(shared_scripted, message_timeout_seconds=0.5) as running,
+        connected(running.port) as connection,
+    ):
+        connection.sendall(head(INFER, "Transfer-Encoding: chunked"))
+        connection.settimeout(0.02)
+        received = b""
+        while not received:
+            connection.sendall(b"1\r\n \r\n")
             with suppress(TimeoutError):
-                assert b" 408 " in connection.sock.recv(4096)
-                break
-        connection.close()
+                received = connection.recv(4096)
+        assert b" 408 " in received

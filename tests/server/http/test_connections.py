@@ -75,28 +75,18 @@ def test_bad_heads(port: int, start: bytes) -> None:
         assert is_closed(connection)
 
 
-def test_a_bad_request_behind_a_good_one_does_not_take_its_answer(
-    port: int, scripted: Scripted, blocked: Blocked
+@pytest.mark.parametrize(("behind", "answered"), [(b"nonsense\r\n\r\n", 1), (20 * LIVE, 17)])
+def test_requests_that_are_refused_behind_one_in_progress_do_not_take_its_answer(
+    port: int, scripted: Scripted, blocked: Blocked, behind: bytes, answered: int
 ) -> None:
+    """One that is not valid, and more than a connection may have."""
     with connected(port) as connection:
         post(connection)
         scripted.next()
-        connection.sendall(b"nonsense\r\n\r\n")
-        blocked.release()
-        assert answer_on(connection).status == 200
-        assert is_closed(connection)
-
-
-def test_more_requests_on_a_connection_than_it_may_have(
-    port: int, scripted: Scripted, blocked: Blocked
-) -> None:
-    with connected(port) as connection:
-        post(connection)
-        scripted.next()
-        connection.sendall(20 * LIVE)
+        connection.sendall(behind)
         blocked.release()
         received = b"".join(iter(lambda: connection.recv(1 << 16), b""))  # until it is closed
-        assert received.count(b"HTTP/1.1 200 ") == received.count(b"HTTP/1.1 ") == 17
+        assert received.count(b"HTTP/1.1 200 ") == received.count(b"HTTP/1.1 ") == answered
 
 
 @pytest.mark.usefixtures("scripted")
@@ -161,19 +151,14 @@ def test_the_time_of_a_head(shared_scripted: Scripted) -> None:
         assert answer_on(later).status == 408
 
 
-def test_bodies_that_do_not_arrive_take_no_places(scripted: Scripted, port: int) -> None:
-    """More requests than places announce a body and send one byte of it: all of 10 others are served."""
-    with ExitStack() as stack:
-        for _ in range(20):
-            slow = stack.enter_context(connected(port))
-            slow.sendall(head(INFER, "Content-Length: 100") + b"{")
-        assert [ask(port, INFER, REQUEST).status for _ in range(10)] == 10 * [200]
-    assert scripted.calls.qsize() == 10
-
-
-def test_connections_that_wait_for_their_clients_make_room(shared_scripted: Scripted) -> None:
+def test_connections_that_wait_for_their_clients_make_room_and_take_no_places(
+    shared_scripted: Scripted,
+) -> None:
     begun = (b"", b"POST /v2/mo", head(INFER, "Content-Length: 100") + b"{", LIVE)
-    with front(shared_scripted, max_connections=8) as running, ExitStack() as stack:
+    with (
+        front(shared_scripted, max_connections=8, max_concurrent_calls=1) as running,
+        ExitStack() as stack,
+    ):
         for start in 3 * begun:
             slow = stack.enter_context(connected(running.port))
             slow.sendall(start)

@@ -13,35 +13,31 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from tests.server.http.clients import ask
 from tests.server.http.scripted import Scripted
 
-PATH = "/v1/embeddings"
+PATH, INVALID = "/v1/embeddings", "invalid_request_error"
 ROWS = np.arange(4, dtype=np.float32).reshape(2, 2)
 REPLY = pb.AttendResponse(
     context_vectors=pb.VectorSequences(data=ROWS.tobytes(), width=2, lengths=[1, 1]), token_counts=[3, 4]
 )
-TWO_TOKENS = {"token_ids": pb.TokenSequences(ids=[1, 2, 3], lengths=[2, 1])}
+
+
+TEXTS = pb.TextSequences(texts=["a", "b"], prompt="query", truncate=False)
 
 
 @pytest.mark.parametrize(
     ("members", "fields"),
     [
         ({"input": "a"}, {"text": pb.TextSequences(texts=["a"])}),
-        (
-            {"input": ["a", "b"], "prompt": "query", "truncate": False, "dimensions": 8},
-            {
-                "text": pb.TextSequences(texts=["a", "b"], prompt="query", truncate=False),
-                "embedding": pb.EmbeddingOptions(dimensions=8),
-            },
-        ),
-        ({"input": [1, 2]}, {"token_ids": pb.TokenSequences(ids=[1, 2], lengths=[2])}),
-        ({"input": [[1, 2], [3]], "user": "someone"}, TWO_TOKENS),
+        ({"input": ["a", "b"], "prompt": "query", "truncate": False}, {"text": TEXTS}),
+        ({"input": [1, 2], "user": "someone"}, {"token_ids": pb.TokenSequences(ids=[1, 2], lengths=[2])}),
+        ({"input": [[1, 2], [3]]}, {"token_ids": pb.TokenSequences(ids=[1, 2, 3], lengths=[2, 1])}),
     ],
     ids=["text", "texts", "tokens", "lists of tokens"],
 )
 def test_requests(scripted: Scripted, port: int, members: dict[str, Any], fields: dict[str, Any]) -> None:
     scripted.answer("Attend", REPLY)
-    assert ask(port, PATH, {"model": "m", **members}).status == 200
-    expected = pb.AttendRequest(model_name="m", **{"embedding": pb.EmbeddingOptions(), **fields})
-    assert scripted.next().request == expected
+    assert ask(port, PATH, {"model": "m", "dimensions": 8, **members}).status == 200
+    options = pb.EmbeddingOptions(dimensions=8)
+    assert scripted.next().request == pb.AttendRequest(model_name="m", embedding=options, **fields)
 
 
 @pytest.mark.parametrize("form", ["float", "base64"])
@@ -94,16 +90,11 @@ def test_wrong_requests(
 @pytest.mark.parametrize(
     ("code", "details", "status", "error"),
     [
-        ("NOT_FOUND", "model 'm' does not exist", 404, ("invalid_request_error", None, "model_not_found")),
-        ("UNAUTHENTICATED", "who?", 401, ("invalid_request_error", None, "invalid_api_key")),
+        ("NOT_FOUND", "model 'm' does not exist", 404, (INVALID, None, "model_not_found")),
+        ("UNAUTHENTICATED", "who?", 401, (INVALID, None, "invalid_api_key")),
         ("RESOURCE_EXHAUSTED", "busy", 429, ("rate_limit_error", None, "rate_limit_exceeded")),
-        ("INVALID_ARGUMENT", "text: is long", 400, ("invalid_request_error", "input", None)),
-        (
-            "FAILED_PRECONDITION",
-            "embedding: m is not a text encoder",
-            400,
-            ("invalid_request_error", "model", None),
-        ),
+        ("INVALID_ARGUMENT", "text: is long", 400, (INVALID, "input", None)),
+        ("FAILED_PRECONDITION", "embedding: m is not a text encoder", 400, (INVALID, "model", None)),
         ("INTERNAL", "failed", 500, ("server_error", None, None)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

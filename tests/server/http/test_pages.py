@@ -57,11 +57,3 @@ def test_the_examples_of_the_page_run(artifacts: Path, tmp_path: Path) -> None:
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
             assert done.returncode == 0, done.stderr
     assert done.stdout == "(2, 3, 16) [3 3]\n"
-
-
-@pytest.mark.parametrize("path", sorted({route.paths[0] for route in ROUTES}))
-def test_the_page_names_the_route(path: str) -> None:
-    routes = PAGE.partition("## Routes")[2].partition("## Tensors")[0]
-    path = path.replace("cudasharedmemory", "systemsharedmemory")
-    ends = re.findall(r"\.\.\.(/\w+)", routes)
-    assert path in re.findall(r"/v[12][\w/{}]*", routes) or any(path.endswith(end) for end in ends)

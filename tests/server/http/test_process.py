@@ -5,7 +5,6 @@ import os
 import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 import grpc
 import pytest
 
-from attention_serving.server.http.child import http_process, options_of
+from attention_serving.server.http.child import options_of
 from attention_serving.server.settings import Settings
 from tests.chaos.process import readings, reset_peak
 from tests.server.http.clients import HOST, REQUEST, answer_on, ask, connected, head
@@ -80,36 +79,16 @@ def test_it_serves_is_replaced_drains_and_ends(service: Watched) -> None:
 
 
 @pytest.mark.thorough
-def test_several_workers_have_one(artifacts: Path, tmp_path: Path) -> None:
-    """It is replaced if it does not answer, and ends with a server that is killed."""
-    with watched(
-        artifacts, tmp_path, "--http-port=0", "--workers=2", "--worker-timeout-seconds=2"
-    ) as service:
-        port = http_port(service)
-        assert ask(port, PATH, REQUEST).status == 200
-        os.kill(http_pid(service), signal.SIGSTOP)
-        service.until(
-            " ERROR http process ended .*reason='http process did not answer for .* and was killed' "
-        )
-        second = http_pid(service, 2)
+def test_it_ends_with_the_supervisor_of_workers_that_is_killed(artifacts: Path, tmp_path: Path) -> None:
+    with watched(artifacts, tmp_path, "--http-port=0", "--workers=2") as service:
+        port, pid = http_port(service), http_pid(service)
         assert ask(port, PATH, REQUEST).status == 200
         service.stop(signal.SIGKILL)
         service.process.wait(timeout=60)
         until = time.monotonic() + 30
-        while is_running(second):
+        while is_running(pid):
             assert time.monotonic() < until
             time.sleep(0.05)
-
-
-@pytest.mark.thorough
-def test_a_port_in_use_ends_the_server_before_models_load(artifacts: Path, tmp_path: Path) -> None:
-    with socket.create_server((HOST, 0)) as other:
-        port = other.getsockname()[1]
-        with watched(artifacts, tmp_path, f"--http-port={port}") as service:
-            assert service.process.wait(timeout=60) == 1
-            log = service.rest()
-    assert f"cannot listen on {HOST}:{port} for HTTP: Address already in use" in log
-    assert " loading " not in log
 
 
 class FrontProcess(NamedTuple):
@@ -177,10 +156,6 @@ def test_compressed_bodies_do_not_take_more_memory_than_is_reserved(scripted: Sc
 def test_the_target_of_a_server(given: dict[str, object], target: str, connections: int) -> None:
     options = options_of(Settings.model_validate({"model_repository": ".", **given}), 7)
     assert options.targets == (target,) * connections
-
-
-def test_http_is_off_by_default() -> None:
-    assert http_process(Settings.model_validate({"model_repository": "."}), 7, ()) is None
 
 
 @pytest.mark.thorough
