@@ -8,13 +8,12 @@ import hashlib
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple, Self, TypeVar
 
 import grpc
 import orjson
 from google.protobuf.wrappers_pb2 import StringValue
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
@@ -38,6 +37,8 @@ WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 PIECE_BYTES = 1 << 18
 # How long the rest of a refused body is read, so that a client that writes all of it first sees the answer.
 DISCARD_SECONDS = 5.0
+# In place of a timeout, if there is nothing to wait for: a timer costs more than a step that does not wait.
+AT_ONCE = nullcontext[None]()
 # More than this takes noticeable time to parse or encode, which is then done on another thread; and a larger
 # body is worth a question to the gRPC server before it is read.
 LARGE_BYTES = 1 << 16
@@ -45,6 +46,7 @@ LARGE_BYTES = 1 << 16
 CONNECTION = "connection"
 # The gRPC server refuses larger headers, and asks to try again. The rest is for the headers of gRPC itself.
 MAX_FORWARDED_BYTES = METADATA_BYTES - 512
+TRACES = PARENT.encode(), STATE.encode()
 # What a header counts for beside its name and value. Source: RFC 9113, section 6.5.2.
 HEADER_BYTES = 32
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -156,7 +158,7 @@ class Exchange:
         service: What all requests share.
         scope: The request, as ASGI describes it.
         parameters: The parameters of the path.
-        headers: The headers; of several with one name, the first counts.
+        headers: The headers; of several with one name, the first.
         record: What is noted of the request.
         memory: The memory of the request and its answer.
         body_complete: Whether all of the body has been read, or there is none.
@@ -177,7 +179,9 @@ class Exchange:
         self._cycle: Any = receive.__self__  # type: ignore[attr-defined]
         self.record = service.recorder.http_request(scope, route)
         self.parameters: dict[str, str] = scope.get("path_params", {})
-        self.headers = Headers(scope=scope)
+        # Of a header that is sent twice, the first counts.
+        sent = reversed(scope["headers"])
+        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in sent}
         self.memory = Reservation(service.budget)
         self.status = 0
         self._connection = scope["state"][CONNECTION]
@@ -263,7 +267,7 @@ class Exchange:
             HTTPException: The headers are larger than the gRPC server takes.
         """
         # Traces are passed on, unless this process makes spans of its own.
-        traces = self.record.traced or self._forwarded(PARENT, STATE)
+        traces = self.record.traced or self._forwarded(*TRACES)
         metadata = [(REQUEST_ID, self.record.request_id), *traces, *self._credentials()]
         if self.service.options.is_private and self.scope["client"]:  # on others, it is not believed
             host, port = self.scope["client"]
@@ -277,15 +281,16 @@ class Exchange:
     def _credentials(self) -> list[tuple[str, str | bytes]]:
         """The metadata that rights depend on, which are the business of the gRPC server."""
         names = self._connection.peer_identities
-        return [*self._forwarded("authorization"), *([peers.forward(names)] if names else [])]
+        return [*self._forwarded(b"authorization"), *([peers.forward(names)] if names else [])]
 
-    def _forwarded(self, *names: str) -> list[tuple[str, str | bytes]]:
+    def _forwarded(self, *names: bytes) -> list[tuple[str, str | bytes]]:
         found: list[tuple[str, str | bytes]] = []
-        for name, value in self.headers.items():
-            if name in names:
-                if not (value.isascii() and value.isprintable()):
+        for header, value in self.scope["headers"]:
+            if header in names:
+                name, text = header.decode(), value.decode("latin-1")
+                if not (text.isascii() and text.isprintable()):
                     raise InvalidRequestError(name, "contains characters other than printable ASCII")
-                found.append((name, value))
+                found.append((name, text))
         return found
 
     async def decoded(self, data: bytearray, json_size: int, decode: Callable[[bytearray], T]) -> T:
@@ -326,7 +331,8 @@ class Exchange:
         until = asyncio.get_running_loop().time() + seconds if seconds else None
         while not self.body_complete:
             try:
-                async with asyncio.timeout_at(until):
+                has_arrived = self._cycle.message_event.is_set()
+                async with AT_ONCE if has_arrived else asyncio.timeout_at(until):
                     chunk = await self._chunk()
             except TimeoutError:
                 raise HTTPException(408, f"the body did not arrive within {seconds:g} seconds") from None
@@ -417,7 +423,8 @@ class Exchange:
 
     async def _write(self, body: bytes | memoryview, *, more_body: bool) -> None:
         try:
-            async with asyncio.timeout(self.service.settings.message_timeout_seconds or None):
+            seconds = self.service.settings.message_timeout_seconds or None
+            async with asyncio.timeout(seconds) if self._cycle.flow.write_paused else AT_ONCE:
                 await self._send({"type": "http.response.body", "body": body, "more_body": more_body})
         except TimeoutError:
             self._cycle.transport.abort()

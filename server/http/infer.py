@@ -20,7 +20,7 @@ from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.types import Array
 from attention_serving.server.http import schemas
 from attention_serving.server.http.exchange import Exchange, Reply, run
-from attention_serving.server.http.schemas import NOT_FINITE, InferenceRequest, InputTensor, value_of
+from attention_serving.server.http.schemas import NOT_FINITE, InferenceRequest, InputTensor, values_of
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 HEADER_LENGTH, BINARY_MEDIA_TYPE = "inference-header-content-length", "application/octet-stream"
@@ -57,7 +57,6 @@ class Head:
             the JSON, their size.
         binary: Whether outputs are sent as binary data if they say nothing else.
         outputs: The same for single outputs.
-        shared: Outputs that the server writes to shared memory.
         timeout_seconds: How long the call may take; None if the request does not say.
     """
 
@@ -65,7 +64,6 @@ class Head:
     contents: tuple[tuple[str, bytes | int], ...]
     binary: bool
     outputs: Mapping[str, bool]
-    shared: frozenset[str]
     timeout_seconds: float | None
 
 
@@ -143,15 +141,12 @@ def _json_size(header: str, most: int) -> int:
 def _read_head(json: bytes | bytearray, model: str, version: str) -> Head:
     request = schemas.parse(json, InferenceRequest)
     message = pb.ModelInferRequest(model_name=model, model_version=version, id=request.id)
-    binary = _taken_flag(request.parameters, BINARY_DATA_OUTPUT, "parameters")
+    binary = _taken_flag(request.parameters, BINARY_DATA_OUTPUT, "parameters", default=False)
     _set_parameters(message.parameters, request.parameters, "parameters")
-    outputs, shared = {}, set()
+    outputs = {}
     for index, output in enumerate(request.outputs):
         field = f"outputs[{index}].parameters"
-        if BINARY_DATA in output.parameters:
-            outputs[output.name] = _taken_flag(output.parameters, BINARY_DATA, field)
-        if SHARED_MEMORY in output.parameters:
-            shared.add(output.name)
+        outputs[output.name] = _taken_flag(output.parameters, BINARY_DATA, field, default=binary)
         _set_parameters(message.outputs.add(name=output.name).parameters, output.parameters, field)
     contents = [
         (tensor.name, content)
@@ -160,14 +155,14 @@ def _read_head(json: bytes | bytearray, model: str, version: str) -> Head:
     ]
     timeout = request.parameters.get(TIMEOUT)  # in microseconds; the server refuses other types
     seconds = timeout / 1e6 + TIMEOUT_MARGIN_SECONDS if type(timeout) is int and timeout > 0 else None
-    return Head(message.SerializeToString(), tuple(contents), binary, outputs, frozenset(shared), seconds)
+    return Head(message.SerializeToString(), tuple(contents), binary, outputs, seconds)
 
 
 _known_head = lru_cache(KNOWN_HEADS)(_read_head)
 
 
-def _taken_flag(parameters: dict[str, Any], name: str, field: str) -> bool:
-    value = parameters.pop(name, False)
+def _taken_flag(parameters: dict[str, Any], name: str, field: str, *, default: bool) -> bool:
+    value = parameters.pop(name, default)
     if not isinstance(value, bool):
         raise InvalidRequestError(f"{field}[{name}]", "must be true or false")
     return value
@@ -214,16 +209,18 @@ def encode(reply: bytes, head: Head, reservation: Reservation) -> Reply:
     if message.id:
         document["id"] = message.id
     if message.parameters:
-        document["parameters"] = _parameters(message)
+        document["parameters"] = values_of(message.parameters)
     document["outputs"], binary = [], []
     for output, data in zip(message.outputs, message.raw_output_contents, strict=True):
-        name, parameters = output.name, _parameters(output)
+        name, parameters = output.name, values_of(output.parameters)
         found: dict[str, Any] = {"name": name, "datatype": output.datatype, "shape": list(output.shape)}
-        if name not in head.shared and head.outputs.get(name, head.binary):
+        if SHARED_MEMORY in parameters:
+            pass  # the server has written it there
+        elif head.outputs.get(name, head.binary):
             parameters[BINARY_DATA_SIZE] = len(data)
             reservation.add(len(data))
             binary.append(data)
-        elif name not in head.shared:
+        else:
             reservation.add(JSON_BYTES_PER_BYTE * len(data))
             found["data"] = to_json(f"outputs[{name}]", data, output.datatype)
         if parameters:
@@ -234,10 +231,6 @@ def encode(reply: bytes, head: Head, reservation: Reservation) -> Reply:
         return answer
     size = str(len(answer.parts[0]))
     return Reply([*answer.parts, *binary], headers={"content-type": BINARY_MEDIA_TYPE, HEADER_LENGTH: size})
-
-
-def _parameters(message: Any) -> dict[str, Any]:
-    return {name: value_of(value) for name, value in message.parameters.items()}
 
 
 def to_bytes(field: str, data: Any, datatype: str, shape: tuple[int, ...]) -> bytes:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from attention_serving.protos.inference.open_inference_pb2 import DESCRIPTOR
 from attention_serving.server.http import embeddings, infer, schemas
 from attention_serving.server.http.exchange import TIMEOUT_SECONDS, Exchange, Reply
-from attention_serving.server.http.schemas import Body, to_json, value_of
+from attention_serving.server.http.schemas import Body, to_json, values_of
 
 Handler: TypeAlias = "Callable[[Exchange], Awaitable[Reply]]"
 
@@ -97,7 +97,7 @@ def _trace_settings(reply: Any) -> dict[str, Any]:
 
 
 def _log_settings(reply: Any) -> dict[str, Any]:
-    return {name: value_of(setting) for name, setting in reply.settings.items()}
+    return values_of(reply.settings)
 
 
 def regions(reply: Any) -> list[Any]:

@@ -286,7 +286,7 @@ def _value(value: Any, field: FieldDescriptor) -> Any:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
-def value_of(message: Any) -> Any:
-    """The value of a message with the oneof `parameter_choice`; None if it has none."""
-    choice = message.WhichOneof("parameter_choice")
-    return None if choice is None else getattr(message, choice)
+def values_of(messages: Any) -> dict[str, Any]:
+    """The values of a map to messages with the oneof `parameter_choice`; None for those without one."""
+    found = {name: message.WhichOneof("parameter_choice") for name, message in messages.items()}
+    return {name: choice and getattr(messages[name], choice) for name, choice in found.items()}

@@ -68,8 +68,8 @@ class Connection(HttpToolsProtocol):
     # Bytes that the parser has received since the last ones that it has passed on.
     _unparsed = 0
     _chunks = 0
-    # When the connection, its request or its idle time began.
-    _began = 0.0
+    # When the connection, its request or its idle time began; and whether the time of its head runs.
+    _began, _awaits_head = 0.0, False
 
     def __init__(self, settings: Settings, *arguments: Any) -> None:
         """Creates the protocol of a connection, with uvicorn's own arguments after the settings."""
@@ -109,11 +109,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(cause if isinstance(cause, HTTPException) else _invalid(400, str(error)))
         except HTTPException as error:
             self._refuse(error)
-
-    def on_message_begin(self) -> None:
-        """A request begins. The time of the first one began with the connection."""
-        super().on_message_begin()
-        if self.cycle is not None:
+        if self._in_head and self._unparsed and not self._awaits_head:
             self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -125,7 +121,8 @@ class Connection(HttpToolsProtocol):
         """Checks the head, and begins to answer the request."""
         self._check_head()
         super().on_headers_complete()
-        self._in_head, self._unparsed, self._chunks = False, 0, 0
+        self._in_head, self._awaits_head, self._unparsed, self._chunks = False, False, 0, 0
+        self._began = time.monotonic()
         self._unset_keepalive_if_required()
 
     def on_chunk_header(self) -> None:
@@ -154,7 +151,7 @@ class Connection(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         """Ends the connection if the head does not arrive in time. uvicorn's timer is not used meanwhile."""
-        self._began = time.monotonic()
+        self._began, self._awaits_head = time.monotonic(), True
         self._unset_keepalive_if_required()
         if seconds := self._settings.message_timeout_seconds:
             error = HTTPException(408, f"the head of the request did not arrive within {seconds:g} seconds")

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -111,36 +111,15 @@ class Blocked:
         self._released.set()
 
 
-class Front:
-    """A running HTTP server.
+class Front(NamedTuple):
+    """A running HTTP server."""
 
-    Attributes:
-        port: Its port.
-    """
-
-    def __init__(self, options: HttpOptions) -> None:
-        sockets = listen(HOST, 0)
-        self.port: int = sockets[0].getsockname()[1]
-        self._server: HttpServer | None = None
-        created = threading.Event()
-
-        async def serve() -> None:
-            self._server = HttpServer(options)
-            created.set()
-            await self._server.serve(sockets)
-
-        self._thread = threading.Thread(target=lambda: asyncio.run(serve()))
-        self._thread.start()
-        assert created.wait(PATIENCE_SECONDS)
+    port: int
+    server: HttpServer
 
     def drain(self) -> None:
         """Asks it to end."""
-        assert self._server is not None
-        self._server.should_exit = True
-
-    def join(self) -> None:
-        """Waits until it has ended."""
-        self._thread.join()
+        self.server.should_exit = True
 
 
 @contextmanager
@@ -150,11 +129,19 @@ def front(
     """Serves HTTP in front of a gRPC server with some settings until the block ends."""
     targets = (target if isinstance(target, str) else f"{HOST}:{target.port}",)
     settings = Settings.model_validate({"model_repository": ".", "grace_seconds": 5, **given})
-    running = Front(
-        HttpOptions(settings=settings, targets=targets, is_private=is_private, authorize=authorize)
-    )
+    options = HttpOptions(settings=settings, targets=targets, is_private=is_private, authorize=authorize)
+    sockets, created = listen(HOST, 0), Future[HttpServer]()
+    port = sockets[0].getsockname()[1]
+
+    async def serve() -> None:
+        created.set_result(HttpServer(options))
+        await created.result().serve(sockets)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    running = Front(port, created.result(PATIENCE_SECONDS))
     try:
         yield running
     finally:
         running.drain()
-        running.join()
+        thread.join()

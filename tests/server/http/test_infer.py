@@ -76,7 +76,7 @@ def test_a_body_becomes_raw_contents() -> None:
     assert list(request.raw_input_contents) == [QUERY.tobytes(), (-QUERY).tobytes(), texts]
     assert dict(request.outputs[0].parameters) == {"datatype": Choice(string_param="FP16")}
     assert set(request.outputs[1].parameters) == set(SHARED)
-    assert (head.binary, head.outputs, head.shared) == (True, {"x": False}, {"y"})
+    assert (head.binary, head.outputs) == (True, {"x": False, "y": True})
     assert head.timeout_seconds == pytest.approx(1, abs=0.1)  # the server's own timeout comes first
 
 

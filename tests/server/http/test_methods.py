@@ -11,6 +11,9 @@ from google.rpc import error_details_pb2, status_pb2
 from tritonclient import http as triton
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.http.child import HttpOptions
+from attention_serving.server.http.exchange import Service
+from attention_serving.server.settings import Settings
 from tests.server.http.clients import HOST, INFER, REQUEST, ask
 from tests.server.http.scripted import Scripted
 
@@ -196,6 +199,17 @@ def test_retry_info_becomes_retry_after(scripted: Scripted, port: int) -> None:
     scripted.behaviours["ServerMetadata"] = fail
     answer = ask(port, "/v2")
     assert (answer.status, answer.headers["retry-after"]) == (429, "7")
+
+
+async def test_the_connection_with_the_fewest_calls_is_next_and_equal_ones_take_turns() -> None:
+    settings = Settings.model_validate({"model_repository": "."})
+    service = Service(HttpOptions(settings=settings, targets=(f"{HOST}:1",) * 2))
+    one, other = service.channel(), service.channel()
+    assert one is not other
+    assert service.channel() is one
+    service.calls[one] += 1
+    assert [service.channel() for _ in range(2)] == [other, other]
+    await service.close()
 
 
 def test_rights_and_traces_are_passed_on_and_no_other_headers(scripted: Scripted, port: int) -> None:
