@@ -422,12 +422,14 @@ class Exchange:
         await self._write(b"", more_body=False)
 
     async def _write(self, body: bytes | memoryview, *, more_body: bool) -> None:
+        message = {"type": "http.response.body", "body": body, "more_body": more_body}
+        seconds = self.service.settings.message_timeout_seconds or None
         try:
-            seconds = self.service.settings.message_timeout_seconds or None
             async with asyncio.timeout(seconds) if self._cycle.flow.write_paused else AT_ONCE:
-                await self._send({"type": "http.response.body", "body": body, "more_body": more_body})
+                await self._send(message)
         except TimeoutError:
             self._cycle.transport.abort()
+            await self._send(message)  # returns once uvicorn knows that the connection is lost
             raise ClientDisconnect from None
 
 

@@ -209,7 +209,7 @@ def test_a_client_that_leaves_cancels_its_call(
     until_served(port)
 
 
-def test_a_client_that_does_not_read_is_cut_off(scripted: Scripted) -> None:
+def test_a_client_that_does_not_read_is_cut_off(scripted: Scripted, caplog: pytest.LogCaptureFixture) -> None:
     data = bytes(32 << 20)
     output = pb.ModelInferResponse.InferOutputTensor(name="a", datatype="UINT8", shape=[len(data)])
     scripted.answer("ModelInfer", pb.ModelInferResponse(outputs=[output], raw_output_contents=[data]))
@@ -223,6 +223,7 @@ def test_a_client_that_does_not_read_is_cut_off(scripted: Scripted) -> None:
         scripted.next()
         scripted.behaviours.clear()
         until_served(running.port)  # the only place is free again
+    assert "ASGI" not in caplog.text
 
 
 def test_a_drain_answers_what_is_in_progress(scripted: Scripted, blocked: Blocked) -> None:

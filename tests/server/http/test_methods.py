@@ -18,7 +18,7 @@ from tests.server.http.clients import HOST, INFER, REQUEST, ask
 from tests.server.http.scripted import Scripted
 
 LOAD = "/v2/repository/r/models/m/load"
-REGION = {"name": "a", "key": "/a", "offset": 8, "byte_size": 64}
+REGION: dict[str, Any] = {"name": "a", "key": "/a", "offset": 8, "byte_size": 64}
 HANDLE = b"\0\1"
 TRACES = {"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": "9", "trace_file": None}
 Traces, Trace = pb.TraceSettingRequest, pb.TraceSettingRequest.SettingValue
