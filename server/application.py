@@ -9,14 +9,14 @@ from contextlib import ExitStack, closing
 from attention_serving.server.canary import Canary
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.control import ChangeKind, ModelChange
+from attention_serving.server.engine.models.control import ChangeKind, ModelChange, ModelControl
 from attention_serving.server.engine.run import cuda
 from attention_serving.server.engine.run.provider import Provider, ProviderError
 from attention_serving.server.errors import DeviceError
 from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.http.child import HttpProcess, http_process, needs_private_sockets
+from attention_serving.server.initial_models import initial_models, load_models, model_store
 from attention_serving.server.machine import temporary_folder
-from attention_serving.server.model_control import initial_models, load_models, model_control, model_store
 from attention_serving.server.observe.logs import Recorder
 from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector
@@ -142,7 +142,9 @@ class Application:
             metrics.loaded(repository)
             server.show_models()
 
-        control = model_control(settings, self._store, repository, changed, metrics.model_changed)
+        is_explicit = settings.model_control == "explicit"
+        report = metrics.model_changed
+        control = ModelControl(self._store, repository, changed, report, is_explicit=is_explicit)
         self._stack.callback(control.close)
         canary = Canary(repository, engine.load, control.withdraw, metrics.canary, settings.canary_seconds)
         self._stack.callback(canary.close)

@@ -5,7 +5,7 @@ ServerError
 ├── DeviceError    the execution provider that was asked for cannot be used
 ├── ExposureError  the address is public, and calls to it would not be encrypted
 ├── IdentityError  the tokens file or the keys of JSON Web Tokens cannot be used
-├── LoadError      no model can be served, or the keys to check models with are missing
+├── LoadError      the model repository cannot be read, or does not contain a model to serve
 ├── TlsError       a certificate, its key or the clients' authorities cannot be used
 └── WorkerError    a worker process ended before all workers were serving
 """
@@ -32,7 +32,7 @@ class IdentityError(ServerError):
 
 
 class LoadError(ServerError):
-    """No model can be served, or the keys to check models with are missing."""
+    """The model repository cannot be read, or does not contain a model to serve."""
 
 
 class TlsError(ServerError):

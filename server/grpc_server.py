@@ -16,8 +16,8 @@ from attention_serving.server.api.methods import HealthService, all_methods
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models.control import ModelControl
 from attention_serving.server.errors import BindError
-from attention_serving.server.model_control import ModelControl
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.tls.files import CurrentCertificates
 from attention_serving.server.transport import create_transport

@@ -30,7 +30,7 @@ from attention_serving.server.api.open_inference import service as open_inferenc
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import InvalidRequestError
-from attention_serving.server.model_control import ModelControl
+from attention_serving.server.engine.models.control import ModelControl
 from attention_serving.server.security.peers import ACCESS_CHECK, SEPARATOR
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call

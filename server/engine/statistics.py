@@ -154,17 +154,26 @@ class Durations:
 
 @dataclass(slots=True)
 class RunDurations:
-    """The parts of runs of one number of sequences."""
+    """How often runs of one number of sequences took place, and how long their parts took in total.
 
-    prepare: Durations = field(default_factory=Durations)
-    compute: Durations = field(default_factory=Durations)
-    split: Durations = field(default_factory=Durations)
+    Attributes:
+        count: How often.
+        prepare: Total seconds of padding and stacking the inputs.
+        compute: Total seconds of the runs themselves.
+        split: Total seconds of taking the outputs apart.
+    """
+
+    count: int = 0
+    prepare: float = 0.0
+    compute: float = 0.0
+    split: float = 0.0
 
     def add(self, times: RunTimes) -> None:
         """Adds a run."""
-        self.prepare.add(times.prepare)
-        self.compute.add(times.compute)
-        self.split.add(times.split)
+        self.count += 1
+        self.prepare += times.prepare
+        self.compute += times.compute
+        self.split += times.split
 
 
 @dataclass

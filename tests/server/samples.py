@@ -64,7 +64,7 @@ def eager_module(name: str) -> AttentionModule:
 def load_repository(folder: Path, device: Device, *, max_tolerance: float = MAX_TOLERANCE) -> Repository:
     """Loads every artifact of a folder."""
     store = ModelStore(folder, device, max_tolerance)
-    return Repository(store.load(*key) for key in store.artifacts(store.names()))
+    return Repository(store.load(*key) for key in store.artifacts())
 
 
 def export_sample(name: str, folder: Path) -> None:

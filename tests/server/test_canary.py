@@ -17,7 +17,7 @@ from attention_serving.server.canary import Canary
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotReadyError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.control import IndexEntry, ModelState, RepositoryControl
+from attention_serving.server.engine.models.control import IndexEntry, ModelControl, ModelState
 from attention_serving.server.engine.models.loading import ModelStore, load_model
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.run.provider import Device
@@ -65,7 +65,7 @@ class Watched:
         self.repository, self.registry = Repository(models.values()), metrics.registry
         self.changed = partial(metrics.canary.loaded, self.repository)
         self.changed()
-        self.control = RepositoryControl(store, self.repository, self.changed)
+        self.control = ModelControl(store, self.repository, self.changed)
         self.engine = Engine(self.repository)
         withdraw = self.control.withdraw
         self.canary = Canary(self.repository, self.engine.load, withdraw, metrics.canary, SECONDS)

@@ -19,10 +19,9 @@ from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError, UnsupportedError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.control import ModelState, index_of
+from attention_serving.server.engine.models.control import CONTROL_IS_OFF, ModelControl, ModelState, index_of
 from attention_serving.server.engine.requests.tokenizer import TEXT
 from attention_serving.server.engine.statistics import Durations, RunDurations
-from attention_serving.server.model_control import CONTROL_IS_OFF, ModelControl
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
@@ -218,11 +217,13 @@ class Handlers:
 
     async def load(self, request: pb.RepositoryModelLoadRequest, call: Call) -> None:
         """Loads a model, and replies once it is served."""
-        await result_of(self._changed_by(request).load(request.model_name))
+        control = self._changed_by(request)
+        await result_of(control.request(control.load, request.model_name))
 
     async def unload(self, request: pb.RepositoryModelUnloadRequest, call: Call) -> None:
         """Unloads a model, and replies once it takes no more requests."""
-        await result_of(self._changed_by(request, UNLOAD_DEPENDENTS).unload(request.model_name))
+        control = self._changed_by(request, UNLOAD_DEPENDENTS)
+        await result_of(control.request(control.unload, request.model_name))
 
     def _changed_by(
         self, request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest, *known: str
@@ -275,12 +276,12 @@ def _statistics(model: LoadedModel) -> pb.ModelStatistics:
             version=model.version,
             last_inference=int(statistics.last_run * 1e3),
             inference_count=statistics.queued.count,
-            execution_count=sum(own.compute.count for _, own in runs),
+            execution_count=sum(own.count for _, own in runs),
             # Each sequence of a run counts, and takes as long as the run.
             inference_stats=pb.InferStatistics(
-                success=_duration([(1, statistics.succeeded)]),
-                fail=_duration([(1, statistics.failed)]),
-                queue=_duration([(1, statistics.queued)]),
+                success=_duration(statistics.succeeded),
+                fail=_duration(statistics.failed),
+                queue=_duration(statistics.queued),
                 **_parts(runs),
             ),
             batch_stats=[
@@ -291,16 +292,15 @@ def _statistics(model: LoadedModel) -> pb.ModelStatistics:
 
 def _parts(runs: list[tuple[int, RunDurations]]) -> dict[str, pb.StatisticDuration]:
     """The durations of the parts of some runs, each of which counts so many times."""
+    count = sum(times * own.count for times, own in runs)
     return {
-        name: _duration([(times, getattr(own, part)) for times, own in runs]) for name, part in PARTS.items()
+        name: _duration(Durations(count, sum(times * getattr(own, part) for times, own in runs)))
+        for name, part in PARTS.items()
     }
 
 
-def _duration(durations: list[tuple[int, Durations]]) -> pb.StatisticDuration:
-    return pb.StatisticDuration(
-        count=sum(times * own.count for times, own in durations),
-        ns=int(sum(times * own.seconds * 1e9 for times, own in durations)),
-    )
+def _duration(own: Durations) -> pb.StatisticDuration:
+    return pb.StatisticDuration(count=own.count, ns=int(own.seconds * 1e9))
 
 
 def _log_settings(level: int) -> dict[str, bool | int | str]:

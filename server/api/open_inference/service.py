@@ -15,8 +15,8 @@ from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.api.tensors import Allowance, Reply
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models.control import ModelControl
 from attention_serving.server.engine.types import Request, Result
-from attention_serving.server.model_control import ModelControl
 from attention_serving.server.security.rights import Right
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]

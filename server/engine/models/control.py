@@ -1,25 +1,35 @@
-"""Changes the models of a running server: loads versions beside those that serve, and swaps them in one step.
+"""The life of the models of a server: loaded and proven beside those that serve, published, drained, freed.
 
-The new versions are loaded and proven before they take the place of the old ones, which then serve no new
-requests and are freed once their last request has ended.
+`load` proves new versions before they take the place of the old ones in one step. Those serve no new requests
+from then on, and are freed once their last request has ended.
 """
 
 import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from enum import StrEnum
 from typing import NamedTuple
 
-from attention_serving.server.engine.errors import ModelNotReadyError, quoted
+from attention_serving.artifact.names import NAME_PATTERN, is_model_name
+from attention_serving.server.engine.errors import (
+    InvalidRequestError,
+    ModelNotReadyError,
+    UnsupportedError,
+    quoted,
+)
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.loading import ModelStore, RepositoryError, Signature
+from attention_serving.server.engine.models.loading import ModelStore, Signature, lack_of_memory
 from attention_serving.server.engine.models.repository import FailedModel, Key, Model, Repository
+from attention_serving.server.errors import LoadError
+from attention_serving.server.threads import PeriodicThread
 
 log = logging.getLogger(__name__)
 INCOMPLETE = "the artifact is incomplete: it has no manifest"
 UNLOADED = "unloaded"
+CONTROL_IS_OFF = "models are not loaded on request; start the server with --model-control explicit"
 
 
 class ModelState(StrEnum):
@@ -72,10 +82,10 @@ class ModelChange(NamedTuple):
     succeeded: bool
 
 
-class RepositoryControl:
-    """Makes changes of one repository. One thread at a time loads and unloads.
+class ModelControl:
+    """Changes the models of one repository. One thread at a time may call `load`, `unload` and `look`.
 
-    Any thread may look, and take a model out of service.
+    Any thread may look at the index, ask for a change, and take a model out of service.
     """
 
     def __init__(
@@ -84,27 +94,106 @@ class RepositoryControl:
         repository: Repository,
         changed: Callable[[], None] = lambda: None,
         report: Callable[[ModelChange], None] = lambda _change: None,
+        *,
+        is_explicit: bool = False,
     ) -> None:
-        """Begins with the models that the repository has.
+        """Begins with the models that the repository has, and starts no thread.
 
         Args:
             store: The artifacts on disk.
             repository: The models that are served.
             changed: Called after each change.
             report: Called for each version that changed, and for each that failed to load.
+            is_explicit: Whether callers may ask for changes.
         """
-        self.store = store
         self.repository = repository
-        self._changed = changed
-        self._report = report
+        self.is_explicit = is_explicit
+        self._store, self._changed, self._report = store, changed, report
         # Of what was loaded last, by name and version. What failed is not tried again until it changes.
         self._signatures: dict[str, dict[str, Signature]] = {}
         for model in repository:
             if (signature := store.signature(model.name, model.version)) is not None:
                 self._signatures.setdefault(model.name, {})[model.version] = signature
+        # The models that had changed on disk at the last look, and what was there.
+        self._seen: dict[str, dict[str, Signature]] = {}
         self._swapping = threading.Lock()
         # Versions that are being loaded or freed, or that are not served, with the reason.
         self._states: dict[Key, IndexEntry] = {}
+        self._requests = ThreadPoolExecutor(1, thread_name_prefix="models")
+        self._poller: PeriodicThread | None = None
+
+    def request(self, change: Callable[[str], None], name: str) -> "Future[None]":
+        """Makes a change that a caller asks for, after those that were asked for before.
+
+        Args:
+            change: `load` or `unload`.
+            name: Name of the model.
+
+        Returns:
+            A future that resolves once the change is made; or with ModelNotReadyError, and nothing changed.
+
+        Raises:
+            InvalidRequestError: The name is not that of a model.
+            UnsupportedError: Models are not loaded on request.
+        """
+        if not self.is_explicit:
+            raise UnsupportedError(CONTROL_IS_OFF)
+        if not is_model_name(name):
+            raise InvalidRequestError("model_name", f"is {quoted(name)}; must match {NAME_PATTERN}")
+        return self._requests.submit(self._change, change, name)
+
+    def _change(self, change: Callable[[str], None], name: str) -> None:
+        change(name)
+        self._store.remember({model.name for model in self.repository})
+
+    def poll(self, seconds: float) -> None:
+        """Starts to look for changes on disk, every so many seconds."""
+        self._poller = PeriodicThread("poll", self.look, seconds)
+        self._poller.start()
+
+    def close(self) -> None:
+        """Ends the threads. A change that is being made is finished."""
+        self._requests.shutdown(cancel_futures=True)
+        if self._poller is not None:
+            self._poller.close()
+
+    def look(self) -> None:
+        """Makes the changes of artifacts that are as at the last look: others may be half written."""
+        try:
+            changed = self.changed_on_disk()
+        except (LoadError, OSError) as error:
+            log.warning("repository not read", extra={"reason": str(error)})
+            return
+        for name, found in changed.items():
+            if self._seen.get(name) == found:
+                self._follow(name)
+        self._seen = changed
+
+    def _follow(self, name: str) -> None:
+        try:
+            if self._store.chosen(name):
+                self.load(name, strict=False)
+            else:
+                self.unload(name)
+        except ModelNotReadyError as error:  # it was removed in the meantime
+            log.info("model not changed", extra={"model": name, "reason": error.message})
+        except Exception:  # one model must not end the polling
+            log.exception("model not changed", extra={"model": name})
+
+    def changed_on_disk(self) -> dict[str, dict[str, Signature]]:
+        """The models whose artifacts are not those that were loaded last, and what is there by version.
+
+        Incomplete artifacts wait.
+
+        Raises:
+            LoadError: The folder does not exist.
+        """
+        changed = dict[str, dict[str, Signature]]()
+        for name in sorted({*self._store.names(), *self._signatures}):
+            found = {version: each for version, each in self._store.signatures(name).items() if each}
+            if found != self._signatures.get(name, {}):
+                changed[name] = found
+        return changed
 
     def load(self, name: str, *, strict: bool = True) -> None:
         """Loads the versions of a model that its policy chooses; those that have not changed are kept.
@@ -123,7 +212,7 @@ class RepositoryControl:
 
     def _load(self, name: str, *, strict: bool) -> str:
         served, found = self.repository.versions(name), dict[str, Model]()
-        signatures = self.store.signatures(name)
+        signatures = self._store.signatures(name)
         if not signatures:
             return f"model {quoted(name)} does not exist in the repository"
         before = self._signatures.get(name, {})
@@ -151,6 +240,16 @@ class RepositoryControl:
             self._swap(name, found | kept, failures)
         return ""
 
+    def _load_version(self, name: str, version: str, signature: Signature | None) -> Model:
+        if signature is None:
+            return FailedModel(name, version, INCOMPLETE)
+        if reason := lack_of_memory(signature):
+            return FailedModel(name, version, reason)
+        self._states[name, version] = IndexEntry(name, version, ModelState.LOADING)
+        model = self._store.load(name, version)
+        self._states.pop((name, version), None)
+        return model
+
     def unload(self, name: str) -> None:
         """Unloads all versions of a model.
 
@@ -162,6 +261,29 @@ class RepositoryControl:
         with self._swapping:
             self._signatures[name] = {}
             self._swap(name, {})
+
+    def _swap(self, name: str, now: Mapping[str, Model], failures: Iterable[FailedModel] = ()) -> None:
+        """Puts versions of a model in place of those that it has."""
+        before = self.repository.versions(name)
+        self.repository.replace(name, now)
+        for key in list(self._states):
+            if key[0] == name:
+                self._states.pop(key, None)
+        self._note(failures)
+        for version in {**before, **now}:
+            old, new = before.get(version), now.get(version)
+            was_served, is_served = isinstance(old, LoadedModel), isinstance(new, LoadedModel)
+            if old is new or not (was_served or is_served):
+                continue
+            if not is_served:
+                self._states[name, version] = IndexEntry(name, version, ModelState.UNLOADING)
+            if isinstance(old, LoadedModel):
+                self._drain(old)
+            kind = ChangeKind.REPLACE if was_served else ChangeKind.LOAD
+            self._report(ModelChange(name, kind if is_served else ChangeKind.UNLOAD, succeeded=True))
+        versions = sorted((own for own, model in now.items() if isinstance(model, LoadedModel)), key=int)
+        log.info("models changed", extra={"model": name, "versions": versions})
+        self._changed()
 
     def withdraw(self, model: LoadedModel, reason: str) -> bool:
         """Takes a model out of service, whatever change is being made; loading it again brings it back.
@@ -183,78 +305,13 @@ class RepositoryControl:
             failed = FailedModel(*key, reason, is_withdrawn=True)
             self.repository.replace(model.name, {**versions, model.version: failed})
             self._states.pop(key, None)
-            weakref.finalize(model, self._freed, key).atexit = False
+            self._drain(model)
             self._changed()
         return True
 
-    def _swap(self, name: str, now: Mapping[str, Model], failures: Iterable[FailedModel] = ()) -> None:
-        """Puts versions of a model in place of those that it has."""
-        before = self.repository.versions(name)
-        self.repository.replace(name, now)
-        for key in list(self._states):
-            if key[0] == name:
-                self._states.pop(key, None)
-        self._note(failures)
-        for version in {**before, **now}:
-            old, new = before.get(version), now.get(version)
-            was_served, is_served = isinstance(old, LoadedModel), isinstance(new, LoadedModel)
-            if old is new or not (was_served or is_served):
-                continue
-            if not is_served:
-                self._states[name, version] = IndexEntry(name, version, ModelState.UNLOADING)
-            if was_served:  # it is freed after its last request
-                weakref.finalize(old, self._freed, (name, version)).atexit = False
-            kind = ChangeKind.REPLACE if was_served else ChangeKind.LOAD
-            self._report(ModelChange(name, kind if is_served else ChangeKind.UNLOAD, succeeded=True))
-        versions = sorted((own for own, model in now.items() if isinstance(model, LoadedModel)), key=int)
-        log.info("models changed", extra={"model": name, "versions": versions})
-        self._changed()
-
-    def index(self) -> list[IndexEntry]:
-        """Every version in the repository or on disk, sorted by name and version.
-
-        While the folder cannot be read, only those that are served or failed to load.
-        """
-        found = dict[Key, IndexEntry]()
-        with suppress(RepositoryError, OSError):
-            for name in self.store.names():
-                for version in self.store.chosen(name):
-                    found[name, version] = IndexEntry(name, version, ModelState.UNAVAILABLE, UNLOADED)
-        found |= {(entry.name, entry.version): entry for entry in index_of(self.repository)}
-        for key, entry in list(self._states.items()):
-            serving = key in found and found[key].state is ModelState.READY
-            found[key] = IndexEntry(*key, ModelState.READY, entry.reason) if serving else entry
-        return [found[key] for key in sorted(found, key=lambda key: (key[0], int(key[1])))]
-
-    def changed_on_disk(self) -> dict[str, dict[str, Signature]]:
-        """The models whose artifacts are not those that were loaded last, and what is there by version.
-
-        Incomplete artifacts wait.
-
-        Raises:
-            RepositoryError: The folder does not exist.
-        """
-        changed = dict[str, dict[str, Signature]]()
-        for name in sorted({*self.store.names(), *self._signatures}):
-            found = {version: each for version, each in self.store.signatures(name).items() if each}
-            if found != self._signatures.get(name, {}):
-                changed[name] = found
-        return changed
-
-    def _load_version(self, name: str, version: str, signature: Signature | None) -> Model:
-        if signature is None:
-            return FailedModel(name, version, INCOMPLETE)
-        if reason := self.store.lack_of_memory(name, version):
-            return FailedModel(name, version, reason)
-        self._states[name, version] = IndexEntry(name, version, ModelState.LOADING)
-        model = self.store.load(name, version)
-        self._states.pop((name, version), None)
-        return model
-
-    def _note(self, failures: Iterable[FailedModel]) -> None:
-        for model in failures:
-            key = model.name, model.version
-            self._states[key] = IndexEntry(*key, ModelState.UNAVAILABLE, model.reason)
+    def _drain(self, model: LoadedModel) -> None:
+        """Notes when a model that is not served any more is freed: after its last request."""
+        weakref.finalize(model, self._freed, (model.name, model.version)).atexit = False
 
     def _freed(self, key: Key) -> None:
         """Called on any thread."""
@@ -262,6 +319,26 @@ class RepositoryControl:
         if entry is not None and entry.state is ModelState.UNLOADING:
             del self._states[key]
         log.info("model freed", extra={"model": key[0], "version": key[1]})
+
+    def _note(self, failures: Iterable[FailedModel]) -> None:
+        for model in failures:
+            key = model.name, model.version
+            self._states[key] = IndexEntry(*key, ModelState.UNAVAILABLE, model.reason)
+
+    def index(self) -> list[IndexEntry]:
+        """Every version in the repository or on disk, sorted by name and version.
+
+        While the folder cannot be read, only those that are served or failed to load.
+        """
+        found = dict[Key, IndexEntry]()
+        with suppress(LoadError, OSError):
+            for key in self._store.artifacts():
+                found[key] = IndexEntry(*key, ModelState.UNAVAILABLE, UNLOADED)
+        found |= {(entry.name, entry.version): entry for entry in index_of(self.repository)}
+        for key, entry in list(self._states.items()):
+            serving = key in found and found[key].state is ModelState.READY
+            found[key] = IndexEntry(*key, ModelState.READY, entry.reason) if serving else entry
+        return [found[key] for key in sorted(found, key=lambda key: (key[0], int(key[1])))]
 
 
 def index_of(repository: Repository) -> list[IndexEntry]:

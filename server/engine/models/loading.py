@@ -1,11 +1,12 @@
 """Artifacts on disk: which there are, and how one is loaded, proven on this machine, and measured."""
 
 import dataclasses
+import json
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from attention_serving.server.engine.requests.tokenizer import TextEncoder
 from attention_serving.server.engine.run.calibration import calibrated
 from attention_serving.server.engine.run.provider import Device, ProviderError
 from attention_serving.server.engine.run.session import RunControl, Session
+from attention_serving.server.errors import LoadError
 
 log = logging.getLogger(__name__)
 # Weights of smaller artifacts are prepacked in every graph's session.
@@ -32,12 +34,9 @@ SMALL_ARTIFACT_BYTES = 64 << 20
 # Memory that a model needs, as a multiple of its files (weights in the layout of the kernels, for runs on one
 # thread and on all) and in addition to it.
 HEADROOM_FACTOR, HEADROOM_BYTES = 3, 64 << 20
+STATE_FILE = ".loaded-models.json"
 # Identifies the content of an artifact without reading it: name, inode, size and time of change of each file.
 Signature = tuple[tuple[str, int, int, int], ...]
-
-
-class RepositoryError(Exception):
-    """The model repository cannot be read."""
 
 
 class Parity(NamedTuple):
@@ -79,25 +78,25 @@ class ModelStore:
         """The names of all models, sorted.
 
         Raises:
-            RepositoryError: The folder does not exist.
+            LoadError: The folder does not exist.
         """
         if not self.folder.is_dir():
-            raise RepositoryError(f"model repository {self.folder} does not exist or is not a folder")
+            raise LoadError(f"model repository {self.folder} does not exist or is not a folder")
         return sorted(path.name for path in self.folder.iterdir() if versions(self.folder, path.name))
 
     def chosen(self, name: str) -> list[str]:
         """The versions of a model that the policy chooses, lowest first; empty if there is no such model."""
         return chosen_versions(self.policy, versions(self.folder, name))
 
-    def artifacts(self, names: Iterable[str]) -> list[Key]:
-        """Name and version of every artifact that is to be served, of some models.
+    def artifacts(self) -> list[Key]:
+        """Name and version of every artifact that the policy chooses.
 
         Raises:
-            RepositoryError: There is none.
+            LoadError: There is none.
         """
-        found = [(name, version) for name in names for version in self.chosen(name)]
+        found = [(name, version) for name in self.names() for version in self.chosen(name)]
         if not found:
-            raise RepositoryError(
+            raise LoadError(
                 f"model repository {self.folder} does not contain a <name>/<version>/ folder; "
                 f"a name must match {NAME_PATTERN}"
             )
@@ -124,12 +123,23 @@ class ModelStore:
         """Those of the versions of a model that the policy chooses."""
         return {version: self.signature(name, version) for version in self.chosen(name)}
 
-    def lack_of_memory(self, name: str, version: str) -> str:
-        """Why an artifact cannot be loaded beside what is there; empty if it can."""
-        files = self.signature(name, version) or ()
-        needed = HEADROOM_BYTES + HEADROOM_FACTOR * sum(size for _, _, size, _ in files)
-        free = machine.free_bytes()
-        return f"it needs about {needed} bytes of memory; {free} are free" if needed > free else ""
+    def remember(self, names: Iterable[str]) -> None:
+        """Keeps the names of the models that were loaded on request, if the folder can be written to."""
+        file = self.folder / STATE_FILE
+        temporary = file.with_name(f"{file.name}.{os.getpid()}")
+        try:
+            temporary.write_text(json.dumps(sorted(names)) + "\n")
+            temporary.replace(file)
+        except OSError as error:
+            log.warning("loaded models not remembered", extra={"reason": error.strerror})
+
+    def remembered(self) -> list[str]:
+        """The names that were kept last; none if they are unknown."""
+        try:
+            found = json.loads((self.folder / STATE_FILE).read_text())
+        except (OSError, ValueError):
+            return []
+        return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
 
     def load(self, name: str, version: str) -> Model:
         """Loads an artifact, proves it on its golden vectors, and measures what its runs cost."""
@@ -164,6 +174,13 @@ class ModelStore:
             fields = {"model": model.name, "version": model.version, "cases": dropped, "kept": len(kept)}
             log.warning("golden vectors too large to be replayed in service", extra=fields)
         return dataclasses.replace(model, golden=kept)
+
+
+def lack_of_memory(files: Signature) -> str:
+    """Why an artifact cannot be loaded beside what is there; empty if it can."""
+    needed = HEADROOM_BYTES + HEADROOM_FACTOR * sum(size for _, _, size, _ in files)
+    free = machine.free_bytes()
+    return f"it needs about {needed} bytes of memory; {free} are free" if needed > free else ""
 
 
 def versions(repository: Path, name: str) -> list[str]:
@@ -213,7 +230,10 @@ def load_model(
     cases = load_golden(golden)
     check_golden(golden, cases, manifest)
     sessions, parallel_sessions = _open_sessions(manifest, folder, device)
-    encoder = _load_text_encoder(folder / manifest.tokenizer) if manifest.tokenizer else None
+    encoder = None
+    if manifest.tokenizer:
+        with _explained(tokenizer := folder / manifest.tokenizer, "the tokenizer does not load"):
+            encoder = TextEncoder(tokenizer)
     errors = [
         _prove(case, manifest, opened[case.graph], golden)
         for opened in (sessions, parallel_sessions)
@@ -268,34 +288,29 @@ def _open(
     manifest: Manifest, folder: Path, kind: GraphKind, device: Device, prepacked: Collection[GraphKind]
 ) -> Session:
     path = folder / manifest.graphs[kind].file
-    try:
+    with _explained(path, f"the {manifest.precision} graph does not load on {device.provider}"):
         # Resolved: ONNX Runtime compares the real folders of a graph and its weights.
         return Session(path.resolve(), device, prepack_weights=kind in prepacked)
-    except ProviderError:
-        raise
-    except Exception as error:  # ONNX Runtime raises many types
-        what = f"the {manifest.precision} graph does not load on {device.provider}"
-        raise ArtifactError(path, what, details=error) from error
-
-
-def _load_text_encoder(path: Path) -> TextEncoder:
-    try:
-        return TextEncoder(path)
-    except Exception as error:  # the library raises Exception itself
-        raise ArtifactError(path, "the tokenizer does not load", details=error) from error
 
 
 def _prove(case: GoldenCase, manifest: Manifest, session: Session, golden: Path) -> float:
     """Runs a golden case and returns the largest difference from eager PyTorch."""
-    if missing := sorted(case.outputs.keys() - set(session.outputs)):
-        raise ArtifactError(golden, f"graph {case.graph} does not have an output {missing[0]}")
-    try:
+    with _explained(golden, f"graph {case.graph} does not run"):
         found = replay(case, session, manifest.tolerance, where="on this machine")
-    except Exception as error:
-        raise ArtifactError(golden, f"graph {case.graph} does not run", details=error) from error
     if found.ratio > 1:
         raise ArtifactError(golden, found.reason)
     return found.error
+
+
+@contextmanager
+def _explained(path: Path, what: str) -> Iterator[None]:
+    """Errors of libraries, which raise many types, as those of an artifact, which say what does not work."""
+    try:
+        yield
+    except ProviderError:
+        raise
+    except Exception as error:
+        raise ArtifactError(path, what, details=error) from error
 
 
 def replay(

@@ -4,12 +4,14 @@ import dataclasses
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from attention_serving.server.engine.errors import DeadlineExceededError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.statistics import (
     MOST_WAITING,
     BatchReport,
     Durations,
     ModelStatistics,
+    RunDurations,
     RunTimes,
 )
 from tests.server.seams import Held, withdraw
@@ -25,11 +27,10 @@ def test_requests_runs_and_failures_are_counted(self_model: LoadedModel) -> None
         late = held.submit([(2, 2)], deadline=time.monotonic())
     found = held.model.statistics
     found.fold()
-    assert late.is_done
+    assert isinstance(late.outcome, DeadlineExceededError)
     assert (found.succeeded.count, found.failed.count, found.queued.count) == (2, 2, 5)
-    assert {size: runs.compute.count for size, runs in found.runs.items()} == {3: 1, 1: 2}
-    assert all(runs.prepare.count == runs.split.count == runs.compute.count for runs in found.runs.values())
-    computed = sum(runs.compute.seconds for runs in found.runs.values())
+    assert {size: runs.count for size, runs in found.runs.items()} == {3: 1, 1: 2}
+    computed = sum(runs.compute for runs in found.runs.values())
     assert 0 < computed <= found.succeeded.seconds
     assert found.failed.seconds > 0
     assert started <= found.last_run <= time.time()
@@ -51,7 +52,5 @@ def test_what_waits_to_be_counted_is_bounded_and_nothing_is_lost() -> None:
     assert found.succeeded == Durations(total, 0.25 * total)
     assert found.queued == Durations(total, 0.5 * total)
     assert found.failed == Durations(THREADS * MOST_WAITING, 4.0 * THREADS * MOST_WAITING)
-    parts = [Durations(MOST_WAITING, seconds * MOST_WAITING) for seconds in (1.0, 2.0, 3.0)]
-    assert {
-        size: [runs.prepare, runs.compute, runs.split] for size, runs in found.runs.items()
-    } == dict.fromkeys(range(1, THREADS + 1), parts)
+    parts = RunDurations(MOST_WAITING, *(seconds * MOST_WAITING for seconds in (1.0, 2.0, 3.0)))
+    assert found.runs == dict.fromkeys(range(1, THREADS + 1), parts)

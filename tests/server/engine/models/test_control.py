@@ -4,38 +4,40 @@ A model that is taken out of service stays so, whatever change is prepared, unti
 """
 
 import shutil
-import time
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from attention_serving.artifact.manifest import MANIFEST_FILE
 from attention_serving.server import machine
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.errors import ModelNotFoundError, ModelNotReadyError
+from attention_serving.server.engine.errors import (
+    InvalidRequestError,
+    ModelNotFoundError,
+    ModelNotReadyError,
+    UnsupportedError,
+)
+from attention_serving.server.engine.in_process import InProcessModel
 from attention_serving.server.engine.limits import chosen_versions
-from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import (
     INCOMPLETE,
     ChangeKind,
     IndexEntry,
     ModelChange,
+    ModelControl,
     ModelState,
-    RepositoryControl,
 )
-from attention_serving.server.engine.models.loading import (
-    HEADROOM_BYTES,
-    HEADROOM_FACTOR,
-    ModelStore,
-    RepositoryError,
-)
+from attention_serving.server.engine.models.loading import HEADROOM_BYTES, HEADROOM_FACTOR, ModelStore
 from attention_serving.server.engine.models.repository import FailedModel, Model, Repository
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import Request, Result
+from attention_serving.server.errors import LoadError
 from tests.server.samples import SELF, ragged
-from tests.server.seams import PATIENCE_SECONDS
+from tests.server.seams import PATIENCE_SECONDS, wait_until
 from tests.support.coroutines import submitted
 
 DEVICE = Device(threads=1)
@@ -46,30 +48,24 @@ NOT_LOADED, NOT_REPLACED, _ = (ModelChange(SELF, kind, succeeded=False) for kind
 
 @pytest.fixture
 def folder(artifacts: Path, tmp_path: Path) -> Path:
-    shutil.copytree(artifacts / SELF, tmp_path / SELF)
-    return tmp_path
+    shutil.copytree(artifacts / SELF, tmp_path / "models" / SELF)
+    return tmp_path / "models"
 
 
-class Control(RepositoryControl):
+class Control(ModelControl):
     """Serves what a folder has; records its changes."""
 
     def __init__(self, folder: Path, policy: str = "all") -> None:
         store = ModelStore(folder, DEVICE, policy=policy)
-        models = Repository(store.load(*key) for key in store.artifacts(store.names()))
-        self.changes = 0
+        self.changes: list[None] = []
         self.reported: list[ModelChange] = []
-        super().__init__(store, models, self._count, self.reported.append)
-
-    def _count(self) -> None:
-        self.changes += 1
-
-    @property
-    def served(self) -> list[str]:
-        models = self.repository.versions(SELF).values()
-        return [model.version for model in models if isinstance(model, LoadedModel)]
+        models = Repository(store.load(*key) for key in store.artifacts())
+        changed = lambda: self.changes.append(None)  # noqa: E731
+        super().__init__(store, models, changed, self.reported.append, is_explicit=True)
 
     @property
     def states(self) -> list[str]:
+        """State of each version; what is served is READY."""
         return [f"{entry.version} {entry.state}" for entry in self.index()]
 
     def refusal(self) -> str:
@@ -78,31 +74,32 @@ class Control(RepositoryControl):
             self.load(SELF)
         return caught.value.message
 
-    def withdraw_served(self) -> LoadedModel:
+    def withdraw_served(self) -> None:
         """Takes the version out of service that requests get which name none."""
-        model = self.repository.ready(SELF)
-        assert self.withdraw(model, REASON)
-        return model
+        assert self.withdraw(self.repository.ready(SELF), REASON)
 
 
 @pytest.fixture
-def control(folder: Path) -> Control:
-    return Control(folder)
+def control(folder: Path) -> Iterator[Control]:
+    control = Control(folder)
+    yield control
+    control.close()
 
 
-def add_version(folder: Path, version: str, *, damaged: bool = False) -> None:
-    """Writes a version whose manifest comes last, as an export does."""
+def add_version(folder: Path, version: str, *, damaged: bool = False) -> Path:
+    """Writes a version, and returns its manifest."""
     target = folder / SELF / version
-    shutil.copytree(folder / SELF / "1", target, ignore=shutil.ignore_patterns("manifest.json"))
-    manifest = (folder / SELF / "1" / "manifest.json").read_text()
+    shutil.copytree(folder / SELF / "1", target)
+    manifest = target / MANIFEST_FILE
+    manifest.write_text(manifest.read_text().replace('"version": 1', f'"version": {version}'))
     if damaged:
         (target / "model.onnx").write_bytes(b"damaged")
-    (target / "manifest.json").write_text(manifest.replace('"version": 1', f'"version": {version}'))
+    return manifest
 
 
 def rewrite(folder: Path) -> None:
     """Writes the same artifact again, as a new export does."""
-    manifest = folder / SELF / "1" / "manifest.json"
+    manifest = folder / SELF / "1" / MANIFEST_FILE
     text = manifest.read_text()
     manifest.unlink()
     manifest.write_text(text + "\n")
@@ -124,16 +121,17 @@ def test_only_what_has_changed_is_loaded_replaced_or_unloaded(folder: Path, cont
     assert control.reported == []
     add_version(folder, "2")
     control.load(SELF)
-    assert (control.repository.ready(SELF, "1"), control.served) == (old, ["1", "2"])
-    assert control.reported == [LOADED]
+    assert (control.repository.ready(SELF, "1"), control.states) == (old, ["1 READY", "2 READY"])
     rewrite(folder)
     control.load(SELF)
     assert control.repository.ready(SELF, "1") is not old
-    assert control.reported == [LOADED, REPLACED]
+    assert not control.withdraw(old, REASON)
+    assert control.states == ["1 READY", "2 READY"]
     shutil.rmtree(folder / SELF / "2")
     control.load(SELF)
     control.unload(SELF)
     assert control.reported == [LOADED, REPLACED, UNLOADED, UNLOADED]
+    assert len(control.changes) == 5
 
 
 def test_a_bad_version_changes_nothing_and_says_why(folder: Path) -> None:
@@ -144,7 +142,7 @@ def test_a_bad_version_changes_nothing_and_says_why(folder: Path) -> None:
     assert control.repository.ready(SELF) is old
     assert control.states == ["1 READY", "2 UNAVAILABLE"]
     assert "model.onnx" in control.index()[1].reason
-    assert (control.changes, control.reported) == (0, [NOT_LOADED])
+    assert (control.changes, control.reported) == ([], [NOT_LOADED])
 
 
 def test_polling_serves_the_good_versions_beside_a_bad_one(folder: Path, control: Control) -> None:
@@ -156,8 +154,8 @@ def test_polling_serves_the_good_versions_beside_a_bad_one(folder: Path, control
     latest = Control(folder, "latest")
     add_version(folder, "4", damaged=True)
     latest.load(SELF, strict=False)
-    assert latest.served == ["3"]
-    assert latest.withdraw_served().version == "3"
+    assert latest.states == ["3 READY", "4 UNAVAILABLE"]
+    latest.withdraw_served()
     with pytest.raises(ModelNotReadyError, match="version 3 was taken out of service"):
         latest.repository.ready(SELF, "3")
 
@@ -171,84 +169,92 @@ def test_polling_keeps_a_version_whose_replacement_is_bad(folder: Path, control:
     assert control.reported == [NOT_REPLACED]
 
 
-def test_an_incomplete_version_beside_a_new_one_is_not_loaded_again_and_again(
-    folder: Path, control: Control
-) -> None:
-    add_version(folder, "2")
-    manifest = folder / SELF / "2" / "manifest.json"
+def test_what_changed_on_disk_is_found_once(folder: Path, control: Control) -> None:
+    """An incomplete artifact waits, also beside a new one; what cannot be loaded waits until it changes."""
+
+    def found() -> bool:
+        is_found = list(control.changed_on_disk()) == [SELF]
+        if is_found:
+            control.load(SELF, strict=False)
+            assert list(control.changed_on_disk()) == []
+        return is_found
+
+    assert not found()
+    manifest = add_version(folder, "2")
     text = manifest.read_text()
     manifest.unlink()
-    assert list(control.changed_on_disk()) == []
+    assert not found()
     assert control.refusal().endswith(INCOMPLETE)
-    add_version(folder, "3")
-    assert list(control.changed_on_disk()) == [SELF]
-    control.load(SELF, strict=False)
-    assert (control.served, list(control.changed_on_disk())) == (["1", "3"], [])
+    add_version(folder, "3", damaged=True)
+    assert found()
     manifest.write_text(text)
-    assert list(control.changed_on_disk()) == [SELF]
-    control.load(SELF, strict=False)
-    assert (control.served, list(control.changed_on_disk())) == (["1", "2", "3"], [])
-
-
-def test_what_changed_on_disk_is_found_once(folder: Path, control: Control) -> None:
-    assert list(control.changed_on_disk()) == []
-    add_version(folder, "2", damaged=True)
-    assert list(control.changed_on_disk()) == [SELF]
-    control.load(SELF, strict=False)
-    assert list(control.changed_on_disk()) == []
-    shutil.rmtree(folder / SELF / "2")
-    assert list(control.changed_on_disk()) == [SELF]
-    control.load(SELF, strict=False)
-    assert list(control.changed_on_disk()) == []
+    assert found()
+    assert control.states == ["1 READY", "2 READY", "3 UNAVAILABLE"]
+    shutil.rmtree(folder / SELF / "3")
+    assert found()
     shutil.rmtree(folder / SELF)
     assert list(control.changed_on_disk()) == [SELF]
     shutil.rmtree(folder)
-    with pytest.raises(RepositoryError, match="does not exist"):
+    with pytest.raises(LoadError, match="does not exist"):
         control.changed_on_disk()
+    assert control.states == ["1 READY", "2 READY"]
 
 
-def test_the_index_lists_what_is_served_while_the_folder_is_away(folder: Path, control: Control) -> None:
-    folder.rename(folder.with_name("moved"))
-    assert control.index() == [IndexEntry(SELF, "1", ModelState.READY)]
+def test_polling_waits_until_a_slow_copy_rests_and_tries_again_when_more_arrives(
+    folder: Path, control: Control
+) -> None:
+    target = folder / SELF / "1"
+    copied = target.rename(folder / "copied")
+    control.look()
+    control.look()
+    assert (control.reported, list(control.repository)) == ([UNLOADED], [])
+    target.mkdir()
+    *first, last = sorted(copied.iterdir(), key=lambda path: path.name != MANIFEST_FILE)
+    for file in first:
+        shutil.copy(file, target)
+        control.look()
+    for _ in range(3):
+        control.look()
+    assert control.reported == [UNLOADED, NOT_LOADED]
+    shutil.copy(last, target)
+    for _ in range(3):
+        control.look()
+    assert control.reported == [UNLOADED, NOT_LOADED, LOADED]
 
 
 def test_a_change_without_memory_is_refused(
     folder: Path, control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_version(folder, "2")
-    size = sum(path.stat().st_size for path in (folder / SELF / "2").iterdir())
+    size = sum(path.stat().st_size for path in add_version(folder, "2").parent.iterdir())
     needed = HEADROOM_BYTES + HEADROOM_FACTOR * size
     monkeypatch.setattr(machine, "free_bytes", lambda: needed - 1)
     says = f"it needs about {needed} bytes of memory; {needed - 1} are free"
     assert control.refusal() == f"model {SELF!r} version 2 failed to load: {says}"
-    assert control.served == ["1"]
+    assert control.states == ["1 READY", "2 UNAVAILABLE"]
     monkeypatch.setattr(machine, "free_bytes", lambda: needed)
     control.load(SELF)
-    assert control.served == ["1", "2"]
+    assert control.states == ["1 READY", "2 READY"]
 
 
-def ask(engine: Engine, length: int = 3) -> "Future[Result]":
-    model = engine.model(SELF)
-    query = ragged(np.random.default_rng(0), [length], 4)
-    return submitted(engine, model, Request(inputs={"query": query}))
+def ask(engine: Engine) -> "Future[Result]":
+    query = ragged(np.random.default_rng(0), [3], 4)
+    return submitted(engine, engine.model(SELF), Request(inputs={"query": query}))
 
 
-def test_a_model_that_is_unloaded_is_freed_and_can_be_loaded_again(control: Control) -> None:
+def test_a_model_that_is_unloaded_is_freed_and_can_be_loaded_again(folder: Path, control: Control) -> None:
     engine = Engine(control.repository)
     ask(engine).result(PATIENCE_SECONDS)
     model = weakref.ref(control.repository.ready(SELF))
-    control.unload(SELF)
+    control.request(control.unload, SELF).result(PATIENCE_SECONDS)
     with pytest.raises(ModelNotFoundError):
         ask(engine)
-    until = time.monotonic() + PATIENCE_SECONDS
-    while model() is not None and time.monotonic() < until:
-        time.sleep(0.01)
-    assert model() is None
-    while control.index() != [IndexEntry(SELF, "1", ModelState.UNAVAILABLE, "unloaded")]:
-        assert time.monotonic() < until
+    wait_until(lambda: model() is None)
+    wait_until(lambda: control.index() == [IndexEntry(SELF, "1", ModelState.UNAVAILABLE, "unloaded")])
     with pytest.raises(ModelNotReadyError, match=f"model '{SELF}' is not loaded"):
-        control.unload(SELF)
-    control.load(SELF)
+        control.request(control.unload, SELF).result(PATIENCE_SECONDS)
+    assert ModelStore(folder, DEVICE).remembered() == []
+    control.request(control.load, SELF).result(PATIENCE_SECONDS)
+    assert ModelStore(folder, DEVICE).remembered() == [SELF]
     ask(engine).result(PATIENCE_SECONDS)
     engine.close()
 
@@ -265,22 +271,12 @@ def test_a_withdrawn_model_is_refused_with_the_reason_until_it_is_loaded_again(
     with pytest.raises(ModelNotReadyError, match=message) as caught:
         control.repository.ready(SELF)
     assert (caught.value.code, caught.value.reason) == ("FAILED_PRECONDITION", "MODEL_NOT_READY")
-    assert (control.index(), control.changes) == ([OUT], 1)
+    assert (control.index(), len(control.changes)) == ([OUT], 1)
     assert list(control.changed_on_disk()) == []
-    (folder / SELF / "1" / "manifest.json").touch()
+    (folder / SELF / "1" / MANIFEST_FILE).touch()
     assert list(control.changed_on_disk()) == [SELF]
     control.load(SELF)
     assert control.states == ["1 READY"]
-    with pytest.raises(ModelNotReadyError, match="model 'nonesuch' does not exist in the repository"):
-        control.load("nonesuch")
-
-
-def test_a_model_that_was_replaced_before_is_not_withdrawn(folder: Path, control: Control) -> None:
-    old = control.repository.ready(SELF)
-    rewrite(folder)
-    control.load(SELF)
-    assert not control.withdraw(old, REASON)
-    assert (control.served, control.changes) == (["1"], 1)
 
 
 def test_a_change_that_is_being_made_does_not_put_a_withdrawn_model_back(
@@ -302,13 +298,59 @@ def test_a_change_that_is_being_made_does_not_put_a_withdrawn_model_back(
 def test_the_reason_of_an_earlier_failure_does_not_hide_that_of_the_withdrawal(
     folder: Path, control: Control
 ) -> None:
-    manifest = folder / SELF / "1" / "manifest.json"
+    manifest = folder / SELF / "1" / MANIFEST_FILE
     whole = manifest.read_text()
     manifest.write_text("{}")
     assert "failed to load" in control.refusal()
     manifest.write_text(whole)
     control.withdraw_served()
     assert control.index() == [OUT]
+
+
+# Texts that are not names of models, though some lead to one.
+NOT_NAMES = {
+    "empty": "",
+    "path to another folder": f"../outside/{SELF}",
+    "folder above": "..",
+    "folder in a folder": f"inner/{SELF}",
+    "hidden": f".{SELF}",
+    "line break": f"{SELF}\n",
+    "letter outside ASCII": "modèle",
+    "too long for a file system": "a" * 5000,
+}
+
+
+@pytest.mark.parametrize("name", [*NOT_NAMES.values(), "/absolute"], ids=[*NOT_NAMES, "absolute path"])
+def test_what_is_not_a_name_is_refused_and_loads_nothing(name: str, folder: Path, control: Control) -> None:
+    for copy in (f"inner/{SELF}", f".{SELF}", f"../outside/{SELF}"):
+        shutil.copytree(folder / SELF, folder / copy)
+    name = str(folder.parent / "outside" / SELF) if name == "/absolute" else name
+    for change in (control.load, control.unload):
+        with pytest.raises(InvalidRequestError, match=r"^model_name: is '.*; must match \^") as refusal:
+            control.request(change, name)
+        assert len(refusal.value.message) < 250
+    with pytest.raises(ModelNotReadyError, match=r"does not exist in the repository$"):
+        control.load(name)
+    with pytest.raises(ModelNotFoundError, match="does not contain model") as absent:
+        InProcessModel.load(folder, name)
+    assert len(absent.value.message) < 250 + len(str(folder))
+    assert control.states == ["1 READY"]
+
+
+def test_models_are_not_loaded_on_request_unless_the_server_is_told_to(control: Control) -> None:
+    control.is_explicit = False
+    with pytest.raises(UnsupportedError, match="start the server with --model-control explicit"):
+        control.request(control.load, SELF)
+
+
+@pytest.mark.parametrize("version", ["../1", "01", "1" * 5000, "\u0661", "2"])
+def test_what_is_not_a_version_of_the_model_is_refused(folder: Path, version: str) -> None:
+    for name in ("01", "\u0661"):
+        shutil.copytree(folder / SELF / "1", folder / SELF / name)
+    assert ModelStore(folder, DEVICE).chosen(SELF) == ["1"]
+    with pytest.raises(ModelNotFoundError, match=r"it has version 1$") as absent:
+        InProcessModel.load(folder, SELF, version)
+    assert len(absent.value.message) < 250 + len(str(folder))
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,14 @@ from attention_serving.export.certificate import sign_artifact
 from attention_serving.server.engine.errors import ModelNotFoundError, ModelNotReadyError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models import loading
-from attention_serving.server.engine.models.control import RepositoryControl
-from attention_serving.server.engine.models.loading import ModelStore, RepositoryError, load_model
+from attention_serving.server.engine.models.control import ModelControl
+from attention_serving.server.engine.models.loading import ModelStore, load_model
 from attention_serving.server.engine.models.repository import FailedModel, Repository
 from attention_serving.server.engine.run.provider import Device
-from scripts.local_server import serving, start
+from attention_serving.server.errors import LoadError
+from attention_serving.server.initial_models import model_store
+from attention_serving.server.settings import Settings
+from scripts.local_server import serving
 from tests.server.samples import CROSS, SELF, load_repository
 from tests.support.keys import new_key, write_keys
 
@@ -51,9 +54,12 @@ def change_byte(folder: Path) -> None:
     (folder / GRAPH).write_bytes(content)
 
 
-def replace_graph(folder: Path) -> None:
-    (folder / GRAPH).write_bytes(b"not a graph")
-    rehash(folder, GRAPH)
+def write_graph(content: bytes) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (folder / GRAPH).write_bytes(content)
+        rehash(folder, GRAPH)
+
+    return damage
 
 
 def edit_golden(folder: Path, edit: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -66,11 +72,6 @@ def miss_tolerance(tensors: dict[str, Any]) -> dict[str, Any]:
     moved = tensors[name].copy()
     moved.flat[-1] += np.float32(1e-3)
     return {**tensors, name: moved}
-
-
-def empty_graph(folder: Path) -> None:
-    (folder / GRAPH).write_bytes(b"")
-    rehash(folder, GRAPH)
 
 
 def rename_graph(folder: Path) -> None:
@@ -108,6 +109,7 @@ def manifest(edit: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
     return lambda folder: edit_manifest(folder, edit)
 
 
+LOADS_NOT = "the fp32 graph does not load on cpu"
 UNLISTED = "names external data that the manifest does not list: "
 DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "manifest missing": (lambda folder: (folder / MANIFEST).unlink(), MANIFEST, "No such file"),
@@ -119,12 +121,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
         manifest(lambda c: c.update(description="x" * (1 << 20))), MANIFEST, "larger than the limit"
     ),
     "byte changed": (change_byte, GRAPH, "the manifest says"),
-    "not a graph": (replace_graph, GRAPH, "is not an ONNX graph: "),
-    "empty graph": (empty_graph, GRAPH, "the fp32 graph does not load on cpu"),
+    "not a graph": (write_graph(b"not a graph"), GRAPH, "is not an ONNX graph: "),
+    "empty graph": (write_graph(b""), GRAPH, LOADS_NOT),
     "another suffix": (rename_graph, "model.lengths.ort", "must end with .onnx"),
     "weights not listed": (external_data("secret.bin"), GRAPH, f"{UNLISTED}'secret.bin'"),
     "weights elsewhere": (external_data("../../x/1/golden"), GRAPH, f"{UNLISTED}'../../x/1/golden'"),
     "weights in memory": (external_data("*/_ORT_MEM_ADDR_/*"), GRAPH, f"{UNLISTED}'*/_ORT_MEM_ADDR_/*'"),
+    "tokenizer missing": (manifest(lambda c: c.update(tokenizer=GOLDEN)), GOLDEN, "the tokenizer does not"),
     "a folder": (replace_with(Path.mkdir), GRAPH, "is not a regular file"),
     "a pipe": (replace_with(os.mkfifo), GRAPH, "is not a regular file"),
     "a circle of links": (replace_with(lambda path: path.symlink_to(GRAPH)), GRAPH, "cannot be read"),
@@ -183,7 +186,7 @@ def test_a_damaged_artifact_is_refused_by_its_file(
     assert says in caught.value.reason
     assert str(copies) not in caught.value.reason
     # What the runtime said is for the log only.
-    assert ("ONNXRuntimeError" in str(caught.value)) == (damage is empty_graph)
+    assert ("ONNXRuntimeError" in str(caught.value)) == (says == LOADS_NOT)
     assert "ONNXRuntimeError" not in caught.value.reason
 
 
@@ -198,8 +201,9 @@ def test_golden_vectors_that_do_not_prove_the_model_are_refused(
     assert says in caught.value.reason
 
 
-def assert_only_one_failed(repository: Repository) -> str:
-    """Returns why it failed."""
+def only_failure(copies: Path) -> str:
+    """Why the one model cannot be served, while the other is."""
+    repository = load_repository(copies, DEVICE)
     with pytest.raises(ModelNotReadyError, match=rf"'{SELF}' version 1 failed to load: ") as caught:
         repository.ready(SELF)
     assert isinstance(repository.find(CROSS), LoadedModel)
@@ -208,7 +212,7 @@ def assert_only_one_failed(repository: Repository) -> str:
 
 def test_a_damaged_artifact_affects_only_its_model(copies: Path, caplog: pytest.LogCaptureFixture) -> None:
     change_byte(copies / SELF / "1")
-    assert f"{GRAPH}: SHA-256 is" in assert_only_one_failed(load_repository(copies, DEVICE))
+    assert f"{GRAPH}: SHA-256 is" in only_failure(copies)
     (logged,) = [vars(record)["reason"] for record in caplog.records if record.levelname == "ERROR"]
     assert logged.startswith(f"{copies / SELF / '1' / GRAPH}: ")
 
@@ -220,8 +224,7 @@ def test_an_unexpected_error_names_no_path(copies: Path, monkeypatch: pytest.Mon
         return model
 
     monkeypatch.setattr(loading, "calibrated", fail)
-    reason = assert_only_one_failed(load_repository(copies, DEVICE))
-    assert reason.endswith("failed to load: unexpected TypeError; the server's log has details")
+    assert only_failure(copies).endswith("unexpected TypeError; the server's log has details")
 
 
 @pytest.mark.parametrize("ceiling", [1e-5, 1e-6], ids=["met", "missed"])
@@ -268,18 +271,6 @@ def test_weights_beside_the_graph_are_found_through_links(copies: Path) -> None:
     assert isinstance(ModelStore(copies, DEVICE).load(SELF, "1"), LoadedModel)
 
 
-def fake(*names: tuple[str, str]) -> Repository:
-    """Models need not load to be found."""
-    return Repository([FailedModel(name, version, "") for name, version in names])
-
-
-def test_versions_are_ordered_as_numbers() -> None:
-    repository = fake(("b", "1"), ("a", "10"), ("a", "9"), ("a", "2"))
-    assert repository.find("a").version == "10"
-    assert repository.find("a", "2").version == "2"
-    assert [(m.name, m.version) for m in repository] == [("a", "2"), ("a", "9"), ("a", "10"), ("b", "1")]
-
-
 @pytest.mark.parametrize(
     ("name", "version", "field", "message"),
     [
@@ -290,11 +281,15 @@ def test_versions_are_ordered_as_numbers() -> None:
     ],
     ids=["name", "long name", "version", "version in other writing"],
 )
-def test_an_unknown_model_is_refused_with_the_names_of_the_others(
+def test_models_are_found_by_name_and_version_or_refused_with_those_that_there_are(
     name: str, version: str, field: str, message: str
 ) -> None:
+    keys = ("b", "1"), ("a", "10"), ("a", "2")  # models need not load to be found
+    repository = Repository(FailedModel(*key, "") for key in keys)
+    assert [(each.name, each.version) for each in repository] == [("a", "2"), ("a", "10"), ("b", "1")]
+    assert (repository.find("a").version, repository.find("a", "2").version) == ("10", "2")
     with pytest.raises(ModelNotFoundError) as caught:
-        fake(("b", "1"), ("a", "10"), ("a", "2")).find(name, version)
+        repository.find(name, version)
     assert (caught.value.field, caught.value.message) == (field, message)
 
 
@@ -313,7 +308,7 @@ def test_a_repository_without_models_is_refused(tmp_path: Path, folders: list[st
         root.mkdir()
         for folder in folders:
             (root / folder).mkdir(parents=True)
-    with pytest.raises(RepositoryError, match=says):
+    with pytest.raises(LoadError, match=says):
         load_repository(root, DEVICE)
 
 
@@ -322,36 +317,22 @@ KEYS = (OTHER.public_key, KEY.public_key)
 
 
 @pytest.fixture
-def signed(artifacts: Path, tmp_path: Path) -> Path:
+def signed(copies: Path) -> Path:
     """A repository of two artifacts, one of which is signed."""
-    for name in (SELF, CROSS):
-        shutil.copytree(artifacts / name, tmp_path / "models" / name)
-    sign_artifact(tmp_path / "models" / SELF / "1", KEY)
-    return tmp_path / "models"
+    sign_artifact(copies / SELF / "1", KEY)
+    return copies
 
 
-def failure(signed: Path, name: str = SELF) -> FailedModel:
+def failure(signed: Path, name: str) -> str:
     model = ModelStore(signed, DEVICE, proof_keys=KEYS).load(name, "1")
     assert isinstance(model, FailedModel)
     assert str(signed.parent) not in model.reason
-    return model
-
-
-def test_a_signed_artifact_is_loaded_and_an_unsigned_one_is_refused(
-    signed: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert isinstance(ModelStore(signed, DEVICE, proof_keys=KEYS).load(SELF, "1"), LoadedModel)
-    assert failure(signed, CROSS).reason.startswith(
-        f"{CERTIFICATE_FILE}: is missing: the artifact is not signed"
-    )
-    (record,) = [vars(each) for each in caplog.records if each.levelname == "ERROR"]
-    assert record["reason"].startswith(f"{signed / CROSS / '1' / CERTIFICATE_FILE}: is missing")
+    return model.reason
 
 
 def test_without_a_public_key_certificates_are_not_looked_at(signed: Path) -> None:
     (signed / SELF / "1" / CERTIFICATE_FILE).write_text("damaged")
-    store = ModelStore(signed, DEVICE)
-    control = RepositoryControl(store, Repository(store.load(name, "1") for name in (SELF, CROSS)))
+    control = ModelControl(ModelStore(signed, DEVICE), load_repository(signed, DEVICE))
     assert all(isinstance(model, LoadedModel) for model in control.repository)
     sign_artifact(signed / CROSS / "1", KEY)
     assert list(control.changed_on_disk()) == []
@@ -377,14 +358,15 @@ def test_what_was_not_signed_is_refused_before_it_reaches_the_runtime(
 ) -> None:
     opened: list[object] = []
     monkeypatch.setattr(loading, "Session", lambda *given, **_: opened.append(given))
+    assert failure(signed, CROSS).startswith(f"{CERTIFICATE_FILE}: is missing: the artifact is not signed")
     change(signed / SELF / "1")
-    assert failure(signed).reason.startswith(says)
+    assert failure(signed, SELF).startswith(says)
     assert opened == []
 
 
 def test_polling_takes_an_artifact_once_it_is_signed(signed: Path) -> None:
     store = ModelStore(signed, DEVICE, proof_keys=KEYS)
-    control = RepositoryControl(store, Repository(store.load(name, "1") for name in (SELF, CROSS)))
+    control = ModelControl(store, Repository(store.load(name, "1") for name in (SELF, CROSS)))
     kept = control.repository.ready(SELF)
     assert list(control.changed_on_disk()) == []
     sign_artifact(signed / CROSS / "1", OTHER)
@@ -407,10 +389,8 @@ def test_a_server_with_a_public_key_serves_what_is_signed(signed: Path, tmp_path
     assert found[CROSS][0] == "failed"
 
 
-@pytest.mark.thorough
-def test_a_server_does_not_start_with_a_file_that_has_no_public_key(signed: Path, tmp_path: Path) -> None:
+def test_a_file_that_has_no_public_key_is_refused(tmp_path: Path) -> None:
     private, _ = write_keys(tmp_path, KEY)
-    log = tmp_path / "log"
-    process = start(signed, log, f"--proof-public-key={private}")
-    assert process.wait(timeout=60) == 1
-    assert f"--proof-public-key: {private}: contains a PRIVATE KEY" in log.read_text()
+    settings = Settings(model_repository=tmp_path, proof_public_key=private)
+    with pytest.raises(LoadError, match=f"--proof-public-key: {private}: contains a PRIVATE KEY"):
+        model_store(settings)
