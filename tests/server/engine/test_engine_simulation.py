@@ -15,7 +15,16 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import MaskKind
 from tests.server.samples import Sample, assert_answers, validated_of
-from tests.server.seams import PATIENCE_SECONDS, FailOnMarked, Recorder, engine_of, mark, outcome, tapped
+from tests.server.seams import (
+    MESSAGE,
+    PATIENCE_SECONDS,
+    FailOnMarked,
+    Recorder,
+    engine_of,
+    mark,
+    outcome,
+    tapped,
+)
 
 CALLERS, PER_CALLER = 4, 40
 LIMITS = Limits(max_batch_sequences=5)
@@ -71,8 +80,9 @@ def check(request: Sample, fate: str) -> None:
     """A request ended as its fate was."""
     errors = {"expired": DeadlineExceededError, "failed": RunFailedError}
     if fate in errors:
-        with pytest.raises(errors[fate]):
+        with pytest.raises(errors[fate]) as caught:
             outcome(request)
+        assert MESSAGE not in str(caught.value)
     else:
         assert_answers(request, outcome(request))
 

@@ -127,16 +127,6 @@ def test_the_characters_of_tokens_outside_ascii(name: str, expected: list[str], 
     assert (offsets[0], offsets[-1]) == ((0, 0), (0, 0))
 
 
-def test_a_composed_character_has_the_first_of_its_characters(tmp_path: Path) -> None:
-    found = encoder_of(unigram(), tmp_path).encode((TEXT,), TextLimits(), offsets=True)
-    (offsets,) = offsets_of(found)
-    shown = [TEXT[start:end] for start, end in offsets]
-    assert shown[1:4] == ["L", "Li", "fe"]  # the mark of the first word stands for its first character
-    assert [each for each in shown if each and each in "人生"] == ["人", "生"]
-    assert "\ufb01" in shown
-    assert "\u0301" not in shown
-
-
 @settings(max_examples=40)
 @given(text=st.text(st.sampled_from(LETTERS), max_size=12), prefix=st.sampled_from(["", "q: ", "é人"]))
 def test_tokens_of_a_prefix_have_no_characters(

@@ -30,14 +30,16 @@ def bpe(*, unk: str | None = None, split: bool = True) -> Tokenizer:
     return tokenizer
 
 
-def bpe_lowercased() -> Tokenizer:
-    tokenizer = bpe()
-    tokenizer.normalizer = normalizers.Lowercase()
+def changed(tokenizer: Tokenizer, **parts: object) -> Tokenizer:
+    """The same tokenizer with other parts."""
+    for name, part in parts.items():
+        setattr(tokenizer, name, part)
     return tokenizer
 
 
-def bpe_of_sentences() -> Tokenizer:
-    return bpe(split=False)
+def with_token(tokenizer: Tokenizer, content: str) -> Tokenizer:
+    tokenizer.add_tokens([content])
+    return tokenizer
 
 
 def byte_level() -> Tokenizer:
@@ -65,13 +67,6 @@ def word_level(unk: str | None = UNK) -> Tokenizer:
     return tokenizer
 
 
-def bpe_of_marked_words() -> Tokenizer:
-    """A word begins with a mark of three bytes."""
-    tokenizer = Tokenizer(models.BPE({"▁": 0, "l": 1}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    return tokenizer
-
-
 def encoder(tokenizer: Tokenizer, folder: Path) -> TextEncoder:
     path = folder / "tokenizer.json"
     tokenizer.save(str(path))
@@ -83,8 +78,8 @@ REFUSED: dict[str, tuple[Build, str, str]] = {
     "a character at the end of a word": (bpe, "low lower lowers", "'lowers'"),
     "a character at the beginning of a word": (bpe, "slow", "'slow'"),
     "a character of four bytes": (bpe, "low \N{GRINNING FACE}", "'\N{GRINNING FACE}'"),
-    "after normalisation": (bpe_lowercased, "LOW LOWS", "'lows'"),
-    "without a splitter": (bpe_of_sentences, "low er", "'low er'"),
+    "normalised": (lambda: changed(bpe(), normalizer=normalizers.Lowercase()), "LOW LOWS", "'lows'"),
+    "without a splitter": (lambda: bpe(split=False), "low er", "'low er'"),
     "no unknown token of words": (lambda: word_level(None), "low other", "'other'"),
 }
 
@@ -99,16 +94,16 @@ def test_words_that_would_be_dropped_are_refused(
     assert refusal.value.message == f"text: unknown words: {unknown}"
 
 
-def test_added_tokens_in_a_text_are_known(tmp_path: Path) -> None:
-    tokenizer = bpe()
-    tokenizer.add_tokens(["xyz"])
-    tokenizer.add_special_tokens(["[SEP]"])
-    ids = encoder(tokenizer, tmp_path).encode(("low xyz [SEP] er",)).ids.rows.tolist()
-    assert [tokenizer.id_to_token(i) for i in ids] == ["low", "xyz", "[SEP]", "er"]
-
-
 ACCEPTED: dict[str, tuple[Build, str, list[str]]] = {
-    "BPE of marked words": (bpe_of_marked_words, "l ll", ["▁", "l", "▁", "l", "l"]),
+    "added tokens": (lambda: with_token(bpe(), "xyz"), "low xyz er", ["low", "xyz", "er"]),
+    "BPE of marked words": (
+        # A word begins with a mark of three bytes.
+        lambda: changed(
+            Tokenizer(models.BPE({"▁": 0, "l": 1}, [])), pre_tokenizer=pre_tokenizers.Metaspace()
+        ),
+        "l ll",
+        ["▁", "l", "▁", "l", "l"],
+    ),
     "BPE": (bpe, "lower  low\ner", ["low", "er", "low", "er"]),
     "BPE with an unknown token": (
         lambda: bpe(unk=UNK),
@@ -171,19 +166,9 @@ MANY_KINDS: dict[str, Build] = {
     "byte level": byte_level,
     "WordPiece": word_piece,
     "WordLevel": word_level,
-    "BPE of marked words": lambda: marked(bpe(unk=UNK)),
+    "BPE of marked words": lambda: changed(bpe(unk=UNK), pre_tokenizer=pre_tokenizers.Metaspace()),
     "token with a space": lambda: with_token(word_level(), "low low low"),
 }
-
-
-def marked(tokenizer: Tokenizer) -> Tokenizer:
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    return tokenizer
-
-
-def with_token(tokenizer: Tokenizer, content: str) -> Tokenizer:
-    tokenizer.add_tokens([content])
-    return tokenizer
 
 
 @pytest.mark.parametrize("build", MANY_KINDS.values(), ids=MANY_KINDS)

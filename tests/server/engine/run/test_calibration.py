@@ -97,12 +97,6 @@ class Clock:
         self.now += self._left.pop(0)
 
 
-def test_the_shortest_run_of_each_size_counts() -> None:
-    clock = Clock([1 / 64, 1 / 128, 1 / 128, 1 / 256, 1 / 256])
-    assert time_runs([(1, 1), (1, 16)], clock.run, clock) == {(1, 1): 1 / 128, (1, 16): 1 / 256}
-    assert clock.sizes == [(1, 1)] * 3 + [(1, 16)] * 2
-
-
 ROUNDS: dict[str, tuple[Sequence[float], int]] = {
     "long": ([MOST_TIMED_SECONDS] * 9, LEAST_TIMED_ROUNDS),
     "short": ([TIMED_SECONDS / 3.5] * MOST_TIMED_ROUNDS, 4),
@@ -174,71 +168,48 @@ def test_ways_to_run_are_compared_at_sizes_that_fit_into_memory(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"),
+    ("kind", "sizes"),
     [
         (GraphKind.PLAIN, set(TIMED_SIZES)),
         (GraphKind.LENGTHS, {(max(count, 2), length + 1) for count, length in TIMED_SIZES}),
     ],
     ids=["plain", "lengths"],
 )
-def test_each_graph_is_timed_at_the_sizes_that_its_cost_is_fitted_to(
-    cross_model: LoadedModel, kind: GraphKind, expected: set[tuple[int, int]]
+@pytest.mark.parametrize("longest", [20, 10_000])
+def test_each_graph_is_timed_at_the_sizes_that_its_cost_is_fitted_to_and_that_the_model_takes(
+    cross_model: LoadedModel, kind: GraphKind, sizes: set[tuple[int, int]], longest: int
 ) -> None:
+    max_lengths = {"query_length": longest, "key_length": longest + 10}
+    manifest = cross_model.manifest.model_copy(update={"max_lengths": max_lengths})
     seen: set[tuple[int, int]] = set()
 
     def tap(inputs: dict[str, Array]) -> None:
-        count, length, _ = inputs["query"].shape
-        seen.add((count, length))
+        assert inputs["key"].shape[:2] == inputs["query"].shape[:2]
+        seen.add(inputs["query"].shape[:2])
 
     sessions = {**cross_model.sessions, kind: tapped(cross_model, tap).sessions[kind]}
-    model = calibrated(dataclasses.replace(cross_model, sessions=sessions, costs={}))
+    model = calibrated(dataclasses.replace(cross_model, manifest=manifest, sessions=sessions, costs={}))
     assert set(model.costs) == set(model.sessions)
     assert 0 < model.seconds(kind, 8, 16, 16) < math.inf
-    assert seen <= expected | {(1, 1)}  # which the trimming of the arena runs
-    assert min(expected) in seen
-
-
-@pytest.mark.parametrize("kind", [GraphKind.PLAIN, GraphKind.LENGTHS])
-def test_no_sequence_is_longer_than_the_model_takes(cross_model: LoadedModel, kind: GraphKind) -> None:
-    max_lengths = {"query_length": 20, "key_length": 30}
-    manifest = cross_model.manifest.model_copy(update={"max_lengths": max_lengths})
-    seen: set[int] = set()
-
-    def tap(inputs: dict[str, Array]) -> None:
-        seen.update((inputs["query"].shape[1], inputs["key"].shape[1]))
-
-    sessions = {**cross_model.sessions, kind: tapped(cross_model, tap).sessions[kind]}
-    calibrated(dataclasses.replace(cross_model, manifest=manifest, sessions=sessions))
-    assert max(seen) == 20
+    assert min(sizes) in seen
+    if longest == 20:
+        assert max(length for _, length in seen) == longest
+    else:
+        assert seen <= sizes | {(1, 1)}  # which the trimming of the arena runs
 
 
 class BusyMachine:
-    """Clocks of a machine whose cores others have half of the time, and runs that let them go on.
+    """Clocks of a machine whose cores others have half of the time, and runs that let them go on."""
 
-    A run on one thread computes for 100 microseconds a row; all threads take a share of that.
-    """
+    def __init__(self) -> None:
+        self.cpu = self.wall = 0.0
 
-    def __init__(self, share: float) -> None:
-        self._share = share
-        self._cpu = self._wall = 0.0
-
-    def thread_time(self) -> float:
-        return self._cpu
-
-    def perf_counter(self) -> float:
-        return self._wall
-
-    def run(self, inputs: dict[str, Array]) -> None:
-        self._compute(inputs, 1.0)
-
-    def run_parallel(self, inputs: dict[str, Array]) -> None:
-        self._compute(inputs, self._share)
-
-    def _compute(self, inputs: dict[str, Array], share: float) -> None:
+    def run(self, share: float, inputs: dict[str, Array]) -> None:
+        """Computes for 100 microseconds a row, or a share of that."""
         count, length, _ = inputs["query"].shape
         seconds = share * 1e-4 * count * length
-        self._cpu += seconds
-        self._wall += 2 * seconds
+        self.cpu += seconds
+        self.wall += 2 * seconds
 
 
 @pytest.mark.parametrize("share", [0.6, 1.5], ids=["faster", "slower"])
@@ -246,52 +217,44 @@ class BusyMachine:
 def test_a_run_that_is_alone_takes_what_is_faster_also_on_a_busy_machine(
     self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch, share: float, length: int
 ) -> None:
-    machine = BusyMachine(share)
-    monkeypatch.setattr(time, "thread_time", machine.thread_time)
-    monkeypatch.setattr(time, "perf_counter", machine.perf_counter)
-    model = calibrated(
-        dataclasses.replace(
-            tapped(self_model, machine.run),
-            parallel_sessions=tapped(self_model, machine.run_parallel).sessions,
-        )
-    )
+    machine = BusyMachine()
+    monkeypatch.setattr(time, "thread_time", lambda: machine.cpu)
+    monkeypatch.setattr(time, "perf_counter", lambda: machine.wall)
+    parallel = tapped(self_model, partial(machine.run, share)).sessions
+    alone_on_one = tapped(self_model, partial(machine.run, 1.0))
+    model = calibrated(dataclasses.replace(alone_on_one, parallel_sessions=parallel))
     alone = model.seconds(GraphKind.PLAIN, 1, length, length)
     assert alone == pytest.approx(1e-4 * length)
     assert model.parallel_seconds(GraphKind.PLAIN, 1, length, length) == pytest.approx(share * alone)
-    dispatch = Queue(Limits(), slots=2)
-    dispatch.add(validated_of(model, [(length, length)]), 0.0, inline=False)
-    batch, _ = dispatch.next(0.0)
+    queue = Queue(Limits(), slots=2)
+    queue.add(validated_of(model, [(length, length)]), 0.0, inline=False)
+    batch, _ = queue.next(0.0)
     assert batch is not None
     assert batch.is_parallel == (share < 1)
 
 
-@pytest.fixture
-def on_device(self_model: LoadedModel) -> LoadedModel:
-    """The model as it would be on a device, though the sessions are those of the host."""
-    return dataclasses.replace(self_model, provider=Provider.CUDA.runtime.name, costs={}, pair_tensors={})
-
-
-def test_a_device_is_timed_at_sizes_of_its_own(
-    on_device: LoadedModel, monkeypatch: pytest.MonkeyPatch
+def test_a_device_is_timed_at_sizes_of_its_own_and_runs_longer_sequences_whole(
+    self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The sessions are those of the host."""
     monkeypatch.setattr(calibration, "TIMED_SIZES_ON_DEVICE", ((1, 1), (1, 8), (3, 16)))
     seen: set[tuple[int, int]] = set()
 
     def tap(inputs: dict[str, Array]) -> None:
         seen.add(inputs["query"].shape[:2])
 
-    model = calibrated(tapped(on_device, tap))
+    device = Provider.CUDA.runtime.name
+    model = calibrated(
+        dataclasses.replace(tapped(self_model, tap), provider=device, costs={}, pair_tensors={})
+    )
     assert set(model.costs) == set(model.sessions)
     assert (3, 16) in seen
     # The memory of this process is not that of the device.
     assert model.pair_tensors == {kind: PAIR_TENSORS[kind] for kind in model.sessions}
-
-
-def test_longer_sequences_run_whole_on_a_device(self_model: LoadedModel, on_device: LoadedModel) -> None:
     length = int((WHOLE_SCORE_BYTES_ON_DEVICE / (4 * 2)) ** 0.5)
     assert self_model.sequence_graph(GraphKind.PLAIN, length, length) is GraphKind.BLOCKS
-    assert on_device.sequence_graph(GraphKind.PLAIN, length, length) is GraphKind.PLAIN
-    assert on_device.sequence_graph(GraphKind.PLAIN, 2 * length, length) is GraphKind.BLOCKS
+    assert model.sequence_graph(GraphKind.PLAIN, length, length) is GraphKind.PLAIN
+    assert model.sequence_graph(GraphKind.PLAIN, 2 * length, length) is GraphKind.BLOCKS
 
 
 def test_the_peak_of_a_run_is_measured() -> None:
