@@ -159,6 +159,7 @@ def test_an_output_of_a_module_that_is_called_attention_weights_is_not_the_weigh
 LIMITS = Limits(max_sequences=4)
 QUERY = np.ones((3, 4), np.float32)
 MOST = 2**32 - 1
+LONGEST = pb.VectorSequences(data_type=pb.DATA_TYPE_INT64, width=MOST, lengths=[MOST] * 2, data=bytes(8))
 
 
 def by_name(*arrays: Array, **fields: Any) -> pb.NamedTensors:
@@ -179,7 +180,7 @@ INVALID = (
     ),
     (pb.AttendRequest(query=sequences(width=0)), "query.width: must be at least 1"),
     (
-        pb.AttendRequest(key=pb.VectorSequences(data_type=4, width=MOST, lengths=[MOST] * 2, data=bytes(8))),
+        pb.AttendRequest(key=LONGEST),
         f"key.data: has 8 bytes; {2 * MOST} x {MOST} elements of int64 need {16 * MOST**2} bytes",
     ),
     (
@@ -192,7 +193,7 @@ INVALID = (
     (pb.AttendRequest(query=sequences([1]), output_names=["x"]), "output_names: needs inputs, which name"),
     (pb.AttendRequest(mask=pb.AttentionMask(bits=b"1")), "mask.kind: is 0; must be one of keys, pairs"),
     (inputs(by_name(), by_name()), "query: is sent twice"),
-    (inputs(pb.NamedTensors(name="query", data_type=1)), "query: contains 0 tensors"),
+    (inputs(pb.NamedTensors(name="query", data_type=pb.DATA_TYPE_FP32)), "query: contains 0 tensors"),
     (inputs(by_name(shapes=[1] * 40)), "query: has 42 sizes for 1 tensors"),
     (inputs(by_name(data=b"1234567")), "query.data: has 7 bytes; 12 elements"),
     (

@@ -146,7 +146,7 @@ both_transports = pytest.mark.parametrize("kind", TransportKind, ids=str)
 def test_both_transports_show_callers_the_same(
     self_model: LoadedModel, kind: TransportKind, row: Callable[[Served], None]
 ) -> None:
-    limits: dict[str, float] = {}
+    limits: dict[str, Any] = {}
     if row in (a_message_that_does_not_arrive_ends_its_call, a_caller_who_does_not_read_is_cut_off):
         limits = {"send_timeout_seconds": 0.5, "receive_timeout_seconds": 0.5}
     with Served(self_model, transport=kind, **limits) as served:

@@ -7,6 +7,7 @@ import random
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -154,13 +155,14 @@ FP32 = typed.DATA_TYPE_FP32
 HUGE_SPANS = typed.EmbeddingOptions(spans=typed.Spans(lengths=[1] * 3000, starts=[0] * 3000, ends=[1] * 3000))
 # Each kind of query replaces the other, beside the contents of many inputs.
 REPLACED = typed.AttendRequest(inputs=[typed.NamedTensors(data=b"0")] * 5000).SerializeToString()
+LONGEST = typed.VectorSequences(data_type=FP32, width=MOST, lengths=[MOST] * 4096)
 EXTREME: dict[str, Made] = {
     "no elements, raw": infer("query", [2**31, 0, 64], output="context_vectors"),
     "no elements, typed": infer("query", [10_000_000, 3, 0], fp32_contents=[]),
     "no tokens": infer("token_ids", [0, 2**31], TEXT, "tokens"),
     "many numbers": infer("query", [1, 15_000, 1], fp32_contents=[0.0] * 15_000),
     "empty sequences": attend(query=typed.VectorSequences(data_type=FP32, width=4, lengths=[0] * 60_000)),
-    "longest sequences": attend(query=typed.VectorSequences(data_type=1, width=MOST, lengths=[MOST] * 4096)),
+    "longest sequences": attend(query=LONGEST),
     "tokens": attend(TEXT, token_ids=typed.TokenSequences(lengths=[1] * 30_000, ids=[1] * 30_000)),
     "empty texts": attend(TEXT, text=typed.TextSequences(texts=[""] * 30_000)),
     "texts": attend(TEXT, text=typed.TextSequences(texts=["dessert"] * 4097)),
@@ -204,7 +206,7 @@ def test_whatever_64_kib_a_caller_sends_they_cost_little(
     for _ in range(100):
         made = change(rng)
         if len(made.data) <= MAX_MESSAGE:
-            cheap(lambda made=made: decode(made, loaded.ready, Limits()))
+            cheap(partial(decode, made, loaded.ready, Limits()))
 
 
 @pytest.mark.parametrize("count", [FEW_TEXTS, FEW_TEXTS + 1])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -194,7 +195,7 @@ def places_of(identity: Identity, places: IdentityPlaces, limit: int = 0) -> Tak
             places.take(call, identity, limit)
         except IdentityLimitError:
             return taken
-        taken.append(lambda call=call: places.give_back(call))
+        taken.append(partial(places.give_back, call))
 
 
 def memory_of(account: IdentityAccount, budget: MemoryBudget) -> Taken:

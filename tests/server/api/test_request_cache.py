@@ -116,7 +116,7 @@ def self_request(*lengths: int, **options: Any) -> typed.AttendRequest:
 
 
 def cross_request(*lengths: int, **options: Any) -> typed.AttendRequest:
-    sent = {name: vectors(width, *lengths) for name, width in WIDTHS.items()}
+    sent: dict[str, Any] = {name: vectors(width, *lengths) for name, width in WIDTHS.items()}
     return typed.AttendRequest(model_name=CROSS, model_version="1", **sent, **options)
 
 
