@@ -21,6 +21,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of multi-head-768x12 alone, which loads fast, as copies."""
     (presets,), folder = cached_repositories(PRESETS), tmp_path_factory.mktemp("wide")
     shutil.copytree(presets / WIDE, folder / WIDE)
+    folder.chmod(0o755)  # the servers of containers run as another user
     return folder
 
 
