@@ -16,19 +16,12 @@ PAGE = ROOT / "docs/client.md"
 COLUMNS = 100
 HIDDEN = {"from_proto"}
 GROUPS = {
-    "Clients": ("AttentionClient", "AsyncAttentionClient"),
-    "Encryption": ("TlsFiles",),
-    "Requests of a stream": ("AttendInputs", "TokenInputs", "TextInputs", "EmbeddingInputs"),
-    "Results": ("AttentionResult", "InferResult", "HeadSelection"),
-    "Descriptions of models": (
-        "ModelInfo",
-        "TensorInfo",
-        "ParityInfo",
-        "CostInfo",
-        "EncoderInfo",
-        "PatternInfo",
-    ),
-    "Warnings": ("TextTruncatedWarning",),
+    "Clients": "AttentionClient AsyncAttentionClient",
+    "Encryption": "TlsFiles",
+    "Requests of a stream": "AttendInputs TokenInputs TextInputs EmbeddingInputs",
+    "Results": "AttentionResult InferResult HeadSelection",
+    "Descriptions of models": "ModelInfo TensorInfo ParityInfo CostInfo EncoderInfo PatternInfo",
+    "Warnings": "TextTruncatedWarning",
 }
 TITLES = {
     DocstringSectionKind.parameters: "Arguments",
@@ -50,7 +43,7 @@ def reference() -> str:
     lines = [HEADER]
     for title, names in GROUPS.items():
         lines.append(f"## {title}\n")
-        for name in names:
+        for name in names.split():
             lines += _class(classes.pop(name))
     _, tree, *texts = _text(_target(package["errors"])).split("\n\n")
     lines += ["## Errors\n", _code(tree), *(f"{text}\n" for text in texts)]
