@@ -84,7 +84,7 @@ def test_texts_become_embeddings_of_passages_and_a_refused_row_has_its_reason(
     assert read(theirs).equals(read(ours), check_metadata=True)
     assert (summary.passages, summary.tokens) == (expected.passages, expected.tokens)
     table = write(tmp_path / "refused", 2, text=["a", "b" * (5 << 20)])
-    with pytest.raises(EnrichError, match="row 1 is refused: it has 5,242,880 characters"):
+    with pytest.raises(EnrichError, match="row 1 is refused: it has 5,242,881 characters"):
         enrich(table, tmp_path / "none.parquet", **wanted, model_repository=encoders, engine="ray")
 
 
