@@ -13,6 +13,7 @@ import ray
 import ray.data
 from attention_client.enrich import EnrichError
 from attention_client.enrich.backends import Backend
+from attention_client.enrich.batches import make_splitter
 from attention_client.enrich.job import ChunkRunner, ProgressReporter, run_chunks
 from attention_client.enrich.journal import Journal
 from attention_client.enrich.plan import Chunk, JobPlan
@@ -25,13 +26,14 @@ class ChunkActor:
         self._plan = plan
         self._journal = journal
         self._backend = load()
+        self._splitter = make_splitter(plan, self._backend)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Computes the chunk of a batch; returns its tokens, or why it could not be computed."""
         (chunk,) = batch["chunk"]
         error, progress = "", ProgressReporter(0, show=False)
         try:
-            list(run_chunks(self._plan, [chunk], self._journal, progress, self._backend))
+            list(run_chunks(self._plan, [chunk], self._journal, progress, self._backend, self._splitter))
         except EnrichError as caught:  # returned as a value: Ray would wrap the exception in its own text
             error = str(caught)
         return {"index": [chunk.index], "tokens": [progress.tokens], "error": [error]}

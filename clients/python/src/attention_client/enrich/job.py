@@ -32,6 +32,7 @@ from attention_client.enrich.tables import (
     locate_target,
     open_source,
 )
+from attention_client.enrich.texts import PassageSplitter
 
 LINE_SECONDS = 10.0
 Item = TypeVar("Item")
@@ -109,8 +110,8 @@ def run_job(
             "a table in memory can neither be resumed nor computed on a cluster: store it in a file"
         )
     plan = make_plan(opened, backend.model, options)
-    make_splitter(plan, backend)  # passages that cannot be cut are refused before anything is computed
-    runner = runner or partial(run_chunks, backend=backend)
+    splitter = make_splitter(plan, backend)  # refuses what cannot be cut before anything is computed
+    runner = runner or partial(run_chunks, backend=backend, splitter=splitter)
     if output is not None:
         return _run(plan, locate_target(fspath(output), opened), runner)
     if not opened.table:
@@ -225,14 +226,19 @@ def _summary(plan: JobPlan, target: Location, figures: Figures, rejects: str | N
 
 
 def run_chunks(
-    plan: JobPlan, chunks: Iterable[Chunk], journal: Journal, progress: ProgressReporter, backend: Backend
+    plan: JobPlan,
+    chunks: Iterable[Chunk],
+    journal: Journal,
+    progress: ProgressReporter,
+    backend: Backend,
+    splitter: PassageSplitter | None,
 ) -> Generator[Chunk, None, None]:
     """Computes chunks in this process in their order, and yields each when it is recorded.
 
     Raises:
         EnrichError: The job cannot continue. Recorded chunks are kept.
     """
-    for chunk, batches in groupby(_submitted(plan, chunks, backend), key=itemgetter(0)):
+    for chunk, batches in groupby(_submitted(plan, chunks, backend, splitter), key=itemgetter(0)):
         figures = Figures()
         with journal.part(chunk).replaced() as file, pa.ipc.new_file(file, plan.output_schema) as part:
             for _, batch in batches:
@@ -245,12 +251,13 @@ def run_chunks(
         yield chunk
 
 
-def _submitted(plan: JobPlan, chunks: Iterable[Chunk], backend: Backend) -> Iterator[tuple[Chunk, Batch]]:
+def _submitted(
+    plan: JobPlan, chunks: Iterable[Chunk], backend: Backend, splitter: PassageSplitter | None
+) -> Iterator[tuple[Chunk, Batch]]:
     """Submitted batches, in order. Their number is bounded, so a slow writer slows the reader down."""
     # Enough for the backend's concurrent requests, one batch to submit and one to write.
     limit = 2 + ceil(backend.concurrency / BATCH_REQUESTS)
     pending: deque[tuple[Chunk, Batch]] = deque()
-    splitter = make_splitter(plan, backend)
     # Cells are read and texts are encoded on a thread, while requests are computed and results are written.
     batches = ((chunk, Batch(rows, plan, backend, splitter)) for chunk, rows in _batches(plan, chunks))
     with closing(read_ahead(batches)) as ready:
