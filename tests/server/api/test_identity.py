@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
@@ -125,13 +126,14 @@ def test_a_reader_sees_the_models_of_its_pattern(secured: Secured) -> None:
     )
     assert [[model.name for model in models] for models in listed] == [[SELF]] * 3
     assert typed.GetModel(pb.GetModelRequest(name=SELF), **options).model.name == SELF
-    for call, message in (
+    asked: list[tuple[Any, Message]] = [
         (typed.GetModel, pb.GetModelRequest(name=CROSS)),
         (triton.ModelMetadata, oip.ModelMetadataRequest(name=CROSS)),
         (triton.ModelConfig, oip.ModelConfigRequest(name=CROSS)),
         (triton.ModelReady, oip.ModelReadyRequest(name=CROSS)),
         (triton.ModelStatistics, oip.ModelStatisticsRequest(name=CROSS)),
-    ):
+    ]
+    for call, message in asked:
         assert refusal(call.future(message, **options)) == (DENIED, "RIGHT_MISSING")
 
 
@@ -211,13 +213,14 @@ def memory_of(account: IdentityAccount, budget: MemoryBudget) -> Taken:
 @pytest.mark.parametrize("kind", ["places", "memory"])
 def test_one_identity_gets_its_share_and_leaves_room(kind: str) -> None:
     greedy: Callable[[], Taken]
+    modest: Callable[[], Taken]
     if kind == "places":
         places = IdentityPlaces("calls", 100, share=0.8)
-        greedy, modest = (lambda: places_of(GREEDY, places)), (lambda: places_of(MODEST, places))
+        greedy, modest = partial(places_of, GREEDY, places), partial(places_of, MODEST, places)
     else:
         budget, multiple = MemoryBudget(1000), multiple_of(0.8)
         first, second = IdentityAccount(0, multiple), IdentityAccount(0, multiple)
-        greedy, modest = (lambda: memory_of(first, budget)), (lambda: memory_of(second, budget))
+        greedy, modest = partial(memory_of, first, budget), partial(memory_of, second, budget)
     taken = greedy()
     assert len(taken) == 80
     others = modest()
