@@ -20,9 +20,9 @@ from scripts.local_server import ServerProcess, serving
 from tests.encoders.repository import SENTENCE_MODELS
 from tests.server import samples
 from tests.support import systems
-from tests.support.artifacts import cached_repositories
+from tests.support.artifacts import SETS, cached_repositories, link_tree
 from tests.support.prometheus import required
-from tests.support.repository import DEMO
+from tests.support.repository import FURTHER
 
 torch.set_num_threads(1)
 # Processes that tests start would inherit an ignored hang-up, as of a suite that runs under nohup.
@@ -30,15 +30,6 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # How long an example takes depends on what else the machine does, so that no example has a deadline.
 settings.register_profile("suite", settings.get_profile(settings.get_current_profile_name()), deadline=None)
 settings.load_profile("suite")
-
-
-# What fixtures export.
-MODELS = {
-    "repository": systems.MODELS,
-    "artifacts": samples.MODELS,
-    "demo": DEMO,
-    "sentence_repository": SENTENCE_MODELS,
-}
 
 
 # The tests of each of these folders share one server, so that one worker runs all of them.
@@ -63,7 +54,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Exports what the chosen tests need at once, so that their workers do not wait for each other."""
     if os.environ.get("PYTEST_XDIST_WORKER") and not session.config.option.collectonly:
         needed = {name for item in session.items for name in getattr(item, "fixturenames", ())}
-        cached_repositories(*(models for fixture, models in MODELS.items() if fixture in needed))
+        cached_repositories(*(models for models in SETS if needed.intersection(models.fixtures)))
 
 
 class SharedServerScheduling(LoadFileScheduling):  # type: ignore[misc]
@@ -79,9 +70,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharedS
 
 
 @pytest.fixture(scope="session")
-def repository() -> Path:
+def repository(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model repository of every attention system at a small width. Tests must not write to it."""
-    (folder,) = cached_repositories(systems.MODELS)
+    folder, (models,) = tmp_path_factory.mktemp("systems"), cached_repositories(systems.MODELS)
+    for model in (*models.iterdir(), artifacts / samples.TEXT):
+        link_tree(model, folder / model.name)
     return folder
 
 
@@ -89,6 +82,13 @@ def repository() -> Path:
 def artifacts() -> Path:
     """A repository of a causal, a cross-attention and a text model. Tests must not write to it."""
     (folder,) = cached_repositories(samples.MODELS)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def further() -> Path:
+    """A repository of further models, which only tests with the marker `thorough` need."""
+    (folder,) = cached_repositories(FURTHER)
     return folder
 
 

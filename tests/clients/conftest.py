@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from attention_serving.export import export_module
 from scripts.local_server import ServerProcess, serving
+from tests.clients.named_module import NAMED
 from tests.support.artifacts import ModelSet, cached_repositories, link_tree
 
 POOLED, POOLED_WIDTH = "pooled", 6
@@ -38,7 +39,14 @@ def export_pooled(folder: Path) -> None:
     export_module(mean_of_linear(), example, axes, out=folder, name=POOLED)
 
 
-POOLED_MODELS = ModelSet("pooled", [export_pooled], [Path(__file__)])
+POOLED_MODELS = ModelSet("pooled", [export_pooled], [Path(__file__)], ["enrich_models"])
+
+
+@pytest.fixture(scope="session")
+def named() -> Path:
+    """A repository of the module with named inputs and of one with rotary positions."""
+    (folder,) = cached_repositories(NAMED)
+    return folder
 
 
 @pytest.fixture(scope="session")

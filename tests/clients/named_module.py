@@ -66,7 +66,7 @@ def export_rotary(folder: Path) -> None:
     write_artifact(MultiHeadAttention(config).eval(), ModelId(ROTARY), folder)
 
 
-NAMED = ModelSet("named", [export_caption, export_rotary], [Path(__file__)])
+NAMED = ModelSet("named", [export_caption, export_rotary], [Path(__file__)], ["named"])
 
 
 def inputs(rows: int, words: int, *leading: int, seed: int = 0) -> dict[str, Array]:

@@ -13,10 +13,10 @@ from attention_client._commands.app import app
 from typer.testing import CliRunner
 
 from scripts.local_server import ServerProcess, serving
-from tests.clients.named_module import CAPTION, NAMED, OUTPUTS, ROTARY, WIDTH, expected, inputs
+from tests.clients.named_module import CAPTION, OUTPUTS, ROTARY, WIDTH, expected, inputs
 from tests.server.samples import CROSS, HEADS, TEXT
 from tests.support import triton
-from tests.support.artifacts import cached_repositories, link_tree
+from tests.support.artifacts import link_tree
 from tests.support.eager import ATOL, RTOL, Array, assert_parity
 
 LENGTHS = [(3, 5), (1, 2), (8, 5), (40, 1)]
@@ -26,9 +26,8 @@ thorough = pytest.mark.thorough
 
 
 @pytest.fixture(scope="module")
-def server(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(artifacts: Path, named: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("infer")
-    (named,) = cached_repositories(NAMED)
     for model in (*artifacts.iterdir(), *named.iterdir()):
         link_tree(model, folder / "models" / model.name)
     with serving(folder / "models", folder / "log") as process:

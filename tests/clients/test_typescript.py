@@ -19,7 +19,6 @@ from numpy.testing import assert_allclose
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.generate import PROTOS
 from scripts.local_server import ROOT, ServerProcess, serving
-from tests.clients.named_module import NAMED
 from tests.clients.typescript_cases import CASES, REFUSED, Case, model_json
 from tests.encoders.repository import SENTENCE, SENTENCE_MODELS
 from tests.support import node_package
@@ -64,11 +63,11 @@ def built(package: None) -> None:  # noqa: ARG001 - installed first
 
 @pytest.fixture(scope="module")
 def small_server(
-    artifacts: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory
+    artifacts: Path, repository: Path, named: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
     """A server of the sample models and of those of the package's README."""
     folder = tmp_path_factory.mktemp("typescript")
-    named, demo = cached_repositories(NAMED, DEMO)
+    (demo,) = cached_repositories(DEMO)
     documented = {model for model in [*repository.iterdir(), *demo.iterdir()] if f'"{model.name}"' in README}
     models = {model.name: model for model in [*documented, *named.iterdir(), *artifacts.iterdir()]}
     for model in models.values():

@@ -48,14 +48,22 @@ def export_truncating(folder: Path) -> None:
 
 
 SOURCES = [Path(__file__), Path(encoders.__file__)]
-SENTENCE_MODELS = ModelSet("sentence", [partial(export_sentence, SENTENCE, Precision.FP32)], SOURCES)
+SENTENCE_MODELS = ModelSet(
+    "sentence",
+    [partial(export_sentence, SENTENCE, Precision.FP32)],
+    SOURCES,
+    ["sentence_repository", "encoder_repository"],
+)
+# Families whose graphs differ from those of the others; tests/model/test_encoder.py compares all of them.
+FAMILIES = ("bert", "roberta", "mpnet", "modernbert", "qwen3", "clip_text_model")
 # Only tests with the marker `thorough` need these.
 ENCODERS = ModelSet(
     "encoders",
     [
-        *(partial(export_family, name) for name in encoders.CASES),
+        *(partial(export_family, name) for name in FAMILIES),
         partial(export_sentence, INT8, Precision.INT8),
         export_truncating,
     ],
     SOURCES,
+    ["encoder_repository"],
 )

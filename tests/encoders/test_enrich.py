@@ -108,15 +108,6 @@ def test_several_columns_are_joined_by_a_template(encoder_client: AttentionClien
     assert summary.nulls == 1
 
 
-def test_a_column_of_another_name_may_be_named_and_takes_another_name(
-    encoder_client: AttentionClient, where: Options
-) -> None:
-    options = {"text_column": None, "column": "text", "output_column": "vector"}
-    result, _ = run(table_of(TEXTS), model=SENTENCE, **options, **where)
-    expected = encoder_client.embed(SENTENCE, list(TEXTS))
-    assert_allclose(rows_of(result["vector"]), expected, rtol=RTOL, atol=ATOL)
-
-
 def test_a_long_text_is_refused_and_others_are_not(encoder_client: AttentionClient, where: Options) -> None:
     table = table_of(["a", LONG, None, "b"])
     with pytest.raises(

@@ -5,7 +5,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from attention_client import AttentionClient
@@ -184,14 +183,3 @@ def test_servers_need_the_tokenizer_of_the_model(where: Options, encoder_reposit
     other = encoder_repository / "qwen3" / "1"  # begins a text with another token
     with pytest.raises(EnrichError, match=r"is not the tokenizer of model 'sentence': it makes \d+ tokens"):
         run(servers=where["servers"], tokenizer=other)
-
-
-def test_vectors_do_not_depend_on_the_layout_of_the_table(encoder_repository: Path) -> None:
-    """Rows in one batch or in many, and the same passages come out."""
-    given = pa.table({"text": [f"{number} {LONG}" for number in range(6)]})
-    options = {"template": None, "text_column": "text", "model_repository": encoder_repository}
-    whole = run(given, **options).table
-    parts = pa.concat_tables([run(given.slice(row, 1), **options).table for row in range(6)])
-    assert whole.select(["passage", "passage_start"]).equals(parts.select(["passage", "passage_start"]))
-    assert_allclose(rows_of(whole["embedding"]), rows_of(parts["embedding"]), rtol=RTOL, atol=ATOL)
-    assert np.unique(whole["source_row"]).tolist() == list(range(6))

@@ -101,11 +101,6 @@ def test_more_parts_than_one_request_takes(sentence_client: AttentionClient) -> 
         assert_allclose(found[index], expected, rtol=RTOL, atol=ATOL)
 
 
-def test_no_parts_at_all(sentence_client: AttentionClient) -> None:
-    found = sentence_client.embed(SENTENCE, ["a", "b"], spans=[[], []])
-    assert [each.shape for each in found] == [(0, encoders.WIDTH)] * 2
-
-
 @pytest.mark.parametrize(
     ("spans", "message"),
     [

@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
 from scripts.local_server import ServerProcess
-from tests.encoders.repository import DIMENSIONS, INT8, SENTENCE, SHORT, TRUNCATING
+from tests.encoders.repository import DIMENSIONS, FAMILIES, INT8, SENTENCE, SHORT, TRUNCATING
 from tests.encoders.texts import ATOL, RTOL, TEXTS, cosines, expected_of, library_model, token_ids
 from tests.support import encoders
 
@@ -62,7 +62,7 @@ def test_token_ids_up_to_the_largest_length(sentence_client: AttentionClient) ->
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", encoders.CASES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_equals_the_library(encoder_client: AttentionClient, name: str) -> None:
     with ThreadPoolExecutor(4) as pool:  # several requests share the server's batches
         calls = [pool.submit(encoder_client.embed, name, TEXTS[index:]) for index in range(4)]

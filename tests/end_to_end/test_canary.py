@@ -7,24 +7,19 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-import torch
 from attention_client import AttentionClient, FailedPreconditionError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from attention_serving.artifact.names import ModelId
-from attention_serving.export.artifact import write_artifact
-from attention_serving.model.attention import MultiHeadAttention
-from attention_serving.model.config import AttentionConfig
 from scripts.local_server import ServerProcess, serving
 from tests.server.observe.test_metrics import scrape
 from tests.server.samples import CROSS
 from tests.server.seams import wait_until
-from tests.support.artifacts import ModelSet, cached_repositories
 from tests.support.eager import assert_parity, attend
+from tests.support.repository import ROTARY, rotary
 from tests.support.triton import ask
 
 # Weights of 1 MiB and more lie in a file of their own, which the server maps into its memory.
-MAPPED, WIDTH = "mapped", 320
+MAPPED, WIDTH = ROTARY, 320
 RATIO, FAILURES = "attention_canary_error_ratio", "attention_canary_failures_total"
 READY = "attention_model_ready"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -33,21 +28,10 @@ QUERY = np.random.default_rng(3).standard_normal((5, WIDTH), np.float32)
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
 
 
-def mapped_module() -> MultiHeadAttention:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return MultiHeadAttention(AttentionConfig(d_query=WIDTH, num_heads=4)).eval()
-
-
-def export_mapped(folder: Path) -> None:
-    write_artifact(mapped_module(), ModelId(MAPPED), folder)
-
-
 @pytest.fixture
-def folder(artifacts: Path, tmp_path: Path) -> Path:
+def folder(artifacts: Path, further: Path, tmp_path: Path) -> Path:
     """Copies, because the weights are overwritten in place."""
-    (exported,) = cached_repositories(ModelSet("canary", [export_mapped], [Path(__file__)]))
-    shutil.copytree(exported, tmp_path / "models")
+    shutil.copytree(further / MAPPED, tmp_path / "models" / MAPPED)
     shutil.copytree(artifacts / CROSS, tmp_path / "models" / CROSS)
     return tmp_path / "models"
 
@@ -85,7 +69,7 @@ def test_a_model_damaged_in_memory_is_taken_out_of_service_and_its_neighbour_goe
     with serving(folder, log, *options) as server, AttentionClient(server.target) as client:
 
         def assert_serves() -> None:
-            assert_parity(client.attend(MAPPED, QUERY).context_vectors, attend(mapped_module(), QUERY)[0])
+            assert_parity(client.attend(MAPPED, QUERY).context_vectors, attend(rotary(), QUERY)[0])
             for model in (MAPPED, CROSS):
                 assert health(server, model) == SERVING
                 wait_until(lambda model=model: 0 < sample(server, RATIO, model) <= 1)  # type: ignore[misc]

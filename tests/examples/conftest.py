@@ -33,7 +33,12 @@ def export_layer(folder: Path) -> None:
         write_artifact(found.module, ModelId(LAYER), folder)
 
 
-MODELS = ModelSet("examples", [export_layer], [Path(__file__), Path(replace_a_layer.__file__)])
+MODELS = ModelSet(
+    "examples",
+    [export_layer],
+    [Path(__file__), Path(replace_a_layer.__file__)],
+    ["example_server", "small_server"],
+)
 
 
 def _serving(artifacts: Path, folder: Path, *options: str) -> AbstractContextManager[ServerProcess]:

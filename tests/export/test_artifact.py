@@ -105,6 +105,8 @@ def test_the_manifest_describes_an_attention_module_and_every_file(artifacts: Pa
     assert counted == [len(PARITY_GRID)] * len(ATTENTION_GRAPHS)
     assert report["tolerance"] == manifest.tolerance.model_dump()
     assert report["max_abs_error"] == max(case["max_abs_error"] for case in report["cases"])
+    # Masks for all heads and masks for each head take turns.
+    assert {case["sizes"].get("mask_heads") for case in report["cases"]} == {None, 1, 2}
 
 
 def test_the_golden_vectors_are_the_outputs_of_eager_pytorch(artifacts: Path) -> None:
@@ -112,6 +114,8 @@ def test_the_golden_vectors_are_the_outputs_of_eager_pytorch(artifacts: Path) ->
     counted = {kind: sum(case.graph is kind for case in cases) for kind in ATTENTION_GRAPHS}
     in_blocks = dict.fromkeys(IN_BLOCKS.values(), len(BLOCK_GOLDEN_GRID))
     assert counted == dict.fromkeys(ATTENTION_GRAPHS, len(GOLDEN_GRID)) | in_blocks
+    blocks = [(len(case.inputs["query"][0]), int(case.inputs.get("block_rows", 0))) for case in cases]
+    assert any(rows and length > 2 * rows and length % rows for length, rows in blocks)
     for case in cases:
         eager = run_eager(module, signature(module, case.graph), case.inputs)
         assert case.outputs.keys() == eager.keys()

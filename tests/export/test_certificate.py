@@ -67,6 +67,7 @@ def test_the_certificate_is_reproducible_and_the_only_file_that_changes(
     before = contents(artifact)
     sign_artifact(artifact, KEY)
     assert contents(artifact) == before
+    assert (artifact / CERTIFICATE_FILE).stat().st_mode & 0o777 == 0o644
     before.pop(CERTIFICATE_FILE)
     assert before == contents(artifacts / SELF / "1")
 

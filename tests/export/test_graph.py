@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_serving.artifact.manifest import ATTENTION_GRAPHS, IN_BLOCKS, GraphKind
+from attention_serving.artifact.manifest import ATTENTION_GRAPHS, GraphKind
 from attention_serving.export import graph as graph_module
 from attention_serving.export.errors import ExportError
 from attention_serving.export.graph import finish, trace
@@ -96,23 +96,6 @@ def test_a_graph_has_standard_operators_and_nothing_of_the_place_it_was_made_at(
     assert not proto.graph.value_info
     for place in ("metadata_props", "doc_string", "stack_trace", ".py", "site-packages", 'File "'):
         assert place not in str(proto)
-
-
-@EACH_MODEL
-@EACH_GRAPH
-def test_a_graph_equals_eager_pytorch_at_lengths_the_exporter_did_not_see(
-    artifacts: Path, name: str, kind: GraphKind
-) -> None:
-    module, proto = eager_module(name), exported(artifacts, name, kind)
-    signed = signature(module, kind)
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    for batch, query_length, key_length, heads in ((4, 9, 6, 1), (1, 2, 11, module.config.num_heads)):
-        sizes = {"batch": batch, "query_length": query_length, "key_length": key_length}
-        sizes |= {"mask_heads": heads, "block_rows": 4}
-        inputs = random_inputs(signed, sizes, np.random.default_rng(0))
-        eager = run_eager(module, signed, inputs)
-        for spec, output in zip(signed.outputs, session.run(None, inputs), strict=True):
-            assert_parity(output, eager[spec.name])
 
 
 @pytest.mark.parametrize("name", [SELF, CROSS])
@@ -238,12 +221,3 @@ def test_a_graph_that_cannot_be_served_is_refused(kind: type[MultiHeadAttention]
     signed = signature(module, PLAIN)
     with pytest.raises(ExportError, match=says):
         finish(trace(module, signed), signed)
-
-
-def test_graphs_in_blocks_hold_the_weights_of_the_whole_graphs(artifacts: Path) -> None:
-    for whole, blocks in IN_BLOCKS.items():
-        own, other = (
-            {each.name: each.raw_data for each in exported(artifacts, SELF, kind).graph.initializer}
-            for kind in (whole, blocks)
-        )
-        assert own == other

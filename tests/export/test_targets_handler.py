@@ -12,7 +12,7 @@ from attention_serving.artifact.manifest import Manifest
 from attention_serving.export.deployment import torchserve, torchserve_handler
 from attention_serving.export.deployment.torchserve_handler import AttentionHandler
 from tests.support import deployment
-from tests.support.deployment import CROSS, ENCODER, INT8, ROTARY, SELF, TEXT
+from tests.support.deployment import CROSS, ENCODER, ROTARY, SELF, TEXT
 from tests.support.eager import ATOL, RTOL, assert_parity
 
 
@@ -226,16 +226,6 @@ def test_ids_are_checked_against_the_vocabulary(archive: Archive) -> None:
     assert "elements of type float64; they must be int64" in refusal(replies[2], context, 2)
     eager = deployment.eager(TEXT, {"token_ids": np.array([0, 1])})
     assert_parity(np.array(json.loads(replies[3])["context_vectors"]), eager)
-
-
-@pytest.mark.thorough
-def test_int8_sequences_run_together_within_the_models_tolerance(tmp_path: Path) -> None:
-    archive = Archive(INT8, tmp_path).initialize()
-    tolerance = Manifest.load(archive.artifact).tolerance
-    inputs = [archive.sequence(length) for length in (4, 6)]
-    replies, _ = archive.handle(*({"body": npy(each["query"])} for each in inputs))
-    for reply, each in zip(replies, inputs, strict=True):
-        assert tolerance.holds(np.load(io.BytesIO(reply)), deployment.eager(SELF, each))
 
 
 def test_a_limit_of_the_archive_applies(tmp_path: Path) -> None:

@@ -54,22 +54,9 @@ def assert_same_weights(module: nn.Module, expected: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["biased", "unbiased"])
-@torch.inference_mode()
-def test_torch_self_attention(tmp_path: Path, bias: bool) -> None:
-    torch_module = random_weights(nn.MultiheadAttention(D, HEADS, bias=bias, batch_first=True))
-    checkpoint = load_checkpoint(
-        write(torch_module.state_dict(), tmp_path / "w.safetensors"), layout="torch", heads=HEADS
-    )
-    rows = torch.randn(2, 5, D)
-    assert_close(checkpoint.module(rows)[0], torch_module(rows, rows, rows)[0])
-    assert checkpoint.skipped == ()
-    assert not checkpoint.module.config.cross
-
-
-@pytest.mark.parametrize("bias", [True, False], ids=["biased", "unbiased"])
 @pytest.mark.parametrize(("d_key", "d_value", "cross"), WIDTHS.values(), ids=WIDTHS)
 @torch.inference_mode()
-def test_torch_cross_attention(tmp_path: Path, d_key: int, d_value: int, cross: bool, bias: bool) -> None:
+def test_torch_attention(tmp_path: Path, d_key: int, d_value: int, cross: bool, bias: bool) -> None:
     torch_module = nn.MultiheadAttention(D, HEADS, bias=bias, kdim=d_key, vdim=d_value, batch_first=True)
     path = write(random_weights(torch_module).state_dict(), tmp_path / "weights.safetensors")
     module = load_checkpoint(path, layout="torch", heads=HEADS, cross=cross).module
@@ -77,6 +64,10 @@ def test_torch_cross_attention(tmp_path: Path, d_key: int, d_value: int, cross: 
     assert_close(module(query, key, value)[0], torch_module(query, key, value)[0])
     assert module.config.cross
     assert module.config.separate_value is (d_key != d_value)
+    if d_key == d_value == D:
+        own = load_checkpoint(path, layout="torch", heads=HEADS)
+        assert_close(own.module(query)[0], torch_module(query, query, query)[0])
+        assert (own.skipped, own.module.config.cross) == ((), False)
 
 
 @torch.inference_mode()

@@ -45,11 +45,17 @@ class Served(NamedTuple):
     client: AttentionClient
 
 
+MODELS = ModelSet(
+    "everyday",
+    [partial(export_row, name) for name in ROWS],
+    [Path(__file__), Path(everyday.__file__)],
+    ["everyday_server"],
+)
+
+
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    jobs = [partial(export_row, name) for name in ROWS]
-    models = ModelSet("everyday", jobs, [Path(__file__), Path(everyday.__file__)])
-    (repository,) = cached_repositories(models)
+def everyday_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    (repository,) = cached_repositories(MODELS)
     with (
         serving(repository, tmp_path_factory.mktemp("everyday") / "log") as server,
         AttentionClient(server.target) as client,
@@ -173,8 +179,8 @@ ASKED = [(name, api) for name, row in ROWS.items() for api in APIS if api != "at
 
 
 @pytest.mark.parametrize(("name", "api"), ASKED, ids=[f"{name}-{api}" for name, api in ASKED])
-def test_equals_eager(served: Served, name: str, api: str) -> None:
+def test_equals_eager(everyday_server: Served, name: str, api: str) -> None:
     case = Case(ROWS[name])
     eager = case.eager()
-    for output, found in APIS[api](served, name, case).items():
+    for output, found in APIS[api](everyday_server, name, case).items():
         assert_parity(found, eager[output])

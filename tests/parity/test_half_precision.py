@@ -9,8 +9,6 @@ import torch
 from attention_client import AttendInputs, AttentionClient
 from attention_client.errors import InvalidArgumentError
 
-from attention_serving.protos.attention.v1 import attention_pb2 as attention_pb
-from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from scripts.local_server import ServerProcess
@@ -82,29 +80,6 @@ def test_results_and_weights_of_a_list(server: ServerProcess, wire: Any) -> None
         assert_rounded(weights, eager_weights, wire)
     for found, context in zip(streamed.context_vectors, result.context_vectors, strict=True):
         assert_rounded(found, context, wire)
-
-
-@EACH
-@pytest.mark.parametrize("asked", [True, False], ids=["in half precision", "in FP32"])
-def test_the_output_has_the_type_that_was_asked_for(server: ServerProcess, wire: str, asked: bool) -> None:
-    (query,) = queries(128)
-    data_type = attention_pb.DataType.Value(f"DATA_TYPE_{wire.upper()}")
-    vectors = attention_pb.VectorSequences(
-        data_type=data_type, width=WIDTH, lengths=[len(query)], data=bits(query, wire)
-    )
-    request = attention_pb.AttendRequest(
-        model_name=SELF, query=vectors, output_data_type=data_type if asked else attention_pb.DATA_TYPE_FP32
-    )
-    with grpc.insecure_channel(server.target) as channel:
-        response = AttentionServiceStub(channel).Attend(request, timeout=60)
-    found, (eager, _) = response.context_vectors, attend(build(SELF), rounded(query, wire))
-    assert found.data_type == request.output_data_type
-    if asked:
-        assert max(request.ByteSize(), response.ByteSize()) < query.nbytes // 2 + 100
-        assert_rounded(values(found.data, wire).reshape(query.shape), eager, wire)
-    else:
-        context = np.frombuffer(found.data, "<f4").reshape(query.shape)
-        np.testing.assert_allclose(context, eager, rtol=FP32_RTOL, atol=FP32_ATOL)
 
 
 @EACH

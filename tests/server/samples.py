@@ -73,7 +73,9 @@ def export_sample(name: str, folder: Path) -> None:
 
 
 # A causal self-attention, a cross-attention and a text model.
-MODELS = ModelSet("samples", [partial(export_sample, name) for name in (SELF, CROSS, TEXT)], [Path(__file__)])
+MODELS = ModelSet(
+    "samples", [partial(export_sample, name) for name in (SELF, CROSS, TEXT)], [Path(__file__)], ["artifacts"]
+)
 
 
 def ragged(rng: np.random.Generator, lengths: Sequence[int], *width: int) -> Ragged:

@@ -28,6 +28,8 @@ EXPORTERS = 2
 KEPT = 4
 # Writes models into a model repository. It runs in another process, and two jobs run at a time.
 Job = Callable[[Path], object]
+# All sets of the modules that are imported.
+SETS: list["ModelSet"] = []
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +40,16 @@ class ModelSet:
         name: Name of the set in the cache.
         jobs: Each exports some of the models.
         sources: Files that decide what is exported, beside those of model/, export/ and artifact/.
+        fixtures: Names of fixtures that need the models, which are then exported before the tests begin.
     """
 
     name: str
     jobs: Sequence[Job]
     sources: Sequence[Path] = ()
+    fixtures: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        SETS.append(self)
 
     def folder(self, cache_folder: Path) -> Path:
         """The set's model repository in the cache."""
@@ -57,11 +64,13 @@ def cached_repositories(*sets: ModelSet) -> list[Path]:
     cache_folder = Path(os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER)
     cache_folder.mkdir(parents=True, exist_ok=True)
     repositories = {models: models.folder(cache_folder) for models in sets}
-    with FileLock(cache_folder / "lock"):
-        _export({m: folder for m, folder in repositories.items() if not _holds_whole_artifacts(folder)})
-        for models, repository in repositories.items():
-            os.utime(repository)
-            _prune(cache_folder, models.name)
+    if not all(map(_holds_whole_artifacts, repositories.values())):
+        with FileLock(cache_folder / "lock"):
+            _export({m: folder for m, folder in repositories.items() if not _holds_whole_artifacts(folder)})
+            for models in sets:
+                _prune(cache_folder, models.name)
+    for repository in repositories.values():
+        os.utime(repository)
     return list(repositories.values())
 
 

@@ -1,7 +1,7 @@
 """Models that are deployed to other servers, and what eager PyTorch computes with them."""
 
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,52 +11,29 @@ from numpy.typing import NDArray
 from torch import nn
 
 from attention_serving.artifact.manifest import POSITIONS, GraphKind, Manifest
-from attention_serving.artifact.names import ModelId
-from attention_serving.export.artifact import write_artifact
-from attention_serving.export.precision import Precision
-from attention_serving.model.attention import MultiHeadAttention
-from attention_serving.model.config import AttentionConfig
 from tests.server import samples
 from tests.support import repository
-from tests.support.artifacts import ModelSet, cached_repositories, link_tree
+from tests.support.artifacts import cached_repositories, link_tree
 
 SELF, CROSS, TEXT = samples.SELF, samples.CROSS, samples.TEXT
-# These are exported for thorough tests only. The weights of the first lie in a file of their own.
-ROTARY, INT8, ENCODER = "rotary", "tiny-self-int8", repository.ENCODER
+# These are exported for thorough tests only.
+ROTARY, INT8, ENCODER = repository.ROTARY, repository.INT8, repository.ENCODER
 Arrays = dict[str, NDArray[Any]]
 
 
 @cache
 def eager_module(name: str) -> nn.Module:
-    if name == ENCODER:
-        return repository.encoder()
-    if name != ROTARY:
-        return samples.eager_module(name.removesuffix("-int8"))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return MultiHeadAttention(AttentionConfig(d_query=320, num_heads=4, rotary_theta=100.0)).eval()
+    """The module behind a model."""
+    made = {ROTARY: repository.rotary, ENCODER: repository.encoder}
+    return made[name]() if name in made else samples.eager_module(name.removesuffix("-int8"))
 
 
-def _export(name: str, precision: Precision, folder: Path) -> None:
-    write_artifact(eager_module(name), ModelId(name), folder, precision=precision)  # type: ignore[arg-type]
-
-
-FURTHER = ModelSet(
-    "deployment",
-    [
-        partial(_export, ROTARY, Precision.FP32),
-        partial(_export, INT8, Precision.INT8),
-        repository.export_encoder,
-    ],
-    [Path(__file__), Path(repository.__file__)],
-)
-
-
-def link_model(name: str, models: Path) -> Path:
+def link_model(name: str, folder: Path) -> Path:
     """Puts a model into a repository. Returns its artifact, which must not be written to."""
-    (cached,) = cached_repositories(FURTHER if name in (ROTARY, INT8, ENCODER) else samples.MODELS)
-    link_tree(cached / name, models / name)
-    return models / name / "1"
+    further = name in (ROTARY, INT8, ENCODER)
+    (cached,) = cached_repositories(repository.FURTHER if further else samples.MODELS)
+    link_tree(cached / name, folder / name)
+    return folder / name / "1"
 
 
 def eager(name: str, inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:

@@ -85,29 +85,7 @@ class PairMaskedSelfAttention(SelfAttention):
         return context if weights is None else (context, weights)
 
 
-class CausalSelfAttention(SelfAttention):
-    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Any:
-        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
-        context, weights = self.attention(
-            x, x, x, attn_mask=mask, is_causal=True, key_padding_mask=key_padding_mask, **self.options
-        )
-        return context if weights is None else (context, weights)
-
-
-class CrossAttention(nn.Module):
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-        self.options = {"need_weights": False} | options
-
-    def forward(self, x: Tensor, memory: Tensor, memory_key_padding_mask: Tensor | None = None) -> Any:
-        context, weights = self.attention(
-            x, memory, memory, key_padding_mask=memory_key_padding_mask, **self.options
-        )
-        return context if weights is None else (context, weights)
-
-
-class PairMaskedCrossAttention(CrossAttention):
+class PairMaskedCrossAttention(SelfAttention):
     def forward(self, x: Tensor, memory: Tensor, attn_mask: Tensor) -> Any:  # type: ignore[override]
         context, weights = self.attention(
             x, memory, memory, attn_mask=attn_mask.repeat_interleave(HEADS, dim=0), **self.options
@@ -148,13 +126,6 @@ class Sdpa(nn.Module):
         return self.attend(x, x)
 
 
-class KeyMaskedSdpa(Sdpa):
-    """A boolean (B, 1, 1, Tk) from a mask in the style of Hugging Face."""
-
-    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:  # type: ignore[override]
-        return self.attend(x, x, attention_mask[:, None, None, :])
-
-
 class AddedKeyMaskSdpa(Sdpa):
     """A float (B, 1, 1, Tk) that is added."""
 
@@ -187,21 +158,6 @@ class BufferedCausalSdpa(Sdpa):
     def forward(self, x: Tensor) -> Tensor:
         length = x.shape[1]
         return self.attend(x, x, self.bias[:, :, :length, :length])  # type: ignore[index]
-
-
-class AlibiSdpa(Sdpa):
-    """A float (1, H, T, T) of distances."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = torch.arange(x.shape[1])
-        slopes = torch.tensor([0.25, 0.0625])[None, :, None, None]
-        return self.attend(x, x, -slopes * (rows[:, None] - rows).abs())
-
-
-class WindowSdpa(Sdpa):
-    def forward(self, x: Tensor) -> Tensor:
-        rows = torch.arange(x.shape[1])
-        return self.attend(x, x, (rows[:, None] - rows).abs() < 4)
 
 
 class GroupedSdpa(nn.Module):
@@ -247,28 +203,13 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self, *, causal: bool = False, **options: Any) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        layer = nn.TransformerDecoderLayer(WIDTH, HEADS, 32, batch_first=True, **options)
+        layer = nn.TransformerDecoderLayer(WIDTH, HEADS, 32, batch_first=True)
         self.decoder = nn.TransformerDecoder(layer, 1)
-        self.causal = causal
 
-    def forward(
-        self,
-        x: Tensor,
-        memory: Tensor,
-        tgt_key_padding_mask: Tensor | None = None,
-        memory_key_padding_mask: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-    ) -> Tensor:
-        decoded: Tensor = self.decoder(
-            x,
-            memory,
-            tgt_mask=causal_mask(x.shape[1]) if self.causal else None,
-            memory_mask=None if memory_mask is None else memory_mask.repeat_interleave(HEADS, dim=0),
-            tgt_key_padding_mask=tgt_key_padding_mask,
-            memory_key_padding_mask=memory_key_padding_mask,
-        )
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
+        decoded: Tensor = self.decoder(x, memory, memory_mask=memory_mask.repeat_interleave(HEADS, dim=0))
         return decoded
 
 
@@ -319,13 +260,9 @@ SIZES: dict[str, Any] = {
 T5_SIZES: dict[str, Any] = {"d_model": WIDTH, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": HEADS}
 
 
-def bert(attention: str) -> nn.Module:
-    config = transformers.BertConfig(**SIZES | {"vocab_size": IDS, "attn_implementation": attention})
+def bert() -> nn.Module:
+    config = transformers.BertConfig(**SIZES | {"vocab_size": IDS, "attn_implementation": "sdpa"})
     return transformers.BertModel(config, add_pooling_layer=False)
-
-
-def vit() -> nn.Module:
-    return Layers(transformers.ViTModel(transformers.ViTConfig(**SIZES)).layers)
 
 
 def whisper() -> nn.Module:
@@ -372,15 +309,12 @@ class T5Decoder(nn.Module):
 
 X = "x: B T 16"
 XM = f"{X}; memory: B S 16"
-TGT_MASKS = "tgt_key_padding_mask: B T bool; memory_key_padding_mask: B S bool"
 T5_DECODER = "rows: B T 16; encoder_hidden_states: B S 16; encoder_attention_mask: B S ids"
 WITH_WEIGHTS = ("context_vectors", "weights")
 of = functools.partial
 # Each row shows a mask, a layer or a library that no other row shows.
 ROWS: dict[str, Row] = {
     # nn.MultiheadAttention over one sequence and over two
-    "self, weights": Row(of(SelfAttention, need_weights=True), X, outputs=WITH_WEIGHTS),
-    "self, keys": Row(SelfAttention, f"{X}; key_padding_mask: B T bool"),
     "self, keys added": Row(SelfAttention, f"{X}; key_padding_mask: B T float"),
     "self, keys, weights of heads": Row(
         of(SelfAttention, need_weights=True, average_attn_weights=False),
@@ -388,8 +322,6 @@ ROWS: dict[str, Row] = {
         outputs=WITH_WEIGHTS,
     ),
     "self, pairs": Row(PairMaskedSelfAttention, f"{X}; attn_mask: B T T bool", {"attn_mask": "True hides"}),
-    "self, causal, keys": Row(CausalSelfAttention, f"{X}; key_padding_mask: B T bool"),
-    "cross, keys": Row(CrossAttention, f"{XM}; memory_key_padding_mask: B S bool"),
     "cross, pairs added, weights": Row(
         of(PairMaskedCrossAttention, need_weights=True), f"{XM}; attn_mask: B T S float", outputs=WITH_WEIGHTS
     ),
@@ -397,14 +329,9 @@ ROWS: dict[str, Row] = {
         WideCrossAttention, "query: B T 16; key: B S 12; value: B S 20; key_padding_mask: B S bool"
     ),
     # scaled_dot_product_attention
-    "sdpa, is_causal": Row(of(Sdpa, is_causal=True), X),
-    "sdpa, (B, 1, 1, Tk)": Row(KeyMaskedSdpa, f"{X}; attention_mask: B T bool"),
     "sdpa, (B, 1, 1, Tk) added": Row(AddedKeyMaskSdpa, f"{X}; attention_mask: B T float"),
     "sdpa, (1, 1, Tq, Tk) of a buffer": Row(BufferedCausalSdpa, X),
-    "sdpa, (1, H, Tq, Tk) added, ALiBi": Row(AlibiSdpa, X),
-    "sdpa, (Tq, Tk), window": Row(WindowSdpa, X),
     "sdpa, grouped heads": Row(GroupedSdpa, f"{X}; attention_mask: B T bool"),
-    "cross sdpa, given (B, 1, 1, Tk)": Row(CrossSdpa, f"{XM}; mask: B 1 1 S bool", {"mask": "True attends"}),
     "cross sdpa, given (B, 1, Tq, Tk)": Row(CrossSdpa, f"{XM}; mask: B 1 T S bool", {"mask": "True attends"}),
     "cross sdpa, given (B, H, Tq, Tk) added": Row(CrossSdpa, f"{XM}; mask: B 2 T S float"),
     "cross sdpa, a mask of any name": Row(NamedMaskSdpa, "x: B T 16; caption: B S 16; shown: B S bool"),
@@ -414,15 +341,12 @@ ROWS: dict[str, Row] = {
     "encoder, causal, keys, norm first": Row(
         of(Encoder, causal=True, norm_first=True, activation="gelu"), f"{X}; src_key_padding_mask: B T bool"
     ),
-    "decoder, causal, both keys": Row(of(Decoder, causal=True), f"{XM}; {TGT_MASKS}"),
     "decoder, memory pairs": Row(Decoder, f"{XM}; memory_mask: B T S bool", {"memory_mask": "True hides"}),
     "translator of ids": Row(
         Translator, "src: B S ids; tgt: B T ids; src_attention_mask: B S ids; tgt_attention_mask: B T ids"
     ),
     # Hugging Face
-    "BERT, eager": Row(of(bert, "eager"), "input_ids: B T ids; attention_mask: B T ids"),
-    "BERT, sdpa": Row(of(bert, "sdpa"), "input_ids: B T ids; attention_mask: B T ids"),
-    "ViT, sdpa": Row(vit, "rows: B T 16"),
+    "BERT, sdpa": Row(bert, "input_ids: B T ids; attention_mask: B T ids"),
     "Whisper's encoder, eager": Row(whisper, "rows: B T 16"),
     "T5's encoder, eager": Row(T5, "inputs_embeds: B T 16; attention_mask: B T ids"),
     "T5's decoder, sdpa": Row(T5Decoder, T5_DECODER),

@@ -1,75 +1,77 @@
-"""The models at their own widths: every preset, the worked examples, lower precisions and modules."""
+"""Models that only some tests need: the demo's, presets at their own widths, lower precisions, an encoder."""
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 
 from attention_serving.artifact.names import ModelId
-from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export import export_module
 from attention_serving.export.artifact import write_artifact
 from attention_serving.export.precision import Precision
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig
 from attention_serving.model.presets import PRESETS, build_preset
 from scripts import export_demo_models as demo
-from tests.support import tables
-from tests.support.artifacts import Job, ModelSet
+from tests.server import samples
+from tests.support.artifacts import ModelSet
 
-ENCODER = "encoder"
-# The scores of the examples with uniform weights exceed 100; at that size fp32 keeps four decimals.
-TABLE_TOLERANCE = Tolerance(rtol=1.3e-6, atol=5e-5)
+# Their graphs differ from those of the demo; tests/support/systems.py has all systems at small widths.
+PRESETS_SERVED = ("grouped-query-768x12x4", "sliding-window-768x12", "alibi-bidirectional-64x4")
+FP16, BF16, INT8 = "tiny-self-fp16", "tiny-self-bf16", "tiny-self-int8"
+# By model, the precision that the first of the samples is exported in.
+LOWERED = {FP16: Precision.FP16, BF16: Precision.BF16, INT8: Precision.INT8}
+ROTARY, ENCODER = "rotary", "encoder"
+
+
+def rotary() -> MultiHeadAttention:
+    """A module whose weights are so large that they lie in a file of their own."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return MultiHeadAttention(AttentionConfig(d_query=320, num_heads=4, rotary_theta=100.0)).eval()
+
+
+def encoder() -> torch.nn.TransformerEncoder:
+    """A whole transformer encoder of two layers over width 32."""
+    torch.manual_seed(4)
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
 
 
 def export_preset(name: str, folder: Path) -> None:
+    """Writes a preset at its own width."""
     write_artifact(build_preset(name), ModelId(name), folder, description=PRESETS[name].description)
 
 
-def export_lowered(name: str, precision: Precision, folder: Path) -> None:
-    write_artifact(build_preset(name), ModelId(f"{name}-{precision}"), folder, precision=precision)
+def export_lowered(name: str, folder: Path) -> None:
+    """Writes a sample in a lower precision."""
+    write_artifact(samples.eager_module(samples.SELF), ModelId(name), folder, precision=LOWERED[name])
 
 
-def export_table(table: tables.GoldenTable, folder: Path) -> None:
-    write_artifact(table.module(), ModelId(table.model), folder, tolerance=TABLE_TOLERANCE)
-
-
-def encoder() -> nn.TransformerEncoder:
-    """A whole transformer encoder of two layers over width 32."""
-    torch.manual_seed(4)
-    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
-    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
-
-
-def bert() -> nn.Module:
-    """A tiny BERT encoder of 64 positions over 50 ids, width 32, with random weights."""
-    from transformers import BertConfig, BertModel  # noqa: PLC0415 - slow to import
-
-    sizes: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
-    config = BertConfig(vocab_size=50, num_hidden_layers=2, max_position_embeddings=64, **sizes)
-    torch.manual_seed(5)
-    module: nn.Module = BertModel(config)
-    return module.eval()
+def export_rotary(folder: Path) -> None:
+    """Writes the module of large weights."""
+    write_artifact(rotary(), ModelId(ROTARY), folder)
 
 
 def export_encoder(folder: Path) -> None:
-    example = (torch.zeros(2, 3, 32),)
+    """Writes the encoder."""
     axes = {"src": {0: "batch", 1: "sequence"}}
-    export_module(encoder(), example, axes, out=folder, name=ENCODER)
+    export_module(encoder(), (torch.zeros(2, 3, 32),), axes, out=folder, name=ENCODER)
 
 
 HERE = Path(__file__)
 DEMO = ModelSet(
-    "demo", [partial(demo.export_demo_model, name) for name in demo.DEMO_MODELS], [Path(demo.__file__)]
+    "demo",
+    [partial(demo.export_demo_model, name) for name in demo.DEMO_MODELS],
+    [Path(demo.__file__)],
+    ["demo", "presets_repository"],
 )
-MODULES: list[Job] = [
-    partial(export_lowered, "self-attention", Precision.FP16),
-    partial(export_lowered, "multi-head-64x4", Precision.INT8),
-    export_encoder,
-]
-TABLES = [partial(export_table, table) for table in tables.GOLDEN_TABLES]
-SETS = (
-    ModelSet("presets", [partial(export_preset, name) for name in PRESETS], [HERE]),
-    ModelSet("modules", MODULES, [HERE]),
-    ModelSet("tables", TABLES, [HERE, Path(tables.__file__), tables.FILE]),
+SERVED = ModelSet(
+    "presets", [partial(export_preset, name) for name in PRESETS_SERVED], [HERE], ["presets_repository"]
+)
+FURTHER = ModelSet(
+    "further",
+    [*(partial(export_lowered, name) for name in LOWERED), export_rotary, export_encoder],
+    [HERE, Path(samples.__file__)],
+    ["further", "presets_repository"],
 )

@@ -72,4 +72,10 @@ def _export(name: str, folder: Path) -> None:
     write_artifact(build(name).train(), ModelId(name), folder)
 
 
-MODELS = ModelSet("systems", [partial(_export, name) for name in SYSTEMS.values()], [Path(__file__)])
+# The text model is one of tests/server/samples.py.
+MODELS = ModelSet(
+    "systems",
+    [partial(_export, name) for name in SYSTEMS.values() if not PRESETS[name].sentence],
+    [Path(__file__)],
+    ["repository"],
+)

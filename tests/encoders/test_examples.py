@@ -1,4 +1,4 @@
-"""The examples of vector stores find the passages that NumPy finds."""
+"""The examples of vector stores find the passages that NumPy finds; the blocks of docs/encoders.md run."""
 
 import importlib.util
 import re
@@ -110,3 +110,21 @@ def test_an_example_runs_as_a_program(passages: Path, sentence_server: ServerPro
     )
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"^-?\d\.\d{3}  \S", done.stdout, re.MULTILINE)) == COUNT
+
+
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/encoders.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=["client", "late-chunking", "openai"])
+def test_block(sentence_server: ServerProcess, sentence_http_port: int, block: str) -> None:
+    for documented, here in (
+        ("127.0.0.1:8001", sentence_server.target),
+        ("127.0.0.1:8000", f"127.0.0.1:{sentence_http_port}"),
+        ("text-encoder", SENTENCE),
+        ("dimensions=256", "dimensions=16"),
+    ):
+        block = block.replace(documented, here)
+    done = subprocess.run(
+        [sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
