@@ -116,7 +116,7 @@ def test_refused(sentence_client: AttentionClient, spans: Any, message: str) -> 
     with pytest.raises(InvalidArgumentError, match=message) as caught:
         sentence_client.embed(SENTENCE, "a text", spans=spans)
     assert str(caught.value.field).startswith("spans")
-    with pytest.raises(InvalidArgumentError, match="one list of spans for each input, 2; found 1"):
+    with pytest.raises(InvalidArgumentError, match="for each input, 2; found 1"):
         sentence_client.embed(SENTENCE, ["a", "b"], spans=[[(0, 1)]])
 
 
