@@ -53,10 +53,14 @@ SIZES = (0, -1, 1, 3, 7, 2**31, 2**40, 2**62)
 def test_damaged_artifacts_neither_crash_the_process_nor_touch_other_models(
     artifacts: Path, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "tests.artifact.test_mutated_artifacts", artifacts, tmp_path]
-    done = subprocess.run(
-        [*command, str(ARTIFACTS)], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
-    )
+    command = [
+        sys.executable,
+        "-m",
+        "tests.artifact.test_mutated_artifacts",
+        *map(str, (artifacts, tmp_path)),
+    ]
+    command.append(str(ARTIFACTS))
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, lines[-1]  # what was announced of the artifact that ended the process
     results = [announced | result for announced, result in zip(lines[::2], lines[1::2], strict=True)]
