@@ -96,7 +96,7 @@ def test_prompt_dimensions_and_truncation_as_parameters(sentence_server: ServerP
     ("parameters", "message"),
     [
         ({"dimensions": 9}, "dimensions: is 9; model 'sentence' allows 8, 16, 32"),
-        ({"dimensions": 0}, "dimensions: is 0; must be a positive integer"),
+        ({"dimensions": 0}, "dimensions: is 0; model 'sentence' allows 8, 16, 32"),
         ({"dimensions": "8"}, "dimensions: must be a positive integer"),
         ({"prompt": "other"}, "prompt: is 'other'; must be one of query, document"),
         ({"prompt": 1}, "prompt: must be a string"),

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from attention_client.enrich import cells
-from attention_client.enrich.cells import read_ids, read_texts, read_vectors
+from attention_client.enrich.cells import read_numbers, read_texts
 from attention_client.enrich.outcome import EnrichError
 
 WIDTH = 3
@@ -38,7 +38,7 @@ def test_lists_of_vectors_and_flat_lists_are_sequences_and_slices_read_as_their_
     whole = pa.array([*rows, *rows], kind)
     for start in range(len(whole)):
         for stop in range(start, len(whole) + 1):
-            found = read_vectors(whole[start:stop], WIDTH)
+            found = read_numbers(whole[start:stop], WIDTH)
             assert shown(found) == [*ROWS, *ROWS][start:stop]
             assert not found.refused
             assert {value.dtype.name for value in found.values if value is not None} <= {"float32"}
@@ -46,18 +46,18 @@ def test_lists_of_vectors_and_flat_lists_are_sequences_and_slices_read_as_their_
 
 def test_fixed_lists_and_tensors_are_sequences_of_fixed_length() -> None:
     column = pa.array([[1, 2, 3, 4, 5, 6], None, [7, 8, 9, 10, 11, 12]], pa.list_(pa.float32(), 2 * WIDTH))
-    assert shown(read_vectors(column, WIDTH)) == [[[1, 2, 3], [4, 5, 6]], None, [[7, 8, 9], [10, 11, 12]]]
+    assert shown(read_numbers(column, WIDTH)) == [[[1, 2, 3], [4, 5, 6]], None, [[7, 8, 9], [10, 11, 12]]]
     tensors = np.arange(12, dtype=np.float32).reshape(2, 2, WIDTH)
     column = pa.FixedShapeTensorArray.from_numpy_ndarray(tensors)
-    assert shown(read_vectors(column, WIDTH)) == tensors.tolist()
+    assert shown(read_numbers(column, WIDTH)) == tensors.tolist()
     permuted = pa.FixedShapeTensorArray.from_numpy_ndarray(np.zeros((1, WIDTH, 2)).transpose(0, 2, 1))
     with pytest.raises(EnrichError, match=r"axes are permuted, \[1, 0\]"):
-        read_vectors(permuted, WIDTH)
+        read_numbers(permuted, WIDTH)
 
 
 def test_infinities_are_numbers() -> None:
     values = [[[float("inf"), float("nan"), -float("inf")]], [[1e300, 0.0, 0.0]]]
-    found = read_vectors(pa.array(values, pa.list_(pa.list_(pa.float64()))), WIDTH)
+    found = read_numbers(pa.array(values, pa.list_(pa.list_(pa.float64()))), WIDTH)
     np.testing.assert_array_equal(found.values[0], np.array(values[0], np.float32))
     assert list(found.refused) == [1]
 
@@ -76,7 +76,7 @@ GOOD = [[1.0, 2.0, 3.0]]
     ],
 )
 def test_an_invalid_cell_is_refused_and_affects_no_other(good: Any, cell: Any, words: str) -> None:
-    found = read_vectors(pa.array([good, cell, good]), WIDTH)
+    found = read_numbers(pa.array([good, cell, good]), WIDTH)
     assert shown(found) == [GOOD, None, GOOD]
     assert list(found.refused) == [1]
     assert words in found.refused[1]
@@ -85,7 +85,7 @@ def test_an_invalid_cell_is_refused_and_affects_no_other(good: Any, cell: Any, w
 @pytest.mark.parametrize("column", [[1.0], ["text"], [["a"]], [[["a"]]], [{"a": 1}]], ids=str)
 def test_a_column_of_another_type_is_an_error(column: Any) -> None:
     with pytest.raises(EnrichError, match="vectors are lists of numbers"):
-        read_vectors(pa.array(column), WIDTH)
+        read_numbers(pa.array(column), WIDTH)
 
 
 @pytest.mark.parametrize("column", [[None], [[], None], [[[]], [[1.0, 2, 3]]], ROWS, FLAT], ids=str)
@@ -94,12 +94,12 @@ def test_a_column_with_one_vector_of_the_width_or_without_vectors_is_accepted(co
 
 
 def test_ids_are_lists_of_integers() -> None:
-    found = read_ids(pa.array([[1, 2], None, [], [3, None], [2**63]], pa.list_(pa.uint64())))
+    found = read_numbers(pa.array([[1, 2], None, [], [3, None], [2**63]], pa.list_(pa.uint64())), None)
     assert shown(found) == [[1, 2], None, [], None, None]
     message = "it holds a null, or a number outside the range of int64"
     assert found.refused == {3: message, 4: message}
     with pytest.raises(EnrichError, match="token ids are lists of integers"):
-        read_ids(pa.array([[1.5]]))
+        read_numbers(pa.array([[1.5]]), None)
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)

@@ -124,7 +124,11 @@ def test_a_job_that_cannot_begin_closes_its_connections(
     sample_server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[AttentionClient] = []
-    monkeypatch.setattr(AttentionClient, "close", closed.append)
+
+    def close(client: AttentionClient) -> None:
+        closed.append(client)
+
+    monkeypatch.setattr(AttentionClient, "close", close)
     with pytest.raises(EnrichError, match="missing"):
         ServerBackend(sample_server.target, replace(OPTIONS, model="missing"), retry_seconds=1)
     assert len(closed) == 1
