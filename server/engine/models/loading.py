@@ -78,11 +78,14 @@ class ModelStore:
         """The names of all models, sorted.
 
         Raises:
-            LoadError: The folder does not exist.
+            LoadError: The folder does not exist, or cannot be read.
         """
-        if not self.folder.is_dir():
-            raise LoadError(f"model repository {self.folder} does not exist or is not a folder")
-        return sorted(path.name for path in self.folder.iterdir() if versions(self.folder, path.name))
+        try:
+            if not self.folder.is_dir():
+                raise LoadError(f"model repository {self.folder} does not exist or is not a folder")
+            return sorted(path.name for path in self.folder.iterdir() if versions(self.folder, path.name))
+        except OSError as error:
+            raise LoadError(f"model repository {self.folder} cannot be read: {error.strerror}") from error
 
     def chosen(self, name: str) -> list[str]:
         """The versions of a model that the policy chooses, lowest first; empty if there is no such model."""

@@ -312,6 +312,11 @@ def test_a_repository_without_models_is_refused(tmp_path: Path, folders: list[st
         load_repository(root, DEVICE)
 
 
+def test_a_repository_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="cannot be read: File name too long"):
+        load_repository(tmp_path / ("x" * 300), DEVICE)
+
+
 KEY, OTHER = new_key(), new_key()
 KEYS = (OTHER.public_key, KEY.public_key)
 
