@@ -25,6 +25,8 @@ from attention_serving.server.engine.models.control import ModelControl
 from attention_serving.server.engine.models.loading import ModelStore, load_model
 from attention_serving.server.engine.models.repository import FailedModel, Repository
 from attention_serving.server.engine.run.provider import Device
+from attention_serving.server.engine.run.session import RunControl, Session
+from attention_serving.server.engine.types import Array
 from attention_serving.server.errors import LoadError
 from attention_serving.server.initial_models import model_store
 from attention_serving.server.settings import Settings
@@ -199,6 +201,23 @@ def test_golden_vectors_that_do_not_prove_the_model_are_refused(
         load_model(folder, DEVICE)
     assert caught.value.reason.startswith(f"{GOLDEN}: ")
     assert says in caught.value.reason
+
+
+class WrongOnAllThreads(Session):
+    """A session whose outputs are wrong if a run has several threads."""
+
+    def __init__(self, path: Path, device: Device, *, prepack_weights: bool = True) -> None:
+        super().__init__(path, device, prepack_weights=prepack_weights)
+        self._error = 0.0 if device.threads == 1 else 0.001
+
+    def run(self, inputs: dict[str, Array], control: RunControl | None = None) -> dict[str, Array]:
+        return {name: output + self._error for name, output in super().run(inputs, control).items()}
+
+
+def test_runs_on_all_threads_are_proven_too(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "Session", WrongOnAllThreads)
+    with pytest.raises(ArtifactError, match=r"differs from eager PyTorch by 0\.001"):
+        load_model(artifacts / SELF / "1", Device(threads=2))
 
 
 def only_failure(copies: Path) -> str:

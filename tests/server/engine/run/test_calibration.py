@@ -122,6 +122,10 @@ def test_a_long_run_is_timed_once_on_a_clock_that_others_do_not_disturb(
     assert time_runs([(1, 1)], clock.run, clock) == {(1, 1): MOST_TIMED_SECONDS}
 
 
+def test_a_clock_that_stands_still_is_not_believed() -> None:
+    assert time_runs([(1, 1)], lambda *_size: None, lambda: 1.0)[1, 1] > 0
+
+
 def test_larger_sizes_are_skipped_once_a_run_takes_long() -> None:
     clock = Clock([0.9 * LONG_ENOUGH_SECONDS] * 2 + [2 * LONG_ENOUGH_SECONDS] * 2)
     assert list(time_runs(TIMED_SIZES, clock.run, clock)) == list(TIMED_SIZES[:2])
