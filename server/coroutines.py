@@ -26,7 +26,8 @@ class Task:
         is_closed: Whether its result is no longer needed. For any thread.
     """
 
-    __slots__ = ("_coroutine", "_is_held", "_post", "is_closed")
+    is_closed = _is_held = False
+    _coroutine: Coroutine[Wait, Any, Any]
 
     def __init__(self, work: Coroutine[Wait, Any, Any], post: Post) -> None:
         """Creates a task that `resume` starts.
@@ -35,9 +36,11 @@ class Task:
             work: What it does. It handles its errors itself.
             post: Runs callbacks on the thread that drives the task.
         """
-        self._coroutine = work
-        self._post = post
-        self._is_held = self.is_closed = False
+        self._coroutine, self._post = work, post
+
+    def post(self, callback: Callback) -> None:
+        """Calls back on the thread that drives the task: at once if that is the calling thread."""
+        self._post(callback)
 
     def resume(self, value: object = None) -> None:
         """Runs the coroutine until it awaits something that has not happened, which then gets the task.
@@ -48,21 +51,20 @@ class Task:
         if self.is_closed:
             if self._is_held:  # `close` was put off
                 self._is_held = False
-                self.close()
+                self._coroutine.close()
             return
         self._is_held = False
         try:
             wait = self._coroutine.send(value)
         except StopIteration:
             self.is_closed = True
-            self._post = _drop
         else:
             if wait is not None:
                 wait(self)
 
     def wake(self, value: object = None) -> None:
         """Resumes the coroutine on its thread. For any thread."""
-        self._post(self.resume if value is None else partial(self.resume, value))
+        self.post(self.resume if value is None else partial(self.resume, value))
 
     def hold(self) -> None:
         """Another thread works with what the coroutine has: `close` is put off until it was resumed."""
@@ -73,12 +75,6 @@ class Task:
         self.is_closed = True
         if not self._is_held:
             self._coroutine.close()
-            # What posts callbacks may refer to the owner of the task, which is to be freed at once.
-            self._post = _drop
-
-
-def _drop(_callback: Callback) -> None:
-    """Posts the callbacks of a task that has ended: it has no use for them."""
 
 
 @coroutine

@@ -9,6 +9,7 @@ from pathlib import Path
 # tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import attention_serving.server  # noqa: F401, I001 - first: it sets what gRPC's core reads when it is imported
 import pytest
 import torch
 from attention_client import AttentionClient

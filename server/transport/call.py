@@ -36,8 +36,8 @@ def deadline_after(seconds: float) -> float:
     return math.inf if seconds > FOREVER_SECONDS else time.monotonic() + seconds
 
 
-class Call(ABC):
-    """One call, from its arrival until the core is done with it.
+class Call(Task, ABC):
+    """One call, from its arrival until the core is done with it, and the task that serves it.
 
     Attributes:
         method: Full name of the method, such as `/attention.v1.AttentionService/Attend`.
@@ -55,7 +55,6 @@ class Call(ABC):
         receives_no_more: Whether `stop_receiving` was called.
         latest: When the present wait has taken too long; infinite if it may take any time.
         expired: Is called with the call if it does.
-        task: Serves the call.
         transport: What the call arrived by.
     """
 
@@ -69,12 +68,11 @@ class Call(ABC):
     latest = math.inf
     expired: "Callable[[Call], object]"
     transport: "Transport"
-    task: Task
     method: str
     metadata: Metadata
     deadline: float
     _request_id = ""
-    _awaits_message = _awaits_end = False
+    _awaits_message = False
 
     @property
     @abstractmethod
@@ -136,27 +134,39 @@ class Call(ABC):
 
     @coroutine
     def done(self) -> Generator[Wait, Any, None]:
-        """Waits until the core is done with the call. Whatever the coroutine awaits then closes it."""
-        self._awaits_end = True
-        if not self.is_done:
-            yield None
+        """Waits for the end of the call, which closes the coroutine. Does not return."""
+        yield None
 
-    @abstractmethod
     def reply(self, message: bytes) -> None:
         """Sends the only message of a call and ends the call with OK. Does nothing if it has ended."""
+        self.finish(OK, message=message)
 
-    @abstractmethod
     def finish(
-        self, code: grpc.StatusCode, details: str = "", trailing: Metadata = (), *, reason: str = ""
+        self,
+        code: grpc.StatusCode,
+        details: str = "",
+        trailing: Metadata = (),
+        *,
+        reason: str = "",
+        message: bytes | None = None,
     ) -> None:
         """Ends the call. Does nothing if it has ended.
 
         Args:
             code: The status.
             details: Its text, for people.
-            trailing: Metadata that is sent with it.
+            trailing: Metadata that is sent with it. The id of the request is added if the call failed, or if
+                it is known: a new one is made for failures only.
             reason: The stable reason, for metrics; it is not sent.
+            message: A last message that is sent before.
         """
+        if self.ended_with is not None:
+            return
+        self.ended_with, self.reason = code, reason
+        self.limit_wait(self.transport.send_timeout_seconds, Call.cut_off)
+        if code is not OK or self._request_id or sent_request_id(self.metadata):
+            trailing = (*trailing, (REQUEST_ID, self.request_id))
+        self._send_status(code, details, trailing, message)
 
     def limit_wait(self, seconds: float, expired: "Callable[[Call], object]") -> None:
         """Calls back unless `latest` is set again within that many seconds, a tenth more or less.
@@ -178,10 +188,6 @@ class Call(ABC):
         """Ends the call at once, without what was not sent yet."""
 
     @abstractmethod
-    def post(self, callback: Callback) -> None:
-        """Calls back on the transport's thread: at once if this is that thread. For any thread."""
-
-    @abstractmethod
     def _receive(self) -> None:
         """Requests the next message, and hands it to `_received`; None if there are no more."""
 
@@ -189,25 +195,23 @@ class Call(ABC):
     async def _send(self, message: bytes, *, more: bool) -> bool:
         """Sends a message, and waits until the core let it out. Returns False if it cannot send more."""
 
+    @abstractmethod
+    def _send_status(
+        self, code: grpc.StatusCode, details: str, trailing: Metadata, message: bytes | None
+    ) -> None:
+        """Sends the message, if there is one, and the status: see `finish`."""
+
     def _received(self, message: bytes | None) -> None:
         """A message arrived. It is dropped if the call no longer waits for one."""
         if self._awaits_message:
             self._awaits_message = False
-            self.task.resume(None if self.ended_with is not None else message)
+            self.resume(None if self.ended_with is not None else message)
 
-    def _hand_over(self, code: grpc.StatusCode, trailing: Metadata = (), reason: str = "") -> Metadata:
-        """Records the status that is handed to the core: there is no other after it.
-
-        Returns:
-            The metadata to send with it. A new id is made for failures only.
-        """
-        self.ended_with, self.reason = code, reason
-        seconds = self.transport.send_timeout_seconds
-        self.latest = self.transport.now + seconds if seconds else math.inf
-        self.expired = Call.cut_off
-        if code is OK and not (self._request_id or sent_request_id(self.metadata)):
-            return trailing
-        return (*trailing, (REQUEST_ID, self.request_id))
+    def serve(self) -> None:
+        """Begins to serve the call, which has arrived."""
+        self.transport.calls.add(self)
+        self._coroutine = self.transport.serve(self)
+        self.resume()
 
     def _end(self, _event: object = None) -> None:
         """The core is done with the call: its status was sent, or it was cancelled."""
@@ -217,9 +221,7 @@ class Call(ABC):
         if self.ended_with is None:
             self.ended_with = grpc.StatusCode.CANCELLED
         self.transport.calls.discard(self)
-        if self._awaits_end:
-            self.task.resume()
-        self.task.close()
+        self.close()
 
 
 # Serves a new call.
@@ -292,12 +294,6 @@ class Transport(ABC):
     @abstractmethod
     def call_at(self, moment: float, callback: Callback) -> Callback:
         """Calls back at a moment on `time.monotonic`'s clock; returns what cancels that."""
-
-    def begin(self, call: Call) -> None:
-        """A call arrived."""
-        self.calls.add(call)
-        call.task = Task(self.serve(call), call.post)
-        call.task.resume()
 
     def sweep(self, now: float) -> None:
         """Ends the waits that have taken too long."""

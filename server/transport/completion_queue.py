@@ -1,6 +1,7 @@
 """The fast transport: calls as gRPC's core delivers them. The only file that uses grpcio's internal API.
 
-One thread takes every event of every call from one completion queue, as an asynchronous server in C++ does.
+One thread takes every event of every call from one completion queue, as an asynchronous server in C++ does. A
+second one reads and writes sockets while the first is busy; it does not need the interpreter's lock for that.
 grpcio's public servers use the same core, but hand each call from thread to thread or through several
 asyncio tasks, and answer a third of the calls per second: docs/performance.md has the figures.
 """
@@ -24,7 +25,6 @@ from attention_serving.server.threads import publish_name
 from attention_serving.server.transport.call import (
     FOREVER_SECONDS,
     NOT_READ,
-    OK,
     PATIENCE_SECONDS,
     SWEEP_SECONDS,
     Call,
@@ -162,40 +162,28 @@ class CompletionQueueCall(Call):
         )
         return success
 
-    def reply(self, message: bytes) -> None:
-        """See `Call`."""
-        if self.ended_with is None:
-            if len(message) > SURELY_SENT_BYTES:
-                self.watch_end()
-            trailing = self._hand_over(OK)
-            self._send_status(0, b"", trailing, (cygrpc.SendMessageOperation(message, NO_FLAGS),))
-
-    def finish(
-        self, code: grpc.StatusCode, details: str = "", trailing: Metadata = (), *, reason: str = ""
-    ) -> None:
-        """See `Call`."""
-        if self.ended_with is None:
-            trailing = self._hand_over(code, trailing, reason)
-            self._send_status(code.value[0], details.encode(errors="replace"), trailing)
-
     def abort(self) -> None:
         """See `Call`."""
         self._call.cancel(grpc.StatusCode.UNAVAILABLE.value[0], NOT_READ)
 
     def _send_status(
-        self, code: int, details: bytes, trailing: Metadata, operations: tuple[Any, ...] = ()
+        self, code: grpc.StatusCode, details: str, trailing: Metadata, message: bytes | None
     ) -> None:
-        operations += (cygrpc.SendStatusFromServerOperation(trailing, code, details, NO_FLAGS),)
+        operations = []
         if not self._sent_initial_metadata:
             self._sent_initial_metadata = True
-            operations = (cygrpc.SendInitialMetadataOperation(None, NO_FLAGS), *operations)
-        if self._watches_end:
-            self._call.start_server_batch(operations, self._status_sent)
-        else:  # a call that was answered soon: one batch and one event for both
-            self._watches_end = True
-            self._call.start_server_batch(
-                (*operations, cygrpc.ReceiveCloseOnServerOperation(NO_FLAGS)), self._end
-            )
+            operations.append(cygrpc.SendInitialMetadataOperation(None, NO_FLAGS))
+        if message is not None:
+            operations.append(cygrpc.SendMessageOperation(message, NO_FLAGS))
+            if len(message) > SURELY_SENT_BYTES:
+                self.watch_end()
+        number, text = code.value[0], details.encode(errors="replace")
+        operations.append(cygrpc.SendStatusFromServerOperation(trailing, number, text, NO_FLAGS))
+        ended = self._status_sent
+        if not self._watches_end:  # a call that was answered soon: one batch and one event for both
+            self._watches_end, ended = True, self._end
+            operations.append(cygrpc.ReceiveCloseOnServerOperation(NO_FLAGS))
+        self._call.start_server_batch(operations, ended)
 
     def _status_sent(self, event: Any) -> None:
         if not event.success and not self.is_done:  # the core refused the message; the call is open
@@ -232,7 +220,11 @@ class CompletionQueueTransport(Transport):
         self._run_inline: Callable[[], bool] = _no_work
         self._queue = cygrpc.CompletionQueue()
         self._server = cygrpc.Server([(name.encode(), value) for name, value in options.items()], WITHOUT_XDS)
-        self._server.register_completion_queue(self._queue)
+        # No event arrives on this queue. Whoever polls it does what the sockets of the server need.
+        self._socket_queue = cygrpc.CompletionQueue()
+        for each in (self._queue, self._socket_queue):
+            self._server.register_completion_queue(each)
+        self._socket_thread = threading.Thread(target=self._poll_sockets, name="sockets", daemon=True)
         self._thread = threading.Thread(target=self._run, name="calls", daemon=True)
         self._ended = threading.Event()
         self._is_shut_down = False  # the same, for the loop
@@ -252,6 +244,7 @@ class CompletionQueueTransport(Transport):
         self._server.start()
         for _ in range(ACCEPT_AHEAD):
             self._server.request_call(self._queue, self._queue, self._called)
+        self._socket_thread.start()
         self._thread.start()
 
     def stop(self, grace: float, refuse: Callback) -> None:
@@ -260,6 +253,7 @@ class CompletionQueueTransport(Transport):
             if not self._thread.ident:  # the core aborts the process if a bound server is destroyed unstarted
                 stop_listening(self.addresses)
                 self._server.start()
+                self._socket_thread.start()
                 self._thread.start()
             drain(self, grace, refuse)
             self._server.shutdown(self._queue, self._shut_down)
@@ -267,6 +261,8 @@ class CompletionQueueTransport(Transport):
         if not self._ended.wait(PATIENCE_SECONDS):
             self._server.cancel_all_calls()
         self._thread.join()
+        self._socket_queue.shutdown()
+        self._socket_thread.join()
         self._server.destroy()
 
     def post(self, callback: Callback) -> None:
@@ -299,7 +295,7 @@ class CompletionQueueTransport(Transport):
             pass
         call = CompletionQueueCall(event, self)
         self._young.append(call)
-        self.begin(call)
+        call.serve()
 
     def _run(self) -> None:
         publish_name()
@@ -317,6 +313,11 @@ class CompletionQueueTransport(Transport):
             del event  # it may hold the last reference to a call, which must go before the next poll
             if not ready or taken >= EVENTS_PER_TURN:
                 taken = int(self._work())
+
+    def _poll_sockets(self) -> None:
+        publish_name()
+        while not self._is_shut_down:
+            self._socket_queue.poll()
 
     def _work(self) -> bool:
         """Does what is due beside events; returns whether the thread must not sleep."""

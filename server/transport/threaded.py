@@ -23,7 +23,6 @@ import grpc
 
 from attention_serving.server.coroutines import Callback, suspend
 from attention_serving.server.transport.call import (
-    OK,
     PATIENCE_SECONDS,
     SWEEP_SECONDS,
     Call,
@@ -97,19 +96,13 @@ class ThreadedCall(Call):
         await suspend(lambda task: self._outgoing.put((message, task.resume)))
         return True
 
-    def reply(self, message: bytes) -> None:
-        """See `Call`."""
-        if self.ended_with is None:
-            self._outgoing.put((message, _nothing))
-            self.finish(OK)
-
-    def finish(
-        self, code: grpc.StatusCode, details: str = "", trailing: Metadata = (), *, reason: str = ""
+    def _send_status(
+        self, code: grpc.StatusCode, details: str, trailing: Metadata, message: bytes | None
     ) -> None:
-        """See `Call`."""
-        if self.ended_with is None:
-            self._status = code, details, self._hand_over(code, trailing, reason)
-            self._outgoing.put(None)
+        self._status = code, details, trailing
+        if message is not None:
+            self._outgoing.put((message, _nothing))
+        self._outgoing.put(None)
 
     def abort(self) -> None:
         """See `Call`."""
@@ -214,7 +207,7 @@ class ThreadedTransport(Transport, grpc.GenericRpcHandler):
     ) -> Iterator[bytes]:
         """Hands a new call to the transport's thread. Runs on the call's own thread until the call ends."""
         call = ThreadedCall(method, requests, context, self)
-        self.post(partial(self.begin, call))
+        self.post(call.serve)
         if not context.add_callback(call.closed):
             call.closed()
         yield from call.messages()

@@ -10,7 +10,7 @@ from attention_serving.server.api.admission import Admission
 from attention_serving.server.api.calls import CallObserver, Calls
 from attention_serving.server.api.method import Method
 from attention_serving.server.coroutines import Callback, Task, suspend
-from attention_serving.server.transport.call import OK, Call, Metadata, Serve, Transport
+from attention_serving.server.transport.call import Call, Metadata, Serve, Transport
 from attention_serving.server.transport.options import RpcOptions
 from tests.server.seams import PATIENCE_SECONDS
 from tests.server.seams import Calls as Observed
@@ -77,7 +77,7 @@ class ScriptedCall(Call):
     def begin(self, serve: Serve) -> None:
         """The call arrives, which a coroutine serves."""
         self.transport.serve = serve
-        self.transport.begin(self)
+        self.serve()
 
     @property
     def timers(self) -> dict[Callback, float]:
@@ -125,21 +125,15 @@ class ScriptedCall(Call):
             callback = self._posted.pop(0)
         callback()
 
-    def reply(self, message: bytes) -> None:
-        if self.ended_with is None:
-            self.sent.append(message)
-            self.finish(OK)
-
-    def finish(
+    def _send_status(
         self,
-        code: grpc.StatusCode,
-        details: str = "",  # noqa: ARG002
-        trailing: Metadata = (),
-        *,
-        reason: str = "",
+        code: grpc.StatusCode,  # noqa: ARG002
+        details: str,  # noqa: ARG002
+        trailing: Metadata,  # noqa: ARG002
+        message: bytes | None,
     ) -> None:
-        if self.ended_with is None:
-            self._hand_over(code, trailing, reason)
+        if message is not None:
+            self.sent.append(message)
 
     def abort(self) -> None:
         self.is_aborted = True

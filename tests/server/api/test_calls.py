@@ -151,7 +151,7 @@ def test_a_call_ends_once_its_status_was_sent(kind: Callable[[Handler], Method])
     call.deliver(b"a")
     call.finish(grpc.StatusCode.ABORTED)
     call.complete()
-    assert (call.task.is_closed, calls.load().waiting, handler.ended) == (True, 0, [b"a"])
+    assert (call.is_closed, calls.load().waiting, handler.ended) == (True, 0, [b"a"])
 
 
 def test_replies_of_a_stream_keep_their_order_and_its_window() -> None:
@@ -203,7 +203,7 @@ def test_an_unexpected_error_ends_the_call_with_a_fixed_text(kind: Callable[[Han
     call.deliver(b"a")
     assert call.ended_with is grpc.StatusCode.INTERNAL
     call.complete()
-    assert call.task.is_closed
+    assert call.is_closed
 
 
 def test_a_stream_that_is_idle_for_too_long_ends_and_a_busy_one_does_not() -> None:
