@@ -28,7 +28,7 @@ from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.requests.outputs import shortened
 from attention_serving.server.engine.requests.validated_request import SequenceInputs, ValidatedRequest
 from attention_serving.server.engine.requests.validation import validate
-from attention_serving.server.engine.run.execute import Outputs, gather, run_batch
+from attention_serving.server.engine.run.execute import Outputs, gather, has_equal_shapes, run_batch
 from attention_serving.server.engine.run.provider import MIN_PARALLEL_RUNS
 from attention_serving.server.engine.run.session import RunControl
 from attention_serving.server.engine.schedule.batch import Batch
@@ -424,19 +424,10 @@ class Engine:
         times: RunTimes,
     ) -> None:
         """Reports a run that succeeded, and the requests that it completed."""
-        ended = time.monotonic()
-        first, rows, is_padded = sequences[0].shape, 0, False
-        waits: list[float] = []
-        timelines: list[Timeline] = []
-        for queued in sequences:
-            request, shape = queued.request, queued.shape
-            rows += shape.rows
-            is_padded = is_padded or shape is not first
-            waits.append(started - request.queued_at)
-            if request.timeline is not None:
-                timelines.append(request.timeline)
-        padding = _computed_rows(sequences) - rows if is_padded else 0
-        if timelines:
+        ended, requests = time.monotonic(), [queued.request for queued in sequences]
+        rows = sum([queued.shape.rows for queued in sequences])
+        padding = 0 if has_equal_shapes(sequences) else _computed_rows(sequences) - rows
+        if timelines := [request.timeline for request in requests if request.timeline is not None]:
             run = RecordedRun(
                 model=model.name,
                 version=model.version,
@@ -449,6 +440,7 @@ class Engine:
                 ended_at=ended,
             )
             record_run(run, timelines)
+        waits = [started - request.queued_at for request in requests]
         answered = [ended - request.queued_at for request in complete]
         report = BatchReport(model.name, rows, padding, waits, times, answered)
         model.statistics.add_run(report)

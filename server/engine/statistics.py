@@ -178,9 +178,7 @@ class RunDurations:
 
 @dataclass
 class ModelStatistics:
-    """What a loaded model has done since it was loaded. Any thread may call its methods.
-
-    Runs are frequent: they wait in a list until `fold` is called, or many wait.
+    """What a loaded model has done since it was loaded. Any thread may call its methods; see `lock`.
 
     Attributes:
         succeeded: Requests, from their arrival in the queue to their results.
@@ -188,6 +186,7 @@ class ModelStatistics:
         queued: Sequences, from their arrival in the queue to their runs.
         runs: Parts of runs by their number of sequences.
         last_run: When the last run ended, in seconds since 1970; 0 before the first.
+        lock: Held by whoever reads several attributes of one moment.
     """
 
     succeeded: Durations = field(default_factory=Durations)
@@ -198,28 +197,19 @@ class ModelStatistics:
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
-        self._new_runs = Waiting(self._count_runs)
 
     def add_run(self, report: BatchReport) -> None:
         """Adds a run, and the requests that it completed."""
-        self.last_run = time.time()
-        self._new_runs.add(report)
+        with self.lock:
+            self.last_run = time.time()
+            self.queued.add(sum(report.queue_seconds), report.sequences)
+            self.succeeded.add(sum(report.answered), len(report.answered))
+            self.runs.setdefault(report.sequences, RunDurations()).add(report.times)
 
     def add_failure(self, seconds: float) -> None:
         """Adds a request that has no result."""
         with self.lock:
             self.failed.add(seconds)
-
-    def fold(self) -> None:
-        """Brings the attributes up to date."""
-        self._new_runs.flush()
-
-    def _count_runs(self, runs: list[BatchReport]) -> None:
-        with self.lock:
-            for run in runs:
-                self.queued.add(sum(run.queue_seconds), run.sequences)
-                self.succeeded.add(sum(run.answered), len(run.answered))
-                self.runs.setdefault(run.sequences, RunDurations()).add(run.times)
 
 
 # Identifies a request among the records of its owner, such as the context of a span.

@@ -268,7 +268,6 @@ def _configuration(tensor: TensorMetadata, batched: bool) -> dict[str, Any]:  # 
 def _statistics(model: LoadedModel) -> pb.ModelStatistics:
     """What a version of a model has done since it was loaded."""
     statistics = model.statistics
-    statistics.fold()
     with statistics.lock:
         runs = sorted(statistics.runs.items())
         return pb.ModelStatistics(

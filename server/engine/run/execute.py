@@ -5,6 +5,8 @@ Shapes: B sequences of the batch; Tq and Tk their largest query and key lengths.
 
 import time
 from collections.abc import Sequence
+from itertools import repeat
+from operator import attrgetter, is_
 
 import numpy as np
 
@@ -26,6 +28,7 @@ from attention_serving.server.engine.statistics import RunTimes
 from attention_serving.server.engine.types import Array
 
 Outputs = dict[str, Array]
+_shape = attrgetter("shape")
 
 
 def run_batch(
@@ -67,22 +70,25 @@ def run_batch(
     return own, RunTimes(prepared - started, computed - prepared, split - computed)
 
 
+def has_equal_shapes(sequences: Sequence[SequenceInputs]) -> bool:
+    """Whether a run of the sequences has no padding. The usual case takes no step of the interpreter for each."""
+    first = sequences[0].shape
+    if all(map(is_, map(_shape, sequences), repeat(first))):
+        return True
+    return all(sequence.sizes == first.sizes for sequence in sequences)
+
+
 def _split(graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInputs]) -> list[Outputs]:
     """The outputs of each sequence, without padding."""
-    first = sequences[0].shape
-    has_padding = len(sequences) > 1 and any(
-        [own.shape is not first and own.shape.sizes != first.sizes for own in sequences]  # noqa: C419 - faster
-    )
-    split: list[Outputs] = [{} for _ in sequences]
+    is_whole, columns = has_equal_shapes(sequences), []
     for spec in graph.outputs:
-        name, values = spec.name, outputs[spec.name]
-        if has_padding or spec.axes[0] != BATCH_AXIS:
-            parts = [values[_window(spec, sequence, at)] for at, sequence in enumerate(sequences)]
+        values = outputs[spec.name]
+        if is_whole and spec.axes[0] == BATCH_AXIS:
+            columns.append(list(values))  # one view for each sequence
         else:
-            parts = list(values)  # one view for each sequence
-        for own, part in zip(split, parts, strict=True):
-            own[name] = part
-    return split
+            columns.append([values[_window(spec, own, at)] for at, own in enumerate(sequences)])
+    names = [spec.name for spec in graph.outputs]
+    return [dict(zip(names, own, strict=True)) for own in zip(*columns, strict=True)]
 
 
 def gather(results: Sequence[Outputs]) -> dict[str, list[Array]]:

@@ -26,7 +26,6 @@ def test_requests_runs_and_failures_are_counted(self_model: LoadedModel) -> None
         withdraw(held.engine, held.submit([(2, 2)]))
         late = held.submit([(2, 2)], deadline=time.monotonic())
     found = held.model.statistics
-    found.fold()
     assert isinstance(late.outcome, DeadlineExceededError)
     assert (found.succeeded.count, found.failed.count, found.queued.count) == (2, 2, 5)
     assert {size: runs.count for size, runs in found.runs.items()} == {3: 1, 1: 2}
@@ -48,7 +47,6 @@ def test_what_waits_to_be_counted_is_bounded_and_nothing_is_lost() -> None:
         list(pool.map(add, range(1, THREADS + 1)))
     total = MOST_WAITING * sum(range(1, THREADS + 1))
     assert total - found.succeeded.count <= (MOST_WAITING + THREADS) * THREADS
-    found.fold()
     assert found.succeeded == Durations(total, 0.25 * total)
     assert found.queued == Durations(total, 0.5 * total)
     assert found.failed == Durations(THREADS * MOST_WAITING, 4.0 * THREADS * MOST_WAITING)
