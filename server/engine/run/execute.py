@@ -71,8 +71,9 @@ def run_batch(
 
 
 def has_equal_shapes(sequences: Sequence[SequenceInputs]) -> bool:
-    """Whether a run of the sequences has no padding. The usual case takes no step of the interpreter for each."""
+    """Whether a run of the sequences has no padding."""
     first = sequences[0].shape
+    # The usual case, which takes no step of the interpreter for each sequence.
     if all(map(is_, map(_shape, sequences), repeat(first))):
         return True
     return all(sequence.sizes == first.sizes for sequence in sequences)
