@@ -5,6 +5,8 @@ import logging
 import os
 import time
 from contextlib import ExitStack, closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from attention_serving.server.canary import Canary
 from attention_serving.server.engine.engine import Engine
@@ -16,7 +18,6 @@ from attention_serving.server.errors import DeviceError
 from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.http.child import HttpProcess, http_process, needs_private_sockets
 from attention_serving.server.initial_models import initial_models, load_models, model_store
-from attention_serving.server.machine import temporary_folder
 from attention_serving.server.observe.logs import Recorder
 from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector
@@ -41,34 +42,31 @@ def run(settings: Settings, inbox: Inbox) -> None:
         ServerError: The process cannot serve.
     """
     with ExitStack() as stack:
-        private_sockets = []
+        sockets = []
         if needs_private_sockets(settings):
-            private_sockets = [stack.enter_context(temporary_folder()) / "grpc"]
+            sockets = [Path(stack.enter_context(TemporaryDirectory(prefix="attention-")), "grpc")]
         application = stack.enter_context(closing(Application(settings)))
-        settings, server, metrics = application.settings, application.server, application.metrics
-        metrics.loading(application.models)
-        port = server.bind(private_sockets)
+        server, metrics = application.server, application.metrics
+        port = server.bind(sockets)
+        guard = server.guard if settings.protect_metrics else None
         endpoint = MetricsEndpoint(
             metrics.registry,
             settings.host,
             settings.metrics_port,
             metrics.refresh,
             certificates=server.certificates,
-            guard=server.guard if settings.protect_metrics else None,
+            guard=guard,
         )
-        stack.callback(endpoint.close)
         ports = {"host": settings.host, "port": port, "metrics_port": endpoint.port}
         if settings.unix_socket is not None:
             ports["unix_socket"] = settings.unix_socket
-        http = http_process(settings, port, private_sockets)
+        http = http_process(settings, port, sockets)
         if http is not None:
             stack.callback(http.close)
             ports["http_port"] = http.port
-
-        def processes() -> dict[str, int]:
-            return {"server": os.getpid()} | ({"http": http.pid} if http and http.pid else {})
-
-        metrics.registry.register(ProcessesCollector(processes))
+        metrics.registry.register(
+            ProcessesCollector(lambda: {"server": os.getpid(), "http": http.pid if http else None})
+        )
         log.info("ports bound", extra=ports)
         application.load(inbox)
         models = application.start()
@@ -84,7 +82,6 @@ class Application:
 
     Attributes:
         settings: Its settings, with a provider that this machine has.
-        models: Name and version of the artifacts that `load` loads.
         metrics: What is counted of it.
         server: The gRPC server. It is bound before `start`.
     """
@@ -100,8 +97,9 @@ class Application:
         """
         self.settings = settings = resolve(settings)
         self._store = model_store(settings)
-        self.models = initial_models(settings, self._store)
+        self._models = initial_models(settings, self._store)
         self.metrics = Metrics()
+        self.metrics.loading(self._models)
         certificates = current_certificates(settings.tls_files, self.metrics.reloaded)
         if certificates is not None:
             self.metrics.certificates_in_use(certificates())
@@ -124,7 +122,7 @@ class Application:
             LoadError: The repository does not contain a model that can be served.
         """
         settings, server, metrics = self.settings, self.server, self.metrics
-        repository = load_models(settings, self._store, self.models, inbox)
+        repository = load_models(settings, self._store, self._models, inbox)
         metrics.loaded(repository)
         for model in repository:
             metrics.model_changed(ModelChange(model.name, ChangeKind.LOAD, isinstance(model, LoadedModel)))
@@ -184,13 +182,11 @@ class Application:
         log.info("drained", extra={"seconds": seconds, "grace_seconds": grace})
 
     def close(self) -> None:
-        """Ends what is left: calls, threads, and what watches files. The last spans are sent."""
+        """Ends what is left of calls and runs. The last spans are sent."""
         self._stack.close()
         self.server.stop(0)
         self.metrics.refresh()
         self._recorder.close()
-        if self.server.guard is not None:
-            self.server.guard.close()
 
 
 def resolve(settings: Settings) -> Settings:

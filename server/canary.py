@@ -11,7 +11,7 @@ from weakref import ref
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import Parity, replay
 from attention_serving.server.engine.models.repository import Model, Repository
-from attention_serving.server.engine.run.session import RunControl, Session
+from attention_serving.server.engine.run.session import Session
 from attention_serving.server.engine.statistics import EngineLoad
 from attention_serving.server.observe.metrics import CanaryMetrics
 from attention_serving.server.threads import PeriodicThread
@@ -136,8 +136,7 @@ class Canary:
         """
         self._repository, self._load, self._withdraw, self._metrics = repository, load, withdraw, metrics
         self._schedule = CanarySchedule(seconds, time.monotonic())
-        self._control = RunControl()
-        self._is_on, self._closing = seconds > 0, False
+        self._is_on = seconds > 0
         self._thread = PeriodicThread("canary", self._look, lambda: self._schedule.delay(time.monotonic()))
 
     def start(self) -> None:
@@ -146,9 +145,7 @@ class Canary:
             self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread. A replay that is under way is ended early."""
-        self._closing = True
-        self._control.terminate()
+        """Ends the thread after the replay that is under way."""
         self._thread.close()
 
     def _look(self) -> None:
@@ -182,15 +179,10 @@ class Canary:
     def _measure(self, model: LoadedModel, check: Check) -> Parity | None:
         """Replays a golden case; None if it could not run now."""
         case, session = model.golden[check.case], check.session(model)
-        self._control = RunControl()
-        if self._closing:
-            return None
         try:
-            return replay(case, session, model.manifest.tolerance, self._control, where="in service")
+            return replay(case, session, model.manifest.tolerance, where="in service")
         except MemoryError:  # requests took it; the case is replayed again in the next period
             return None
         except Exception as error:
-            if self._closing:
-                return None
             log.error("golden vectors do not run", extra={"model": model.name}, exc_info=error)
             return Parity(math.inf, math.inf, f"graph {case.graph} does not run in service any more")

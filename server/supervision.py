@@ -1,11 +1,10 @@
 """Child processes: how a parent starts, watches, replaces and drains them, and how a child begins.
 
 Workers and the HTTP process are children alike. A thread of the parent looks after each. They talk over a
-pipe: the parent sends an assignment, then orders and pings; the child announces its states and answers.
+pipe: the parent sends an assignment and then orders, and the child announces its state again and again.
 """
 
 import logging
-import math
 import os
 import sys
 import threading
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from subprocess import DEVNULL, Popen, TimeoutExpired
+from subprocess import DEVNULL, Popen
 from typing import Any, NoReturn
 
 from attention_serving.server.errors import ServerError
@@ -24,56 +23,35 @@ from attention_serving.server.shutdown import end
 
 log = logging.getLogger(__name__)
 
-# Parent to child: answer with a heartbeat. One is unanswered at a time.
-PING = "ping"
-# How often a child is pinged, in seconds; four times per timeout if the timeout is short.
-PING_SECONDS = 1.0
+# How often a child that serves announces so, in seconds, as long as it takes calls.
+HEARTBEAT_SECONDS = 1.0
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 30.0
-# How long a process may take to exit after its pipe has closed. Then it is killed.
-REAP_SECONDS = 10.0
 
 
 class State(Enum):
-    """State of a child. A message that carries a state announces it, or orders the child into it."""
+    """State of a child. A child sends the last ones of itself."""
 
-    STOPPED = auto()  # no process is running; never sent
-    LOADING = auto()  # the process loads its models; never sent
-    READY = auto()  # worker to supervisor: every model has been loaded and tested
-    LISTENING = auto()  # supervisor to worker: start to listen
-    SERVING = auto()  # child to parent: it accepts calls
-    DRAINING = auto()  # parent to child: finish the calls in progress and end
+    STOPPED = auto()  # no process is running
+    LOADING = auto()  # the process loads its models
+    READY = auto()  # every model of a worker has been loaded and tested
+    SERVING = auto()  # it accepts calls
 
 
-@dataclass(frozen=True)
-class Heartbeat:
-    """Child to parent: the answer to a ping.
+class Order(Enum):
+    """What a parent asks of a child."""
 
-    Attributes:
-        responsive: Whether the thread that takes calls makes progress, if the child serves.
-    """
-
-    responsive: bool = True
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Child to parent, last: why the child cannot serve."""
-
-    reason: str
+    LISTEN = auto()  # start to accept calls
+    DRAIN = auto()  # finish the calls in progress and end
 
 
 class ExitKind(StrEnum):
     """Why a process ended, as a label of the metrics."""
 
-    NOT_STARTED = "not_started"
-    """The system could not start it."""
-    EXITED = "exited"
-    """It ended by itself."""
-    KILLED = "killed"
-    """A signal ended it."""
-    UNRESPONSIVE = "unresponsive"
-    """Its parent killed it because it did not answer."""
+    NOT_STARTED = "not_started"  # the system could not start it
+    EXITED = "exited"  # it ended by itself
+    KILLED = "killed"  # a signal ended it
+    UNRESPONSIVE = "unresponsive"  # its parent killed it because it did not announce that it serves
 
 
 @dataclass(frozen=True)
@@ -91,63 +69,14 @@ class Exit:
     restart_in_seconds: float
 
 
-class Watchdog:
-    """Adds up how long one process has not proven that it works. Reads no clock.
-
-    Time counts only while the parent itself runs, so that a container that was frozen as a whole does not
-    lose its processes.
-
-    Attributes:
-        interval: Seconds between two pings.
-        silent_seconds: How long the process has been silent.
-        is_stuck: Whether its last heartbeat said that the thread that takes calls makes no progress.
-    """
-
-    def __init__(self, timeout: float) -> None:
-        """Begins with a new process.
-
-        Args:
-            timeout: After how many silent seconds the process counts as failed; 0 means never.
-        """
-        self.interval = min(PING_SECONDS, timeout / 4) if timeout else PING_SECONDS
-        self.silent_seconds = 0.0
-        self.is_stuck = False
-        self._timeout = timeout
-        self._unanswered = False
-
-    @property
-    def failed(self) -> bool:
-        """Whether the process has been silent for longer than the timeout."""
-        return 0 < self._timeout < self.silent_seconds
-
-    def elapsed(self, seconds: float) -> None:
-        """Counts time that passed on the parent's clock."""
-        self.silent_seconds += min(seconds, 2 * self.interval)
-
-    def excused(self) -> None:
-        """Forgets the time so far: the process need not answer now."""
-        self.silent_seconds = 0.0
-
-    def ping(self) -> bool:
-        """Returns whether to send a ping: not while one is unanswered."""
-        is_due, self._unanswered = not self._unanswered, True
-        return is_due
-
-    def heard(self, *, responsive: bool) -> None:
-        """Notes the answer to a ping."""
-        self._unanswered, self.is_stuck = False, not responsive
-        if responsive:
-            self.silent_seconds = 0.0
-
-
-def backoff(last_seconds: float, served_seconds: float) -> float:
+def backoff(last_seconds: float, lived_seconds: float) -> float:
     """Seconds until the next process starts: twice the last ones, but within limits.
 
     Args:
         last_seconds: Seconds before the process that has ended; 0 before the first.
-        served_seconds: How long it served. One that served for long has the shortest delay.
+        lived_seconds: How long it lived. One that lived for long has the shortest delay.
     """
-    if served_seconds >= MAX_BACKOFF_SECONDS:
+    if lived_seconds >= MAX_BACKOFF_SECONDS:
         return FIRST_BACKOFF_SECONDS
     return min(max(2 * last_seconds, FIRST_BACKOFF_SECONDS), MAX_BACKOFF_SECONDS)
 
@@ -177,10 +106,10 @@ class Child:
             kind: What the child is, for the log and for reasons.
             module: Is run with the descriptor of the child's end of the pipe as its argument.
             assignment: The first message to each process.
-            timeout_seconds: How long a process may leave pings unanswered; 0 sets no limit.
+            timeout_seconds: How long a process that serves may be silent; 0 sets no limit.
             number: Its number among those of its kind; None if it is alone.
-            report: Is called with each state that a process announces, and with the end of each that is
-                replaced, on a thread of the child. By default, the ends are logged.
+            report: Is called with each new state of a process, and with the end of each that is replaced, on
+                a thread of the child. By default, the ends are logged.
             descriptors: What each process inherits.
         """
         self.number, self.state = number, State.STOPPED
@@ -192,7 +121,7 @@ class Child:
         self._process: Popen[bytes] | None = None
         # The pipe's type has two parameters in the type stubs and none at run time.
         self._connection: Any = None
-        self._failure, self._is_unresponsive, self._serving_since = "", False, math.inf
+        self._failure = ""
         # Guards the pipe: a descriptor that was closed is used again. It also orders `drain` and a start.
         self._lock = threading.RLock()
         self._draining = threading.Event()
@@ -204,22 +133,21 @@ class Child:
         return self._process.pid if self._process and self.state is not State.STOPPED else None
 
     def start(self) -> None:
-        """Starts a process, and a further one whenever it ends or does not answer, until `drain`."""
+        """Starts a process, and a further one whenever it ends or is silent, until `drain`."""
         self._thread.start()
 
-    def listen(self) -> None:
-        """Orders the process to listen, if it is ready."""
-        with self._lock:
-            if self.state is State.READY:
-                self.state = State.LISTENING
-                self._send(State.LISTENING)
+    def send(self, message: object) -> None:
+        """Sends an order to the process, if there is one."""
+        with self._lock, suppress(OSError):  # it has exited; the closed pipe reports that too
+            if self._connection is not None:
+                self._connection.send(message)
 
     def drain(self) -> None:
-        """Lets the process finish its calls and end. One that does not listen yet is killed."""
+        """Lets the process finish its calls and end. One that loads models is killed."""
         with self._lock:
             self._draining.set()
-            self._send(State.DRAINING)
-            if self._process and self.state in (State.LOADING, State.READY):
+            self.send(Order.DRAIN)
+            if self._process and self.state is State.LOADING:  # which may take long, and no call is lost
                 self._process.kill()
 
     def join(self, seconds: float) -> bool:
@@ -246,10 +174,10 @@ class Child:
         """Body of the thread."""
         seconds = 0.0
         while not self._draining.is_set():
-            self._failure, self._is_unresponsive, self._serving_since = "", False, math.inf
+            started = time.monotonic()
             kind, reason = self._run_once()
             if not self._draining.is_set():
-                seconds = backoff(seconds, time.monotonic() - self._serving_since)
+                seconds = backoff(seconds, time.monotonic() - started)
                 self._report(self, Exit(kind, reason, seconds))
                 self._draining.wait(seconds)
 
@@ -263,17 +191,14 @@ class Child:
             except OSError as error:
                 return ExitKind.NOT_STARTED, f"{self._name} could not be started: {error.strerror}"
         log.info("%s started", self._kind, extra=self._fields | {"pid": process.pid})
-        self._watch(process)
-        try:
-            status = process.wait(REAP_SECONDS)
-        except TimeoutExpired:
-            process.kill()
-            status = process.wait()
+        is_silent = self._watch(process)
+        status = process.wait()
         with self._lock:
             self._connection.close()
             self._connection, self.state = None, State.STOPPED
-        if self._is_unresponsive:
-            return ExitKind.UNRESPONSIVE, self._failure
+        if is_silent:
+            reason = f"{self._name} did not answer for {self._timeout_seconds:g} s and was killed"
+            return ExitKind.UNRESPONSIVE, reason
         if status < 0:
             return ExitKind.KILLED, self._failure or f"{self._name} was killed by signal {-status}"
         return ExitKind.EXITED, self._failure or f"{self._name} ended with status {status}"
@@ -295,69 +220,37 @@ class Child:
                 pass_fds=[descriptor, *self._descriptors],
                 process_group=0,
             )
-        self._connection, self.state = connection, State.LOADING
+        self._connection, self.state, self._failure = connection, State.LOADING, ""
         # Arguments and environment variables would be visible to other users, and would need encoding.
-        self._send(self._assignment)
+        self.send(self._assignment)
         return process
 
-    def _watch(self, process: "Popen[bytes]") -> None:
-        """Receives what a process sends, and pings it, until its pipe closes."""
-        watchdog, checked_at = Watchdog(self._timeout_seconds), time.monotonic()
-        while True:
-            if self._connection.poll(max(0.0, checked_at + watchdog.interval - time.monotonic())):
-                try:
-                    self._take(self._connection.recv(), watchdog)
-                except (EOFError, OSError):
-                    return
-            else:
-                seconds = time.monotonic() - checked_at
-                checked_at += seconds
-                # One that drains need not answer: others limit its time.
-                if not self._draining.is_set() and not self._is_unresponsive:
-                    self._check(process, watchdog, seconds)
+    def _watch(self, process: "Popen[bytes]") -> bool:
+        """Receives what a process sends until its pipe closes; kills one that is silent while it serves.
 
-    def _take(self, message: State | Heartbeat | Failure, watchdog: Watchdog) -> None:
-        match message:
-            case Heartbeat(responsive):
-                watchdog.heard(responsive=responsive)
-            case Failure(reason):
-                self._failure = reason
-            case State():
-                self.state = message
-                if message is State.SERVING:
-                    self._serving_since = time.monotonic()
-                self._report(self, message)
-
-    def _check(self, process: "Popen[bytes]", watchdog: Watchdog, seconds: float) -> None:
-        """Pings a process, or kills it if it has been silent for too long. Its pipe then closes.
-
-        Before it serves, only a stopped process counts as silent: the runtime may hold the interpreter's lock
-        for seconds while it loads graphs.
+        Returns whether it was killed. Silence is counted while this process runs, so that a container that
+        was frozen as a whole does not lose its processes. Before a process serves, the runtime may hold the
+        interpreter's lock for long; while it drains, others limit its time.
         """
-        if self.state is State.SERVING or _is_stopped(process.pid):
-            watchdog.elapsed(seconds)
-        else:
-            watchdog.excused()
-        if watchdog.failed:
-            self._is_unresponsive = True
-            what = "took no calls" if watchdog.is_stuck else "did not answer"
-            self._failure = f"{self._name} {what} for {watchdog.silent_seconds:.1f} s and was killed"
-            process.kill()
-        elif watchdog.ping():
-            self._send(PING)
-
-    def _send(self, message: object) -> None:
-        with self._lock, suppress(OSError):  # it has exited; the closed pipe reports that too
-            if self._connection is not None:
-                self._connection.send(message)
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether a signal such as SIGSTOP has stopped a child."""
-    try:
-        return bool(os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT))
-    except ChildProcessError:  # it has exited, and its status was read
+        silent_seconds = 0.0
+        with suppress(EOFError, OSError):
+            while True:
+                if self._connection.poll(HEARTBEAT_SECONDS):
+                    silent_seconds = 0.0
+                    self._take(self._connection.recv())
+                elif self.state is State.SERVING and not self._draining.is_set():
+                    silent_seconds += HEARTBEAT_SECONDS
+                    if 0 < self._timeout_seconds <= silent_seconds:
+                        process.kill()
+                        return True
         return False
+
+    def _take(self, message: State | str) -> None:
+        if isinstance(message, str):  # why the process cannot serve
+            self._failure = message
+        elif message is not self.state:
+            self.state = message
+            self._report(self, message)
 
 
 def run_child(serve: Callable[[Any, Any], None]) -> NoReturn:
@@ -377,7 +270,7 @@ def run_child(serve: Callable[[Any, Any], None]) -> NoReturn:
         serve(connection, assignment)
     except ServerError as error:
         with suppress(OSError):  # the parent has ended
-            connection.send(Failure(str(error)))
+            connection.send(str(error))
         end(1)
     except Exception:
         log.exception("failed")

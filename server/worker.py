@@ -2,87 +2,28 @@
 
 import logging
 import os
+import shutil
 import threading
 from contextlib import closing, suppress
 from typing import Any
 
-from attention_serving.server import machine
 from attention_serving.server.application import Application
 from attention_serving.server.observe import logs
 from attention_serving.server.shutdown import Inbox, StopRequest, handle_signals
-from attention_serving.server.supervision import PING, Heartbeat, State, run_child
+from attention_serving.server.supervision import HEARTBEAT_SECONDS, Order, State, run_child
+from attention_serving.server.threads import PeriodicThread
 from attention_serving.server.workers import Assignment, write_metrics_to
 
 log = logging.getLogger(__name__)
 
 
-class Worker:
-    """A server that listens and stops when the supervisor orders it to.
-
-    It stops too if the pipe closes, so that no worker outlives the supervisor. A thread of its own answers
-    the supervisor's pings.
-    """
-
-    def __init__(self, connection: Any, assignment: Assignment) -> None:
-        """Loads nothing yet.
-
-        Args:
-            connection: The worker's end of the pipe; a `Connection`, whose stubs have two parameters more
-                than the class.
-            assignment: What the worker does.
-        """
-        self._connection, self._assignment = connection, assignment
-        self._inbox, self._is_serving = Inbox(), False
-        handle_signals(self._inbox.put)
-        # The main thread and the one that answers pings both send.
-        self._sending = threading.Lock()
-
-    def run(self) -> None:
-        """Serves until the supervisor or a signal asks to stop.
-
-        Raises:
-            ServerError: The worker cannot serve.
-        """
-        with closing(Application(self._assignment.settings)) as application:
-            threading.Thread(
-                target=self._receive, args=(application,), name="supervisor", daemon=True
-            ).start()
-            application.load(self._inbox)
-            # The port is not bound earlier: the system would distribute connections to it at once.
-            self._send(State.READY)
-            if isinstance(message := self._inbox.get(), StopRequest):
-                log.info("draining", extra=message.fields)
-                return
-            port = application.server.bind(self._assignment.private_sockets)
-            log.info("listening", extra={"port": port, **application.start()})
-            self._is_serving = True
-            self._send(State.SERVING)
-            application.drain(self._inbox)
-        log.info("stopped")
-
-    def _receive(self, application: Application) -> None:
-        """Body of the thread."""
-        message: object = None
-        while message is not State.DRAINING:
-            try:
-                message = self._connection.recv()
-            except (EOFError, OSError):  # the supervisor was killed
-                machine.remove_folder(self._assignment.folder)
-                break
-            if message == PING:
-                application.metrics.refresh()
-                self._send(Heartbeat(not self._is_serving or application.server.is_responsive()))
-            elif message is State.LISTENING:
-                self._inbox.put(message)
-        self._inbox.put(StopRequest({"reason": "the supervisor stops"}))
-
-    def _send(self, message: object) -> None:
-        with self._sending, suppress(OSError):  # the supervisor has ended; the closed pipe reports that too
-            self._connection.send(message)
-
-
 def serve(connection: Any, assignment: Assignment) -> None:
-    """Serves as the supervisor orders.
+    """Serves as the supervisor orders, until it or a signal asks to stop, or until the pipe closes.
+
+    Args:
+        connection: The worker's end of the pipe; a `Connection`, whose stubs have two parameters more than
+            the class.
+        assignment: What the worker does.
 
     Raises:
         ServerError: The worker cannot serve.
@@ -94,7 +35,40 @@ def serve(connection: Any, assignment: Assignment) -> None:
         os.sched_setaffinity(0, assignment.cores)
     except OSError as error:  # the cores available to the container have changed since the service started
         log.warning("cores not assigned", extra={"reason": error.strerror})
-    Worker(connection, assignment).run()
+    inbox, sending = Inbox(), threading.Lock()
+    handle_signals(inbox.put)
+
+    def receive() -> None:
+        try:
+            while (order := connection.recv()) is not Order.DRAIN:
+                inbox.put(order)
+        except (EOFError, OSError):  # the supervisor was killed
+            shutil.rmtree(assignment.folder, ignore_errors=True)
+        inbox.put(StopRequest({"reason": "the supervisor stops"}))
+
+    def announce(state: State) -> None:
+        with sending, suppress(OSError):  # the supervisor has ended; the closed pipe reports that too
+            connection.send(state)
+
+    def beat() -> None:
+        application.metrics.refresh()
+        if application.server.is_responsive():
+            announce(State.SERVING)
+
+    with closing(Application(assignment.settings)) as application:
+        threading.Thread(target=receive, name="supervisor", daemon=True).start()
+        application.load(inbox)
+        # The port is not bound earlier: the system would distribute connections to it at once.
+        announce(State.READY)
+        if isinstance(message := inbox.get(), StopRequest):
+            log.info("draining", extra=message.fields)
+            return
+        port = application.server.bind(assignment.sockets)
+        log.info("listening", extra={"port": port, **application.start()})
+        announce(State.SERVING)
+        PeriodicThread("heartbeat", beat, HEARTBEAT_SECONDS).start()
+        application.drain(inbox)
+    log.info("stopped")
 
 
 if __name__ == "__main__":

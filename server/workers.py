@@ -7,11 +7,11 @@ them, the metrics endpoint, which adds theirs up, and the HTTP process.
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, disable_created_metrics, values
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
@@ -23,7 +23,7 @@ from attention_serving.server.http.child import HttpProcess, http_process, needs
 from attention_serving.server.observe import prometheus
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import EXIT_SECONDS, LAST_SECONDS, Inbox, StopRequest
-from attention_serving.server.supervision import Child, Exit, ExitKind, State
+from attention_serving.server.supervision import Child, Exit, ExitKind, Order, State
 from attention_serving.server.tls import current_certificates
 
 log = logging.getLogger(__name__)
@@ -34,8 +34,7 @@ MODULE = "attention_serving.server.worker"
 MARGIN_SECONDS = LAST_SECONDS + 2.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Assignment:
+class Assignment(NamedTuple):
     """Supervisor to worker, first: what to serve, and with which resources.
 
     Attributes:
@@ -43,14 +42,14 @@ class Assignment:
         settings: Settings of the service, with the bound port and the number of threads of this worker.
         cores: CPU cores that its threads may use.
         folder: The service's temporary folder, for the files of its metrics.
-        private_sockets: Where it listens for the HTTP process alone, if that needs it.
+        sockets: Where it listens for the HTTP process alone, if that needs it.
     """
 
     worker: int
     settings: Settings
     cores: frozenset[int]
     folder: Path
-    private_sockets: list[Path]
+    sockets: list[Path]
 
 
 def assignments(settings: Settings, folder: Path) -> Iterator[Assignment]:
@@ -66,7 +65,7 @@ def assignments(settings: Settings, folder: Path) -> Iterator[Assignment]:
             settings=settings.model_copy(update={"threads": share}),
             cores=frozenset(machine.share_of_cores(allowed, settings.workers, worker)),
             folder=folder,
-            private_sockets=[folder / f"grpc-{worker}"] if needs_private_sockets(settings) else [],
+            sockets=[folder / f"grpc-{worker}"] if needs_private_sockets(settings) else [],
         )
 
 
@@ -80,27 +79,25 @@ def run(settings: Settings, inbox: Inbox) -> None:
         WorkerError: A worker ended before all of them served.
     """
     certificates = current_certificates(settings.tls_files)
+    guard = settings.guard() if settings.protect_metrics else None
     with ExitStack() as stack:
-        guard = settings.guard() if settings.protect_metrics else None
-        if guard is not None:
-            stack.callback(guard.close)
-        folder = stack.enter_context(machine.temporary_folder())
+        folder = Path(
+            stack.enter_context(TemporaryDirectory(prefix="attention-", ignore_cleanup_errors=True))
+        )
         reserved = [stack.enter_context(each) for each in reserve(settings.host, settings.port)]
         settings = settings.model_copy(update={"port": reserved[0].getsockname()[1]})
         registry = worker_registry(folder)
         endpoint = prometheus.MetricsEndpoint(
             registry, settings.host, settings.metrics_port, certificates=certificates, guard=guard
         )
-        stack.callback(endpoint.close)
-        ports = {"port": settings.port, "metrics_port": endpoint.port}
+        ports = {"host": settings.host, "port": settings.port, "metrics_port": endpoint.port}
         assigned = list(assignments(settings, folder))
-        sockets = [path for each in assigned for path in each.private_sockets]
-        http = http_process(settings, settings.port, sockets)
+        http = http_process(settings, settings.port, [path for each in assigned for path in each.sockets])
         if http is not None:
             stack.callback(http.close)
             ports["http_port"] = http.port
-        log.info("ports bound", extra={"host": settings.host, **ports})
-        Service(settings, assigned, folder, registry, inbox, http).run(ports)
+        log.info("ports bound", extra=ports)
+        Service(assigned, registry, inbox, http).run(ports)
     log.info("stopped")
 
 
@@ -109,9 +106,7 @@ class Service:
 
     def __init__(
         self,
-        settings: Settings,
-        assigned: Iterable[Assignment],
-        folder: Path,
+        assigned: Sequence[Assignment],
         registry: CollectorRegistry,
         inbox: Inbox,
         http: HttpProcess | None,
@@ -119,21 +114,17 @@ class Service:
         """Starts no process yet.
 
         Args:
-            settings: Settings of the service.
             assigned: What each worker does.
-            folder: The service's temporary folder.
             registry: The metrics of all workers, to which those of the supervisor are added.
             inbox: Delivers the request to stop, and the events of the workers.
-            http: Is started once all workers serve; its owner closes it.
+            http: Is started once all workers serve, and drained before them; its owner closes it.
         """
-        self._settings, self._folder, self._inbox, self._http = settings, folder, inbox, http
-
-        def report(worker: Child, event: State | Exit) -> None:
-            inbox.put((worker, event))
-
-        timeout = settings.worker_timeout_seconds
+        self._inbox, self._http = inbox, http
+        self._settings, self._folder = assigned[0].settings, assigned[0].folder
+        timeout = self._settings.worker_timeout_seconds
         self._workers = [
-            Child("worker", MODULE, each, timeout, number=each.worker, report=report) for each in assigned
+            Child("worker", MODULE, each, timeout, number=each.worker, report=self._report)
+            for each in assigned
         ]
         registry.register(prometheus.ProcessesCollector(self._processes))
         self._states, self._restarts = own_metrics(registry)
@@ -142,7 +133,7 @@ class Service:
         # Once all workers have served at one time, one that ends is replaced.
         self._all_served = False
 
-    def run(self, ports: Mapping[str, int]) -> None:
+    def run(self, ports: Mapping[str, object]) -> None:
         """Returns when every worker has exited.
 
         Args:
@@ -160,27 +151,35 @@ class Service:
                 self._advance(ports)
             log.info("draining", extra=message.fields)
         finally:
-            self._drain()
+            deadline = time.monotonic() + self._settings.grace_seconds + EXIT_SECONDS + MARGIN_SECONDS
+            if self._http is not None:
+                self._http.drain()
+            for worker in self._workers:
+                worker.drain()
+            for worker in self._workers:
+                worker.close(deadline - time.monotonic())
+
+    def _report(self, worker: Child, event: State | Exit) -> None:
+        self._inbox.put((worker, event))
 
     def _take(self, message: Any) -> None:
         """Takes what a worker reported: a state, or the end of a process, which it replaces itself."""
         worker, event = message
-        if not isinstance(event, Exit):
-            return
-        # Its gauges are removed; its counters remain.
-        mark_process_dead(worker.number, str(self._folder))  # type: ignore[no-untyped-call]
-        if not self._all_served:
-            raise WorkerError(event.reason)
-        worker.log_exit(event)
-        self._restarts.labels(event.kind).inc()
+        if isinstance(event, Exit):
+            if not self._all_served:
+                raise WorkerError(event.reason)
+            # Its gauges are removed; its counters remain.
+            mark_process_dead(worker.number, str(self._folder))  # type: ignore[no-untyped-call]
+            worker.log_exit(event)
+            self._restarts.labels(event.kind).inc()
 
-    def _advance(self, ports: Mapping[str, int]) -> None:
+    def _advance(self, ports: Mapping[str, object]) -> None:
         """Lets workers listen once they may, and publishes the states."""
         states = [worker.state for worker in self._workers]
         self._all_ready = self._all_ready or states.count(State.READY) == len(states)
-        if self._all_ready:
-            for worker in self._workers:
-                worker.listen()
+        for worker in self._workers:
+            if self._all_ready and worker.state is State.READY:
+                worker.send(Order.LISTEN)
         serving = states.count(State.SERVING)
         self._states.labels("ready").set(serving)
         self._states.labels("starting").set(len(states) - serving)
@@ -188,23 +187,13 @@ class Service:
             self._all_served = True
             if self._http is not None:
                 self._http.start()
-            log.info("serving", extra={"host": self._settings.host, "workers": len(states), **ports})
+            log.info("serving", extra={"workers": len(states), **ports})
 
-    def _drain(self) -> None:
-        """Lets every worker drain, and kills those that have not ended some time after the grace."""
-        deadline = time.monotonic() + self._settings.grace_seconds + EXIT_SECONDS + MARGIN_SECONDS
-        if self._http is not None:
-            self._http.drain()
-        for worker in self._workers:
-            worker.drain()
-        for worker in self._workers:
-            worker.close(deadline - time.monotonic())
-
-    def _processes(self) -> Mapping[str, int]:
+    def _processes(self) -> Mapping[str, int | None]:
         """The processes of the service, by name. For any thread."""
-        pids = {f"worker-{worker.number}": worker.pid for worker in self._workers}
-        pids["http"] = self._http.pid if self._http is not None else None
-        return {"supervisor": os.getpid()} | {name: pid for name, pid in pids.items() if pid is not None}
+        http = self._http.pid if self._http is not None else None
+        workers = {f"worker-{worker.number}": worker.pid for worker in self._workers}
+        return {"supervisor": os.getpid(), "http": http, **workers}
 
 
 def write_metrics_to(folder: Path, worker: int) -> None:

@@ -1,7 +1,7 @@
 """The HTTP process, as its parent sees it: a server, or the supervisor of several.
 
-The process runs `server.http.server`. It receives its options and the descriptors of its sockets, answers
-pings, and drains when it is asked to, or when its parent has ended: it does not outlive the server.
+The process runs `server.http.server`. It receives its options and the descriptors of its sockets, reports
+that it serves, and drains when it is asked to, or when its parent has ended: it does not outlive the server.
 """
 
 from collections.abc import Sequence

@@ -32,7 +32,7 @@ from attention_serving.server.observe import logs
 from attention_serving.server.security.peers import names_in
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import StopRequest, handle_signals
-from attention_serving.server.supervision import PING, Heartbeat, State, run_child
+from attention_serving.server.supervision import HEARTBEAT_SECONDS, State, run_child
 from attention_serving.server.tls import current_certificates, renewing_context
 
 # How long a client may take for a handshake, and to answer the end of a connection. An idle one does not.
@@ -304,7 +304,7 @@ async def serve(options: HttpOptions, sockets: list[socket.socket], pipe: Any = 
     Args:
         options: What the process does.
         sockets: Where it listens.
-        pipe: The pipe to its parent, which pings it and asks it to stop; None if it has none.
+        pipe: The pipe to its parent, which learns that it serves, and asks it to stop; None if it has none.
 
     Raises:
         TlsError: A certificate cannot be used.
@@ -319,22 +319,22 @@ async def serve(options: HttpOptions, sockets: list[socket.socket], pipe: Any = 
         log.info("draining", extra=request.fields)
         server.should_exit = True
 
-    def receive() -> None:
-        with suppress(EOFError, OSError):  # the end of the pipe asks to stop too
-            if pipe.recv() == PING:
-                pipe.send(Heartbeat())
-                return
+    def stop_at_order() -> None:  # or at the end of the pipe
         loop.remove_reader(pipe.fileno())
         server.should_exit = True
+
+    def announce() -> None:
+        with suppress(OSError):  # the parent has ended
+            pipe.send(State.SERVING)
+        loop.call_later(HEARTBEAT_SECONDS, announce)
 
     handle_signals(stop_at_signal)
     if pipe is None:
         host, port = sockets[0].getsockname()[:2]
         log.info("serving", extra={"host": host, "http_port": port, "target": options.targets[0]})
     else:
-        loop.add_reader(pipe.fileno(), receive)
-        with suppress(OSError):  # the parent has ended
-            pipe.send(State.SERVING)
+        loop.add_reader(pipe.fileno(), stop_at_order)
+        announce()
     await server.serve(sockets)
 
 

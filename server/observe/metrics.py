@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache, partial
 from importlib import metadata
 from itertools import chain, product
-from typing import Literal, NamedTuple
+from typing import Literal
 from weakref import ref
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
@@ -45,24 +45,17 @@ HELP = {
     "attention_expired_requests": "Requests whose deadline passed while they were queued or running.",
     "attention_cut_readers": "Calls that were ended because the caller did not read the replies in time.",
     "attention_terminated_runs": "Runs that were stopped because no caller waited for their results.",
-    "attention_security_reloads": "Changes of tokens or keys that were read; after a failure, the old ones"
-    " stay in use.",
-    "attention_tls_reloads": "Number of times that a process took changed files of certificates (ok) or could"
-    " not (failed).",
-    "attention_tls_certificate_expiry_timestamp_seconds": "When a certificate in use expires, in seconds"
-    " since 1970: the server's (server), or the last of the clients' authorities (client_ca); of the worker"
-    " where it is earliest.",
+    "attention_security_reloads": "Changes of tokens or keys; after a failure, the old ones stay in use.",
+    "attention_tls_reloads": "Changes of files of certificates that were taken (ok) or not (failed).",
+    "attention_tls_certificate_expiry_timestamp_seconds": "When a certificate expires, in Unix seconds.",
     "attention_parity_error": "Largest absolute difference from eager PyTorch, measured here at the load.",
     "attention_parity_tolerance": "Absolute tolerance of the model; the relative one comes in addition.",
     "attention_model_ready": "1 if the model is ready, 0 if it loads, failed to load or was unloaded.",
     "attention_model_failed": "1 if the model is to be served and cannot be, otherwise 0.",
     "attention_model_changes": "Versions that were loaded, replaced or unloaded in a process, by result.",
     "attention_dropped_log_lines": "Lines of the log that were dropped: standard error was not read in time.",
-    "attention_canary_error_ratio": "Largest difference from eager PyTorch in the latest replay of the golden"
-    " vectors, divided by the tolerance; above 1 the model is taken out of service. Of the worker where it is"
-    " largest.",
-    "attention_canary_last_replay_timestamp_seconds": "Unix time of the latest replay of golden vectors, in"
-    " seconds; of the worker where it is oldest.",
+    "attention_canary_error_ratio": "Difference from eager PyTorch in service, as a part of the tolerance.",
+    "attention_canary_last_replay_timestamp_seconds": "Latest replay of golden vectors, in Unix seconds.",
     "attention_canary_failures": "Golden vectors that missed the tolerance in service, repetitions excluded.",
     "attention_open_calls": "Number of inference calls in progress, streams included.",
     "attention_waiting_calls": "Number of calls whose request has not arrived yet.",
@@ -314,13 +307,6 @@ def _installed(package: str) -> str:
         return UNKNOWN
 
 
-class _Watched(NamedTuple):
-    """A model, and the latest result of each of its checks."""
-
-    model: "ref[LoadedModel]"
-    ratios: dict[Hashable, float]
-
-
 class CanaryMetrics:
     """The gauges of a model exist while it is loaded, from its first replay on.
 
@@ -330,22 +316,23 @@ class CanaryMetrics:
     def __init__(self, ratio: Gauge, replayed_at: Gauge, failures: Callable[..., Counter]) -> None:
         self._ratio, self._replayed_at, self._failures = ratio, replayed_at, failures
         self._lock = threading.Lock()
-        self._watched: dict[Key, _Watched] = {}
+        # Each model that is loaded, and the latest result of each of its checks.
+        self._watched: dict[Key, tuple[ref[LoadedModel], dict[Hashable, float]]] = {}
 
     def loaded(self, repository: Repository) -> None:
         """Removes what was published of models that are not loaded any more, or that were loaded again."""
         models = {(model.name, model.version): model for model in repository}
         with self._lock:
-            for key, watched in list(self._watched.items()):
+            for key, (watched, ratios) in list(self._watched.items()):
                 model = models.get(key)
                 is_withdrawn = isinstance(model, FailedModel) and model.is_withdrawn
-                if not is_withdrawn and (model is None or watched.model() is not model):
+                if not is_withdrawn and (model is None or watched() is not model):
                     del self._watched[key]
-                    for gauge in (self._ratio, self._replayed_at) if watched.ratios else ():
+                    for gauge in (self._ratio, self._replayed_at) if ratios else ():
                         forget(gauge, *key)
             for key, model in models.items():
                 if isinstance(model, LoadedModel) and key not in self._watched:
-                    self._watched[key] = _Watched(ref(model), {})
+                    self._watched[key] = ref(model), {}
                     self._failures(*key)
 
     def replayed(self, model: LoadedModel, check: Hashable, ratio: float) -> None:
@@ -358,10 +345,10 @@ class CanaryMetrics:
         """
         key = model.name, model.version
         with self._lock:
-            watched = self._watched.get(key)
-            if watched is not None and watched.model() is model:
-                watched.ratios[check] = ratio
-                self._ratio.labels(*key).set(max(watched.ratios.values()))
+            watched, ratios = self._watched.get(key, (ref(model), None))
+            if ratios is not None and watched() is model:
+                ratios[check] = ratio
+                self._ratio.labels(*key).set(max(ratios.values()))
                 self._replayed_at.labels(*key).set(time.time())
 
     def failed(self, model: LoadedModel) -> None:

@@ -40,7 +40,6 @@ STATUSES = {
     Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
     Code.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
 }
-TEXT = ("Content-Type", "text/plain; charset=utf-8")
 BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -168,8 +167,9 @@ def _guarded(metrics: Any, refresh: Callable[[], None], guard: Guard | None) -> 
                 return metrics(environ, start_response)
         except EngineError as error:
             status, message = STATUSES.get(error.code, HTTPStatus.SERVICE_UNAVAILABLE), error.message
-        challenge = [("WWW-Authenticate", "Bearer")] if status is HTTPStatus.UNAUTHORIZED else []
-        start_response(f"{status} {status.phrase}", [TEXT, *challenge])
+        headers = [("Content-Type", "text/plain; charset=utf-8")]
+        headers += [("WWW-Authenticate", "Bearer")] if status is HTTPStatus.UNAUTHORIZED else []
+        start_response(f"{status} {status.phrase}", headers)
         return [f"{message}\n".encode()]
 
     return answer
@@ -210,8 +210,8 @@ def forget(gauge: Gauge, *labels: str) -> None:
 
 PROCESS = "process"
 MOST_PROCESSES = 2048
-# Process ids by the name of the process, such as `worker-0`.
-Processes = Callable[[], Mapping[str, int]]
+# Process ids by the name of the process, such as `worker-0`; None while it does not run.
+Processes = Callable[[], Mapping[str, int | None]]
 
 
 class ProcessesCollector(Collector):
@@ -231,22 +231,17 @@ class ProcessesCollector(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """Names of the metrics, which a client may ask for."""
-        return _read(os.getpid())
+        return _collector(os.getpid()).collect()
 
     def collect(self) -> Iterable[Metric]:
         """The metrics of every process that is running."""
         families = dict[str, Metric]()
         for name, pid in self._processes().items():
-            for own in _read(pid):
+            for own in _collector(pid).collect() if pid is not None else ():  # what can be read
                 family = families.setdefault(own.name, Metric(own.name, own.documentation, own.type))
                 for sample in own.samples:
                     family.add_sample(sample.name, {PROCESS: name}, sample.value)
         return families.values()
-
-
-def _read(pid: int) -> Iterable[Metric]:
-    """The metrics of one process; those that can be read."""
-    return _collector(pid).collect()
 
 
 @lru_cache(MOST_PROCESSES)

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 CLOSE_SECONDS = 1.5
 # How long a call to the collector may take to end once it was cancelled.
 CANCEL_SECONDS = 1.0
-MAX_PATH, MAX_STATE = 200, 512
+MAX_PATH = 200
 # Codes of gRPC that are the server's fault, of the same conventions, and the least status of HTTP that is.
 ERRORS = frozenset(("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"))
 HTTP_ERRORS = 500
@@ -111,7 +111,7 @@ class Traces:
     def _start(self, name: str, metadata: Metadata) -> Span:
         carrier = {}
         if callers_trace(metadata) is not None:
-            carrier = {key: value for key, value in metadata if key == PARENT or _is_state(key, value)}
+            carrier = {key: value for key, value in metadata if key in (PARENT, STATE)}
         context = self._propagator.extract(carrier, Context())
         return self._tracer.start_span(name, context, SpanKind.SERVER)
 
@@ -216,12 +216,6 @@ class _Ids(RandomIdGenerator):
         """The id that was drawn; another if it is 0, which is not valid."""
         drawn, self.next_trace = self.next_trace, getrandbits(128)
         return drawn or self.generate_trace_id()
-
-
-def _is_state(key: str, value: str | bytes) -> bool:
-    """Whether metadata is a `tracestate` that the library reads without an error; it logs what it refuses."""
-    is_plain = isinstance(value, str) and value.isascii() and value.isprintable()
-    return key == STATE and is_plain and len(value) <= MAX_STATE
 
 
 def _resource(role: str) -> Resource:

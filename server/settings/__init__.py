@@ -30,8 +30,11 @@ NOT_EXPLICIT = (
     "needs a single worker, because a load request reaches only one of several; set workers to 1, or"
     " model_control to poll, which every worker follows"
 )
+PAIR = "is needed with tls_certificate, and tls_certificate with it"
 NO_PAIR = "needs tls_certificate and tls_key too"
 NO_ISSUER = "needs jwt_issuer and jwt_audience"
+# A process that serves reports so every second.
+MIN_TIMEOUT, SHORT = 2.0, "must be 0, or at least 2"
 # How long the thread that receives calls stays awake after a run if latency matters most.
 AWAKE_SECONDS = 0.001
 
@@ -43,20 +46,20 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
 
     @model_validator(mode="after")
     def _are_consistent(self) -> Self:
-        several, total = self.workers > 1, self.max_memory
+        several = self.workers > 1
         rules = (
             ("unix_socket", self.unix_socket and several, ONE_WORKER),
             ("allow_shared_memory", self.allow_shared_memory and several, ONE_WORKER),
             ("model_control", self.model_control == "explicit" and several, NOT_EXPLICIT),
             ("http_explore", self.http_explore and self.http_port is None, "needs HTTP; set http_port"),
-            ("tls_key", self.tls_key and not self.tls_certificate, "needs tls_certificate too"),
-            ("tls_key", self.tls_certificate and not self.tls_key, "is needed with tls_certificate"),
+            ("tls_key", (self.tls_key is None) != (self.tls_certificate is None), PAIR),
             ("tls_client_ca", self.tls_client_ca and not self.tls_certificate, NO_PAIR),
+            ("worker_timeout_seconds", 0 < self.worker_timeout_seconds < MIN_TIMEOUT, SHORT),
             ("jwt_jwks", self.jwt_jwks and not (self.jwt_issuer and self.jwt_audience), NO_ISSUER),
             (
                 "max_in_flight_bytes",
-                0 < total <= self.max_in_flight_bytes,
-                f"must be below max_memory, which is {total} bytes",
+                0 < self.max_memory <= self.max_in_flight_bytes,
+                "must be below max_memory",
             ),
         )
         problems = [
@@ -82,11 +85,6 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
     def memory_for_runs(self) -> int:
         """Bytes that runs may take, as expected from their shapes."""
         return self._memory - self.memory_for_requests
-
-    @property
-    def _memory_for_started_runs(self) -> int:
-        on_device = self.provider != "cpu" and self.device_memory
-        return int(self.device_memory) if on_device else self.memory_for_runs
 
     @property
     def device(self) -> Device:
@@ -120,11 +118,12 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
     @property
     def limits(self) -> Limits:
         """What the engine may hold."""
+        on_device = self.provider != "cpu" and self.device_memory > 0
         return Limits(
             max_sequence_length=self.max_sequence_length,
             max_input_bytes=self.max_message_bytes,
             max_result_bytes=self.max_message_bytes - HEADER_BYTES,
-            max_run_bytes=self._memory_for_started_runs,
+            max_run_bytes=int(self.device_memory) if on_device else self.memory_for_runs,
             max_in_flight_bytes=self.memory_for_requests,
             max_batch_sequences=self.max_batch_sequences,
             max_batch_bytes=MAX_BATCH_BYTES.get(self.provider, 256 * MIB),

@@ -4,15 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import (
-    BaseModel,
-    ByteSize,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    PositiveInt,
-    field_validator,
-)
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, NonNegativeFloat, PositiveInt, field_validator
 
 from attention_serving.server.engine.limits import MAX_TOLERANCE, MIB, chosen_versions
 from attention_serving.server.security.guard import Guard
@@ -43,37 +35,32 @@ class Models(Section):
     model_repository: Path
     """Folder that contains the artifacts as NAME/VERSION/."""
     provider: Literal["auto", "cpu", "cuda"] = "cpu"
-    """Execution provider that runs the graphs: cpu; cuda, which refuses to start where it cannot be used;
-    auto, which takes cuda where it can be used and logs why not elsewhere."""
+    """Execution provider that runs the graphs: cpu; cuda, which refuses to start if it cannot be used;
+    auto, which takes cuda if it can be used."""
     device_memory: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
-    """Maximum memory of the device for runs, beside the weights of the models, at least 0. 0 sets no limit.
-    Ignored with provider cpu."""
+    """Maximum memory of a CUDA device for runs, beside the weights of the models. 0 sets no limit."""
     model_control: Literal["none", "poll", "explicit"] = "none"
-    """When models are loaded: none loads all of them at startup; poll also loads, replaces and unloads them
-    when the repository changes; explicit loads those of load_model, and more on request, and needs a single
-    worker."""
+    """When models are loaded: none loads all at startup; poll also follows changes of the repository;
+    explicit loads those of load_model, and more on request, and needs a single worker."""
     repository_poll_seconds: Annotated[float, Field(ge=0.1, le=1_000_000, allow_inf_nan=False)] = 15.0
     """How often the repository is polled with model_control poll, in seconds, 0.1 to 1000000. A change is
     applied after two consecutive polls see it."""
     load_model: str = ""
-    """Models to load at startup with model_control explicit: names separated by commas, or * for all. Models
+    """Models to load at startup with model_control explicit: names separated by commas, or * for all. Those
     that were loaded when the last server of the repository stopped are added."""
     version_policy: str = "all"
     """Versions of each model that are served: all, latest, latest:N (the N highest) or specific:V,V."""
     max_tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = MAX_TOLERANCE
-    """Maximum tolerance, relative and absolute, that a model may state for its difference from eager PyTorch,
-    at least 0. Models with a larger one are refused."""
+    """Maximum tolerance, relative and absolute, that a model may state. Others are refused."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """Threads for runs on the CPU, 0 to 1024. A long run that is alone uses all of them; under load, each run
     uses one. 0 uses one thread per available core."""
     latency: Literal["balanced", "lowest"] = "balanced"
-    """What idle threads do: balanced lets them sleep; lowest keeps them awake between the operators of a run,
-    and for a millisecond between requests, which answers a single caller sooner and uses more processor
-    time."""
+    """What idle threads do: balanced lets them sleep; lowest keeps them awake between the operators of a run
+    and for a millisecond after it, which answers a single caller sooner and uses more processor time."""
     canary_seconds: Seconds = 300.0
-    """Time in which the golden vectors of every loaded model are replayed once, one at a time and while no
-    request waits if possible, in seconds, 0 to 1000000. A model that misses its tolerance is taken out of
-    service. 0 replays them only when a model loads."""
+    """Time in which the golden vectors of every model are replayed once, in seconds, 0 to 1000000. A model
+    that misses its tolerance is taken out of service. 0 replays them only when a model loads."""
     proof_public_key: Path | None = None
     """PEM file with one or several Ed25519 public keys. Only models whose certificate of proof was signed
     with one of them are loaded."""
@@ -93,16 +80,14 @@ class Network(Section):
     port: Port = 8001
     """Port for gRPC, 0 to 65535. 0 selects a free port."""
     unix_socket: Path | None = None
-    """Path of a Unix domain socket to listen on too, for clients on this machine. Needs a single worker. Any
-    process that can write to the file can connect."""
+    """Path of a Unix domain socket to listen on too. Needs a single worker. Any process that can write to the
+    file can connect."""
     metrics_port: Port = 8002
     """Port for Prometheus metrics, 0 to 65535. 0 selects a free port."""
     http_port: Annotated[int | None, Field(ge=0, le=65535)] = None
-    """Port for the Open Inference Protocol over HTTP, 0 to 65535, usually 8000. 0 selects a free port. HTTP
-    is off without it."""
+    """Port for HTTP, 0 to 65535, usually 8000. 0 selects a free port. HTTP is off without it."""
     http_explore: bool = False
-    """Serve a page at /explore of the HTTP port that draws the attention weights of texts. Whoever opens it
-    needs the same rights as any other client."""
+    """Serve a page at /explore of the HTTP port that draws the attention weights of texts."""
     max_message_bytes: Annotated[ByteSize, Field(ge=MIB, le=2047 * MIB)] = ByteSize(64 * MIB)
     """Maximum size of one message, sent or received, 1MiB to 2047MiB."""
     max_concurrent_calls: PositiveInt = 256
@@ -111,7 +96,7 @@ class Network(Section):
     """Maximum number of connections, 1 to 2147483647. Further connections are closed."""
     message_timeout_seconds: Seconds = 30.0
     """How long the request of a call may take to arrive, and a reply to be read, in seconds, 0 to 1000000. 0
-    sets no limit. Raise it for large messages over slow networks."""
+    sets no limit."""
     connection_age_seconds: Seconds = 0.0
     """How long a connection may be open, in seconds, 0 to 1000000; clients then connect again. Varies by a
     tenth. 0 sets no limit."""
@@ -127,13 +112,13 @@ class Security(Section):
     """How connections are encrypted, and which clients may connect."""
 
     tls_certificate: Path | None = None
-    """PEM file of the server's certificate, and after it those of the authorities between it and the root.
-    Encrypts gRPC, HTTP and metrics. A renewed file is taken without a restart."""
+    """PEM file of the server's certificate and the authorities between it and the root, for gRPC, HTTP and
+    metrics. A renewed file is taken without a restart."""
     tls_key: Path | None = None
     """PEM file of the private key of tls_certificate, without a passphrase."""
     tls_client_ca: Path | None = None
-    """PEM file of authorities. Clients of gRPC, HTTP and metrics must then show a certificate of one of them
-    (mutual TLS). Needs tls_certificate."""
+    """PEM file of authorities. Clients must then show a certificate of one of them (mutual TLS). Needs
+    tls_certificate."""
     insecure: bool = False
     """Allow listening on a public address without encryption, such as behind a proxy that encrypts."""
 
@@ -156,7 +141,7 @@ class IdentityAndRights(Section):
     jwt_audience: str = ""
     """Audience of JSON Web Tokens: what the claim aud must be or contain."""
     jwt_jwks: str | None = None
-    """Public keys that verify JSON Web Tokens, as a JWK set: a file, or a URL that begins with https. Needs
+    """Public keys that verify JSON Web Tokens: a JWK set, as a file or a URL that begins with https. Needs
     jwt_issuer and jwt_audience."""
     jwt_rights_claim: Annotated[str, Field(min_length=1)] = "scope"
     """Claim of JSON Web Tokens with the rights: a text with spaces between them, or an array."""
@@ -203,8 +188,8 @@ class Requests(Section):
     """Maximum memory for requests and runs, beside the loaded models, at least 0. 0 uses half of the memory
     of the machine or container, divided by the number of workers."""
     max_in_flight_bytes: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
-    """Part of max_memory for requests, from arrival until the reply is sent, below max_memory. 0 uses a
-    quarter of max_memory, at most 1GiB. Runs use the rest."""
+    """Part of max_memory for requests, from arrival until the reply is sent. 0 uses a quarter, at most 1GiB.
+    Runs use the rest."""
     max_batch_sequences: PositiveInt = 64
     """Maximum number of sequences in one batch, at least 1."""
 
@@ -215,11 +200,11 @@ class Process(Section):
     workers: Annotated[int, Field(ge=1, le=1024)] = 1
     """Number of server processes that share the port, 1 to 1024. Every limit applies to each process."""
     worker_timeout_seconds: Annotated[NonNegativeFloat, Field(allow_inf_nan=False)] = 30.0
-    """How long a worker process or the HTTP process may fail to answer its parent before it is killed and
-    replaced, in seconds, at least 0. 0 disables the check."""
+    """How long a worker process or the HTTP process may fail to report that it serves before it is killed and
+    replaced, in seconds, at least 2. 0 disables the check."""
     grace_seconds: NonNegativeFloat = 30.0
     """How long calls in progress may take to finish during shutdown, in seconds, at least 0. 0 cancels them
-    at once. A process that has not ended a few seconds later is killed."""
+    at once."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Minimum level of logged events: DEBUG (logs every call), INFO, WARNING or ERROR."""
     log_format: Literal["text", "json"] = "text"
@@ -230,5 +215,4 @@ class Observability(Section):
     """Which requests have a line in the log. OpenTelemetry's variables say which are traced."""
 
     log_requests: Literal["all", "failed", "none"] = "none"
-    """Requests that have a line in the log, with their size, stages and code, whatever log_level is: all,
-    failed or none."""
+    """Requests that have a line in the log, with their size, stages and code, whatever log_level is."""

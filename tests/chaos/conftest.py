@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.processes import worker
+from tests.encoders.repository import SENTENCE, SENTENCE_MODELS
 from tests.support.artifacts import ModelSet, cached_repositories
 from tests.support.repository import export_preset
 
@@ -28,8 +29,11 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def models(wide: Path, artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of large and small models of several kinds, as copies."""
-    (presets,), folder = cached_repositories(PRESETS), tmp_path_factory.mktemp("models")
-    for source in (*artifacts.iterdir(), wide / WIDE, presets / ROTARY):
+    (presets, encoders), folder = (
+        cached_repositories(PRESETS, SENTENCE_MODELS),
+        tmp_path_factory.mktemp("models"),
+    )
+    for source in (*artifacts.iterdir(), wide / WIDE, presets / ROTARY, encoders / SENTENCE):
         shutil.copytree(source, folder / source.name)
     return folder
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import cycle
 
 import numpy as np
-from google.rpc import error_details_pb2, status_pb2
 from numpy.typing import NDArray
 
 from benchmarks.channel import EncodedRequest, UnaryCaller, clock
@@ -19,7 +18,6 @@ from benchmarks.load import HEAD_START
 from benchmarks.wire import METHODS, Api
 from tests.chaos.http2 import CODES
 
-DETAILS_KEY = "grpc-status-details-bin"
 # A server may limit the calls of one connection; more would wait in the generator, unseen by the server.
 CONNECTIONS, IN_FLIGHT = 8, 4
 OK, REFUSED, EXPIRED = "OK", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"
@@ -50,13 +48,11 @@ class Outcomes:
         due: When each call was due, in seconds after the start of the schedule.
         seconds: From then until its end.
         codes: Its status code.
-        retry_after: Whether the status details hold RetryInfo.
     """
 
     due: NDArray[np.float64]
     seconds: NDArray[np.float64]
     codes: NDArray[np.str_]
-    retry_after: NDArray[np.bool_]
 
     def counts(self) -> dict[str, int]:
         """Calls by status code."""
@@ -137,11 +133,4 @@ def open_loop(
         due=(started - origin) / 1e9,
         seconds=(np.array([end.ended for end in ends], np.int64) - started) / 1e9,
         codes=np.array([CODES[end.status.code()] for end in ends]),
-        retry_after=np.array([_says_when_to_retry(end.status) for end in ends]),
     )
-
-
-def _says_when_to_retry(status: object) -> bool:
-    trailing = dict(status.trailing_metadata() or ())  # type: ignore[attr-defined]  # of cygrpc
-    found = status_pb2.Status.FromString(trailing.get(DETAILS_KEY, b""))
-    return any(detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for detail in found.details)

@@ -1,11 +1,8 @@
 """A server process under attack: its memory, threads and descriptors from /proc, metrics, and requests."""
 
 import os
-import statistics
 import time
-import urllib.request
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,24 +10,25 @@ from pathlib import Path
 import grpc
 import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from prometheus_client import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.server.observe.metrics import LOAD
 from benchmarks.processes import PROC, process_tree, processor_seconds
 from scripts.local_server import ServerProcess, serving
 from tests.support.eager import Array
+from tests.support.prometheus import scrape
 
 MODEL, WIDTH = "multi-head-768x12", 768
 KIB, MIB = 1 << 10, 1 << 20
-PATIENCE_SECONDS, SCRAPE_SECONDS = 30.0, 5.0
+PATIENCE_SECONDS = 30.0
 POLL_SECONDS = 0.02
-NEIGHBOUR_SECONDS = 0.01
-OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
+OWN_CONNECTION = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+]
 # Writing this to clear_refs sets the peak of resident memory (VmHWM) to what is resident now.
 RESET_PEAK = "5"
-# Parts of the names of gauges that say what requests hold.
-HELD = ("open_calls", "open_streams", "waiting_calls", "in_flight", "queue_", "run_memory", "_runs")
 
 
 @dataclass(frozen=True)
@@ -73,32 +71,19 @@ def busy_seconds(pid: int) -> float:
     return processor_seconds(process_tree(pid))
 
 
-def metrics(server: ServerProcess | str) -> dict[str, float]:
-    """The metrics of a server, or of HOST:PORT: `name{label="value",…}` and its value."""
-    found = {}
-    for family in _families(server):
-        for sample in family.samples:
-            labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
-            found[f"{sample.name}{{{labels}}}"] = sample.value
-    return found
+def calls_ended(port: int | str, **wanted: str) -> float:
+    """Number of calls that have ended, as a port or HOST:PORT counts those with some labels."""
+    return sum(
+        value
+        for (name, labels), value in scrape(port).items()
+        if name == "attention_requests_total" and wanted.items() <= labels
+    )
 
 
 def gauges_in_use(server: ServerProcess) -> dict[str, float]:
     """The gauges of what requests hold at this moment: each must be 0 once the server is empty."""
-    return {
-        sample.name: sample.value
-        for family in _families(server)
-        if family.type == "gauge"
-        and "_limit" not in family.name
-        and any(word in family.name for word in HELD)
-        for sample in family.samples
-    }
-
-
-def _families(server: ServerProcess | str) -> Iterable[Metric]:
-    address = server if isinstance(server, str) else f"127.0.0.1:{server.metrics_port}"
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=SCRAPE_SECONDS) as response:
-        return text_string_to_metric_families(response.read().decode())
+    held = LOAD.keys() - {"attention_open_connections"}
+    return {name: value for (name, _), value in scrape(server.metrics_port).items() if name in held}
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> bool:
@@ -135,29 +120,3 @@ def attend_message(model: str, *sequences: Array, return_weights: bool = False) 
         data=b"".join(rows.tobytes() for rows in sequences),
     )
     return pb.AttendRequest(model_name=model, query=query, return_weights=return_weights)
-
-
-class Neighbour:
-    """Makes a small good call every 10 ms until `stop`, beside what a case does to a server."""
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        self._call = call
-        self._stopping = False
-        self._pool = ThreadPoolExecutor(1)
-        self._seconds = self._pool.submit(self._run)
-
-    def _run(self) -> list[float]:
-        seconds = []
-        while not self._stopping:
-            started = time.perf_counter()
-            self._call()
-            seconds.append(time.perf_counter() - started)
-            time.sleep(max(0.0, NEIGHBOUR_SECONDS - seconds[-1]))
-        return seconds
-
-    def stop(self) -> float:
-        """Ends the calls; returns the longest time to an answer beyond the median, in seconds."""
-        self._stopping = True
-        self._pool.shutdown()
-        found = self._seconds.result()
-        return max(found) - statistics.median(found)

@@ -122,23 +122,6 @@ def load(target: str, small: Question, tallies: dict[str, Tally], quiet: threadi
     return actors
 
 
-def test_drain_of_a_busy_stream(wide: Path, tmp_path: Path, small: Question) -> None:
-    """A caller who never stops sending on a stream cannot hold the drain beyond the grace."""
-    grace, tally = 3.0, Tally()
-    with (
-        Figures("drain: a stream whose caller never stops sending") as figures,
-        server_of(wide, tmp_path, f"--grace-seconds={grace}") as server,
-    ):
-        actor = callers.stream(server.target, small, tally)
-        assert wait_until(lambda: tally.statuses[OK] > 100)
-        started = time.monotonic()
-        figures.equal("exit status", server.stop(), 0)
-        figures.at_most("seconds of the drain, with a grace of 3 s", time.monotonic() - started, grace + 2)
-        actor.join(CALL_SECONDS)
-        figures.among("answers, and the end of the stream", dict(tally.statuses), {OK, UNAVAILABLE})
-        figures.equal("wrong answers", tally.wrong, 0)
-
-
 def test_killed_workers(wide: Path, tmp_path: Path, small: Question) -> None:
     """kill -9 of a worker: one call of each of its connections fails, and none of a client with retries."""
     direct, patient = Tally(), Tally()

@@ -1,7 +1,6 @@
-"""The drill: of three servers some are stopped, frozen, killed and upgraded; no call of a client fails.
+"""The drill: of three servers some are stopped, frozen, killed and replaced; no call of a client fails.
 
-`make drill` runs it with containers if the image exists, else with processes. UPGRADE_IMAGE names the image
-of the upgrade, ENVOY the program of Envoy, through which the calls then go once more.
+`make drill` runs it. ENVOY names the program of Envoy, through which the calls then go once more.
 """
 
 import os
@@ -20,10 +19,8 @@ from tests.chaos.callers import Actor, Question, Tally
 from tests.chaos.figures import Figures, scaled
 from tests.chaos.process import MODEL
 from tests.chaos.servers import Server, envoy, three_servers
-from tests.deploy.images import SERVER, has_image
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
-IMAGE = os.environ.get("IMAGE", SERVER)
 ENVOY = os.environ.get("ENVOY") or shutil.which("envoy")
 CALLERS = 4
 # Pause of a caller between two calls: the load leaves the servers of one machine idle time.
@@ -49,11 +46,9 @@ WATCHED_SECONDS, FROZEN_SECONDS = scaled(2, 5), scaled(4, 25)
     ],
 )
 def test_no_call_fails_while_servers_stop_freeze_and_start(wide: Path, tmp_path: Path, program: str) -> None:
-    image = IMAGE if has_image(IMAGE) else ""
-    case = f"drill of three {f'containers of {image}' if image else 'processes'}"
     with (
-        Figures(f"{case}{' behind Envoy' if program else ''}") as figures,
-        three_servers(image, wide, tmp_path) as servers,
+        Figures(f"drill of three processes{' behind Envoy' if program else ''}") as figures,
+        three_servers(wide, tmp_path) as servers,
     ):
         own = [server.target for server in servers]
         with envoy(program, own, tmp_path) if program else nullcontext("") as proxy:
@@ -111,10 +106,10 @@ def run(servers: Sequence[Server], clients: dict[str, AttentionClient], figures:
             start()
             server.wait_until_ready()
             figures.at_most("seconds until it answers a call", first_answer(server), RETURN_SECONDS)
-    with phase("upgrade, one by one"):
+    with phase("replaced, one by one"):
         for server in servers:
             server.do("stop")
-            server.start(os.environ.get("UPGRADE_IMAGE"))
+            server.start()
             server.wait_until_ready()
             first_answer(server)
     callers.stop(actors)

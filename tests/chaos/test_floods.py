@@ -3,13 +3,11 @@
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -19,14 +17,14 @@ from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInfer
 from scripts.local_server import ServerProcess
 from tests.chaos.figures import Figures
 from tests.chaos.http2 import RawConnection
-from tests.chaos.load import OK, REFUSED, Job, open_loop
+from tests.chaos.load import OK, REFUSED
 from tests.chaos.process import (
     MIB,
     MODEL,
     OWN_CONNECTION,
     attend_message,
     busy_seconds,
-    metrics,
+    calls_ended,
     random_rows,
     readings,
     reset_peak,
@@ -82,20 +80,6 @@ def growth(figures: Figures, server: ServerProcess, idle: int, bound: float) -> 
     figures.at_most("resident peak above before, MiB", (peak - idle) / MIB, bound)
 
 
-def test_unary_calls_at_once_on_one_connection(server: ServerProcess, generator: ProcessPoolExecutor) -> None:
-    """5,000 small calls: each is served or refused, and counted; the core cancels none."""
-    count = 5000
-    with Figures("flood: 5,000 unary calls at once on one connection") as figures:
-        job = Job(server.target, (SMALL.SerializeToString(),))
-        idle, before = reset_peak(server.process.pid), ended_calls(server)
-        outcomes = generator.submit(open_loop, job, np.zeros(count, np.int64), 60.0, 1).result()
-        counted = ended_calls(server) - before
-        figures.among("calls by status", outcomes.counts(), {OK, REFUSED})
-        # One more call, which established the connection.
-        figures.equal("counted in the server's metrics", int(counted), count + 1)
-        growth(figures, server, idle, 512)
-
-
 def test_large_answers_that_nobody_reads(models: Path, tmp_path: Path) -> None:
     """369 answers of 8 MiB on a connection whose window stays closed: memory is bounded, and it is cut."""
     count, limit_mib, send_seconds = 369, 256, 5.0
@@ -111,7 +95,7 @@ def test_large_answers_that_nobody_reads(models: Path, tmp_path: Path) -> None:
             reader.call(ATTEND, message)
             if sent % GROUP == 0:
                 # A server that counts what it holds ends none of them; one that forgets it ends all at once.
-                wait_until(lambda goal=sent: ended_calls(server) >= goal, 1.0)  # type: ignore[misc]
+                wait_until(lambda goal=sent: calls_ended(server.metrics_port) >= goal, 1.0)  # type: ignore[misc]
                 reader.receive(0.001)
         wait_until(lambda: settled(server), 30)
         # Beyond the limit: the arenas of two runs with their scores, and the messages being written.
@@ -121,12 +105,6 @@ def test_large_answers_that_nobody_reads(models: Path, tmp_path: Path) -> None:
         with connected(server) as channel:
             status, _ = timed(AttentionServiceStub(channel).Attend, attend_message(SELF, random_rows(6, 4)))
         figures.equal("a small call afterwards", status, OK)
-
-
-def ended_calls(server: ServerProcess) -> float:
-    """Number of calls that have ended, as the server counts them."""
-    found = metrics(server)
-    return sum(value for name, value in found.items() if name.startswith("attention_requests_total"))
 
 
 def settled(server: ServerProcess) -> bool:
@@ -163,14 +141,12 @@ def test_calls_that_send_headers_only(wide: Path, tmp_path: Path, connections: i
 
 
 def asks_about_the_server(figures: Figures, channel: grpc.Channel) -> None:
-    """Adds that a health check, ServerLive and ServerReady are answered within a second."""
-    inference = GRPCInferenceServiceStub(channel)
-    probes: dict[str, tuple[Any, object]] = {
-        "health check": (health_pb2_grpc.HealthStub(channel).Check, health_pb2.HealthCheckRequest()),
-        "ServerLive": (inference.ServerLive, open_inference_pb2.ServerLiveRequest()),
-        "ServerReady": (inference.ServerReady, open_inference_pb2.ServerReadyRequest()),
-    }
-    for name, (call, request) in probes.items():
+    """Adds that a health check and ServerReady are answered within a second."""
+    ready = GRPCInferenceServiceStub(channel).ServerReady
+    for name, call, request in (
+        ("health check", health_pb2_grpc.HealthStub(channel).Check, health_pb2.HealthCheckRequest()),
+        ("ServerReady", ready, open_inference_pb2.ServerReadyRequest()),
+    ):
         status, seconds = timed(call, request)
         figures.equal(name, status, OK)
         figures.at_most(f"{name}, s", seconds, 1.0)

@@ -4,6 +4,7 @@ tests/server/api has the refusals. This measures what such a message costs a ser
 """
 
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -20,7 +21,7 @@ from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.protobuf_bytes import field
 from scripts.local_server import ServerProcess
 from tests.chaos.figures import Figures
-from tests.chaos.process import MIB, Neighbour, readings, reset_peak, server_of
+from tests.chaos.process import MIB, OWN_CONNECTION, readings, reset_peak, server_of
 from tests.server.api.messages import attend_request
 from tests.server.samples import SELF, TEXT
 
@@ -36,14 +37,6 @@ REPEATS = 3
 MAX_DELAY_SECONDS = 0.1
 # What a message of any size may take: a tokenizer needs 40 times the memory of one text of at most 1 MiB.
 MAX_MEMORY_RATIO, MIN_MEMORY_BYTES = 4, 64 * MIB
-OPTIONS = [
-    (f"grpc.{name}", value)
-    for name, value in (
-        ("max_send_message_length", -1),
-        ("max_receive_message_length", -1),
-        ("use_local_subchannel_pool", 1),
-    )
-]
 
 
 def packed(path: tuple[int, ...], content: bytes) -> bytes:
@@ -121,7 +114,7 @@ def attack(target: str, name: str) -> tuple[str, int]:
     Runs in a process of its own: the interpreter of this one must not delay the small requests.
     """
     message = HOSTILE[name].build()
-    with grpc.insecure_channel(target, OPTIONS) as channel:
+    with grpc.insecure_channel(target, OWN_CONNECTION) as channel:
         send: Any = channel.unary_unary(HOSTILE[name].method)
         grpc.channel_ready_future(channel).result(PATIENCE_SECONDS)
         found = ANSWERED
@@ -145,14 +138,20 @@ class Attacked(NamedTuple):
 
 
 def attacked(server: ServerProcess, generator: ProcessPoolExecutor, name: str) -> Attacked:
-    """Sends a message once, beside small requests on another connection."""
-    with grpc.insecure_channel(server.target, OPTIONS) as other:
-        send: Any = AttentionServiceStub(other).Attend
-        send(attend_request([4]), timeout=PATIENCE_SECONDS)
+    """Sends a message once, beside a small request every 10 ms on another connection."""
+    seconds: list[float] = []
+    with grpc.insecure_channel(server.target, OWN_CONNECTION) as other:
+        small: Any = AttentionServiceStub(other).Attend
+        small(attend_request([4]), timeout=PATIENCE_SECONDS)
         before = reset_peak(server.process.pid)
-        small = Neighbour(lambda: send(attend_request([4]), timeout=PATIENCE_SECONDS))
-        found = generator.submit(attack, server.target, name).result()
-        return Attacked(*found, small.stop(), readings(server.process.pid).peak - before)
+        attacking = generator.submit(attack, server.target, name)
+        while not (seconds and attacking.done()):
+            started = time.perf_counter()
+            small(attend_request([4]), timeout=PATIENCE_SECONDS)
+            seconds.append(time.perf_counter() - started)
+            time.sleep(max(0.0, 0.01 - seconds[-1]))
+    delay = max(seconds) - statistics.median(seconds)
+    return Attacked(*attacking.result(), delay, readings(server.process.pid).peak - before)
 
 
 def test_hostile_messages_are_answered_without_delay_or_memory(

@@ -11,10 +11,10 @@ from attention_client import AttentionClient, FailedPreconditionError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from scripts.local_server import ServerProcess, serving
-from tests.server.observe.test_metrics import scrape
 from tests.server.samples import CROSS
 from tests.server.seams import wait_until
 from tests.support.eager import assert_parity, attend
+from tests.support.prometheus import scrape
 from tests.support.repository import ROTARY, rotary
 from tests.support.triton import ask
 

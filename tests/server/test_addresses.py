@@ -20,9 +20,8 @@ def stack() -> Iterator[ExitStack]:
 
 def reserved(stack: ExitStack, host: str, port: int) -> int:
     """Reserves a port until the end of the test; returns it."""
-    ports = {stack.enter_context(each).getsockname()[1] for each in reserve(host, port)}
-    (found,) = ports
-    return int(found)
+    (found,) = {int(stack.enter_context(each).getsockname()[1]) for each in reserve(host, port)}
+    return found
 
 
 def sock(stack: ExitStack, *options: int) -> socket.socket:

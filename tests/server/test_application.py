@@ -16,9 +16,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from tests.server.observe.test_metrics import HOST, scrape, value
 from tests.server.samples import SELF
 from tests.server.watched import Watched, watched
+from tests.support.prometheus import scrape, value
 
 REQUEST = pb.AttendRequest(
     model_name=SELF,
@@ -26,6 +26,7 @@ REQUEST = pb.AttendRequest(
         data_type=pb.DATA_TYPE_FP32, width=4, lengths=[2], data=np.ones((2, 4), np.float32).tobytes()
     ),
 )
+HOST = "127.0.0.1"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 PROMPT_SECONDS = 2.0
 
@@ -102,18 +103,3 @@ def test_a_signal_while_models_load_ends_the_process_at_once(loading: Watched) -
     assert loading.process.wait(timeout=60) == 0
     assert time.monotonic() - started < PROMPT_SECONDS
     assert loading.rest().endswith(" INFO stopped while loading signal=SIGTERM\n")
-
-
-@pytest.mark.thorough
-def test_a_signal_drains(artifacts: Path, tmp_path: Path) -> None:
-    with watched(artifacts, tmp_path, "--log-level=DEBUG") as server:
-        port, _ = server.ports()
-        with grpc.insecure_channel(f"{HOST}:{port}") as channel:
-            stream = OpenStream(channel)
-            server.stop(signal.SIGHUP)
-            server.until(" draining signal=SIGHUP$")
-            stream.wait_for_drain()
-        assert server.process.wait(timeout=60) == 0
-        log = server.rest()
-    ended = " DEBUG call ended method=/attention.v1.AttentionService/AttendStream code=UNAVAILABLE "
-    assert log.index(ended) < log.index(" drained ") < log.index(" stopped\n")

@@ -1,9 +1,7 @@
 """Golden vectors are replayed while models serve, and a model whose weights are damaged is withdrawn."""
 
 import dataclasses
-import logging
 import shutil
-import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -25,10 +23,10 @@ from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.statistics import EngineLoad
 from attention_serving.server.engine.types import Array
 from attention_serving.server.observe.metrics import Metrics
-from tests.server.observe.test_metrics import published, value
 from tests.server.samples import CROSS, SELF, assert_answers, request_of, validated_of
-from tests.server.seams import MESSAGE, PATIENCE_SECONDS, tapped, wait_until
+from tests.server.seams import MESSAGE, tapped, wait_until
 from tests.support.coroutines import submitted
+from tests.support.prometheus import published, value
 
 # So short that a period is a few looks: every golden vector is replayed in less than a second.
 SECONDS = 0.01
@@ -149,7 +147,6 @@ def test_a_fault_of_one_computation_is_reported_and_the_model_stays(
     assert watched.entry.state is ModelState.READY
     assert (watched.ratio(SELF) or 2) <= 1
     assert "golden vectors missed" in caplog.text
-    assert "taken out of service" not in caplog.text
 
 
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError])
@@ -198,46 +195,3 @@ def test_golden_vectors_that_need_too_much_memory_are_replayed_at_load_only(arti
         assert isinstance(model, LoadedModel)
         kept.append(len(model.golden))
     assert kept[0] > kept[1] > kept[2] == 0
-
-
-class Held(Session):
-    """A real session whose runs begin when they are told to, also if they were ended before."""
-
-    def __init__(self, session: Session) -> None:
-        self._held = session
-        self.provider = session.provider
-        self.controls: list[RunControl] = []
-        self.proceed = threading.Event()
-
-    def run(self, inputs: dict[str, Array], control: RunControl | None = None) -> dict[str, Array]:
-        assert control is not None
-        self.controls.append(control)
-        assert self.proceed.wait(PATIENCE_SECONDS)
-        return self._held.run(inputs, control)
-
-
-def test_closing_ends_a_replay_that_is_under_way_and_withdraws_nothing(
-    artifacts: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = load_model(artifacts / SELF / "1", DEVICE)
-    held = Held(model.sessions[GraphKind.PLAIN])
-    repository = Repository([dataclasses.replace(model, sessions=dict.fromkeys(model.sessions, held))])
-    metrics = Metrics().canary
-    metrics.loaded(repository)
-    withdrawn = list[LoadedModel]()
-
-    def withdraw(model: LoadedModel, _: str) -> bool:
-        withdrawn.append(model)
-        return True
-
-    canary = Canary(repository, EngineLoad, withdraw, metrics, SECONDS)
-    canary.start()
-    wait_until(lambda: held.controls)
-    closing = threading.Thread(target=canary.close)
-    closing.start()
-    wait_until(lambda: held.controls[0].options.terminate)
-    held.proceed.set()
-    closing.join(PATIENCE_SECONDS)
-    assert not closing.is_alive()
-    assert (withdrawn, len(held.controls)) == ([], 1)
-    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []

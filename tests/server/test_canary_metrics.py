@@ -13,8 +13,8 @@ from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.observe.metrics import CanaryMetrics, Metrics
 from attention_serving.server.observe.prometheus import FOLDER_VARIABLE
 from attention_serving.server.workers import worker_registry, write_metrics_to
-from tests.server.observe.test_metrics import Samples, published
 from tests.server.samples import SELF
+from tests.support.prometheus import Samples, published
 
 RATIO, REPLAYED_AT = "attention_canary_error_ratio", "attention_canary_last_replay_timestamp_seconds"
 LABELS = frozenset({("model", SELF), ("version", "1")})

@@ -51,20 +51,11 @@ def replays(
 def test_each_case_is_checked_on_every_session_of_its_graph(pair: list[Model]) -> None:
     for model in pair:
         assert isinstance(model, LoadedModel)
-        found = [(check.session(model), check.case) for check in checks_of(model)]
-        expected = [
-            (sessions[case.graph], index)
-            for sessions in (model.sessions, model.parallel_sessions)
-            for index, case in enumerate(model.golden)
-            if case.graph in sessions
-        ]
-        assert found == expected
-        assert {session for session, _ in found} == {
-            *model.sessions.values(),
-            *model.parallel_sessions.values(),
-        }
-    parallel = [check for check in all_checks(pair) if check.is_parallel]
-    assert {check.model() for check in parallel} == {pair[0]}
+        every_session = {*model.sessions.values(), *model.parallel_sessions.values()}
+        assert {check.session(model) for check in checks_of(model)} == every_session
+        for is_parallel, sessions in ((False, model.sessions), (True, model.parallel_sessions)):
+            cases = [index for index, case in enumerate(model.golden) if case.graph in sessions]
+            assert [each.case for each in checks_of(model) if each.is_parallel is is_parallel] == cases
 
 
 def test_an_idle_engine_is_checked_once_in_a_period_at_even_intervals(pair: list[Model]) -> None:
@@ -128,9 +119,8 @@ def test_without_models_nothing_is_due(pair: list[Model]) -> None:
 
 
 def test_a_check_does_not_keep_a_model_loaded(artifacts: Path) -> None:
-    model = load_model(artifacts / SELF / "1", Device(threads=1))
-    schedule = CanarySchedule(PERIOD, 0.0)
-    check = schedule.next([model], 0.0, is_idle=True)
+    models: list[Model] = [load_model(artifacts / SELF / "1", Device(threads=1))]
+    check = CanarySchedule(PERIOD, 0.0).next(models, 0.0, is_idle=True)
     assert check is not None
-    del model
+    models.clear()
     assert check.model() is None

@@ -1,9 +1,6 @@
-"""What a process may use of its machine: cores by affinity and quota, memory, and temporary files."""
+"""What a process may use of its machine: cores by affinity and quota, and memory."""
 
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -13,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_serving.server import machine
-from tests.server.samples import ROOT
 
 ALLOWED, MACHINE, FREE = 8, 24 << 30, 2 << 30
 MAX, NOW, STAT = "memory.max", "memory.current", "memory.stat"
@@ -102,42 +98,3 @@ def test_every_core_is_used_and_shares_differ_by_at_most_one(count: int, workers
     else:
         users = [sum(core in part for part in parts) for core in range(count)]
         assert max(users) - min(users) <= 1
-
-
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder for temporary files."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    return tmp_path
-
-
-def test_the_temporary_folder_is_private_and_stays_until_the_end(temporary: Path) -> None:
-    with machine.temporary_folder() as folder:
-        assert folder.parent == temporary
-        assert folder.stat().st_mode & 0o077 == 0
-        (folder / "counter_0.db").touch()
-        with machine.temporary_folder():
-            assert folder.exists()
-    assert not list(temporary.iterdir())
-
-
-def test_the_folder_of_a_killed_process_is_removed_by_the_next_and_links_and_files_are_not(
-    temporary: Path,
-) -> None:
-    code = (
-        "import os; from attention_serving.server.machine import temporary_folder\n"
-        "with temporary_folder() as folder: (folder / 'counter_0.db').touch(); os.kill(os.getpid(), 9)"
-    )
-    killed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
-    assert killed.returncode == -9
-    (left,) = temporary.iterdir()
-    other, link, file = (
-        temporary / name for name in ("other", f"{machine.PREFIX}link", f"{machine.PREFIX}file")
-    )
-    other.mkdir()
-    link.symlink_to(other, target_is_directory=True)
-    file.touch()
-    with machine.temporary_folder() as folder:
-        assert folder != left
-        assert {*temporary.iterdir()} == {folder, other, link, file}

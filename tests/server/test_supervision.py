@@ -1,67 +1,77 @@
-"""Which children count as failed, and when the next process of one starts."""
+"""How processes of a child end, what its parent then knows, and when the next one starts."""
+
+import os
+import queue
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from attention_serving.server.supervision import Watchdog, backoff
+from attention_serving.server.errors import ServerError
+from attention_serving.server.supervision import Child, Exit, ExitKind, Order, State, backoff, run_child
+
+PATIENCE_SECONDS = 60
 
 
-def passed(watchdog: Watchdog, ticks: int, *, responsive: bool | None = None) -> None:
-    """Ticks of the supervisor, each of which is answered, or not if `responsive` is None."""
-    for _ in range(ticks):
-        watchdog.elapsed(watchdog.interval)
-        if watchdog.ping() and responsive is not None:
-            watchdog.heard(responsive=responsive)
+def serve(connection: Any, assignment: str) -> None:
+    """The program of a child, which begins to serve and then does as it was assigned."""
+    if assignment == "fail":
+        raise ServerError("has no models")
+    connection.send(State.SERVING)
+    if assignment == "be silent":
+        time.sleep(PATIENCE_SECONDS)
+    assert connection.recv() is Order.DRAIN
 
 
-@pytest.mark.parametrize("answer", [None, False], ids=["silent", "stuck"])
-def test_a_process_fails_after_the_timeout(answer: bool | None) -> None:
-    watchdog = Watchdog(5)
-    passed(watchdog, 100, responsive=True)
-    passed(watchdog, 5, responsive=answer)
-    assert not watchdog.failed
-    passed(watchdog, 1, responsive=answer)
-    assert watchdog.failed
-    assert watchdog.is_stuck is (answer is False)
+@contextmanager
+def started(assignment: str) -> Iterator[tuple[Child, "queue.Queue[State | Exit]"]]:
+    """A child, and what it reports."""
+    events: queue.Queue[State | Exit] = queue.Queue()
+    child = Child("child", __name__, assignment, 2, number=3, report=lambda _, event: events.put(event))
+    child.start()
+    yield child, events
+    child.close(0)
 
 
-def test_one_ping_is_unanswered_at_a_time() -> None:
-    watchdog = Watchdog(5)
-    assert [watchdog.ping() for _ in range(3)] == [True, False, False]
-    watchdog.heard(responsive=True)
-    assert [watchdog.ping() for _ in range(3)] == [True, False, False]
-
-
-@pytest.mark.parametrize("is_excused", [True, False], ids=["excused", "a good heartbeat"])
-def test_the_time_starts_anew(is_excused: bool) -> None:
-    watchdog = Watchdog(5)
-    passed(watchdog, 5, responsive=False)
-    if is_excused:
-        watchdog.excused()
-    else:
-        passed(watchdog, 1, responsive=True)
-    passed(watchdog, 5, responsive=False)
-    assert not watchdog.failed
-
-
-def test_time_during_which_the_supervisor_did_not_run_hardly_counts() -> None:
-    watchdog = Watchdog(30)
-    watchdog.elapsed(3600)
-    assert watchdog.silent_seconds == 2
-
-
-@pytest.mark.parametrize(("timeout", "interval"), [(0, 1), (30, 1), (4, 1), (1, 0.25)])
-def test_pings_are_frequent_enough_and_without_a_timeout_nothing_fails(
-    timeout: float, interval: float
+@pytest.mark.parametrize(
+    ("assignment", "kind", "reason"),
+    [
+        ("fail", ExitKind.EXITED, "has no models"),
+        ("be killed", ExitKind.KILLED, "child 3 was killed by signal 9"),
+        ("be silent", ExitKind.UNRESPONSIVE, "child 3 did not answer for 2 s and was killed"),
+    ],
+)
+def test_an_end_is_reported_with_its_reason_and_the_process_replaced(
+    assignment: str, kind: ExitKind, reason: str
 ) -> None:
-    watchdog = Watchdog(timeout)
-    assert watchdog.interval == interval
-    passed(watchdog, 1000)
-    assert watchdog.failed is (timeout > 0)
+    with started(assignment) as (child, events):
+        if assignment != "fail":
+            assert events.get(timeout=PATIENCE_SECONDS) is State.SERVING
+        if assignment == "be killed":
+            assert child.pid
+            os.kill(child.pid, signal.SIGKILL)
+        assert events.get(timeout=PATIENCE_SECONDS) == Exit(kind, reason, restart_in_seconds=0.5)
+        assert events.get(timeout=PATIENCE_SECONDS)
+
+
+def test_a_drain_is_an_order_and_not_an_end_that_is_reported() -> None:
+    with started("drain") as (child, events):
+        assert events.get(timeout=PATIENCE_SECONDS) is State.SERVING
+        child.drain()
+        assert child.join(PATIENCE_SECONDS)
+    assert (child.pid, events.empty()) == (None, True)
 
 
 def test_the_delay_doubles_up_to_its_maximum_while_processes_keep_ending() -> None:
     delays = [0.0]
     for _ in range(8):
-        delays.append(backoff(delays[-1], served_seconds=29.0))
+        delays.append(backoff(delays[-1], lived_seconds=29.0))
     assert delays[1:] == [0.5, 1, 2, 4, 8, 16, 30, 30]
-    assert backoff(30, served_seconds=31.0) == 0.5  # after long service
+    assert backoff(30, lived_seconds=31.0) == 0.5  # after long service
+
+
+if __name__ == "__main__":
+    run_child(serve)

@@ -1,11 +1,16 @@
-"""Prometheus' own tools, where they are installed."""
+"""What servers publish as metrics; and Prometheus' own tools, where they are installed."""
 
 import subprocess
 import urllib.request
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 from scripts.check_dashboard import PROGRAMS, ProgramNotFoundError, find_program
+
+# By name and labels.
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def required(name: str) -> str:
@@ -24,8 +29,33 @@ def check_metrics(promtool: str, text: str) -> str:
     return f"{found.stdout}{found.stderr}".strip()
 
 
-def page(port: int) -> str:
-    """The metrics that an endpoint serves."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+def page(endpoint: int | str) -> str:
+    """The metrics that an endpoint serves: a port of this machine, or HOST:PORT."""
+    address = f"127.0.0.1:{endpoint}" if isinstance(endpoint, int) else endpoint
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
         text: str = response.read().decode()
     return text
+
+
+def parse(text: str) -> Samples:
+    """Every sample of a page of metrics."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def scrape(endpoint: int | str) -> Samples:
+    """Every sample of an endpoint."""
+    return parse(page(endpoint))
+
+
+def published(registry: CollectorRegistry) -> Samples:
+    """Every sample of a registry."""
+    return parse(generate_latest(registry).decode())
+
+
+def value(samples: Samples, name: str, **labels: str) -> float:
+    """The sample of this name with exactly these labels."""
+    return samples[name, frozenset(labels.items())]

@@ -11,7 +11,7 @@ from attention_serving.server.engine.statistics import EngineLoad
 from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.observe.prometheus import FOLDER_VARIABLE
 from attention_serving.server.workers import worker_registry, write_metrics_to
-from tests.server.observe.test_metrics import parse, published
+from tests.support.prometheus import parse, published
 
 
 @pytest.fixture(autouse=True)
