@@ -28,7 +28,15 @@ def serve(settings: Settings) -> int:
     for name, similar in unknown_variables(os.environ):
         log.warning("unknown environment variable", extra={"variable": name, "similar": similar or "none"})
     try:
-        _run(settings)
+        check_exposure(settings.host, encrypted=settings.tls_files is not None, insecure=settings.insecure)
+        inbox = Inbox()
+        handle_signals(inbox.put)
+        # ONNX Runtime and gRPC are imported here: --help and a supervisor need neither.
+        if settings.workers > 1:
+            from attention_serving.server.workers import run  # noqa: PLC0415
+        else:
+            from attention_serving.server.application import run  # noqa: PLC0415
+        run(settings, inbox)
     except ServerError as error:
         log.error("cannot serve", extra={"reason": str(error)})
         return 1
@@ -36,18 +44,6 @@ def serve(settings: Settings) -> int:
         log.exception("failed")
         return 1
     return 0
-
-
-def _run(settings: Settings) -> None:
-    check_exposure(settings.host, encrypted=settings.tls_files is not None, insecure=settings.insecure)
-    inbox = Inbox()
-    handle_signals(inbox.put)
-    # ONNX Runtime and gRPC are imported here: --help and a supervisor need neither.
-    if settings.workers > 1:
-        from attention_serving.server.workers import run  # noqa: PLC0415
-    else:
-        from attention_serving.server.application import run  # noqa: PLC0415
-    run(settings, inbox)
 
 
 if __name__ == "__main__":

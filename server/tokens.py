@@ -30,49 +30,32 @@ application = typer.Typer(
     no_args_is_help=True,
     help="Create, list and revoke the tokens of a server. A running server takes a change within seconds.",
 )
-File = Annotated[
-    Path,
-    typer.Option(
-        "--file",
-        metavar="FILE",
-        help="The file that the server is given as --tokens; JSON.",
-        envvar="ATTENTION_TOKENS",
-    ),
-]
+FILE_HELP = "The file that the server is given as --tokens; JSON."
+RIGHT_HELP = "infer:PATTERN, read, read:PATTERN or admin, once or more. PATTERN is a shell's, of model names."
+File = Annotated[Path, typer.Option("--file", metavar="FILE", help=FILE_HELP, envvar="ATTENTION_TOKENS")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the identity.")]
+Rights = Annotated[list[str], typer.Option("--right", metavar="RIGHT", help=RIGHT_HELP)]
+Days = Annotated[float, typer.Option(min=0, max=36500, help="Days until it expires. 0 sets no end.")]
+Certificate = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Name in a client certificate, instead of a token.")
+]
+MaxCalls = Annotated[int, typer.Option(min=0, help="Most inference calls in progress. 0 sets no limit.")]
+MaxBytes = Annotated[
+    str, typer.Option(metavar="SIZE", help="Most memory of its requests, such as 64MiB. 0 sets no limit.")
+]
+Weight = Annotated[float, typer.Option(min=0.001, max=1000, help="Share of the runs in relation to others.")]
 
 
 @application.command()
 def create(
     name: Name,
     file: File,
-    right: Annotated[
-        list[str],
-        typer.Option(
-            metavar="RIGHT",
-            help="infer:PATTERN, read, read:PATTERN or admin; repeat it for several. A pattern is that of a"
-            " shell, of names of models.",
-        ),
-    ],
-    days: Annotated[
-        float, typer.Option(min=0, max=36500, help="After how many days it expires. 0 sets no end.")
-    ] = 90,
-    certificate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Name in a client certificate that proves the identity, instead of a token."
-        ),
-    ] = None,
-    max_calls: Annotated[
-        int, typer.Option(min=0, help="Maximum number of its inference calls in progress. 0 sets no limit.")
-    ] = 0,
-    max_bytes: Annotated[
-        str,
-        typer.Option(metavar="SIZE", help="Maximum memory of its requests, such as 64MiB. 0 sets no limit."),
-    ] = "0",
-    queue_weight: Annotated[
-        float, typer.Option(min=0.001, max=1000, help="Its share of the runs in relation to others.")
-    ] = 1.0,
+    rights: Rights,
+    days: Days = 90,
+    certificate: Certificate = None,
+    max_calls: MaxCalls = 0,
+    max_bytes: MaxBytes = "0",
+    queue_weight: Weight = 1.0,
 ) -> None:
     """Add an identity. Prints its token, which is stored nowhere and cannot be shown again."""
     token = None if certificate else secrets.token_urlsafe(TOKEN_BYTES)
@@ -82,7 +65,7 @@ def create(
         "sha256": token and digest_of(token).hex(),
         "certificate": certificate,
         "expires": expires,
-        "rights": right,
+        "rights": rights,
         "max_calls": max_calls,
         "max_bytes": max_bytes,
         "queue_weight": queue_weight,
@@ -93,7 +76,7 @@ def create(
             raise IdentityError(f"{file}: {name} exists already; revoke it first, or choose another name")
         write_file(file, TokenFile(identities=(*content.identities, Entry.model_validate(fields))))
     until = "without end" if expires is None else f"until {expires.isoformat()}"
-    typer.echo(f"{name}: {' '.join(right)}, {until}", err=True)
+    typer.echo(f"{name}: {' '.join(rights)}, {until}", err=True)
     if token is not None:
         typer.echo(token)
 

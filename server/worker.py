@@ -9,10 +9,11 @@ from typing import Any
 
 from attention_serving.server.application import Application
 from attention_serving.server.observe import logs
+from attention_serving.server.observe.multiprocess import write_metrics_to
 from attention_serving.server.shutdown import Inbox, StopRequest, handle_signals
 from attention_serving.server.supervision import HEARTBEAT_SECONDS, Order, State, run_child
 from attention_serving.server.threads import PeriodicThread
-from attention_serving.server.workers import Assignment, write_metrics_to
+from attention_serving.server.workers import Assignment
 
 log = logging.getLogger(__name__)
 

@@ -7,20 +7,21 @@ them, the metrics endpoint, which adds theirs up, and the HTTP process.
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, disable_created_metrics, values
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.multiprocess import mark_process_dead
 
 from attention_serving.server import machine
 from attention_serving.server.addresses import reserve
 from attention_serving.server.errors import WorkerError
 from attention_serving.server.http.child import HttpProcess, http_process, needs_private_sockets
-from attention_serving.server.observe import prometheus
+from attention_serving.server.observe.multiprocess import worker_registry
+from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import EXIT_SECONDS, LAST_SECONDS, Inbox, StopRequest
 from attention_serving.server.supervision import Child, Exit, ExitKind, Order, State
@@ -87,7 +88,7 @@ def run(settings: Settings, inbox: Inbox) -> None:
         reserved = [stack.enter_context(each) for each in reserve(settings.host, settings.port)]
         settings = settings.model_copy(update={"port": reserved[0].getsockname()[1]})
         registry = worker_registry(folder)
-        endpoint = prometheus.MetricsEndpoint(
+        endpoint = MetricsEndpoint(
             registry, settings.host, settings.metrics_port, certificates=certificates, guard=guard
         )
         ports = {"host": settings.host, "port": settings.port, "metrics_port": endpoint.port}
@@ -126,7 +127,7 @@ class Service:
             Child("worker", MODULE, each, timeout, number=each.worker, report=self._report)
             for each in assigned
         ]
-        registry.register(prometheus.ProcessesCollector(self._processes))
+        registry.register(ProcessesCollector(self._processes))
         self._states, self._restarts = own_metrics(registry)
         # Once all workers have been ready at one time, each listens as soon as it is ready.
         self._all_ready = False
@@ -196,24 +197,6 @@ class Service:
         return {"supervisor": os.getpid(), "http": http, **workers}
 
 
-def write_metrics_to(folder: Path, worker: int) -> None:
-    """Makes this process write its metrics to files in a folder. Call it before the first metric is created.
-
-    The files are named after the number of the worker, not after the process as by default: a replacement
-    continues the counts of its predecessor, and restarts do not leave files behind.
-    """
-    os.environ[prometheus.FOLDER_VARIABLE] = str(folder)
-    values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
-
-
-def worker_registry(folder: Path) -> CollectorRegistry:
-    """The metrics of all workers that write to a folder, added up."""
-    disable_created_metrics()  # type: ignore[no-untyped-call]
-    registry = CollectorRegistry()
-    registry.register(_Collector(folder))
-    return registry
-
-
 def own_metrics(registry: CollectorRegistry) -> tuple[Gauge, Counter]:
     """The supervisor's own metrics: the number of workers, and that of their restarts."""
     text = "Number of worker processes, by state."
@@ -223,21 +206,3 @@ def own_metrics(registry: CollectorRegistry) -> tuple[Gauge, Counter]:
     for kind in ExitKind:
         restarts.labels(kind)
     return workers, restarts
-
-
-class _Collector(MultiProcessCollector):
-    """Skips values that were removed, and files that a worker is creating, which the library cannot read."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(None, str(folder))  # type: ignore[no-untyped-call]
-        self._folder = folder
-
-    def collect(self) -> Iterable[Metric]:
-        """The aggregate of all files."""
-        files = []
-        for file in self._folder.glob("*.db"):
-            with suppress(FileNotFoundError):  # its worker has just ended
-                files += [str(file)] if file.stat().st_size else []
-        for metric in self.merge(files):  # type: ignore[no-untyped-call]
-            metric.samples = [sample for sample in metric.samples if sample.value != prometheus.NO_VALUE]
-            yield metric

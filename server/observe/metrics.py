@@ -20,7 +20,8 @@ from attention_serving.server.engine.models.control import ChangeKind, ModelChan
 from attention_serving.server.engine.models.repository import FailedModel, Key, Repository
 from attention_serving.server.engine.statistics import BatchReport, EngineLoad, ExpiryStage, Observer, Waiting
 from attention_serving.server.observe import logs
-from attention_serving.server.observe.prometheus import BulkHistogram, forget
+from attention_serving.server.observe.multiprocess import forget
+from attention_serving.server.observe.prometheus import BulkHistogram
 from attention_serving.server.settings import Settings
 from attention_serving.server.tls.files import CERTIFICATES, Certificates
 

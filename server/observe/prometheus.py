@@ -1,7 +1,6 @@
 """What Prometheus' client library lacks: an endpoint with bounds and a guard, bulk histograms, processes."""
 
 import logging
-import math
 import os
 import socket
 import threading
@@ -16,7 +15,7 @@ from socketserver import TCPServer
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler
 
-from prometheus_client import CollectorRegistry, Gauge, Histogram, Metric, make_wsgi_app
+from prometheus_client import CollectorRegistry, Histogram, Metric, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
@@ -192,20 +191,6 @@ class BulkHistogram(Histogram):
         self._sum.inc(sum(amounts))
         for at, count in counts.items():
             self._buckets[at].inc(count)
-
-
-# In the files of several processes, from which the library cannot remove a value. It is the least of all: the
-# value of another process takes its place in a maximum, and none in a minimum.
-NO_VALUE = -math.inf
-FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-
-
-def forget(gauge: Gauge, *labels: str) -> None:
-    """Removes the value of these labels, if there is one; also if several processes publish it together."""
-    if FOLDER_VARIABLE in os.environ:
-        gauge.labels(*labels).set(NO_VALUE)
-    else:
-        gauge.remove(*labels)
 
 
 PROCESS = "process"

@@ -71,15 +71,6 @@ def busy_seconds(pid: int) -> float:
     return processor_seconds(process_tree(pid))
 
 
-def calls_ended(port: int | str, **wanted: str) -> float:
-    """Number of calls that have ended, as a port or HOST:PORT counts those with some labels."""
-    return sum(
-        value
-        for (name, labels), value in scrape(port).items()
-        if name == "attention_requests_total" and wanted.items() <= labels
-    )
-
-
 def gauges_in_use(server: ServerProcess) -> dict[str, float]:
     """The gauges of what requests hold at this moment: each must be 0 once the server is empty."""
     held = LOAD.keys() - {"attention_open_connections"}

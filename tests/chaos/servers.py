@@ -12,7 +12,7 @@ from attention_client import AttentionClient
 
 from benchmarks.processes import free_ports
 from scripts import local_server
-from tests.chaos.process import calls_ended
+from tests.support.prometheus import calls_ended
 
 ENVOY_CONFIGURATION = local_server.ROOT / "deploy/envoy/envoy.yaml"
 START_SECONDS, STOP_SECONDS = 60.0, 60.0

@@ -24,7 +24,6 @@ from tests.chaos.process import (
     OWN_CONNECTION,
     attend_message,
     busy_seconds,
-    calls_ended,
     random_rows,
     readings,
     reset_peak,
@@ -32,6 +31,7 @@ from tests.chaos.process import (
     wait_until,
 )
 from tests.server.samples import SELF
+from tests.support.prometheus import calls_ended
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 METADATA = "/inference.GRPCInferenceService/ServerMetadata"

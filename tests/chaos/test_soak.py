@@ -19,6 +19,7 @@ from attention_client import AttendInputs, AttentionClient, AttentionClientError
 
 from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.inference import open_inference_pb2 as pb
+from benchmarks.processes import process_tree
 from scripts.local_server import ServerProcess
 from tests.chaos import callers
 from tests.chaos.callers import Actor, Tally
@@ -252,12 +253,16 @@ def test_soak(models: Path, tmp_path: Path) -> None:
 
 
 def sample(server: ServerProcess) -> Readings:
-    """The largest of some readings under load, which vary with the calls of the moment."""
+    """The largest of some readings under load, which vary with the calls of the moment.
+
+    Those of the server and of its HTTP process are added up.
+    """
     found = []
     for _ in range(SAMPLES):
-        found.append(readings(server.process.pid))
+        own = [vars(readings(pid)).values() for pid in process_tree(server.process.pid)]
+        found.append([sum(values) for values in zip(*own, strict=True)])
         time.sleep(0.1)
-    return Readings(*(max(values) for values in zip(*(vars(one).values() for one in found), strict=True)))
+    return Readings(*map(max, zip(*found, strict=True)))
 
 
 def report(figures: Figures, tallies: dict[str, Tally]) -> None:

@@ -1,4 +1,4 @@
-"""A process that serves a repository: a model that fails alone, and the drain."""
+"""A process that serves a repository: one without models, and the drain."""
 
 import shutil
 from pathlib import Path
@@ -6,12 +6,11 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from attention_client import AttentionClient, FailedPreconditionError
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from scripts.local_server import serving, start
-from tests.server.samples import CROSS, SELF, eager_module
+from tests.server.samples import SELF
 from tests.server.seams import wait_until
 from tests.support.artifacts import link_tree
 from tests.support.eager import assert_parity, attend
@@ -22,37 +21,15 @@ MODEL = "multi-head-64x4"
 LONG = np.random.default_rng(0).standard_normal((2000, 64), dtype=np.float32)
 
 
-@pytest.fixture
-def copies(artifacts: Path, tmp_path: Path) -> Path:
-    """Copies of two small models, to damage."""
-    for name in (SELF, CROSS):
-        shutil.copytree(artifacts / name, tmp_path / "models" / name)
-    return tmp_path / "models"
-
-
-def test_a_damaged_model_fails_alone(copies: Path, tmp_path: Path) -> None:
-    path = copies / SELF / "1" / "model.onnx"
-    path.write_bytes(path.read_bytes()[:-1] + b"#")
-    rng = np.random.default_rng(0)
-    inputs = [rng.standard_normal(shape, dtype=np.float32) for shape in ((2, 4), (3, 6), (3, 5))]
-    with serving(copies, tmp_path / "log") as server, AttentionClient(server.target) as client:
-        with pytest.raises(FailedPreconditionError, match=path.name):
-            client.attend(SELF, inputs[0])
-        served = client.attend(CROSS, *inputs).context_vectors
-        states = {model.name: model.state for model in client.models()}
-    assert_parity(served, attend(eager_module(CROSS), *inputs)[0])
-    assert states == {CROSS: "ready", SELF: "failed"}
-    assert f" ERROR model failed to load model={SELF} version=1 " in (tmp_path / "log").read_text()
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_server_without_a_model_does_not_start(copies: Path, tmp_path: Path, workers: int) -> None:
-    for manifest in copies.glob("*/*/manifest.json"):
-        manifest.unlink()
-    process = start(copies, tmp_path / "log", f"--workers={workers}")
+def test_a_server_without_a_model_does_not_start(artifacts: Path, tmp_path: Path, workers: int) -> None:
+    folder = tmp_path / "models"
+    shutil.copytree(artifacts / SELF, folder / SELF)
+    (folder / SELF / "1/manifest.json").unlink()
+    process = start(folder, tmp_path / "log", f"--workers={workers}")
     assert process.wait(timeout=120) == 1
-    assert f"no model of {copies} can be served" in (tmp_path / "log").read_text()
+    assert f"no model of {folder} can be served" in (tmp_path / "log").read_text()
 
 
 def test_a_drain_answers_every_accepted_call(repository: Path, tmp_path: Path) -> None:

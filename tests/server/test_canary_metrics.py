@@ -11,8 +11,7 @@ from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.models.repository import FailedModel, Repository
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.observe.metrics import CanaryMetrics, Metrics
-from attention_serving.server.observe.prometheus import FOLDER_VARIABLE
-from attention_serving.server.workers import worker_registry, write_metrics_to
+from attention_serving.server.observe.multiprocess import FOLDER_VARIABLE, worker_registry, write_metrics_to
 from tests.server.samples import SELF
 from tests.support.prometheus import Samples, published
 

@@ -59,3 +59,12 @@ def published(registry: CollectorRegistry) -> Samples:
 def value(samples: Samples, name: str, **labels: str) -> float:
     """The sample of this name with exactly these labels."""
     return samples[name, frozenset(labels.items())]
+
+
+def calls_ended(endpoint: int | str, **wanted: str) -> float:
+    """Number of calls that have ended, as an endpoint counts those with some labels."""
+    return sum(
+        value
+        for (name, labels), value in scrape(endpoint).items()
+        if name == "attention_requests_total" and wanted.items() <= labels
+    )

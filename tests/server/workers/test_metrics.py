@@ -9,8 +9,7 @@ from prometheus_client.multiprocess import mark_process_dead
 from attention_serving.server.api.calls import CallLoad
 from attention_serving.server.engine.statistics import EngineLoad
 from attention_serving.server.observe.metrics import Metrics
-from attention_serving.server.observe.prometheus import FOLDER_VARIABLE
-from attention_serving.server.workers import worker_registry, write_metrics_to
+from attention_serving.server.observe.multiprocess import FOLDER_VARIABLE, worker_registry, write_metrics_to
 from tests.support.prometheus import parse, published
 
 

@@ -17,9 +17,10 @@ from attention_serving.server import machine
 from attention_serving.server.settings import Settings
 from attention_serving.server.workers import assignments
 from tests.server.samples import CROSS, SELF, TEXT
+from tests.server.seams import wait_until
 from tests.server.test_application import HOST, REQUEST, OpenStream
 from tests.server.watched import Watched, watched
-from tests.support.prometheus import Samples, scrape, value
+from tests.support.prometheus import Samples, calls_ended, scrape, value
 
 ATTEND = "/attention.v1.AttentionService/Attend"
 # The probability that all connections reach the same one of two workers is 1 in 2 ** 31.
@@ -87,16 +88,8 @@ def call(service: Watched, port: int, *, total: int) -> Counter[str]:
 
 def counted(metrics_port: int, total: int) -> Samples:
     """The samples once they contain `total` calls: workers publish with each heartbeat."""
-    deadline, found = time.monotonic() + 60, -1.0
-    while found != total:
-        assert found < total
-        assert time.monotonic() < deadline, found
-        samples = scrape(metrics_port)
-        found = sum(number for (name, labels), number in samples.items() if name == CALLS and OF in labels)
-    return samples
-
-
-CALLS, OF = "attention_requests_total", ("method", ATTEND)
+    wait_until(lambda: calls_ended(metrics_port, method=ATTEND) == total)
+    return scrape(metrics_port)
 
 
 def test_calls_reach_every_worker_and_all_of_them_drain(
