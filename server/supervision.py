@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -54,21 +53,6 @@ class ExitKind(StrEnum):
     UNRESPONSIVE = "unresponsive"  # its parent killed it because it did not announce that it serves
 
 
-@dataclass(frozen=True)
-class Exit:
-    """The end of a process.
-
-    Attributes:
-        kind: Why it ended.
-        reason: The same for people.
-        restart_in_seconds: When the next one starts.
-    """
-
-    kind: ExitKind
-    reason: str
-    restart_in_seconds: float
-
-
 def backoff(last_seconds: float, lived_seconds: float) -> float:
     """Seconds until the next process starts: twice the last ones, but within limits.
 
@@ -97,7 +81,7 @@ class Child:
         timeout_seconds: float,
         *,
         number: int | None = None,
-        report: "Callable[[Child, State | Exit], object] | None" = None,
+        report: "Callable[[Child, State | ExitKind, str], object]" = lambda *_: None,
         descriptors: Sequence[int] = (),
     ) -> None:
         """Starts no process yet.
@@ -108,8 +92,8 @@ class Child:
             assignment: The first message to each process.
             timeout_seconds: How long a process that serves may be silent; 0 sets no limit.
             number: Its number among those of its kind; None if it is alone.
-            report: Is called with each new state of a process, and with the end of each that is replaced, on
-                a thread of the child. By default, the ends are logged.
+            report: Is called with each new state of a process, and with the end of each that is replaced and
+                its reason, on a thread of the child.
             descriptors: What each process inherits.
         """
         self.number, self.state = number, State.STOPPED
@@ -117,7 +101,7 @@ class Child:
         self._timeout_seconds, self._descriptors = timeout_seconds, descriptors
         self._fields: dict[str, object] = {} if number is None else {kind: number}
         self._name = kind if number is None else f"{kind} {number}"
-        self._report = report or Child.log_exit
+        self._report = report
         self._process: Popen[bytes] | None = None
         # The pipe's type has two parameters in the type stubs and none at run time.
         self._connection: Any = None
@@ -164,12 +148,6 @@ class Child:
             self._process.kill()
             self._thread.join()
 
-    def log_exit(self, event: State | Exit) -> None:
-        """Logs the end of a process that is replaced."""
-        if isinstance(event, Exit):
-            fields = {"reason": event.reason, "restart_in_seconds": event.restart_in_seconds}
-            log.error("%s ended", self._kind, extra=self._fields | fields)
-
     def _run(self) -> None:
         """Body of the thread."""
         seconds = 0.0
@@ -178,7 +156,9 @@ class Child:
             kind, reason = self._run_once()
             if not self._draining.is_set():
                 seconds = backoff(seconds, time.monotonic() - started)
-                self._report(self, Exit(kind, reason, seconds))
+                fields = {"reason": reason, "restart_in_seconds": seconds}
+                log.warning("%s ended", self._kind, extra=self._fields | fields)
+                self._report(self, kind, reason)
                 self._draining.wait(seconds)
 
     def _run_once(self) -> tuple[ExitKind, str]:
@@ -250,7 +230,7 @@ class Child:
             self._failure = message
         elif message is not self.state:
             self.state = message
-            self._report(self, message)
+            self._report(self, message, "")
 
 
 def run_child(serve: Callable[[Any, Any], None]) -> NoReturn:

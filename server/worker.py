@@ -9,7 +9,7 @@ from typing import Any
 
 from attention_serving.server.application import Application
 from attention_serving.server.observe import logs
-from attention_serving.server.observe.multiprocess import write_metrics_to
+from attention_serving.server.observe.prometheus import write_metrics_to
 from attention_serving.server.shutdown import Inbox, StopRequest, handle_signals
 from attention_serving.server.supervision import HEARTBEAT_SECONDS, Order, State, run_child
 from attention_serving.server.threads import PeriodicThread

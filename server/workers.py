@@ -20,11 +20,10 @@ from attention_serving.server import machine
 from attention_serving.server.addresses import reserve
 from attention_serving.server.errors import WorkerError
 from attention_serving.server.http.child import HttpProcess, http_process, needs_private_sockets
-from attention_serving.server.observe.multiprocess import worker_registry
-from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector
+from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector, worker_registry
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import EXIT_SECONDS, LAST_SECONDS, Inbox, StopRequest
-from attention_serving.server.supervision import Child, Exit, ExitKind, Order, State
+from attention_serving.server.supervision import Child, ExitKind, Order, State
 from attention_serving.server.tls import current_certificates
 
 log = logging.getLogger(__name__)
@@ -160,19 +159,18 @@ class Service:
             for worker in self._workers:
                 worker.close(deadline - time.monotonic())
 
-    def _report(self, worker: Child, event: State | Exit) -> None:
-        self._inbox.put((worker, event))
+    def _report(self, worker: Child, event: State | ExitKind, reason: str) -> None:
+        self._inbox.put((worker, event, reason))
 
     def _take(self, message: Any) -> None:
         """Takes what a worker reported: a state, or the end of a process, which it replaces itself."""
-        worker, event = message
-        if isinstance(event, Exit):
+        worker, event, reason = message
+        if isinstance(event, ExitKind):
             if not self._all_served:
-                raise WorkerError(event.reason)
+                raise WorkerError(reason)
             # Its gauges are removed; its counters remain.
             mark_process_dead(worker.number, str(self._folder))  # type: ignore[no-untyped-call]
-            worker.log_exit(event)
-            self._restarts.labels(event.kind).inc()
+            self._restarts.labels(event).inc()
 
     def _advance(self, ports: Mapping[str, object]) -> None:
         """Lets workers listen once they may, and publishes the states."""

@@ -334,6 +334,7 @@ async def serve(options: HttpOptions, sockets: list[socket.socket], pipe: Any = 
         log.info("serving", extra={"host": host, "http_port": port, "target": options.targets[0]})
     else:
         loop.add_reader(pipe.fileno(), stop_at_order)
+        os.set_blocking(pipe.fileno(), False)  # a parent that is stopped does not stop the loop
         announce()
     await server.serve(sockets)
 

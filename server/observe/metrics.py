@@ -1,5 +1,6 @@
 """Every metric of a server, and what counts it: calls, batches, models, certificates, load and limits."""
 
+import math
 import platform
 import threading
 import time
@@ -20,7 +21,6 @@ from attention_serving.server.engine.models.control import ChangeKind, ModelChan
 from attention_serving.server.engine.models.repository import FailedModel, Key, Repository
 from attention_serving.server.engine.statistics import BatchReport, EngineLoad, ExpiryStage, Observer, Waiting
 from attention_serving.server.observe import logs
-from attention_serving.server.observe.multiprocess import forget
 from attention_serving.server.observe.prometheus import BulkHistogram
 from attention_serving.server.settings import Settings
 from attention_serving.server.tls.files import CERTIFICATES, Certificates
@@ -309,7 +309,7 @@ def _installed(package: str) -> str:
 
 
 class CanaryMetrics:
-    """The gauges of a model exist while it is loaded, from its first replay on.
+    """The gauges of a model show its replays while it is loaded; without any, 0 and a time that never comes.
 
     They stay if it is taken out of service, so that an alert can be seen, until it is loaded again.
     """
@@ -321,20 +321,24 @@ class CanaryMetrics:
         self._watched: dict[Key, tuple[ref[LoadedModel], dict[Hashable, float]]] = {}
 
     def loaded(self, repository: Repository) -> None:
-        """Removes what was published of models that are not loaded any more, or that were loaded again."""
+        """Forgets what was published of models that are not loaded any more, or that were loaded again."""
         models = {(model.name, model.version): model for model in repository}
         with self._lock:
-            for key, (watched, ratios) in list(self._watched.items()):
+            for key, (watched, _) in list(self._watched.items()):
                 model = models.get(key)
                 is_withdrawn = isinstance(model, FailedModel) and model.is_withdrawn
                 if not is_withdrawn and (model is None or watched() is not model):
                     del self._watched[key]
-                    for gauge in (self._ratio, self._replayed_at) if ratios else ():
-                        forget(gauge, *key)
+                    self._publish(key, 0.0, math.inf)
             for key, model in models.items():
                 if isinstance(model, LoadedModel) and key not in self._watched:
                     self._watched[key] = ref(model), {}
+                    self._publish(key, 0.0, math.inf)
                     self._failures(*key)
+
+    def _publish(self, key: Key, ratio: float, replayed_at: float) -> None:
+        self._ratio.labels(*key).set(ratio)
+        self._replayed_at.labels(*key).set(replayed_at)
 
     def replayed(self, model: LoadedModel, check: Hashable, ratio: float) -> None:
         """Publishes a result.
@@ -349,8 +353,7 @@ class CanaryMetrics:
             watched, ratios = self._watched.get(key, (ref(model), None))
             if ratios is not None and watched() is model:
                 ratios[check] = ratio
-                self._ratio.labels(*key).set(max(ratios.values()))
-                self._replayed_at.labels(*key).set(time.time())
+                self._publish(key, max(ratios.values()), time.time())
 
     def failed(self, model: LoadedModel) -> None:
         """Counts a golden vector that missed the tolerance."""

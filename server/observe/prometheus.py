@@ -11,12 +11,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from http import HTTPStatus
+from pathlib import Path
 from socketserver import TCPServer
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler
 
-from prometheus_client import CollectorRegistry, Histogram, Metric, make_wsgi_app
+from prometheus_client import (
+    CollectorRegistry,
+    Histogram,
+    Metric,
+    disable_created_metrics,
+    make_wsgi_app,
+    values,
+)
 from prometheus_client.exposition import ThreadingWSGIServer
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
@@ -39,6 +48,7 @@ STATUSES = {
     Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
     Code.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
 }
+FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -191,6 +201,24 @@ class BulkHistogram(Histogram):
         self._sum.inc(sum(amounts))
         for at, count in counts.items():
             self._buckets[at].inc(count)
+
+
+def write_metrics_to(folder: Path, worker: int) -> None:
+    """Makes this process write its metrics to files in a folder. Call it before the first metric is created.
+
+    The files are named after the number of the worker, not after the process as by default: a replacement
+    continues the counts of its predecessor, and restarts do not leave files behind.
+    """
+    os.environ[FOLDER_VARIABLE] = str(folder)
+    values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
+
+
+def worker_registry(folder: Path) -> CollectorRegistry:
+    """The metrics of all workers that write to a folder, added up."""
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, str(folder))  # type: ignore[no-untyped-call]
+    return registry
 
 
 PROCESS = "process"

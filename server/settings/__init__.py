@@ -26,10 +26,7 @@ ARENA_FACTOR = 1.25
 MAX_BATCH_BYTES = {"cpu": 256 * MIB, "cuda": 8192 * MIB}
 # What options need beside others.
 ONE_WORKER = "needs a single worker; set workers to 1"
-NOT_EXPLICIT = (
-    "needs a single worker, because a load request reaches only one of several; set workers to 1, or"
-    " model_control to poll, which every worker follows"
-)
+NOT_EXPLICIT = "needs a single worker, because a load request reaches only one; set workers to 1, or use poll"
 PAIR = "is needed with tls_certificate, and tls_certificate with it"
 NO_PAIR = "needs tls_certificate and tls_key too"
 NO_ISSUER = "needs jwt_issuer and jwt_audience"

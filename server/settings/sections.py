@@ -43,8 +43,7 @@ class Models(Section):
     """When models are loaded: none loads all at startup; poll also follows changes of the repository;
     explicit loads those of load_model, and more on request, and needs a single worker."""
     repository_poll_seconds: Annotated[float, Field(ge=0.1, le=1_000_000, allow_inf_nan=False)] = 15.0
-    """How often the repository is polled with model_control poll, in seconds, 0.1 to 1000000. A change is
-    applied after two consecutive polls see it."""
+    """How often the repository is polled with model_control poll, in seconds, 0.1 to 1000000."""
     load_model: str = ""
     """Models to load at startup with model_control explicit: names separated by commas, or * for all. Those
     that were loaded when the last server of the repository stopped are added."""
@@ -53,8 +52,7 @@ class Models(Section):
     max_tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = MAX_TOLERANCE
     """Maximum tolerance, relative and absolute, that a model may state. Others are refused."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Threads for runs on the CPU, 0 to 1024. A long run that is alone uses all of them; under load, each run
-    uses one. 0 uses one thread per available core."""
+    """Threads for runs on the CPU, 0 to 1024. 0 uses one per available core."""
     latency: Literal["balanced", "lowest"] = "balanced"
     """What idle threads do: balanced lets them sleep; lowest keeps them awake between the operators of a run
     and for a millisecond after it, which answers a single caller sooner and uses more processor time."""
@@ -62,8 +60,7 @@ class Models(Section):
     """Time in which the golden vectors of every model are replayed once, in seconds, 0 to 1000000. A model
     that misses its tolerance is taken out of service. 0 replays them only when a model loads."""
     proof_public_key: Path | None = None
-    """PEM file with one or several Ed25519 public keys. Only models whose certificate of proof was signed
-    with one of them are loaded."""
+    """PEM file with Ed25519 public keys. Only models whose certificate one of them signed are loaded."""
 
     @field_validator("version_policy")
     @classmethod
@@ -80,8 +77,7 @@ class Network(Section):
     port: Port = 8001
     """Port for gRPC, 0 to 65535. 0 selects a free port."""
     unix_socket: Path | None = None
-    """Path of a Unix domain socket to listen on too. Needs a single worker. Any process that can write to the
-    file can connect."""
+    """Path of a Unix domain socket to listen on too. Whoever can write to it can connect. One worker only."""
     metrics_port: Port = 8002
     """Port for Prometheus metrics, 0 to 65535. 0 selects a free port."""
     http_port: Annotated[int | None, Field(ge=0, le=65535)] = None
@@ -95,11 +91,9 @@ class Network(Section):
     max_connections: Annotated[int, Field(ge=1, le=2**31 - 1)] = 1024
     """Maximum number of connections, 1 to 2147483647. Further connections are closed."""
     message_timeout_seconds: Seconds = 30.0
-    """How long the request of a call may take to arrive, and a reply to be read, in seconds, 0 to 1000000. 0
-    sets no limit."""
+    """Time for a request to arrive and for a reply to be read, in seconds, 0 to 1000000. 0 sets no limit."""
     connection_age_seconds: Seconds = 0.0
-    """How long a connection may be open, in seconds, 0 to 1000000; clients then connect again. Varies by a
-    tenth. 0 sets no limit."""
+    """Maximum age of a connection, give or take a tenth, in seconds, 0 to 1000000. 0 sets no limit."""
     allow_shared_memory: bool = False
     """Let clients on this machine pass tensors in system shared memory. They can then make the server read
     and write every file in /dev/shm of the user that it runs as. Needs a single worker."""
@@ -203,8 +197,7 @@ class Process(Section):
     """How long a worker process or the HTTP process may fail to report that it serves before it is killed and
     replaced, in seconds, at least 2. 0 disables the check."""
     grace_seconds: NonNegativeFloat = 30.0
-    """How long calls in progress may take to finish during shutdown, in seconds, at least 0. 0 cancels them
-    at once."""
+    """How long calls may take to finish during shutdown, in seconds, at least 0. 0 cancels them at once."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Minimum level of logged events: DEBUG (logs every call), INFO, WARNING or ERROR."""
     log_format: Literal["text", "json"] = "text"

@@ -6,8 +6,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import grpc
@@ -15,13 +14,13 @@ import pytest
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from benchmarks.processes import is_running, process_tree
+from benchmarks.processes import is_running
 from scripts.local_server import ServerProcess
 from tests.chaos import callers
 from tests.chaos.callers import CALL_SECONDS, OK, Actor, Question, Tally
 from tests.chaos.figures import Figures, scaled
 from tests.chaos.http2 import RawConnection
-from tests.chaos.process import MODEL, OWN_CONNECTION, is_serving, server_of, wait_until
+from tests.chaos.process import MODEL, OWN_CONNECTION, server_of, wait_until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 ATTEND = "/attention.v1.AttentionService/Attend"
@@ -128,7 +127,7 @@ def test_killed_workers(wide: Path, tmp_path: Path, small: Question) -> None:
     survived = 0
     with Figures(f"kill -9 of a worker, {KILLS} times") as figures:
         for first in range(0, KILLS, KILLS_PER_SERVER):
-            with workers_of(wide, tmp_path) as server:
+            with server_of(wide, tmp_path, "--workers=2") as server:
                 retry = [callers.retrying(server.target, small, patient) for _ in range(2)]
                 for kill in range(first, min(first + KILLS_PER_SERVER, KILLS)):
                     victim = workers(server)[kill % 2]
@@ -145,21 +144,6 @@ def test_killed_workers(wide: Path, tmp_path: Path, small: Question) -> None:
         figures.among("calls with retries", dict(patient.statuses), {OK})
         figures.at_least("calls with retries answered", patient.statuses[OK], 100)
         figures.equal("wrong answers", direct.wrong + patient.wrong, 0)
-
-
-@contextmanager
-def workers_of(repository: Path, folder: Path, *options: str) -> Iterator[ServerProcess]:
-    """A server of two workers. No worker outlives the block, stopped or not."""
-    pids: set[int] = set()
-    try:
-        with server_of(repository, folder, "--workers=2", *options) as server:
-            assert is_serving(server.target)
-            yield server
-            pids.update(process_tree(server.process.pid)[1:])
-    finally:
-        for pid in pids:
-            if is_running(pid):
-                os.kill(pid, signal.SIGKILL)
 
 
 def workers(server: ServerProcess) -> list[int]:

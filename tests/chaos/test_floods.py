@@ -17,7 +17,6 @@ from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInfer
 from scripts.local_server import ServerProcess
 from tests.chaos.figures import Figures
 from tests.chaos.http2 import RawConnection
-from tests.chaos.load import OK, REFUSED
 from tests.chaos.process import (
     MIB,
     MODEL,
@@ -36,6 +35,7 @@ from tests.support.prometheus import calls_ended
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 METADATA = "/inference.GRPCInferenceService/ServerMetadata"
 ATTEND = "/attention.v1.AttentionService/Attend"
+OK, REFUSED = "OK", "RESOURCE_EXHAUSTED"
 SMALL, LONG = attend_message(MODEL, random_rows(6)), attend_message(MODEL, random_rows(8192))
 # Calls whose answers nobody reads that are sent at a time.
 GROUP = 8

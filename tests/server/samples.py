@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -124,25 +125,9 @@ def request_of(
     )
 
 
-def validated_of(
-    model: LoadedModel,
-    lengths: Lengths,
-    *,
-    seed: int = 0,
-    kind: MaskKind | None = None,
-    return_weights: bool = False,
-    deadline: float = math.inf,
-) -> Sample:
+def validated_of(model: LoadedModel, lengths: Lengths, **options: Any) -> Sample:
     """The same, validated."""
-    request = request_of(
-        model, lengths, seed=seed, kind=kind, return_weights=return_weights, deadline=deadline
-    )
-    return Sample(validate(request, model, Limits()))
-
-
-def bytes_of(request: ValidatedRequest) -> int:
-    """The memory that a request reserves if its caller has not reserved any."""
-    return request.form.input_bytes + request.form.held_bytes
+    return Sample(validate(request_of(model, lengths, **options), model, Limits()))
 
 
 def assert_outputs(model: LoadedModel, sequence: SequenceInputs, outputs: Mapping[str, Array]) -> None:

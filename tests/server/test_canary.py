@@ -69,8 +69,8 @@ class Watched:
         self.canary = Canary(self.repository, self.engine.load, withdraw, metrics.canary, SECONDS)
         self.canary.start()
 
-    def ratio(self, model: str) -> float | None:
-        return published(self.registry).get((RATIO, frozenset({("model", model), ("version", "1")})))
+    def ratio(self, model: str) -> float:
+        return value(published(self.registry), RATIO, model=model, version="1")
 
     def failures(self, model: str = SELF) -> float:
         return value(published(self.registry), FAILURES, model=model, version="1")
@@ -101,9 +101,9 @@ def ask(watched: Watched, name: str) -> None:
 def test_healthy_models_are_measured_and_answer_meanwhile(watched: Watched) -> None:
     started = time.time()
     wait_until(lambda: watched.session.runs > 10)
-    wait_until(lambda: watched.ratio(CROSS) is not None)
+    wait_until(lambda: watched.ratio(CROSS) > 0)
     for name in (SELF, CROSS):
-        assert 0 < (watched.ratio(name) or 0) <= 1
+        assert 0 < watched.ratio(name) <= 1
         at = value(published(watched.registry), REPLAYED_AT, model=name, version="1")
         assert started - 1 < at <= time.time()
         assert watched.failures(name) == 0
@@ -115,7 +115,7 @@ def test_a_damaged_model_is_withdrawn_and_freed_and_comes_back_when_it_is_loaded
     watched: Watched, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     damaged = weakref.ref(watched.repository.ready(SELF))
-    wait_until(lambda: watched.ratio(SELF) is not None)
+    wait_until(lambda: watched.ratio(SELF) > 0)
     watched.session.stays_damaged = True
     wait_until(lambda: watched.entry.state is ModelState.UNAVAILABLE)
     reason = watched.entry.reason
@@ -124,14 +124,14 @@ def test_a_damaged_model_is_withdrawn_and_freed_and_comes_back_when_it_is_loaded
     assert str(tmp_path) not in reason
     with pytest.raises(ModelNotReadyError, match=rf"model '{SELF}' version 1 was taken out of service: "):
         watched.engine.model(SELF)
-    assert (watched.ratio(SELF) or 0) > 1
+    assert watched.ratio(SELF) > 1
     assert (watched.failures(), watched.failures(CROSS)) == (1, 0)
     ask(watched, CROSS)
     wait_until(lambda: "model taken out of service" in caplog.text)
     wait_until(lambda: damaged() is None)
     watched.control.load(SELF)
     ask(watched, SELF)
-    wait_until(lambda: (watched.ratio(SELF) or 2) <= 1)
+    wait_until(lambda: 0 < watched.ratio(SELF) <= 1)
     assert watched.failures() == 1
     assert watched.entry == IndexEntry(SELF, "1", ModelState.READY)
 
@@ -145,7 +145,7 @@ def test_a_fault_of_one_computation_is_reported_and_the_model_stays(
     wait_until(lambda: watched.session.runs > 10)
     assert watched.failures() == 1
     assert watched.entry.state is ModelState.READY
-    assert (watched.ratio(SELF) or 2) <= 1
+    assert 0 < watched.ratio(SELF) <= 1
     assert "golden vectors missed" in caplog.text
 
 

@@ -11,11 +11,13 @@ from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.models.repository import FailedModel, Repository
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.observe.metrics import CanaryMetrics, Metrics
-from attention_serving.server.observe.multiprocess import FOLDER_VARIABLE, worker_registry, write_metrics_to
+from attention_serving.server.observe.prometheus import FOLDER_VARIABLE, worker_registry, write_metrics_to
 from tests.server.samples import SELF
-from tests.support.prometheus import Samples, published
+from tests.support.prometheus import published
 
 RATIO, REPLAYED_AT = "attention_canary_error_ratio", "attention_canary_last_replay_timestamp_seconds"
+# What is published of a model without replays, or that is not loaded.
+NOTHING = (0.0, float("inf"))
 LABELS = frozenset({("model", SELF), ("version", "1")})
 
 
@@ -39,23 +41,25 @@ def served(model: LoadedModel) -> tuple[CanaryMetrics, CollectorRegistry]:
     return metrics.canary, metrics.registry
 
 
-def gauges(samples: Samples) -> dict[str, float]:
-    return {name: samples[name, LABELS] for name in (RATIO, REPLAYED_AT) if (name, LABELS) in samples}
+def gauges(registry: CollectorRegistry) -> tuple[float, float]:
+    """The ratio, and the time of the latest replay."""
+    samples = published(registry)
+    return samples[RATIO, LABELS], samples[REPLAYED_AT, LABELS]
 
 
 def test_the_ratio_is_the_largest_of_the_latest_of_each_check(
     model: LoadedModel, checks: list[Check]
 ) -> None:
     metrics, registry = served(model)
-    assert gauges(published(registry)) == {}
+    assert gauges(registry) == NOTHING
     assert published(registry)["attention_canary_failures_total", LABELS] == 0
     ratios = []
     for check, ratio in ((checks[0], 0.5), (checks[1], 0.25), (checks[0], 0.125), (checks[1], 2.0)):
         metrics.replayed(model, check, ratio)
-        ratios.append(gauges(published(registry))[RATIO])
+        ratios.append(gauges(registry)[0])
     assert ratios == [0.5, 0.5, 0.25, 2.0]
     metrics.loaded(Repository([model, FailedModel("other", "1", "")]))
-    assert gauges(published(registry))[RATIO] == 2.0
+    assert gauges(registry)[0] == 2.0
 
 
 def test_gauges_last_until_the_model_is_unloaded_or_loaded_again(
@@ -65,18 +69,18 @@ def test_gauges_last_until_the_model_is_unloaded_or_loaded_again(
     metrics.replayed(model, checks[0], 3.0)
     metrics.failed(model)
     metrics.loaded(Repository([FailedModel(SELF, "1", "drift", is_withdrawn=True)]))
-    assert gauges(published(registry))[RATIO] == 3.0
+    assert gauges(registry)[0] == 3.0
     again = load(artifacts)
     metrics.loaded(Repository([again]))
-    assert gauges(published(registry)) == {}
+    assert gauges(registry) == NOTHING
     metrics.replayed(model, checks[0], 3.0)  # of the model that was replaced
-    assert gauges(published(registry)) == {}
+    assert gauges(registry) == NOTHING
     for after in ([], [FailedModel(SELF, "1", "damaged")]):
         metrics.loaded(Repository([again]))
         metrics.replayed(again, checks_of(again)[0], 0.5)
-        assert gauges(published(registry))[RATIO] == 0.5
+        assert gauges(registry)[0] == 0.5
         metrics.loaded(Repository(after))
-        assert gauges(published(registry)) == {}
+        assert gauges(registry) == NOTHING
     assert published(registry)["attention_canary_failures_total", LABELS] == 1
 
 
@@ -92,17 +96,14 @@ def test_several_workers_show_the_worst_and_nothing_once_all_have_unloaded(
         metrics, _ = served(model)
         metrics.replayed(model, checks[0], ratio)
         workers.append(metrics)
-    both = gauges(published(together))
+    both = gauges(together)
     workers[1].loaded(Repository([]))
-    one = gauges(published(together))
+    one = gauges(together)
     workers[0].loaded(Repository([]))
-    none = gauges(published(together))
-    workers[1].loaded(Repository([model]))
-    workers[1].replayed(model, checks[0], 0.75)
-    workers[0].loaded(Repository([model]))
-    workers[0].replayed(model, checks[0], 0.5)
-    again = gauges(published(together))
-    assert (both[RATIO], one[RATIO], none, again[RATIO]) == (0.5, 0.25, {}, 0.75)
-    # A worker without a time may be the oldest.
-    assert REPLAYED_AT not in one
-    assert again[REPLAYED_AT] > both[REPLAYED_AT]
+    assert gauges(together) == NOTHING
+    for worker, ratio in ((1, 0.75), (0, 0.5)):
+        workers[worker].loaded(Repository([model]))
+        workers[worker].replayed(model, checks[0], ratio)
+    again = gauges(together)
+    assert (both[0], one[0], again[0]) == (0.5, 0.25, 0.75)
+    assert both[1] == one[1] < again[1]  # the oldest

@@ -62,7 +62,7 @@ def test_it_serves_is_replaced_drains_and_ends(service: Watched) -> None:
     port = http_port(service, "ports bound")
     assert ask(port, PATH, REQUEST).status == 200  # which waited for the server
     os.kill(http_pid(service), signal.SIGKILL)
-    service.until(" ERROR http process ended .*reason='http process was killed by signal 9'")
+    service.until(" WARNING http process ended .*reason='http process was killed by signal 9'")
     second = http_pid(service, 2)
     with connected(port) as connection, connected(port) as idle:
         idle.sendall(head("/v2/health/live", method="GET"))
