@@ -29,7 +29,7 @@ MAX_BACKOFF_SECONDS = 30.0
 
 
 class State(Enum):
-    """State of a child. A child sends the last ones of itself."""
+    """State of a child, which announces READY and SERVING itself."""
 
     STOPPED = auto()  # no process is running
     LOADING = auto()  # the process loads its models
