@@ -3,9 +3,7 @@
 import ctypes
 import dataclasses
 import math
-import operator
 import time
-from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -38,16 +36,10 @@ TIMED_SIZES_ON_DEVICE = (
 )
 # Of runs of one sequence at a time: those in blocks, and those on all threads.
 TIMED_SIZES_ALONE = ((1, 1), (1, 16), (1, 128), (1, 512))
-# Runs of a size are repeated until the two shortest agree and all have taken the first of these times; until
-# all have taken the second, if others disturb them; or until there are that many.
-TIMED_SECONDS, MOST_TIMED_SECONDS = 0.005, 0.025
-MOST_TIMED_ROUNDS = 10
-# At least so many runs of each size are timed on a clock that goes on while other processes have the core.
-LEAST_TIMED_ROUNDS = 2
+# A turn runs a size so often and for so long: the first run finds the caches of another size.
+LEAST_RUNS, TURN_SECONDS = 2, 0.005
 # Two ways to run a size are compared at least twice, and until each has taken so long.
 COMPARED_SECONDS = 0.01
-# Two runs agree if the longer one takes at most this many times as long.
-AGREEMENT = 1.1
 # Fewer operations for each second are taken for none: their cost would not be finite.
 LEAST_SCALE = 1e-280
 # Larger sizes are skipped once a run takes this long.
@@ -92,9 +84,9 @@ class _Graph:
     def cost(self) -> RunCost:
         """Times runs of several sizes, up to one that takes long enough."""
         clock = time.thread_time if self._model.runs_on_host else time.perf_counter
-        run = partial(self._run, parallel=False)
-        seconds = time_runs(self._possible(self._timed_sizes), run, clock)
-        return fit(self._operations(seconds), list(seconds.values()))
+        one = partial(self._run, parallel=False)
+        found = time_in_turns(self._possible(self._timed_sizes), [one], clock)
+        return fit(self._operations(found), [seconds for (seconds,) in found.values()])
 
     def parallel_cost(self, one_thread: RunCost) -> RunCost:
         """The cost of runs on all threads, in terms of that on one.
@@ -102,11 +94,14 @@ class _Graph:
         Both are timed by the wall clock: the clock of one thread leaves out the time in which other
         processes have the core, so that one thread would look faster on a busy machine.
         """
-        one, every = (partial(self._run, parallel=parallel) for parallel in (False, True))
-        ratios = time_in_turns(self._possible(TIMED_SIZES_ALONE), every, one)
-        operations = self._operations(ratios)
-        alone = (one_thread.seconds(*run) for run in operations)
-        return fit(operations, list(map(operator.mul, ratios.values(), alone)))
+        ways = [partial(self._run, parallel=parallel) for parallel in (False, True)]
+        found = time_in_turns(self._possible(TIMED_SIZES_ALONE), ways, time.perf_counter)
+        operations = self._operations(found)
+        alone = [one_thread.seconds(*run) for run in operations]
+        return fit(
+            operations,
+            [own * every / one for own, (one, every) in zip(alone, found.values(), strict=True)],
+        )
 
     def _possible(self, sizes: Iterable[Size]) -> list[Size]:
         """The nearest sizes that the graph takes."""
@@ -215,65 +210,34 @@ def fit(operations: Sequence[tuple[float, float]], seconds: Sequence[float]) -> 
     return RunCost(*coefficients.tolist())
 
 
-def time_runs(
-    sizes: Iterable[tuple[int, int]],
-    run: Callable[[int, int], object],
-    clock: Callable[[], float] = time.perf_counter,
-) -> dict[tuple[int, int], float]:
-    """Times runs of each size, in seconds. The shortest of a few counts: disturbances only add time.
+def time_in_turns(
+    sizes: Iterable[Size],
+    ways: Sequence[Callable[[int, int], object]],
+    clock: Callable[[], float],
+) -> dict[Size, tuple[float, ...]]:
+    """The shortest duration of each size and each way to run it, in seconds: disturbances only add time.
+
+    All sizes and ways are timed by turns. Another process that has a core for some milliseconds then disturbs
+    a few runs of each, and not all runs of one.
 
     Args:
-        sizes: Number of sequences, and length of each.
-        run: Runs a size.
+        sizes: Number of sequences, and length of each, in ascending order.
+        ways: Each runs a size. One way takes one turn.
         clock: Seconds. `time.thread_time`, for runs that other threads take no part in, leaves out the time
             in which other processes have the core.
 
     Raises:
         MemoryError: The first run needs more memory than there is. Later sizes are then skipped instead.
     """
-    durations: dict[tuple[int, int], float] = {}
-    for size in sizes:
-        try:
-            durations[size] = _shortest(partial(run, *size), clock)
-        except MemoryError:
-            if not durations:
-                raise
-            break
-        if durations[size] > LONG_ENOUGH_SECONDS:
-            break
-    return durations
-
-
-def time_in_turns(
-    sizes: Iterable[tuple[int, int]],
-    first: Callable[[int, int], object],
-    second: Callable[[int, int], object],
-) -> dict[tuple[int, int], float]:
-    """Compares two ways to run each size by the wall clock: duration of the first divided by the second.
-
-    All sizes and both ways are timed by turns. Another process that has a core for some milliseconds then
-    disturbs a few runs of each, and not all runs of one.
-
-    Args:
-        sizes: Number of sequences, and length of each, in ascending order.
-        first: Runs a size.
-        second: Runs it in another way.
-
-    Raises:
-        MemoryError: The first run needs more memory than there is. Later sizes are then skipped instead.
-    """
-    found: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
+    found: dict[Size, list[list[float]]] = {}
     waiting, turn = list(sizes), 0
     while waiting:
         turn += 1
         for index, size in enumerate(waiting):
-            durations = found.setdefault(size, ([], []))
+            durations = found.setdefault(size, [[] for _ in ways])
             try:
-                for run, taken in zip((first, second), durations, strict=True):
-                    for _ in range(LEAST_TIMED_ROUNDS):  # the first one finds the caches of the other way
-                        started = time.perf_counter()
-                        run(*size)
-                        taken.append(time.perf_counter() - started)
+                for run, taken in zip(ways, durations, strict=True):
+                    taken += _turn(partial(run, *size), clock)
             except MemoryError:
                 if not all(durations):
                     del found[size]
@@ -283,23 +247,18 @@ def time_in_turns(
             else:
                 if max(map(min, durations)) > LONG_ENOUGH_SECONDS:
                     waiting[index + 1 :] = []
+        if len(ways) == 1:
+            break
         waiting = [size for size in waiting if turn == 1 or min(map(sum, found[size])) < COMPARED_SECONDS]
-    return {size: min(first) / min(second) for size, (first, second) in found.items()}
+    return {size: tuple(map(min, durations)) for size, durations in found.items()}
 
 
-def _shortest(call: Callable[[], object], clock: Callable[[], float]) -> float:
-    least = 1 if clock is time.thread_time else LEAST_TIMED_ROUNDS
+def _turn(run: Callable[[], object], clock: Callable[[], float]) -> list[float]:
     durations: list[float] = []
-    while len(durations) < least or (len(durations) < MOST_TIMED_ROUNDS and not _is_enough(durations)):
+    while len(durations) < LEAST_RUNS or sum(durations) < TURN_SECONDS:
         started, began = clock(), time.perf_counter()
-        call()
+        run()
         taken = clock() - started
         # The clock of a thread may stand still during a short run, on virtual machines whose cores are busy.
-        insort(durations, taken if taken > 0 else time.perf_counter() - began)
-    return durations[0]
-
-
-def _is_enough(durations: Sequence[float]) -> bool:
-    """Whether these runs, the shortest first, tell the duration of an undisturbed one."""
-    agree = len(durations) > 1 and durations[1] <= AGREEMENT * durations[0]
-    return sum(durations) >= (TIMED_SECONDS if agree else MOST_TIMED_SECONDS)
+        durations.append(taken if taken > 0 else time.perf_counter() - began)
+    return durations

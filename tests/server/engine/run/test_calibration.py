@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -16,18 +16,11 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import PAIR_TENSORS, WHOLE_SCORE_BYTES_ON_DEVICE, LoadedModel
 from attention_serving.server.engine.run import calibration
 from attention_serving.server.engine.run.calibration import (
-    LEAST_TIMED_ROUNDS,
-    LONG_ENOUGH_SECONDS,
-    MOST_TIMED_ROUNDS,
-    MOST_TIMED_SECONDS,
-    TIMED_SECONDS,
     TIMED_SIZES,
-    TIMED_SIZES_ON_DEVICE,
     calibrated,
     fit,
     peak_bytes,
     time_in_turns,
-    time_runs,
 )
 from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.schedule.queue import Queue
@@ -84,91 +77,58 @@ def test_runs_that_leave_coefficients_ambiguous_are_still_matched(runs: Timed, e
 class Clock:
     """Goes on by what each run is said to take."""
 
-    def __init__(self, seconds: Sequence[float]) -> None:
-        self._left = list(seconds)
-        self.sizes: list[tuple[int, int]] = []
-        self.now = 0.0
+    now = 0.0
 
     def __call__(self) -> float:
         return self.now
 
-    def run(self, count: int, length: int) -> None:
-        self.sizes.append((count, length))
-        self.now += self._left.pop(0)
+    def way(self, milliseconds: Sequence[float]) -> Callable[[int, int], None]:
+        """A way to run whose runs take these times one after another. Further ones lack memory."""
+        left = iter(milliseconds)
+
+        def run(_count: int, _length: int) -> None:
+            try:
+                self.now += next(left) / 1000
+            except StopIteration:
+                raise MemoryError from None
+
+        return run
 
 
-ROUNDS: dict[str, tuple[Sequence[float], int]] = {
-    "long": ([MOST_TIMED_SECONDS] * 9, LEAST_TIMED_ROUNDS),
-    "short": ([TIMED_SECONDS / 3.5] * MOST_TIMED_ROUNDS, 4),
-    "until two agree": ([factor * TIMED_SECONDS for factor in (1.5, 1, 1.3, 1.05, 9)], 4),
-    "never agree": ([share * MOST_TIMED_SECONDS for share in (0.2, 0.25, 0.3, 0.4, 0.5)], 4),
-    "very short": ([1e-9] * 1000, MOST_TIMED_ROUNDS),
-}
+# What the runs of each way take, two sizes by turns, and what is found: of each size, in each way.
+TURNS: dict[str, tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]]] = {
+    "two runs of each size": ([[6, 5, 5, 6, 1, 1]], [[5], [5]]),
+    "short runs more often": ([[0.9, 0.7, 0.8, 1.5, 1.4]], [[0.7], [1.4]]),
+    # The first turn of both sizes is disturbed, the second is not.
+    "two ways twice": (
+        [[40, 40, 20, 20, 2.5, 1.25, 5, 3.75], [45, 45, 45, 45, 2.5, 2.5, 5, 5]], [[1.25, 2.5], [3.75, 5]],
+    ),
+    "no larger size after a long run": ([[51, 52, 1, 1]], [[51]]),
+    "no size beyond the memory": ([[6, 6, 6]], [[6]]),
+    "no size beyond the memory of one way": ([[5] * 4, [6, 6, 6]], [[5, 6]]),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("seconds", "rounds"), ROUNDS.values(), ids=ROUNDS)
-def test_how_often_a_run_is_repeated(seconds: Sequence[float], rounds: int) -> None:
-    clock = Clock(seconds)
-    found = time_runs([(1, 1)], clock.run, clock)
-    assert found == {(1, 1): pytest.approx(min(seconds[:rounds]))}
-    assert len(clock.sizes) == rounds
-
-
-def test_a_long_run_is_timed_once_on_a_clock_that_others_do_not_disturb(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("ways", "expected"), TURNS.values(), ids=TURNS)
+def test_sizes_are_timed_by_the_shortest_of_runs_in_turns(
+    ways: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]
 ) -> None:
-    clock = Clock([MOST_TIMED_SECONDS, 9.0])
-    monkeypatch.setattr(time, "thread_time", clock)
-    assert time_runs([(1, 1)], clock.run, clock) == {(1, 1): MOST_TIMED_SECONDS}
+    clock = Clock()
+    found = time_in_turns([(1, 1), (1, 16)], list(map(clock.way, ways)), clock)
+    assert [[1000 * seconds for seconds in own] for own in found.values()] == list(
+        map(pytest.approx, expected)
+    )
+
+
+def test_a_first_run_beyond_the_memory_is_an_error() -> None:
+    clock = Clock()
+    with pytest.raises(MemoryError):
+        time_in_turns([(1, 1)], [clock.way([])], clock)
 
 
 def test_a_clock_that_stands_still_is_not_believed() -> None:
-    assert time_runs([(1, 1)], lambda *_size: None, lambda: 1.0)[1, 1] > 0
-
-
-def test_larger_sizes_are_skipped_once_a_run_takes_long() -> None:
-    clock = Clock([0.9 * LONG_ENOUGH_SECONDS] * 2 + [2 * LONG_ENOUGH_SECONDS] * 2)
-    assert list(time_runs(TIMED_SIZES, clock.run, clock)) == list(TIMED_SIZES[:2])
-
-
-def test_sizes_beyond_the_memory_are_skipped_unless_it_is_the_first() -> None:
-    def run(count: int, length: int) -> None:
-        if count * length > 512:
-            raise MemoryError
-
-    found = time_runs(TIMED_SIZES_ON_DEVICE, run)
-    assert set(found) == {(1, 1), (1, 64), (8, 16), (1, 512), (8, 64)}
-    with pytest.raises(MemoryError):
-        time_runs([(64, 64)], run)
-
-
-def ratios(monkeypatch: pytest.MonkeyPatch, first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """Of two ways to run two sizes, whose runs take these times one after another."""
-    clock = Clock([])
-    ways = [iter(first), iter(second)]
-    monkeypatch.setattr(time, "perf_counter", clock)
-
-    def run(way: int, _count: int, _length: int) -> None:
-        try:
-            clock.now += next(ways[way])
-        except StopIteration:
-            raise MemoryError from None
-
-    sizes = [(1, 1), (1, 16)]
-    return list(time_in_turns(sizes, partial(run, 0), partial(run, 1)).values())
-
-
-def test_ways_to_run_are_compared_by_their_shortest_runs_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The first turn of both sizes is disturbed, the second is not.
-    first, second = [8.0, 8.0, 4.0, 4.0, 0.5, 0.25, 1.0, 0.75], [9.0, 9.0, 9.0, 9.0, 0.5, 0.5, 1.0, 1.0]
-    small, large = ([LONG_ENOUGH_SECONDS / 10 * each for each in taken] for taken in (first, second))
-    assert ratios(monkeypatch, small, large) == pytest.approx([0.5, 0.75])
-
-
-def test_ways_to_run_are_compared_at_sizes_that_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ratios(monkeypatch, [0.01, 0.01], [0.02, 0.02, 0.02]) == pytest.approx([0.5])
-    with pytest.raises(MemoryError):
-        ratios(monkeypatch, [], [])
+    ((seconds,),) = time_in_turns([(1, 1)], [lambda *_size: None], lambda: 1.0).values()
+    assert seconds > 0
 
 
 @pytest.mark.parametrize(
