@@ -121,13 +121,12 @@ def _grid(case: Case, model: LoadedModel, *, quick: bool) -> Iterator[Record]:
             pairs = [(outputs[name], eager) for name, eager in golden.outputs.items()]
             errors += [tolerance.error(*pair) for pair in pairs]
             holds = holds and all(tolerance.holds(*pair) for pair in pairs)
-        host = model.sessions[signature.kind].host_nodes._asdict()
         yield {
             "graph": str(signature.kind),
             "cases": len(errors) - 1,
             "error": max(errors),
             "holds": holds,
-            "host": host,
+            "host": model.sessions[signature.kind].host_nodes,
         }
 
 

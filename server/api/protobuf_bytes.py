@@ -29,9 +29,9 @@ Places: TypeAlias = "Mapping[Path, Sequence[tuple[int, int]]]"
 Buffer: TypeAlias = "bytes | memoryview"
 M = TypeVar("M", bound=Message)
 
-VARINT, FIXED64, LENGTH_DELIMITED, START_GROUP, END_GROUP, FIXED32 = range(6)
-# Sizes of values that do not state theirs. The content of a group are fields of their own.
-FIXED_SIZES = {FIXED64: 8, FIXED32: 4, START_GROUP: 0, END_GROUP: 0}
+VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
+# Sizes of values that do not state theirs. Groups, which proto3 does not have, are refused.
+FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
 # Wire types by field type; VARINT for the others.
 WIRE_TYPES: dict[int, int] = {
     FieldDescriptor.TYPE_BYTES: LENGTH_DELIMITED,
@@ -56,14 +56,12 @@ class CutField(NamedTuple):
             own; the content of an occurrence reads the same.
         inner: What is cut out of the submessage; None if the field itself is cut out.
         repeated: Whether each occurrence is a submessage of its own; otherwise they are merged.
-        replaced: Paths of the fields in other members of its oneof, which an occurrence replaces.
     """
 
     name: str
     wire_types: frozenset[int]
     inner: "CutFields | None"
     repeated: bool
-    replaced: Sequence[Path]
 
 
 # What is cut out of a message, by field number. Its other fields are left.
@@ -76,7 +74,7 @@ def cut_fields(message: Descriptor, paths: Iterable[str]) -> CutFields:
     Args:
         message: The type of the message.
         paths: Names of fields from the message down, such as "query.data". They are `bytes`, strings or
-            repeated numbers; members of a oneof have no repeated submessages. The field `id` stays.
+            repeated numbers. The field `id` stays.
     """
     members: dict[str, list[str]] = defaultdict(list)
     for path in paths:
@@ -86,11 +84,8 @@ def cut_fields(message: Descriptor, paths: Iterable[str]) -> CutFields:
     for name, own in members.items():
         field = message.fields_by_name[name]
         inner = cut_fields(field.message_type, own) if own else None
-        oneof = field.containing_oneof
-        others = [other.name for other in (oneof.fields if oneof else ()) if other.name != name]
-        replaced = [(other, *path.split(".")) for other in others for path in members.get(other, ())]
         kinds = frozenset({LENGTH_DELIMITED, WIRE_TYPES.get(field.type, VARINT)})
-        fields[field.number] = CutField(name, kinds, inner, inner is not None and field.is_repeated, replaced)
+        fields[field.number] = CutField(name, kinds, inner, inner is not None and field.is_repeated)
     return fields
 
 
@@ -192,7 +187,7 @@ class _Cutter:
         `offset` is where the message begins in that which contains it.
         """
         parts: list[Buffer] = []
-        at = kept_from = depth = 0
+        at = kept_from = 0
         while at < len(message):
             start = at
             key, at = _varint(message, at)
@@ -202,10 +197,7 @@ class _Cutter:
             if self._fields > self._max_fields:
                 says = f"has more than {self._max_fields} fields, which is the limit"
                 raise LimitExceededError("message", says)
-            # Unknown fields may be groups, whose fields are not those of the message.
-            depth += (kind == START_GROUP) - (kind == END_GROUP)
-            own = None if depth else node.get(number)
-            content, at = at, end
+            own, content, at = node.get(number), at, end
             if own is None or kind not in own.wire_types:
                 continue
             own_path: Path = (*path, own.name)
@@ -213,8 +205,6 @@ class _Cutter:
                 self.places.setdefault(own_path, []).append((offset + content, offset + end))
                 if own.name == ID:  # it stays in the message
                     continue
-            for other in own.replaced:
-                self.places.pop((*path, *other), None)
             parts += self._kept(message[kept_from:start])
             kept_from = end
             if own.inner is not None:
@@ -223,8 +213,6 @@ class _Cutter:
                     own_path = (*own_path, self._occurrences[own_path] - 1)
                 rest = self.rest(message[content:end], own.inner, own_path, offset + content)
                 parts += field((number,), [rest])
-        if depth:
-            raise DecodeError("a group has no end")
         return b"".join([*parts, *self._kept(message[kept_from:])])
 
     def _kept(self, part: memoryview) -> list[Buffer]:
@@ -246,7 +234,7 @@ def _extent(message: memoryview, at: int, kind: int) -> tuple[int, int]:
     elif kind in FIXED_SIZES:
         end = at + FIXED_SIZES[kind]
     else:
-        raise DecodeError(f"wire type {kind} is unknown")
+        raise DecodeError(f"wire type {kind} is not one of proto3")
     if end > len(message):
         raise DecodeError("a field extends beyond the end of the message")
     return end, at

@@ -117,8 +117,9 @@ def decode(
     if (POSITIONS,) in parsed.places:
         inputs[POSITIONS] = decoder.positions(next(iter(inputs.values()), None))
     text, embedding, heads = message.text, message.embedding, message.head_selection
-    has_heads, texts = message.HasField("head_selection"), parsed.contents("text", "texts")
-    if message.HasField("text") and not texts:
+    has_heads, has_text = message.HasField("head_selection"), message.HasField("text")
+    texts = parsed.contents("text", "texts") if has_text else []  # another input may have replaced it
+    if has_text and not texts:
         raise InvalidRequestError("text", "has no sequences; at least one is required")
     return Request(
         inputs={names.get(name, name): ragged for name, ragged in inputs.items()},

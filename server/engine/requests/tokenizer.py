@@ -1,15 +1,14 @@
 """Text to token ids, with the tokenizer of the artifact."""
 
-import json
 import math
 import re
 import sys
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -27,6 +26,9 @@ TEXT = "text"
 SPACE = " "
 # Words are longer than this on average, so that most texts within the limit are encoded once.
 CHARACTERS_PER_TOKEN = 4
+# A part of a text begins with the tokens of the text if it has so many times as many: only its last ones
+# depend on what follows.
+TIMES_AS_MANY = 2
 # Stands for bytes that are not a whole character.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_ID = 2**32 - 1
@@ -41,15 +43,6 @@ MAX_NAMED = 10
 # Characters that together have every byte of UTF-8.
 _LEADS = range(0xC0, 0x800, 0x40), range(0x1000, 0x10000, 0x1000), range(0x40000, 0x110000, 0x40000)
 EVERY_BYTE = "".join(map(chr, (*range(0xC0), 0x800, 0x10000, *chain(*_LEADS))))
-# Pre-tokenizers that never join what is before a space to what follows the space.
-SPLITS_AT_SPACES = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer", "ByteLevel", "Metaspace")
-# Normalizers that change what is before a space without regard to what follows the space.
-KEEPS_SPACES = (
-    "BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Prepend", "Strip",
-    "StripAccents",
-)  # fmt: skip
-# A part of a tokenizer, in its serialized form.
-Part = Mapping[str, Any]
 
 
 class TextLimits(NamedTuple):
@@ -94,11 +87,10 @@ class TextEncoder:
         # The server limits lengths, and batches pad.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        parts: Part = json.loads(self._tokenizer.to_str())
-        self._ends_words_at_spaces = _ends_words_at_spaces(parts)
         self._special_tokens = self._tokenizer.num_special_tokens_to_add(is_pair=False)
         # Of two tokens that begin alike, the longer is found.
-        added = sorted((token["content"] for token in parts["added_tokens"]), key=len, reverse=True)
+        added = [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
+        added.sort(key=len, reverse=True)
         self._added = re.compile("|".join(map(re.escape, added))) if added else None
         # Only BPE drops characters without a token, unless it has an unknown token or a token for every byte.
         model = self._tokenizer.model
@@ -182,33 +174,19 @@ class TextEncoder:
         self, name: str, text: str, most: int, *, truncates: bool, offsets: bool
     ) -> tuple[Encoding, int | None]:
         """The tokens of a text, without special tokens; and where it is cut, None if it is not."""
-        room = most - self._special_tokens
-        for part in self._parts(text, most):
+        room = max(0, most - self._special_tokens)
+        for part in _parts(text, TIMES_AS_MANY * CHARACTERS_PER_TOKEN * most):
             encoding = self._encoding(part, offsets=offsets)
-            if len(encoding) > room:
+            if len(encoding) > (room if part is text else TIMES_AS_MANY * room):
                 break
         else:
             return encoding, None
         if not truncates:
             count = len(encoding) + self._special_tokens
             raise LimitExceededError(TEXT, f"{name} has {count} or more tokens; the limit is {most}")
-        room = max(0, room)
         cut, _ = (encoding.token_to_chars(room) if offsets else None) or (len(text), 0)
         encoding.truncate(room)
         return encoding, cut
-
-    def _parts(self, text: str, most: int) -> Iterator[str]:
-        """The text, after parts of a long one: each twice as long as the one before, and with no more tokens.
-
-        A text that is far too long is cut or refused for the first of them. If the tokenizer does not end its
-        words at every space, the text may have fewer tokens than a part of it, and there are no parts.
-        """
-        size = most * CHARACTERS_PER_TOKEN
-        while self._ends_words_at_spaces and size < len(text):
-            if (end := _end_of_word(text, size)) > 0:
-                yield text[:end]
-            size *= 2
-        yield text
 
     def _encoding(self, text: str, *, offsets: bool) -> Encoding:
         # The fast one does not compute where in the text each token comes from.
@@ -260,12 +238,16 @@ def _offsets(processed: Encoding, encoding: Encoding) -> Array:
     return np.array(found, np.int64).reshape(-1, 2)
 
 
-def _end_of_word(text: str, before: int) -> int:
-    """Where the last word ends that a space before that position follows; at most 0 if there is none."""
-    end = text.rfind(SPACE, 0, before)
-    while end > 0 and text[end - 1].isspace():  # white space in a row may become one token
-        end = text.rfind(SPACE, 0, end)
-    return end
+def _parts(text: str, size: int) -> Iterator[str]:
+    """The text, after parts of a long one, each twice as long as the one before.
+
+    A text that is far too long is cut or refused for the first of them.
+    """
+    while size < len(text):
+        if (end := text.rfind(SPACE, 0, size)) > 0:  # words are whole
+            yield text[:end]
+        size *= 2
+    yield text
 
 
 def _decoded(name: str, text: Text, limit: int) -> str:
@@ -281,35 +263,3 @@ def _decoded(name: str, text: Text, limit: int) -> str:
         return str(text, "utf-8")
     except UnicodeDecodeError as error:
         raise InvalidRequestError(TEXT, f"{name} is not UTF-8: {error}") from error
-
-
-def _ends_words_at_spaces(parts: Part) -> bool:
-    """Whether the tokens before a space that follows another character are the same for every continuation.
-
-    Then a part of a text that ends there has no more tokens than the text. False if that is not certain.
-    """
-    splitters = _steps(parts["pre_tokenizer"])
-    return (
-        bool(splitters)
-        and splitters[0]["type"] in SPLITS_AT_SPACES
-        and splitters[0].get("use_regex", True)
-        and splitters[0].get("split", True)
-        and all(map(_keeps_spaces, _steps(parts["normalizer"])))
-        and not any(SPACE in token["content"] for token in parts["added_tokens"])
-    )
-
-
-def _steps(part: Part | None) -> list[Part]:
-    """A pre-tokenizer or normalizer, or those of a sequence, in their order."""
-    if part is None:
-        return []
-    if part["type"] != "Sequence":
-        return [part]
-    return [step for each in part.get("pretokenizers", part.get("normalizers")) for step in _steps(each)]
-
-
-def _keeps_spaces(normalizer: Part) -> bool:
-    if normalizer["type"] == "Replace":
-        pattern: str | None = normalizer["pattern"].get("String")
-        return bool(pattern) and SPACE not in str(pattern)
-    return normalizer["type"] in KEEPS_SPACES

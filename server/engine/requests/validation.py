@@ -6,6 +6,7 @@ Texts become token ids first, within the limits of the server and the model.
 import dataclasses
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +18,7 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import SPANS, check_outputs, output_bytes, token_spans
 from attention_serving.server.engine.requests.tokenizer import TEXT, TextLimits
-from attention_serving.server.engine.requests.validated_request import (
-    RequestForm,
-    SequenceInputs,
-    ValidatedRequest,
-    split,
-)
+from attention_serving.server.engine.requests.validated_request import RequestForm, ValidatedRequest, split
 from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged, Request, SequenceShape
 
 MASK = "mask"
@@ -52,26 +48,21 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
             field, f"the result would be {result_bytes} bytes; the limit is {limits.max_result_bytes}"
         )
     _check_runs(first, shapes, limits)
-    columns = [split(own.rows, own.lengths) for own in ragged]
     masks = _split_mask(request.mask, model, shapes)
-    spans = (
-        [None] * len(shapes) if request.spans is None else split(request.spans.rows, request.spans.lengths)
-    )
-    names, heads = model.inputs_by_name, request.head_selection
-    sequences = [
-        SequenceInputs(dict(zip(names, arrays, strict=True)), mask, shape, own, heads)
-        for shape, mask, own, *arrays in zip(shapes, masks, spans, *columns, strict=True)
-    ]
-    mask_bytes = sum([mask.nbytes for mask in masks if mask is not None]) if request.mask else 0
     form = RequestForm(
         graph=graph,
         lengths=tuple([own.lengths for own in ragged]),
         shapes=tuple(shapes),
         input_bytes=sum([own.rows.nbytes for own in ragged]),
-        held_bytes=mask_bytes + 2 * result_bytes + work_bytes,
+        held_bytes=sum([mask.nbytes for mask in masks]) + 2 * result_bytes + work_bytes,
         dimensions=request.dimensions,
     )
-    return ValidatedRequest(form, model, tuple(sequences), request.deadline, request.caller)
+    rows = {name: own.rows for name, own in zip(model.inputs_by_name, ragged, strict=True)}
+    validated = form.filled(model, rows, request.deadline, request.caller)
+    spans = [] if request.spans is None else split(request.spans.rows, request.spans.lengths)
+    for sequence, mask, own in zip_longest(validated.sequences, masks, spans):
+        sequence.mask, sequence.spans, sequence.head_selection = mask, own, request.head_selection
+    return validated
 
 
 def encode_texts(
@@ -259,10 +250,10 @@ def _check_runs(name: str, shapes: Sequence[SequenceShape], limits: Limits) -> N
 
 def _split_mask(
     mask: Mask | None, model: LoadedModel, sequences: list[SequenceShape]
-) -> list[NDArray[np.bool_] | None]:
-    """One mask for each sequence, broadcastable to (H, Tq, Tk)."""
+) -> list[NDArray[np.bool_]]:
+    """One mask for each sequence, broadcastable to (H, Tq, Tk); none if the request has none."""
     if mask is None:
-        return [None] * len(sequences)
+        return []
     heads = model.manifest.num_heads if mask.kind is MaskKind.HEADS else 1
     query, key = map(str, model.manifest.graphs[GraphKind.MASK].inputs[-1].axes[2:])
     shapes = [

@@ -237,7 +237,7 @@ def time_in_turns(
             durations = found.setdefault(size, [[] for _ in ways])
             try:
                 for run, taken in zip(ways, durations, strict=True):
-                    taken += _turn(partial(run, *size), clock)
+                    taken.extend(_turn(partial(run, *size), clock))
             except MemoryError:
                 if not all(durations):
                     del found[size]

@@ -1,39 +1,24 @@
-"""NVIDIA GPUs: whether runs can go to one, and if not, why; and host memory that the GPU copies by itself.
+"""NVIDIA GPUs: whether runs can go to one, and if not, why.
 
 NVIDIA's driver is asked for its device first, which needs none of the libraries of the CUDA toolkit. Source:
 CUDA Driver API, sections "Initialization", "Device Management" and "Error Handling".
 
 ONNX Runtime offers CUDA in its list of providers whenever it was built with it. If the provider's library
-does not load, a session silently runs on the CPU, and the reason is only in the runtime's log.
-
-A GPU copies page-locked memory by itself, at the full rate of the bus, while kernels of other runs compute.
-To lock pages takes longer than many a run, so that memory is kept for later runs.
+does not load, a session silently runs on the CPU. What it needs is therefore loaded one by one, to see why.
 """
 
 import contextlib
 import ctypes
 import io
-import logging
-import mmap
-import re
-import subprocess
-import sys
-import weakref
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
-from math import prod
 
 import numpy as np
 import onnxruntime
-from numpy.typing import DTypeLike
 
 from attention_serving.server.engine.run.provider import Provider, ProviderError
-from attention_serving.server.engine.types import Array
 
-log = logging.getLogger(__name__)
 CUDA = Provider.CUDA.runtime
 DRIVER = "libcuda.so.1"
 SUCCESS = 0
@@ -45,30 +30,6 @@ PROBE = (
     b'\x08\x08\x12\x00:5\n\x0e\n\x01x\n\x01x\x12\x01y"\x03Add\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12'
     b"\x04\n\x02\x08\x01b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\r"
 )
-# Opens a session on CUDA with the runtime's log on standard error. It is a process of its own, because the
-# log is written by the runtime's native code, and because to load the provider's library in another way than
-# the runtime does would make it unusable in this process.
-DIAGNOSIS = """
-import onnxruntime, sys
-onnxruntime.set_default_logger_severity(2)
-onnxruntime.preload_dlls()
-onnxruntime.InferenceSession(sys.stdin.buffer.read(), providers=[sys.argv[1]], enable_fallback=0)
-"""
-DIAGNOSIS_SECONDS = 60
-# What the runtime's log says if the provider cannot be used, most specific first.
-_REASONS = (
-    r"(?<=Failed to load library )\S+ with error: .+",
-    r"(?<=Failed to load shared library )\S+ with error: .+",
-    r"Error loading .+",
-    r"CUDA (?:failure|error) .+",
-    r"Failed to register bundled CUDA plugin EP .+",
-    r"Failed to create CUDAExecutionProvider.+",
-)
-SMALLEST_BLOCK = 1 << 16
-# Of each size, this many free blocks are kept, and more if they need little memory.
-KEPT_BLOCKS, KEPT_BYTES = 4, 128 << 20
-# cudaHostRegisterPortable: for all contexts of the process. Source: CUDA Runtime API, "Memory Management".
-PORTABLE = 1
 
 
 @dataclass(frozen=True)
@@ -145,7 +106,7 @@ def why_not() -> str:
         find_device()
     except ProviderError as error:
         return str(error)
-    return "the runtime's log gives no reason"
+    return "it computes in a session of its own"
 
 
 @cache
@@ -159,12 +120,6 @@ def preload() -> str:
     with contextlib.redirect_stdout(printed):
         onnxruntime.preload_dlls()
     return " ".join(printed.getvalue().split())
-
-
-def load_error(log: str) -> str:
-    """The reason in the runtime's log why a provider cannot be used; empty if there is none."""
-    found = (re.search(pattern, log) for pattern in _REASONS)
-    return next((match[0].strip() for match in found if match), "")
 
 
 def cuda_version() -> str:
@@ -203,105 +158,6 @@ def _compute() -> None:
 
 def _diagnosis() -> str:
     """Why a session ran on the CPU."""
-    reason = load_error(runtime_log()) or preload() or "the runtime's log gives no reason"
     needed = f"CUDA {cuda_version()} and cuDNN 9" if cuda_version() else "CUDA and cuDNN"
+    reason = preload() or "all of them were found"
     return f"the libraries of CUDA do not load: {reason}; onnxruntime was built for {needed}"
-
-
-def runtime_log() -> str:
-    """What the runtime logs when another process opens a session on CUDA."""
-    command = [sys.executable, "-c", DIAGNOSIS, CUDA.name]
-    try:
-        ended = subprocess.run(  # noqa: S603 - this very interpreter
-            command, input=PROBE, capture_output=True, timeout=DIAGNOSIS_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return (ended.stdout + ended.stderr).decode(errors="replace")
-
-
-class Block(mmap.mmap):
-    """Memory of whole pages that may be locked."""
-
-    is_locked = False
-
-    @property
-    def address(self) -> int:
-        """Where it begins."""
-        return int(np.frombuffer(self, np.uint8).ctypes.data)
-
-
-class HostMemory:
-    """Makes arrays in page-locked memory. May be used by several threads at once.
-
-    The memory of an array is used again when neither the array nor a view of it is left. Memory that cannot
-    be locked works too, but slower.
-    """
-
-    def __init__(self, library: str) -> None:
-        """Loads CUDA's runtime library, which ONNX Runtime uses too. If it does not load, nothing is locked.
-
-        Args:
-            library: Its file name, such as libcudart.so.13.
-        """
-        # A deque for each size of block: appending and popping are atomic. A lock could be taken twice by one
-        # thread, because the collector may end arrays at any time.
-        self._free: dict[int, deque[Block]] = {}
-        self._library: ctypes.CDLL | None = None
-        try:
-            self._library = ctypes.CDLL(library)
-        except OSError as error:
-            log.warning("host memory is not page-locked", extra={"library": library, "reason": str(error)})
-
-    def empty(self, shape: Sequence[int], data_type: DTypeLike) -> Array:
-        """An array of that shape and type, whose values are undefined."""
-        dtype = np.dtype(data_type)
-        count = prod(shape) * dtype.itemsize
-        block = self._take(block_size(count))
-        whole = np.frombuffer(block, np.uint8)  # views refer to this array, and not to the block alone
-        weakref.finalize(whole, self._give_back, block).atexit = False
-        return whole[:count].view(dtype).reshape(shape)
-
-    def _take(self, size: int) -> Block:
-        try:
-            return self._free[size].pop()
-        except (KeyError, IndexError):
-            block = Block(-1, size)
-            block.is_locked = self._lock(block.address, size)
-            return block
-
-    def _give_back(self, block: Block) -> None:
-        size = len(block)
-        free = self._free.setdefault(size, deque())
-        if len(free) < KEPT_BLOCKS or size * (len(free) + 1) <= KEPT_BYTES:
-            free.append(block)
-        elif block.is_locked:  # the system gets the memory when nothing refers to the block
-            self._unlock(block.address)
-
-    def _lock(self, address: int, size: int) -> bool:
-        if self._library is None:
-            return False
-        where, length = ctypes.c_void_p(address), ctypes.c_size_t(size)
-        if self._library.cudaHostRegister(where, length, PORTABLE) == SUCCESS:
-            return True
-        # The library keeps the error until it is asked, and ONNX Runtime would take it for one of its own.
-        self._library.cudaGetLastError()
-        return False
-
-    def _unlock(self, address: int) -> None:
-        if self._library is not None:
-            self._library.cudaHostUnregister(ctypes.c_void_p(address))
-
-
-@cache
-def host_memory() -> HostMemory:
-    """Memory of this process for the inputs and outputs of all sessions."""
-    return HostMemory(f"libcudart.so.{cuda_version().split('.')[0]}")
-
-
-def block_size(count: int) -> int:
-    """The size of the block for so many bytes: four sizes for each power of two, so that few are unused."""
-    if count <= SMALLEST_BLOCK:
-        return SMALLEST_BLOCK
-    step = 1 << ((count - 1).bit_length() - 3)
-    return -(-count // step) * step

@@ -23,7 +23,7 @@ from attention_serving.artifact.manifest import (
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import select, with_spans
 from attention_serving.server.engine.requests.validated_request import SequenceInputs
-from attention_serving.server.engine.run.session import RunControl, Session
+from attention_serving.server.engine.run.session import RunControl
 from attention_serving.server.engine.statistics import RunTimes
 from attention_serving.server.engine.types import Array
 
@@ -56,7 +56,7 @@ def run_batch(
     """
     tensors, started = model.manifest.graphs[graph], time.monotonic()
     session = (model.parallel_sessions if parallel else model.sessions)[graph]
-    inputs = {spec.name: _input(model, session, spec, sequences) for spec in tensors.inputs}
+    inputs = {spec.name: _input(model, spec, sequences) for spec in tensors.inputs}
     prepared = time.monotonic()
     outputs = session.run(inputs, control)
     computed = time.monotonic()
@@ -101,28 +101,26 @@ def gather(results: Sequence[Outputs]) -> dict[str, list[Array]]:
     return gathered
 
 
-def _input(
-    model: LoadedModel, session: Session, spec: TensorSpec, sequences: Sequence[SequenceInputs]
-) -> Array:
+def _input(model: LoadedModel, spec: TensorSpec, sequences: Sequence[SequenceInputs]) -> Array:
     """One input of a run: the sequences' own arrays stacked, or what the graph has in addition."""
     name = spec.name
     if name in sequences[0].inputs:
         if len(sequences) == 1:
             return sequences[0].inputs[name][np.newaxis]
-        return _stack([sequence.inputs[name] for sequence in sequences], session)
+        return _stack([sequence.inputs[name] for sequence in sequences])
     if name == BLOCK_ROWS:
         return np.array(model.block_rows(max(sequence.lengths[1] for sequence in sequences)), np.int64)  # ()
     if name in (QUERY_LENGTHS, KEY_LENGTHS):
         at = name == KEY_LENGTHS
         return np.array([sequence.lengths[at] for sequence in sequences], dtype=np.int64)  # (B,)
-    return _stack_masks(spec, sequences, session)
+    return _stack_masks(spec, sequences)
 
 
-def _stack(arrays: list[Array], session: Session) -> Array:
+def _stack(arrays: list[Array]) -> Array:
     """Stacks (T_i, ...) arrays to (B, T, ...), padded with zeros."""
     lengths = [len(array) for array in arrays]
     width = arrays[0].shape[1:]
-    stacked = session.empty((len(arrays), max(lengths), *width), arrays[0].dtype)
+    stacked = np.empty((len(arrays), max(lengths), *width), arrays[0].dtype)
     if min(lengths) == max(lengths):
         np.concatenate(arrays, out=stacked.reshape(sum(lengths), *width))
         return stacked
@@ -132,12 +130,12 @@ def _stack(arrays: list[Array], session: Session) -> Array:
     return stacked
 
 
-def _stack_masks(spec: TensorSpec, sequences: Sequence[SequenceInputs], session: Session) -> Array:
+def _stack_masks(spec: TensorSpec, sequences: Sequence[SequenceInputs]) -> Array:
     """(B, 1 or H, Tq, Tk): the mask of each sequence, False for every padded key."""
     heads = max(1 if sequence.mask is None else len(sequence.mask) for sequence in sequences)
     _, _, query_axis, key_axis = map(str, spec.axes)
     longest = [max(sequence.sizes[axis] for sequence in sequences) for axis in (query_axis, key_axis)]
-    stacked = session.empty((len(sequences), heads, *longest), np.bool_)
+    stacked = np.empty((len(sequences), heads, *longest), np.bool_)
     if len(sequences) > 1:
         stacked.fill(False)  # noqa: FBT003 - takes no keyword
     for row, sequence in zip(stacked, sequences, strict=True):

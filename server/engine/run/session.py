@@ -1,15 +1,10 @@
-"""ONNX Runtime sessions: on the host, and on a device with inputs and outputs in page-locked memory."""
+"""ONNX Runtime sessions, on the host and on a device."""
 
 import logging
-from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import numpy as np
 import onnxruntime
-from numpy.typing import DTypeLike
-from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from attention_serving.server.engine.run import cuda
 from attention_serving.server.engine.run.provider import Device, Provider, ProviderError
@@ -31,30 +26,6 @@ SHAPE_OPERATORS = (
     "Shape", "Size", "Gather", "Slice", "Concat", "Squeeze", "Unsqueeze", "Add", "Sub", "Mul", "Div", "Min",
     "Max", "Range", "Cast", "Identity", "Constant",
 )  # fmt: skip
-HOST = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(), 0)
-# Types of tensors by their names in ONNX Runtime.
-DATA_TYPES: dict[str, DTypeLike] = {
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-    "tensor(double)": np.float64,
-    "tensor(int64)": np.int64,
-    "tensor(int32)": np.int32,
-    "tensor(bool)": np.bool_,
-}
-
-
-class HostNodes(NamedTuple):
-    """The operators of a session that run on the host, although its provider is a device.
-
-    The device lacks them, and their tensors are copied to the host and back in every run.
-
-    Attributes:
-        shapes: Kind and name of those that compute with sizes only, as far as their kinds tell.
-        tensors: Kind and name of all others. There should be none.
-    """
-
-    shapes: list[str]
-    tensors: list[str]
 
 
 class RunControl:
@@ -74,11 +45,9 @@ class Session:
     Attributes:
         provider: ONNX Runtime's name of the execution provider.
         outputs: Names of the outputs.
-        host_nodes: The operators that run on the host although the provider is a device.
+        host_nodes: Kind and name of the operators of tensors that run on the host although the provider is a
+            device, which lacks them: their tensors are copied to the host and back in every run.
     """
-
-    host_nodes: HostNodes = HostNodes([], [])
-    _bound: "BoundSession | None" = None
 
     def __init__(self, path: Path, device: Device, *, prepack_weights: bool = True) -> None:
         """Loads the graph.
@@ -115,12 +84,10 @@ class Session:
             raise ProviderError(f"{runtime.name} is not available: {cuda.why_not()}")
         self._arenas = runtime.arenas
         self.outputs = [output.name for output in self._session.get_outputs()]
-        if not on_host:
-            self._bind(path)
-
-    def empty(self, shape: Sequence[int], data_type: DTypeLike) -> Array:
-        """An array for an input, with undefined values, in memory that the device reads fast."""
-        return self._bound.memory.empty(shape, data_type) if self._bound else np.empty(shape, data_type)
+        self.host_nodes = [] if on_host else left_on_host(self._session, self.provider)
+        if self.host_nodes:
+            fields = {"graph": path, "provider": self.provider, "operators": ", ".join(self.host_nodes)}
+            log.warning("operators run on the host", extra=fields)
 
     def run(self, inputs: dict[str, Array], control: RunControl | None = None) -> dict[str, Array]:
         """Runs the graph.
@@ -137,8 +104,6 @@ class Session:
         """
         options = control.options if control else None
         try:
-            if self._bound:
-                return self._bound.run(inputs, options)
             outputs = self._session.run(self.outputs, inputs, options)
         except Exception as error:  # ONNX Runtime does not raise a specific type
             if any(text in str(error) for text in OUT_OF_MEMORY):
@@ -152,120 +117,19 @@ class Session:
         control.options.add_run_config_entry("memory.enable_memory_arena_shrinkage", self._arenas)
         try:
             self.run(inputs, control)
-        except Exception as error:
-            if self._bound is None:
-                raise
+        except Exception as error:  # the memory is kept then; results are not at stake
             log.warning("arena not trimmed", extra={"provider": self.provider, "reason": str(error)})
 
-    def _bind(self, path: Path) -> None:
-        """Binds inputs and outputs to page-locked memory, and names what does not run on the device."""
-        assigned = self._session.get_provider_graph_assignment_info()
-        self.host_nodes = left_on_host(assigned, self.provider)
-        if self.host_nodes.tensors:
-            operators = ", ".join(self.host_nodes.tensors)
-            fields = {"graph": path, "provider": self.provider, "operators": operators}
-            log.warning("operators run on the host", extra=fields)
-        try:
-            self._bound = BoundSession(self._session, cuda.host_memory())
-        except ValueError as error:
-            fields = {"graph": path, "reason": str(error)}
-            log.warning("outputs are not bound to page-locked memory", extra=fields)
 
-
-class BoundSession:
-    """A session whose device is not the host: inputs and outputs are bound to page-locked memory.
-
-    The outputs of a run are written where they are read: into memory that the caller's arrays refer to. Both
-    copies, to the device and back, are part of the run. Each run has values of its own, so that several may
-    go on at once.
-    """
-
-    def __init__(self, session: onnxruntime.InferenceSession, memory: cuda.HostMemory) -> None:
-        """Binds nothing yet.
-
-        Args:
-            session: The session.
-            memory: Makes the arrays of the outputs.
-
-        Raises:
-            ValueError: An output cannot be bound: its type is unknown, or its shape does not follow from the
-                inputs.
-        """
-        self._session = session
-        self.memory = memory
-        self._inputs: dict[str, list[Any]] = {each.name: each.shape for each in session.get_inputs()}
-        self._outputs: dict[str, tuple[list[Any], DTypeLike]] = {}
-        known = {axis for shape in self._inputs.values() for axis in shape if isinstance(axis, str)}
-        for each in session.get_outputs():
-            data_type = DATA_TYPES.get(each.type)
-            if data_type is None or not all(isinstance(axis, int) or axis in known for axis in each.shape):
-                raise ValueError(f"output {each.name} {each.shape}")
-            self._outputs[each.name] = each.shape, data_type
-
-    def run(
-        self, inputs: dict[str, Array], options: onnxruntime.RunOptions | None = None
-    ) -> dict[str, Array]:
-        """Runs the graph.
-
-        Args:
-            inputs: Arrays by name.
-            options: Options of the run.
-
-        Returns:
-            Output arrays by name. Their memory is used again once nothing refers to them.
-
-        Raises:
-            ValueError: An input is missing.
-        """
-        if missing := [name for name in self._inputs if name not in inputs]:
-            raise ValueError(f"inputs {missing} are missing")
-        # The runtime reads the arrays' own memory, and these variables keep it.
-        arrays = {name: np.asarray(array, order="C") for name, array in inputs.items()}
-        sizes = {
-            axis: size
-            for name, shape in self._inputs.items()
-            for axis, size in zip(shape, arrays[name].shape, strict=False)
-            if isinstance(axis, str)
-        }
-        outputs = {
-            # An axis that an input lacks has no size here. The runtime refuses such an input.
-            name: self.memory.empty(
-                [axis if isinstance(axis, int) else sizes.get(axis, 0) for axis in shape], data_type
-            )
-            for name, (shape, data_type) in self._outputs.items()
-        }
-        self._session.run_with_ortvaluevector(
-            options or onnxruntime.RunOptions(),
-            list(arrays),
-            _values(arrays),
-            list(outputs),
-            _values(outputs),
-            [HOST] * len(outputs),
-        )
-        return outputs
-
-
-def _values(arrays: dict[str, Array]) -> Any:
-    """The runtime's values that share the memory of arrays."""
-    values = native.OrtValueVector()
-    for array in arrays.values():
-        values.push_back(native.OrtValue.ortvalue_from_numpy(array, HOST))
-    return values
-
-
-def left_on_host(assigned: Iterable[Any], provider: str) -> HostNodes:
-    """The operators of a session that do not run on its provider.
-
-    Args:
-        assigned: The operators by provider, as `get_provider_graph_assignment_info` returns them.
-        provider: ONNX Runtime's name of the provider that should run everything.
-    """
-    found = HostNodes([], [])
-    for part in assigned:
-        for node in part.get_nodes() if part.ep_name != provider else ():
-            own = found.shapes if node.op_type in SHAPE_OPERATORS else found.tensors
-            own.append(f"{node.op_type} {node.name}".rstrip())
-    return found
+def left_on_host(session: onnxruntime.InferenceSession, provider: str) -> list[str]:
+    """Kind and name of the operators of tensors that do not run on a provider (ONNX Runtime's name)."""
+    return [
+        f"{node.op_type} {node.name}".rstrip()
+        for part in session.get_provider_graph_assignment_info()
+        if part.ep_name != provider
+        for node in part.get_nodes()
+        if node.op_type not in SHAPE_OPERATORS
+    ]
 
 
 def _entries(device: Device, *, prepack_weights: bool) -> dict[str, str]:

@@ -141,7 +141,7 @@ def test_tokens_of_a_prefix_have_no_characters(
 
 
 @settings(max_examples=40)
-@given(text=st.text(st.sampled_from(LETTERS), max_size=40))
+@given(text=st.text(st.sampled_from(LETTERS), max_size=200))
 def test_a_text_that_is_cut_ends_where_its_next_token_begins(
     pair: tuple[TextEncoder, Tokenizer], text: str
 ) -> None:

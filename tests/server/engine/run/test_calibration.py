@@ -98,10 +98,10 @@ class Clock:
 # What the runs of each way take, two sizes by turns, and what is found: of each size, in each way.
 TURNS: dict[str, tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]]] = {
     "two runs of each size": ([[6, 5, 5, 6, 1, 1]], [[5], [5]]),
-    "short runs more often": ([[0.9, 0.7, 0.8, 1.5, 1.4]], [[0.7], [1.4]]),
+    "short runs more often": ([[2, 1.8, 1.9, 3, 2.9]], [[1.8], [2.9]]),
     # The first turn of both sizes is disturbed, the second is not.
     "two ways twice": (
-        [[40, 40, 20, 20, 2.5, 1.25, 5, 3.75], [45, 45, 45, 45, 2.5, 2.5, 5, 5]], [[1.25, 2.5], [3.75, 5]],
+        [[40, 40, 20, 20, 2.6, 2.5, 5, 3.75], [45, 45, 45, 45, 3, 5, 5, 6]], [[2.5, 3], [3.75, 5]],
     ),
     "no larger size after a long run": ([[51, 52, 1, 1]], [[51]]),
     "no size beyond the memory": ([[6, 6, 6]], [[6]]),

@@ -12,8 +12,6 @@ from attention_serving.server.engine.run.cuda import (
     CudaDevice,
     ask_driver,
     find_device,
-    load_error,
-    runtime_log,
     why_not,
 )
 from attention_serving.server.engine.run.provider import Provider, ProviderError
@@ -21,13 +19,6 @@ from attention_serving.server.engine.run.provider import Provider, ProviderError
 WITHOUT_CUDA = pytest.mark.skipif(
     "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this runtime has CUDA"
 )
-# From public reports of users of ONNX Runtime 1.29 and 1.30, shortened to one line for each event.
-MISSING_LIBRARY = """\
-2026-08-20 10:00:00.000000000 [E:onnxruntime:Default, provider_bridge_ort.cc:2395 TryGetProviderInfo_CUDA] Failed to load library libonnxruntime_providers_cuda.so with error: libcublasLt.so.13: cannot open shared object file: No such file or directory
-2026-08-20 10:00:00.000000000 [W:onnxruntime:Default, onnxruntime_pybind_state.cc:1139 CreateExecutionProviderFactoryInstance] Failed to create CUDAExecutionProvider. Require cuDNN 9.* and CUDA 13.*. Please install all dependencies.
-"""  # noqa: E501
-OLD_DRIVER = "CUDA failure 35: CUDA driver version is insufficient for CUDA runtime version ; GPU=-1"
-ONLY_THE_WARNING = MISSING_LIBRARY.splitlines()[1]
 
 
 @WITHOUT_CUDA
@@ -37,39 +28,6 @@ def test_a_runtime_without_cuda_is_named_with_what_to_install() -> None:
     ):
         find_device()
     assert why_not().startswith("onnxruntime 1.")
-
-
-@pytest.mark.parametrize(
-    ("log", "expected"),
-    [
-        (
-            MISSING_LIBRARY,
-            "libonnxruntime_providers_cuda.so with error: libcublasLt.so.13: cannot open shared object file:"
-            " No such file or directory",
-        ),
-        (
-            ONLY_THE_WARNING,
-            "Failed to create CUDAExecutionProvider. Require cuDNN 9.* and CUDA 13.*. Please install all"
-            " dependencies.",
-        ),
-        (f"[E:onnxruntime] {OLD_DRIVER}", OLD_DRIVER),
-        ("UserWarning: something else", ""),
-    ],
-    ids=["missing library", "warning only", "old driver", "unrelated"],
-)
-def test_the_reason_is_read_from_the_log_of_the_runtime(log: str, expected: str) -> None:
-    assert load_error(log) == expected
-
-
-@WITHOUT_CUDA
-def test_another_process_shows_what_the_runtime_logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runtime without CUDA warns that it does not know the provider, which is not a load error."""
-    log = runtime_log()
-    assert "CUDAExecutionProvider" in log
-    assert "Traceback" not in log
-    assert load_error(log) == ""
-    monkeypatch.setattr(cuda, "DIAGNOSIS_SECONDS", 0.0)
-    assert "timed out" in runtime_log()
 
 
 def test_the_probe_computes_on_every_provider(monkeypatch: pytest.MonkeyPatch) -> None:
