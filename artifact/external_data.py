@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attention_serving.artifact.errors import ArtifactError
+from attention_serving.artifact.protobuf_fields import LENGTH_DELIMITED, message_fields
 
 LOCATION = b"location"
-MAX_VARINT_BITS = 64
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,59 +75,17 @@ def _locations(data: mmap.mmap) -> Iterator[str]:
         if message is ENTRY:
             yield from _entry_locations(data, begin, end)
             continue
-        for number, start, stop in _bytes_fields(data, begin, end):
-            if child := message.fields.get(number):
+        for number, wire_type, _, start, stop in message_fields(data, begin, end):
+            if wire_type == LENGTH_DELIMITED and (child := message.fields.get(number)):
                 pending.append((child, start, stop))
 
 
 def _entry_locations(data: mmap.mmap, begin: int, end: int) -> Iterator[str]:
     """Each value of an entry that has the key, also if a damaged entry repeats one of its fields."""
     found: Mapping[int, list[bytes]] = {ENTRY_KEY: [], ENTRY_VALUE: []}
-    for number, start, stop in _bytes_fields(data, begin, end):
-        if number in found:
+    for number, wire_type, _, start, stop in message_fields(data, begin, end):
+        if wire_type == LENGTH_DELIMITED and number in found:
             found[number].append(data[start:stop])
     if LOCATION in found[ENTRY_KEY]:
         for value in found[ENTRY_VALUE] or [b""]:
             yield value.decode("utf-8", "backslashreplace")
-
-
-def _bytes_fields(data: mmap.mmap, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The length-delimited fields of a message: number, begin and end of the content.
-
-    Raises:
-        ValueError: The bytes are not a message.
-    """
-    position = begin
-    while position < end:
-        tag, position = _varint(data, position, end)
-        number, wire_type = tag >> 3, tag & 7
-        if not number:
-            raise ValueError(f"field number 0 at byte {position}")
-        if wire_type == VARINT:
-            _, position = _varint(data, position, end)
-            continue
-        if wire_type == BYTES:
-            length, start = _varint(data, position, end)
-            position = start + length
-        elif wire_type in FIXED_SIZES:
-            position += FIXED_SIZES[wire_type]
-        else:
-            raise ValueError(f"wire type {wire_type} at byte {position}")
-        if position > end:
-            raise ValueError(f"field {number} is cut off at byte {end}")
-        if wire_type == BYTES:
-            yield number, start, position
-
-
-def _varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
-    """A number, and the position after it."""
-    value = 0
-    for shift in range(0, MAX_VARINT_BITS, 7):
-        if position >= end:
-            raise ValueError(f"cut off at byte {end}")
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:  # noqa: PLR2004 - the highest bit says that more follows
-            return value, position
-    raise ValueError(f"a number longer than {MAX_VARINT_BITS} bits at byte {position}")

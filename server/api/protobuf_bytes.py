@@ -18,6 +18,13 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
+from attention_serving.artifact.protobuf_fields import (
+    FIXED32,
+    FIXED64,
+    LENGTH_DELIMITED,
+    VARINT,
+    message_fields,
+)
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.types import Array
 
@@ -29,9 +36,6 @@ Places: TypeAlias = "Mapping[Path, Sequence[tuple[int, int]]]"
 Buffer: TypeAlias = "bytes | memoryview"
 M = TypeVar("M", bound=Message)
 
-VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
-# Sizes of values that do not state theirs. Groups, which proto3 does not have, are refused.
-FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
 # Wire types by field type; VARINT for the others.
 WIRE_TYPES: dict[int, int] = {
     FieldDescriptor.TYPE_BYTES: LENGTH_DELIMITED,
@@ -164,8 +168,11 @@ def cut(message: bytes, root: CutFields, max_fields: int, max_rest: int) -> tupl
         DecodeError: The bytes are not a message.
         LimitExceededError: The message exceeds the bounds.
     """
-    cutter = _Cutter(max_fields, max_rest)
-    return cutter.rest(memoryview(message), root, ()), cutter.places
+    cutter = _Cutter(message, max_fields, max_rest)
+    try:
+        return cutter.rest(root, (), 0, len(message)), cutter.places
+    except ValueError as error:
+        raise DecodeError(str(error)) from error
 
 
 class _Cutter:
@@ -175,45 +182,38 @@ class _Cutter:
         places: Where the occurrences of each field were found, in the message's order.
     """
 
-    def __init__(self, max_fields: int, max_rest: int) -> None:
+    def __init__(self, message: bytes, max_fields: int, max_rest: int) -> None:
         self.places: dict[Path, list[tuple[int, int]]] = {}
+        self._message = memoryview(message)
         self._max_fields, self._max_rest = max_fields, max_rest
         self._fields = self._rest = 0
         self._occurrences: Counter[Path] = Counter()
 
-    def rest(self, message: memoryview, node: CutFields, path: Path, offset: int = 0) -> bytes:
-        """What is left of a message; adds what is cut out to the places.
-
-        `offset` is where the message begins in that which contains it.
-        """
+    def rest(self, node: CutFields, path: Path, begin: int, end: int) -> bytes:
+        """What is left of the message between two bytes; adds what is cut out to the places."""
         parts: list[Buffer] = []
-        at = kept_from = 0
-        while at < len(message):
-            start = at
-            key, at = _varint(message, at)
-            number, kind = key >> 3, key & 7
-            end, at = _extent(message, at, kind)
+        kept_from = begin
+        for number, wire_type, start, content, stop in message_fields(self._message, begin, end):
             self._fields += 1
             if self._fields > self._max_fields:
                 says = f"has more than {self._max_fields} fields, which is the limit"
                 raise LimitExceededError("message", says)
-            own, content, at = node.get(number), at, end
-            if own is None or kind not in own.wire_types:
+            own = node.get(number)
+            if own is None or wire_type not in own.wire_types:
                 continue
             own_path: Path = (*path, own.name)
             if own.inner is None:
-                self.places.setdefault(own_path, []).append((offset + content, offset + end))
+                self.places.setdefault(own_path, []).append((content, stop))
                 if own.name == ID:  # it stays in the message
                     continue
-            parts += self._kept(message[kept_from:start])
-            kept_from = end
+            parts += self._kept(self._message[kept_from:start])
+            kept_from = stop
             if own.inner is not None:
                 if own.repeated:
                     self._occurrences[own_path] += 1
                     own_path = (*own_path, self._occurrences[own_path] - 1)
-                rest = self.rest(message[content:end], own.inner, own_path, offset + content)
-                parts += field((number,), [rest])
-        return b"".join([*parts, *self._kept(message[kept_from:])])
+                parts += field((number,), [self.rest(own.inner, own_path, content, stop)])
+        return b"".join([*parts, *self._kept(self._message[kept_from:end])])
 
     def _kept(self, part: memoryview) -> list[Buffer]:
         """A part that is left, unless it is empty: a view takes more memory than a short text."""
@@ -224,49 +224,18 @@ class _Cutter:
         return [part] if part else []
 
 
-def _extent(message: memoryview, at: int, kind: int) -> tuple[int, int]:
-    """The offsets at which the value of a field ends, and at which its content begins."""
-    if kind == LENGTH_DELIMITED:
-        size, at = _varint(message, at)
-        end = at + size
-    elif kind == VARINT:
-        _, end = _varint(message, at)
-    elif kind in FIXED_SIZES:
-        end = at + FIXED_SIZES[kind]
-    else:
-        raise DecodeError(f"wire type {kind} is not one of proto3")
-    if end > len(message):
-        raise DecodeError("a field extends beyond the end of the message")
-    return end, at
-
-
-def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """Decodes a number in base 128, lowest digits first; returns it and the offset at which it ends."""
-    value = shift = 0
-    while shift <= 63:  # noqa: PLR2004 - ten digits of seven bits
-        if at == len(message):
-            raise DecodeError("the message ends within a number")
-        digit = message[at]
-        at += 1
-        value |= (digit & 0x7F) << shift
-        if digit < 0x80:  # noqa: PLR2004 - the last digit has its high bit clear
-            return value, at
-        shift += 7
-    raise DecodeError("a number has more than ten digits")
-
-
 def leading_text(message: bytes, number: int) -> str:
     """The string that a message begins with, if its first field has that number; otherwise an empty string.
 
     Serializers write fields in the order of their numbers. At most `MAX_LEADING_BYTES` bytes are read.
     """
-    start = memoryview(message)[:MAX_LEADING_BYTES]
     try:
-        key, at = _varint(start, 0)
-        end, at = _extent(start, at, key & 7)
-    except DecodeError:
+        first = next(message_fields(message, 0, min(len(message), MAX_LEADING_BYTES)), (0,) * 5)
+    except ValueError:
         return ""
-    return str(start[at:end], "utf-8", "replace") if key == number << 3 | LENGTH_DELIMITED else ""
+    found, wire_type, _, content, end = first
+    is_text = (found, wire_type) == (number, LENGTH_DELIMITED)
+    return str(message[content:end], "utf-8", "replace") if is_text else ""
 
 
 def field(path: tuple[int, ...], content: Sequence[Buffer]) -> list[Buffer]:

@@ -97,10 +97,14 @@ class Handlers:
                 while the server runs. Nothing was changed.
         """
         root = logging.getLogger()
-        current = _log_settings(root.level)
-        wanted = current | {
-            name: _checked(name, setting, current) for name, setting in request.settings.items()
-        }
+        wanted = _log_settings(root.level)
+        for name, setting in request.settings.items():
+            field, current = _setting(name, wanted), wanted[name]
+            if setting.WhichOneof("parameter_choice") != (kind := FIELDS[type(current)]):
+                raise InvalidRequestError(field, f"must be of type {type(current).__name__}")
+            wanted[name] = getattr(setting, kind)
+            if name in {FILE, FORMAT} and wanted[name] != current:
+                raise InvalidRequestError(field, "cannot be changed while the server runs")
         if request.settings:
             on = [level for name, level in SEVERITIES.items() if wanted[name]]
             root.setLevel(logging.DEBUG if wanted[VERBOSE] else min(on, default=logging.CRITICAL))
@@ -313,17 +317,3 @@ def _setting(name: str, known: Collection[str]) -> str:
     if name not in known:
         raise InvalidRequestError(field, f"is unknown; the settings are: {', '.join(known)}")
     return field
-
-
-def _checked(
-    name: str, setting: pb.LogSettingsRequest.SettingValue, current: dict[str, bool | int | str]
-) -> bool | int | str:
-    """The value of a setting that may be changed to it."""
-    field = _setting(name, current)
-    choice, kind = setting.WhichOneof("parameter_choice"), type(current[name])
-    if choice != FIELDS[kind]:
-        raise InvalidRequestError(field, f"must be of type {kind.__name__}")
-    value: bool | int | str = getattr(setting, FIELDS[kind])
-    if name in {FILE, FORMAT} and value != current[name]:
-        raise InvalidRequestError(field, "cannot be changed while the server runs")
-    return value

@@ -1,0 +1,59 @@
+"""The fields of a serialized protobuf message, found without the protobuf library and without copies.
+
+Source: protobuf.dev/programming-guides/encoding, "Message Structure".
+"""
+
+import mmap
+from collections.abc import Iterator
+
+# Wire types. Groups, which proto3 does not have, are refused.
+VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
+FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
+MAX_VARINT_BITS = 64
+
+
+def message_fields(
+    data: mmap.mmap | bytes | memoryview, begin: int, end: int
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """The fields of the message between two bytes, in its order.
+
+    Yields:
+        Number and wire type of each; where it begins, where its content begins, and where both end.
+
+    Raises:
+        ValueError: The bytes are not a message.
+    """
+    at = begin
+    while at < end:
+        start = at
+        key, at = _varint(data, at, end)
+        number, wire_type = key >> 3, key & 7
+        if not number:
+            raise ValueError(f"field number 0 at byte {start}")
+        content = at
+        if wire_type == VARINT:
+            _, at = _varint(data, at, end)
+        elif wire_type == LENGTH_DELIMITED:
+            length, content = _varint(data, at, end)
+            at = content + length
+        elif wire_type in FIXED_SIZES:
+            at += FIXED_SIZES[wire_type]
+        else:
+            raise ValueError(f"wire type {wire_type} at byte {start}")
+        if at > end:
+            raise ValueError(f"field {number} is cut off at byte {end}")
+        yield number, wire_type, start, content, at
+
+
+def _varint(data: mmap.mmap | bytes | memoryview, at: int, end: int) -> tuple[int, int]:
+    """A number in base 128, lowest digits first, and where it ends."""
+    value = 0
+    for shift in range(0, MAX_VARINT_BITS, 7):
+        if at >= end:
+            raise ValueError(f"cut off at byte {end}")
+        digit = data[at]
+        at += 1
+        value |= (digit & 0x7F) << shift
+        if digit < 0x80:  # noqa: PLR2004 - the highest bit says that more follows
+            return value, at
+    raise ValueError(f"a number longer than {MAX_VARINT_BITS} bits at byte {at}")
