@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_serving.server.engine.errors import InvalidRequestError, ModelNotFoundError, ModelNotReadyError
+from attention_serving.server.engine.errors import InvalidRequestError, ModelNotReadyError
 from attention_serving.server.engine.in_process import InProcessModel
 from tests.server.samples import SELF, TEXT, eager_module
 from tests.support import eager
@@ -64,18 +64,6 @@ def test_a_bad_request_is_refused_and_the_next_one_is_answered(model: InProcessM
 def test_sequences_that_cannot_be_joined_are_refused(model: InProcessModel, sequences: list[Array]) -> None:
     with pytest.raises(InvalidRequestError, match="query"):
         model.submit({"query": sequences}).result()
-
-
-@pytest.mark.parametrize(
-    ("name", "version", "message"),
-    [
-        ("absent", "", "does not contain model 'absent'$"),
-        (SELF, "7", f"does not contain model '{SELF}' version '7'; it has version 1"),
-    ],
-)
-def test_an_unknown_model_is_named(artifacts: Path, name: str, version: str, message: str) -> None:
-    with pytest.raises(ModelNotFoundError, match=message):
-        InProcessModel.load(artifacts, name, version)
 
 
 def test_a_damaged_model_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from attention_serving.server.engine.errors import InvalidRequestError, LimitExc
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validation import validate
-from attention_serving.server.engine.types import Array, HeadSelection, Mask, MaskKind, Ragged, Request
+from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged, Request
 from tests.server.samples import CROSS, HEADS, SELF, TEXT, ragged, request_of, validated_of
 
 LENGTHS = ((2, 3), (1, 4))
@@ -177,13 +177,6 @@ def test_a_sequence_beyond_the_largest_length_of_its_model_is_refused(
     assert (error.reason, error.message) == ("LIMIT_EXCEEDED", message)
 
 
-def test_a_text_beyond_the_largest_length_of_its_model_is_refused(text_model: LoadedModel) -> None:
-    model = bounded(text_model, query_length=2)
-    error = refusal(model, Request(texts=("eat dessert first",)), Limits())
-    assert (error.field, error.reason) == ("text", "LIMIT_EXCEEDED")
-    assert "text 0 has 3 or more tokens" in error.message
-
-
 lengths_of_requests = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=5)
 
 
@@ -231,11 +224,6 @@ def test_each_sequence_gets_its_own_part_of_the_mask(
     assert packed or all(np.shares_memory(part, flags) for part in parts)
 
 
-def test_text_becomes_the_ids_of_its_words(text_model: LoadedModel) -> None:
-    request = validate(Request(texts=("Life is short", "eat")), text_model, Limits())
-    assert [sequence.inputs["token_ids"].tolist() for sequence in request.sequences] == [[0, 4, 5], [2]]
-
-
 @pytest.mark.parametrize(
     ("kind", "return_weights", "expected"),
     [
@@ -253,13 +241,6 @@ def test_held_bytes_count_mask_result_and_reply(
     assert request.form.held_bytes == expected
     # 3 query rows of 4, 7 key rows of 6, 7 value rows of 5.
     assert request.form.input_bytes == 4 * (12 + 42 + 35)
-
-
-def test_held_bytes_leave_out_the_heads_that_are_not_selected(cross_model: LoadedModel) -> None:
-    request = weighted(cross_model)
-    request.head_selection = HeadSelection(heads=(1,))
-    validated = validate(request, cross_model, Limits())
-    assert validated.form.held_bytes == 2 * 4 * (12 + 10)
 
 
 @pytest.mark.parametrize(

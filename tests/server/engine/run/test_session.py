@@ -16,7 +16,6 @@ from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.engine.run.session import (
     SHAPE_OPERATORS,
     RunControl,
-    _entries,
     left_on_host,
 )
 from tests.server.samples import CROSS, ROOT, SELF, validated_of
@@ -46,17 +45,6 @@ def test_the_memory_of_a_gpu_is_limited_only_if_asked_for() -> None:
 
 
 ON_HOST = "CPUExecutionProvider"
-
-
-def test_weights_are_prepacked_and_threads_spin_only_if_asked_for() -> None:
-    usual, other = (
-        _entries(Device(), prepack_weights=True),
-        _entries(Device(spins=True), prepack_weights=False),
-    )
-    assert "session.disable_prepacking" not in usual
-    assert other["session.disable_prepacking"] == "1"
-    spinning = "session.intra_op.allow_spinning"
-    assert (usual[spinning], other[spinning]) == ("0", "1")
 
 
 def test_operators_of_tensors_on_the_host_are_named_and_those_of_sizes_are_not(artifacts: Path) -> None:
