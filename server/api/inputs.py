@@ -12,16 +12,6 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged
 
 
-def check_input(name: str, model: LoadedModel) -> None:
-    """Checks that a model has an input of a name.
-
-    Raises:
-        InvalidRequestError: It does not.
-    """
-    if name not in model.inputs_by_name:
-        raise InvalidRequestError(name, f"is not an input; model {model.name!r} takes {model.input_names}")
-
-
 def check_once(name: str, others: Mapping[str, object]) -> None:
     """Checks that an input is not among the others.
 

@@ -19,6 +19,7 @@ from attention_serving.artifact.manifest import (
     Manifest,
     TensorSpec,
 )
+from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.requests.tokenizer import TextEncoder
 from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.run.session import Session
@@ -108,6 +109,16 @@ class LoadedModel:
         names = ", ".join(spec.name for spec in self.inputs)
         takes_mask = GraphKind.MASK in self.manifest.graphs
         return f"{names} and optionally {ATTENTION_MASK}" if takes_mask else names
+
+    def input(self, name: str) -> TensorSpec:
+        """The input of a name.
+
+        Raises:
+            InvalidRequestError: There is none.
+        """
+        if name not in self.inputs_by_name:
+            raise InvalidRequestError(name, f"is not an input; model {self.name!r} takes {self.input_names}")
+        return self.inputs_by_name[name]
 
     @property
     def encoder(self) -> EncoderFacts | None:

@@ -40,15 +40,15 @@ def decode(
     _check_alone(parsed)
     names = _output_names(message, model)
     for index, sent in enumerate(message.inputs):
-        name, is_mask = sent.name, sent.name == ATTENTION_MASK and GraphKind.MASK in model.manifest.graphs
-        if not is_mask:
-            inputs.check_input(name, model)
+        name = sent.name
+        is_mask = name == ATTENTION_MASK and name not in model.inputs_by_name
+        is_mask = is_mask and GraphKind.MASK in model.manifest.graphs
+        rank = 0 if is_mask else len(model.input(name).axes) - 1
         inputs.check_once(name, {**found, **mask})
         shapes, array = _tensors(sent, index, parsed, allowance)
-        if is_mask and name not in model.inputs_by_name:
+        if is_mask:
             mask[name] = shapes, array
             continue
-        rank = len(model.inputs_by_name[name].axes) - 1
         has_batch &= len(shapes[0]) == rank + 1
         found[name] = inputs.ragged(name, shapes, array, rank, allowance.limits)
     request = Request(

@@ -128,8 +128,7 @@ def _sizes(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, int]:
     """The size of each symbolic axis, padding included, on which the inputs agree."""
     sizes: dict[str, int] = {}
     for name, array in arrays.items():
-        inputs.check_input(name, model)
-        spec = model.inputs_by_name[name]
+        spec = model.input(name)
         if array.dtype == object:
             raise InvalidRequestError(name, f"is BYTES; the model takes {spec.data_type}")
         if array.ndim != len(spec.axes):

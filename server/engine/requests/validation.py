@@ -172,10 +172,7 @@ def _sizes(request: Request, model: LoadedModel, limits: Limits) -> list[tuple[i
     """
     given, specs = request.inputs, model.inputs_by_name
     for name in given:
-        if name not in specs:
-            raise InvalidRequestError(
-                name, f"is not an input; model {model.name!r} takes {model.input_names}"
-            )
+        model.input(name)
     bound: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, spec in specs.items():
         if name not in given:
