@@ -48,11 +48,6 @@ def default_outputs(model: LoadedModel) -> tuple[str, ...]:
     return (*model.default_outputs, LENGTHS) if model.text_encoder else tuple(model.default_outputs)
 
 
-def has_tokens(model: LoadedModel) -> bool:
-    """Whether requests to a model may ask for tokens. An output of its own with this name comes first."""
-    return model.text_encoder is not None and TOKENS not in model.outputs
-
-
 class Planned(NamedTuple):
     """A requested output, as it is known before the run.
 
@@ -84,9 +79,7 @@ def requested(message: pb.ModelInferRequest, model: LoadedModel, memory: SharedM
     names = default_outputs(model)
     if not message.outputs:
         return dict.fromkeys(names, ("FP32", None))
-    known = list(dict.fromkeys((*names, *model.outputs)))
-    if has_tokens(model):
-        known.append(TOKENS)
+    known = list(dict.fromkeys((*names, *model.outputs, *([TOKENS] if model.text_encoder else []))))
     found: dict[str, tuple[str, RegionSlice | None]] = {}
     for output in message.outputs:
         name, field = output.name, f"outputs[{output.name}]"
@@ -99,7 +92,7 @@ def requested(message: pb.ModelInferRequest, model: LoadedModel, memory: SharedM
             raise InvalidRequestError(field, "is requested twice; each output must be requested once")
         given = parameters.read(output.parameters)
         where = parameters.region_slice(field, given, memory)
-        if where is not None and name == TOKENS:
+        if where is not None and name == TOKENS and name not in model.outputs:
             raise InvalidRequestError(field, "has no fixed size and cannot be written to shared memory")
         found[name] = parameters.output_type(field, given), where
     return found
@@ -142,7 +135,7 @@ def plan(
     outputs, size = list[Planned](), 0
     for name, (wire, where) in requested.items():
         content, place = None, where
-        if name == TOKENS and has_tokens(model):
+        if name == TOKENS and name not in model.outputs:
             shape, tokens = token_texts(request, model, sizes.get(str(model.inputs[0].axes[1]), 0), allowance)
             content, own_bytes = (BYTES, tokens), 0  # they have a limit of their own
         else:

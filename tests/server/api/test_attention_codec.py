@@ -63,15 +63,6 @@ def test_token_ids_become_rows(lengths: list[int]) -> None:
     assert found.rows.dtype == np.int64
 
 
-def test_texts_deadline_and_options_are_copied() -> None:
-    message = pb.AttendRequest(text=pb.TextSequences(texts=["a b", "ä"]), return_weights=True)
-    request = decode_attend(message, deadline=12.5)
-    assert request.deadline == 12.5
-    assert (request.texts, dict(request.inputs)) == ((b"a b", "ä".encode()), {})
-    assert request.return_weights
-    assert request.mask is None
-
-
 @given(kind=st.sampled_from(sorted(MASK_KINDS)), flags=st.lists(st.booleans(), max_size=40))
 def test_mask_bits_become_flags_lowest_first(
     kind: "pb.AttentionMask.Kind.ValueType", flags: list[bool]

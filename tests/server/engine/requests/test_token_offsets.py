@@ -159,13 +159,3 @@ def test_a_text_that_is_cut_ends_where_its_next_token_begins(
     assert found.ids.rows.tolist() == [*everything.ids[: most - 1], everything.ids[-1]]
     assert offsets == [*everything.offsets[: most - 1], (0, 0)]
     assert (found.truncated, found.ends) == ((0,), (whole.offsets[room][0],))
-
-
-def test_a_text_far_too_long_is_cut_at_the_same_character(pair: tuple[TextEncoder, Tokenizer]) -> None:
-    encoder, _ = pair
-    limits = TextLimits(text_tokens=6)
-    found, shorter = (
-        encoder.encode(("Life e x " * count,), limits, truncates=True, offsets=True) for count in (5000, 10)
-    )
-    assert (offsets_of(found), found.ends) == (offsets_of(shorter), shorter.ends)
-    assert found.ids.rows.tolist() == shorter.ids.rows.tolist()
