@@ -18,6 +18,7 @@ from attention_serving.server.engine.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     LimitExceededError,
+    quoted,
 )
 from attention_serving.server.engine.types import Array, Ragged, Text
 
@@ -198,14 +199,11 @@ class TextEncoder:
         return encoding
 
     def _unknown_words(self, text: str) -> str:
-        """A message that names the first words without a token; empty if every word has one."""
+        """A message that names the first ten words without a token; empty if every word has one."""
         words = dict.fromkeys(self._words(text))
-        unknown = list(islice((word for word in words if not self._is_known(word)), MAX_NAMED + 1))
-        if not unknown:
-            return ""
-        named = [word if len(word) <= LONG_WORD else f"{word[:LONG_WORD]}..." for word in unknown[:MAX_NAMED]]
-        others = " and others" if len(unknown) > MAX_NAMED else ""
-        return f"unknown words: {', '.join(map(repr, named))}{others}"
+        unknown = islice((word for word in words if not self._is_known(word)), MAX_NAMED)
+        named = ", ".join(map(quoted, unknown))
+        return f"unknown words: {named}" if named else ""
 
     def _words(self, text: str) -> Iterator[str]:
         normalizer, splitter = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer

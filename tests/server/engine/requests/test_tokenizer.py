@@ -243,8 +243,8 @@ def test_at_most_ten_unknown_words_are_named_and_long_ones_are_shortened(tmp_pat
     words = [f"w{number}" for number in range(9)]
     with pytest.raises(InvalidRequestError) as caught:
         encoder(word_level(None), tmp_path).encode((" ".join([*words, "x" * 5000, "other"]),))
-    named = ", ".join(map(repr, [*words, "x" * 256 + "..."]))
-    assert caught.value.message == f"text: unknown words: {named} and others"
+    named = ", ".join(map(repr, [*words, "x" * 128 + "..."]))
+    assert caught.value.message == f"text: unknown words: {named}"
 
 
 def test_an_unknown_word_far_into_a_long_text_is_found(tmp_path: Path) -> None:
