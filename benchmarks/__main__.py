@@ -14,15 +14,7 @@ from rich.table import Table
 from benchmarks.channel import CallFailedError
 from benchmarks.checkout import Checkout
 from benchmarks.load import MeasurementWindow
-from benchmarks.processes import (
-    cores,
-    library_versions,
-    machine,
-    now,
-    processor_ticks,
-    stolen_share,
-    worker,
-)
+from benchmarks.processes import library_versions, machine, now, worker
 from benchmarks.systems import (
     MeasurementError,
     Served,
@@ -84,7 +76,7 @@ def measure(
 
     plan, findings = QUICK if quick else FULL, run.Findings()
     peers = dict(one.split("=", 1) for one in peer or ())
-    started, before, load = time.monotonic(), processor_ticks(), os.getloadavg()[0]
+    started, load = time.monotonic(), os.getloadavg()[0]
     conditions = {"date": now(), **machine(), **library_versions()}
     with failures_reported():
         try:
@@ -95,10 +87,9 @@ def measure(
                 "duration": f"{time.monotonic() - started:,.0f} s",
                 "server options": " ".join(server_option or ()) or "defaults",
                 "load average before": f"{load:.2f}",
-                "processor time taken by the host": f"{stolen_share(before, processor_ticks()):.1%}",
             }
             folder = out or (cache / "quick" if quick else RESULTS)
-            console.print(f"wrote {report.write(findings, conditions, cores(), folder)}")
+            console.print(f"wrote {report.write(findings, conditions, folder)}")
 
 
 @app.command("compare")

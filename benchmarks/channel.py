@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import cycle
-from typing import Any, Protocol
+from typing import Any
 
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
 
@@ -56,21 +56,8 @@ class Completion:
     status: Any = None
 
 
-class Caller(Protocol):
-    """Starts requests and waits for their completion."""
-
-    def start(self, since: int | None = None) -> None:
-        """Starts the next request. Its latency counts from `since`; by default from now."""
-
-    def finish(self) -> Completion:
-        """Waits until a request completes."""
-
-    def close(self) -> None:
-        """Closes the connection. No request may be in flight."""
-
-
 class UnaryCaller:
-    """A Caller that makes one unary call for each request. `start` and `finish` may run on two threads."""
+    """Makes one unary call for each request. `start` and `finish` may run on two threads."""
 
     def __init__(
         self,
@@ -86,7 +73,7 @@ class UnaryCaller:
         self._deadline_seconds = deadline_seconds
 
     def start(self, since: int | None = None) -> None:
-        """Starts the next request. Its deadline counts from `since`, like its latency."""
+        """Starts the next request. Its deadline and its latency count from `since`; by default from now."""
         request = next(self._requests)
         operations = (
             cygrpc.SendInitialMetadataOperation(None, NO_FLAGS),
@@ -134,7 +121,7 @@ class _Tag(Enum):
 
 
 class StreamCaller:
-    """A Caller that sends all requests on one bidirectional stream. Responses keep their order."""
+    """Sends all requests on one bidirectional stream. Responses keep their order."""
 
     def __init__(self, target: str, method: bytes, requests: Sequence[EncodedRequest]) -> None:
         self._channel = _Channel(target)
@@ -238,6 +225,9 @@ class _Channel:
     def close(self) -> None:
         """Closes the connection."""
         self._channel.close(cygrpc.StatusCode.cancelled, "done")
+
+
+Caller = UnaryCaller | StreamCaller
 
 
 def call_once(target: str, method: bytes, data: bytes, *, stream: bool = False) -> bytes:

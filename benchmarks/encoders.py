@@ -1,4 +1,4 @@
-"""Text encoders beside sentence-transformers and padded ONNX Runtime: `python -m benchmarks.encoders`.
+"""Text encoders beside sentence-transformers, if it is installed: `python -m benchmarks.encoders`.
 
 All ways tokenize the same texts and compute the same BERT with random weights. Texts have lognormal lengths
 with a mean of 60 tokens.
@@ -16,7 +16,6 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import numpy as np
-import onnxruntime
 import torch
 import transformers
 import typer
@@ -58,8 +57,8 @@ def main(
     torch.set_num_threads(machine.available_cores())
     with TemporaryDirectory() as name, ExitStack() as stack:
         folder, repository = Path(name, "encoder"), Path(name, "repository")
-        model = write_folder(folder, layers, width)
-        compared = sentence_transformers(folder) | {"ONNX Runtime, padded": padded_onnx(model, folder)}
+        write_folder(folder, layers, width)
+        compared = sentence_transformers(folder)
         precisions = write_repository(folder, repository)
         compared |= stack.enter_context(in_process(repository, precisions))
         compared |= stack.enter_context(served(repository, precisions, Path(name, "log")))
@@ -87,8 +86,8 @@ def report(compared: dict[str, Encode], texts: list[str], rounds: int) -> None:
         typer.echo(f"| {name} | {rate:,.0f} | {ratio:.2f} | {difference:.1e} | {cosine:.6f} |")
 
 
-def write_folder(folder: Path, layers: int, width: int) -> Any:
-    """Writes a folder of sentence-transformers, and returns its model as transformers computes it."""
+def write_folder(folder: Path, layers: int, width: int) -> None:
+    """Writes a folder of sentence-transformers."""
     library: Any = transformers
     config = library.BertConfig(
         vocab_size=len(SPECIAL) + len(WORDS),
@@ -99,8 +98,7 @@ def write_folder(folder: Path, layers: int, width: int) -> Any:
         max_position_embeddings=LONGEST,
     )
     torch.manual_seed(0)
-    model = library.BertModel(config).eval()
-    model.save_pretrained(folder)
+    library.BertModel(config).save_pretrained(folder)
     vocabulary = {word: number for number, word in enumerate([*SPECIAL.values(), *WORDS])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))  # noqa: S106 - not a password
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -120,7 +118,6 @@ def write_folder(folder: Path, layers: int, width: int) -> Any:
         ("sentence_bert_config.json", {"max_seq_length": LONGEST, "do_lower_case": False}),
     ):
         (folder / name).write_text(json.dumps(content))
-    return model
 
 
 def random_texts(count: int) -> list[str]:
@@ -142,49 +139,6 @@ def sentence_transformers(folder: Path) -> dict[str, Encode]:
             list(texts), batch_size=BATCH, show_progress_bar=False
         )
     }
-
-
-def padded_onnx(model: Any, folder: Path) -> Encode:
-    """The model as transformers has it, exported to ONNX, as sentence-transformers' ONNX backend runs it.
-
-    Batches of 32 texts of similar length, padded to their longest text, on all cores.
-    """
-
-    class LastHiddenState(torch.nn.Module):
-        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> Any:
-            return model(input_ids=ids, attention_mask=mask).last_hidden_state
-
-    file = folder / "padded.onnx"
-    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=LONGEST)}
-    example = tuple(torch.ones(2, 2, 8, dtype=torch.int64))
-    module = LastHiddenState()
-    module.model = model  # for its weights
-    module.eval()
-    names = ["ids", "mask"]
-    torch.onnx.export(
-        module, example, file, dynamo=True, input_names=names, dynamic_shapes=(axes, axes), verbose=False
-    )
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = machine.available_cores()
-    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-
-    def encode(texts: Sequence[str]) -> Embeddings:
-        order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
-        found: list[Any] = [None] * len(texts)
-        for start in range(0, len(order), BATCH):
-            indices = order[start : start + BATCH]
-            tokens = [encoded.ids for encoded in tokenizer.encode_batch([texts[index] for index in indices])]
-            ids, mask = np.zeros((2, len(tokens), max(map(len, tokens))), np.int64)
-            for row, own in enumerate(tokens):
-                ids[row, : len(own)], mask[row, : len(own)] = own, 1
-            rows = session.run(None, {"ids": ids, "mask": mask})[0]
-            means = (rows * mask[:, :, None]).sum(axis=1) / mask.sum(axis=1, keepdims=True)
-            for index, mean in zip(indices, means, strict=True):
-                found[index] = mean / np.linalg.norm(mean)
-        return np.stack(found).astype(np.float32)
-
-    return encode
 
 
 def write_repository(folder: Path, repository: Path) -> list[str]:

@@ -6,7 +6,6 @@ Open loop: requests are due at moments drawn in advance, independent of the serv
 the moment at which a request was due.
 """
 
-import resource
 import threading
 import time
 from dataclasses import dataclass
@@ -69,7 +68,6 @@ class LoadResult:
         sequences: Sequences in those requests.
         tokens: Query rows in those requests.
         failures: Requests that were refused or failed.
-        client_seconds: Processor time of this process in the window.
         server_seconds: Processor time of the server and its child processes in the window.
     """
 
@@ -78,7 +76,6 @@ class LoadResult:
     sequences: int
     tokens: int
     failures: int
-    client_seconds: float
     server_seconds: float
 
 
@@ -177,13 +174,11 @@ class _Meter:
     def __init__(self, pid: int) -> None:
         self._server = process_tree(pid) if pid else []
         self._server_seconds = processor_seconds(self._server)
-        self._client_seconds = _own_seconds()
         self._started = clock()
 
     def read(self, completions: list[Completion]) -> LoadResult:
         """Summarises the window up to the last completion."""
         seconds = (completions[-1].ended - self._started) / 1e9
-        client_seconds = _own_seconds() - self._client_seconds
         server_seconds = processor_seconds(self._server) - self._server_seconds
         answered = [one for one in completions if one.succeeded]
         return LoadResult(
@@ -192,14 +187,8 @@ class _Meter:
             sequences=sum(one.request.sequences for one in answered),
             tokens=sum(one.request.tokens for one in answered),
             failures=len(completions) - len(answered),
-            client_seconds=client_seconds,
             server_seconds=server_seconds,
         )
-
-
-def _own_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
 
 
 def first_response(endpoint: Endpoint) -> list[Array]:

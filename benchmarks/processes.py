@@ -19,7 +19,6 @@ STOP_SECONDS = 30
 PROC = Path("/proc")
 TICKS = os.sysconf("SC_CLK_TCK")
 STATE, PARENT, USER_TICKS, SYSTEM_TICKS = 0, 1, 11, 12  # fields of /proc/PID/stat after the name
-STEAL = 8  # column of the line "cpu" in /proc/stat
 
 
 @dataclass(frozen=True)
@@ -129,17 +128,6 @@ def machine() -> dict[str, str]:
 def library_versions() -> dict[str, str]:
     """Returns the versions of Python and of the libraries that take part."""
     return {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
-
-
-def processor_ticks() -> list[int]:
-    """Returns the kernel's counters of user, nice, system, idle and further time, summed over all cores."""
-    return [int(field) for field in (PROC / "stat").read_text().splitlines()[0].split()[1:]]
-
-
-def stolen_share(before: list[int], after: list[int]) -> float:
-    """Returns the share of processor time between two readings that the host gave to other machines."""
-    spent = [late - early for early, late in zip(before, after, strict=True)]
-    return spent[STEAL - 1] / max(1, sum(spent[:STEAL]))
 
 
 def _first(file: str, key: str) -> str:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -17,21 +16,20 @@ from benchmarks.systems import (
     Metric,
     Rounds,
     Spread,
-    combined,
     of,
     ratio,
     sequences_per_second,
     spread,
     tokens_per_second,
 )
-from benchmarks.workload import BATCHES, MIDDLE, NARROW, SHORT, WIDE, AttentionKind, Cell
+from benchmarks.workload import BATCHES, NARROW, SHORT, AttentionKind, Cell
 
 METHOD = Path(__file__).with_name("method.md")
 NOTHING = "-"
 Grid = dict[Cell, dict[str, list[Measurement | None]]]
 
 
-def write(findings: Findings, conditions: dict[str, str], cores: int, folder: Path) -> Path:
+def write(findings: Findings, conditions: dict[str, str], folder: Path) -> Path:
     """Writes report.md and the plots into a folder, and returns the report's path."""
     mpl.use("Agg")
     folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +40,7 @@ def write(findings: Findings, conditions: dict[str, str], cores: int, folder: Pa
     ]
     counted = Counter(findings.failures).items()
     sections = {
-        "Targets": table(("case", "measured", "median (range)", "target", "verdict"), targets(grid, cores)),
+        "Targets": table(("case", "measured", "median (range)", "target", "verdict"), targets(grid)),
         "Sequences per second": metric_table(grid, sequences_per_second),
         "Median latency of one request (in process: of one call), µs": metric_table(
             grid, lambda one: one.p50
@@ -125,18 +123,15 @@ def _at_rates(findings: Findings) -> str:
     return table((*header, *(f"p{percent:g}" for percent in PERCENTS), "requests", "failed"), rows)
 
 
-def targets(grid: Grid, cores: int) -> list[tuple[str, str, str, str, str]]:
+def targets(grid: Grid) -> list[tuple[str, str, str, str, str]]:
     """Returns the rows of the table of targets."""
-    loaded, short = Cell(WIDE, MIDDLE, 8), Cell(NARROW, SHORT, 32)
-    ceiling = partial(share_of_ceiling, cores=cores)
+    short = Cell(NARROW, SHORT, 32)
     graph = [found.median for rounds in grid.values() if (found := ratio(rounds, ONNX, EAGER))]
 
     def in_cell(cell: Cell) -> Rounds:
         return grid.get(cell, {})
 
     lines: list[tuple[str, str, float, Spread | None]] = [
-        (loaded.name, "rate / ceiling of compute and transport together", 0.9,
-         combined(in_cell(loaded), (SERVICE, ONNX, ECHO), ceiling)),
         (short.name, "rate on a stream / rate of unary calls", 1.5, ratio(in_cell(short), STREAM, TYPED)),
         *((cell.name, "rows per second / those in process", 0.85, ratio(in_cell(cell), TYPED, ONNX))
           for cell in BATCHES),
@@ -155,16 +150,6 @@ def _verdict(found: Spread | None, bound: float) -> str:
     if found is None:
         return "not measured"
     return "met" if found.median >= bound else "**missed**"
-
-
-def share_of_ceiling(service: Measurement, call: Measurement, transport: Measurement, *, cores: int) -> float:
-    """Returns the service's rate divided by the highest rate that compute and transport allow together.
-
-    A request costs the run, which uses all cores, and the transport: the processor time that load generator
-    and echo spend on the same bytes, divided by the number of cores.
-    """
-    seconds = (transport.client_us + transport.server_us) / 1e6 / cores
-    return service.sequences_per_second * (1 / call.sequences_per_second + seconds)
 
 
 def _plot(grid: Grid, folder: Path, name: str, axis: str, metric: Metric) -> str:

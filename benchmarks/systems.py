@@ -32,14 +32,12 @@ class Measurement:
 
     Attributes:
         p50: Median latency of one request, in microseconds; in process, the median duration of one call.
-        client_us: Processor time of the load generator for one request, in microseconds.
         server_us: Processor time of the server for one request, in microseconds.
     """
 
     sequences_per_second: float
     tokens_per_second: float
     p50: float | None
-    client_us: float = 0.0
     server_us: float = 0.0
 
 
@@ -87,7 +85,6 @@ class Served:
             sequences_per_second=result.sequences / result.seconds,
             tokens_per_second=result.tokens / result.seconds,
             p50=percentiles(result.latencies)[0],
-            client_us=1e6 * result.client_seconds / len(result.latencies),
             server_us=1e6 * result.server_seconds / len(result.latencies),
         )
 
@@ -158,20 +155,14 @@ def of(rounds: Rounds, system: str, metric: Metric) -> Spread | None:
     return spread(metric(one) for one in rounds.get(system, ()) if one is not None)
 
 
-def combined(rounds: Rounds, systems: Sequence[str], formula: Callable[..., float]) -> Spread | None:
-    """Summarises a formula of one measurement of each system, round by round.
+def ratio(rounds: Rounds, over: str, under: str) -> Spread | None:
+    """Summarises the rate of one system divided by that of another, round by round.
 
     The systems of a round were measured one after the other: a disturbance of the machine affects all of
     them, and their ratio changes little.
     """
-    turns = zip(*(rounds.get(system, ()) for system in systems), strict=False)
-    return spread(formula(*turn) for turn in turns if None not in turn)
-
-
-def ratio(rounds: Rounds, over: str, under: str) -> Spread | None:
-    """Summarises the rate of one system divided by that of another, round by round."""
-    rate = tokens_per_second
-    return combined(rounds, (over, under), lambda one, other: rate(one) / rate(other))
+    turns = zip(rounds.get(over, ()), rounds.get(under, ()), strict=False)
+    return spread(one.tokens_per_second / other.tokens_per_second for one, other in turns if one and other)
 
 
 def sequences_per_second(one: Measurement) -> float:

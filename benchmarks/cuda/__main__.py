@@ -2,8 +2,8 @@
 
 It exports every preset in fp32, fp16 and bf16, compares each graph on the device with eager PyTorch on the
 CPU over the parity grid (masks, rows that may attend to nothing, causal attention with queries and keys of
-different lengths, positions), looks up the attention kernels in ONNX Runtime's log, calibrates, and measures
-rates in process beside eager PyTorch's scaled dot-product attention, and through the server.
+different lengths, positions), and measures rates in process beside eager PyTorch's scaled dot-product
+attention, and through the server.
 
 Needs an NVIDIA driver, a PyTorch with CUDA, and the extras `gpu` and `export` of this repository. The
 libraries of CUDA and cuDNN may be those that PyTorch installs. The wheels onnxruntime and onnxruntime-gpu
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHECK_SECONDS = 120
 RESULTS = Path("benchmarks/results/cuda")
 # The module of each step; its functions have the names of the steps.
-MODULES = dict.fromkeys(("check", "export", "proof", "kernels", "costs"), "proof")
+MODULES = dict.fromkeys(("check", "export", "proof"), "proof")
 MODULES |= dict.fromkeys(("onnx", "torch", "service"), "rates")
 
 

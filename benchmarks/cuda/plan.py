@@ -14,7 +14,7 @@ MOST_ROWS = 65_536
 # For all steps together: a machine is often lent for ten minutes.
 USUAL_SECONDS = 540
 # Steps in their order, and how long each may take, in seconds. Later ones use what the earlier wrote.
-STEPS = {"export": 200, "proof": 150, "kernels": 90, "costs": 60, "onnx": 90, "torch": 60, "service": 120}
+STEPS = {"export": 200, "proof": 150, "onnx": 90, "torch": 60, "service": 120}
 Record = dict[str, Any]
 
 
@@ -27,7 +27,6 @@ class Plan:
         wide: The preset whose rates are measured, and its width.
         lengths: Rows of a sequence; batches: sequences of a run.
         seconds: Duration of each timed measurement in process; served_seconds: through the server.
-        kernel_models: Presets whose kernels are looked up in the runtime's log.
         loads: Requests in flight, sequences of a request, rows of a sequence; through the server.
         server_options: Batches as large as a device wants them; see docs/cuda.md.
     """
@@ -39,7 +38,6 @@ class Plan:
     batches: tuple[int, ...] = (1, 8, 64, 256)
     seconds: float = 0.2
     served_seconds: float = 2.0
-    kernel_models: tuple[str, ...] = ("multi-head-768x12", "causal-768x12", "rotary-768x12", "cross-768x12")
     loads: tuple[tuple[int, int, int], ...] = (
         *((count, 1, 6) for count in (1, 32, 256)),
         *((count, 1, 128) for count in (1, 32)),
@@ -68,7 +66,6 @@ QUICK = Plan(
     batches=(1, 8),
     seconds=0.05,
     served_seconds=0.3,
-    kernel_models=("multi-head-64x4",),
     loads=((1, 1, 6), (8, 1, 6), (1, 8, 64)),
     server_options=(),
 )

@@ -1,12 +1,12 @@
 """The steps that measure: ONNX Runtime and eager PyTorch in process, and the server.
 
-In process both take fp32 and return fp32; in a half precision, both convert on the device. Each library has a
-process of its own. Shapes: B batch, T rows, d width.
+In process both take fp32 from the host and return fp32 to it; in a half precision, both convert on the
+device. Each library has a process of its own. Shapes: B batch, T rows, d width.
 """
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -16,25 +16,25 @@ from attention_serving.artifact.manifest import GraphKind, Manifest
 from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.engine.types import Array
 from benchmarks.cuda.plan import PRECISIONS, Case, Record, Run, build
-from benchmarks.cuda.report import ONNX_DEVICE, ONNX_HOST, TORCH_DEVICE, TORCH_HOST
+from benchmarks.cuda.report import ONNX, TORCH
 from benchmarks.workload import AttentionKind, Lengths, Model
 
 WARM_CALLS, LEAST_CALLS, WARM_SECONDS = 3, 3, 0.5
-# Makes the calls of a cell by system, for inputs (B, T, d).
-Prepare = Callable[[Array], Iterator[tuple[str, Callable[[], object]]]]
+# Makes the call of a cell for inputs (B, T, d).
+Prepare = Callable[[Array], Callable[[], object]]
 
 
 def onnx(run: Run) -> None:
-    """Measures ONNX Runtime in every precision, with inputs on the host and on the device."""
-    _measure(run, "onnx", _onnx)
+    """Measures ONNX Runtime in every precision."""
+    _measure(run, "onnx", ONNX, _onnx)
 
 
 def torch(run: Run) -> None:
     """Measures eager PyTorch with its scaled dot-product attention in every precision."""
-    _measure(run, "torch", _torch)
+    _measure(run, "torch", TORCH, _torch)
 
 
-def _measure(run: Run, step: str, load: Callable[[Run, str], Prepare]) -> None:
+def _measure(run: Run, step: str, system: str, load: Callable[[Run, str], Prepare]) -> None:
     rng = np.random.default_rng(0)
     for precision in PRECISIONS:
         try:
@@ -46,8 +46,7 @@ def _measure(run: Run, step: str, load: Callable[[Run, str], Prepare]) -> None:
             query = rng.standard_normal((batch, length, run.plan.width), dtype=np.float32)
             cell = {"precision": precision, "batch": batch, "length": length}
             try:
-                for system, call in prepare(query):
-                    run.add(step, **cell, system=system, median=_time(call, run.plan.seconds))
+                run.add(step, **cell, system=system, median=_time(prepare(query), run.plan.seconds))
             except Exception as error:  # such as too little memory on the device
                 run.add(step, **cell, problem=str(error)[:300])
 
@@ -66,29 +65,14 @@ def _time(call: Callable[[], object], seconds: float) -> float:
 
 
 def _onnx(run: Run, precision: str) -> Prepare:
-    import onnxruntime  # noqa: PLC0415 - PyTorch is measured without it
-
-    from attention_serving.server.engine.run.session import Session  # noqa: PLC0415
+    from attention_serving.server.engine.run.session import Session  # noqa: PLC0415 - loads ONNX Runtime
 
     folder = Case(run.plan.wide, precision).folder(run.models)
     path = folder / Manifest.load(folder).graphs[GraphKind.PLAIN].file
-    device = Device(Provider(run.device))
-    session = Session(path.resolve(), device)
-    providers = [(device.provider.runtime.name, device.options)]
-    bare = onnxruntime.InferenceSession(path.resolve(), providers=providers, enable_fallback=0)
+    session = Session(path.resolve(), Device(Provider(run.device)))
 
-    def prepare(query: Array) -> Iterator[tuple[str, Callable[[], object]]]:
-        yield ONNX_HOST, lambda: session.run({"query": query})
-        binding = bare.io_binding()
-        value = onnxruntime.OrtValue.ortvalue_from_numpy(query, run.device, 0)
-        binding.bind_ortvalue_input("query", value)
-        binding.bind_output("context_vectors", run.device, 0)
-
-        def on_device() -> None:
-            bare.run_with_iobinding(binding)
-            binding.synchronize_outputs()
-
-        yield ONNX_DEVICE, on_device
+    def prepare(query: Array) -> Callable[[], object]:
+        return lambda: session.run({"query": query})
 
     return prepare
 
@@ -99,29 +83,20 @@ def _torch(run: Run, precision: str) -> Prepare:
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
     module = build(run.plan.wide).to(run.device, dtype)
     on_gpu = run.device == "cuda"
-    wait: Callable[[], object] = torch.cuda.synchronize if on_gpu else lambda: None
 
-    @torch.inference_mode()
-    def compute(query: Any) -> Any:
-        return module(query.to(dtype))[0].float()
-
-    def prepare(query: Array) -> Iterator[tuple[str, Callable[[], object]]]:
+    def prepare(query: Array) -> Callable[[], object]:
         host = torch.from_numpy(query)
         host = host.pin_memory() if on_gpu else host
         result = torch.empty_like(host, pin_memory=on_gpu)
 
-        def from_host() -> None:
-            result.copy_(compute(host.to(run.device, non_blocking=True)), non_blocking=True)
-            wait()
+        @torch.inference_mode()
+        def compute() -> None:
+            there = host.to(run.device, non_blocking=True)
+            result.copy_(module(there.to(dtype))[0].float(), non_blocking=True)
+            if on_gpu:
+                torch.cuda.synchronize()
 
-        there = host.to(run.device)
-
-        def on_device() -> None:
-            compute(there)
-            wait()
-
-        yield TORCH_HOST, from_host
-        yield TORCH_DEVICE, on_device
+        return compute
 
     return prepare
 

@@ -10,11 +10,8 @@ from typing import Any, NamedTuple
 from benchmarks.cuda.plan import STEPS, Record, Run
 from benchmarks.processes import machine, now
 
-ONNX_HOST, ONNX_DEVICE = "ONNX Runtime, from the host", "ONNX Runtime, on the device"
-TORCH_HOST, TORCH_DEVICE = "eager PyTorch, from the host", "eager PyTorch, on the device"
+ONNX, TORCH = "ONNX Runtime", "eager PyTorch"
 LIBRARIES = ("onnxruntime", "onnxruntime-gpu", "torch", "onnx", "numpy", "grpcio")
-# Sequences of a request, and rows of a sequence, of the target through the server.
-LARGE_REQUEST = (256, 128)
 
 
 class Outcome(NamedTuple):
@@ -36,13 +33,9 @@ def write(run: Run, outcomes: Sequence[Outcome], folder: Path) -> Path:
     facts = machine() | {"python": platform.python_version()} | {k: v for k, v in versions.items() if v}
     sections = {
         "Steps": outcomes_table(outcomes),
-        "Targets": table([dict(zip(("target", "bound", "measured", "verdict"), row, strict=True))
-                          for row in targets(found)]),
         "Proof": table(proven(found["proof"])),
-        "Attention kernels, from ONNX Runtime's log": table(_without_problems(found["kernels"])),
         "Sequences per second, in process": table(_rates([*found["onnx"], *found["torch"]])),
         "Through the server, attention.v1": table(_without_problems(found["service"])),
-        "Calibration": table(_without_problems(found["costs"])),
         "Not measured": "\n".join(_problems(found)),
         "Conditions": "\n".join(f"- {k}: {v}" for k, v in (facts | (device[0] if device else {})).items()),
     }  # fmt: skip
@@ -127,43 +120,6 @@ def _problems(found: dict[str, list[Record]]) -> Iterator[str]:
                 names = ("model", "module", "precision", "graph", "batch", "length")
                 what = " ".join(str(one[name]) for name in names if name in one)
                 yield f"- {step}, {what}: {one['problem']}"
-
-
-def targets(found: dict[str, list[Record]]) -> list[tuple[str, str, str, str]]:
-    """Target, bound, measured value and verdict."""
-    own = [one for one in found["proof"] if one["precision"] == "fp32"]
-    missed = sum(not one["holds"] for one in own)
-    error = f"largest error {max((one.get('error', 0.0) for one in own), default=0):.2g}"
-    parity = (
-        (f"{error}, {missed} of {len(own)} graphs missed", "missed" if missed else "met")
-        if own
-        else ("-", "not measured")
-    )
-    rows = [("fp32 on the device against eager PyTorch on the CPU", "1e-5 + 1.3e-6 x abs(value)", *parity)]
-    rates = {(one["precision"], one["batch"], one["length"]): one for one in _rates(found["onnx"])}
-    for precision in ("fp32", "fp16"):
-        served = [
-            one["rate"]
-            for one in found["service"]
-            if "rate" in one
-            and (one["precision"], one["per_request"], one["length"]) == (precision, *LARGE_REQUEST)
-        ]
-        alone = rates.get((precision, *LARGE_REQUEST), {}).get(ONNX_HOST)
-        what = f"through the server / in process from the host, 256 x 128 x 768, {precision}"
-        rows.append(_ratio(what, 0.8, max(served) / alone if served and alone else None))
-    ratios = sorted(
-        rates[cell][ONNX_DEVICE] / row[TORCH_DEVICE]
-        for row in _rates(found["torch"])
-        if (cell := (row["precision"], row["batch"], row["length"]))[0] == "fp16"
-        and ONNX_DEVICE in rates.get(cell, {})
-    )
-    what = "ONNX Runtime / eager PyTorch, both on the device, fp16, median of all cells"
-    return [*rows, _ratio(what, 1.0, ratios[len(ratios) // 2] if ratios else None)]
-
-
-def _ratio(what: str, bound: float, value: float | None) -> tuple[str, str, str, str]:
-    verdict = "not measured" if value is None else "met" if value >= bound else "missed"
-    return what, f"at least {bound:g}", _text(value), verdict
 
 
 def _version(name: str) -> str:

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import onnxruntime
@@ -11,22 +10,9 @@ import pytest
 
 from benchmarks.cuda.__main__ import MODULES
 from benchmarks.cuda.plan import CAUSAL_CROSS, QUICK, STEPS, Record, Run
-from benchmarks.cuda.proof import chosen_kernels
-from benchmarks.cuda.report import ONNX_DEVICE, ONNX_HOST, TORCH_DEVICE, Outcome, targets, write
+from benchmarks.cuda.report import Outcome, write
 from scripts.local_server import ROOT
 
-# Lines as ONNX Runtime's sources write them (core/providers/cuda/llm/attention.cc, AttentionKernelDebugInfo),
-# not recorded on a GPU.
-PREFIX = "2026-11-22 10:00:00.000000000 [V:onnxruntime:Default, attention.cc:1400]"
-LOG = f"""\
-{PREFIX} ONNX Attention: using Flash Attention (batch=2, q_seq=128, total_seq=128, past=no)
-{PREFIX} ONNX Attention: using Memory Efficient Attention (batch=2, q_seq=128, past=no, mask=yes)
-{PREFIX} Attention: using unified unfused path (is_gqa=0, head_size=64, softcap=0)
-Operator=Attention Node=node_Attention_1 DataType=fp16 SdpaKernel=CUDNN_FLASH_ATTENTION
-Operator=Attention Node=node_Attention_1 DataType=fp16 SdpaKernel=XQA
-{PREFIX} Both nonpad_kv_seqlen and attn_mask provided. Flash Attention does not support this combination
-"""
-EMPTY: dict[str, list[Record]] = {step: [] for step in STEPS}
 GRAPHS = {"plain", "lengths", "mask", "weights", "blocks", "mask_blocks"}
 # Two busy cores take longer than a machine with a GPU: each step may take more than its usual time.
 MINUTES = 60
@@ -35,31 +21,6 @@ MINUTES = 60
 def proven(*, holds: bool = True) -> Record:
     found = {"module": "m", "precision": "fp32", "graph": "plain", "cases": 9, "error": 2e-6, "holds": holds}
     return {**found, "host": ["Cos d"]}
-
-
-def timed(system: str, seconds: float, precision: str = "fp16", batch: int = 1, length: int = 6) -> Record:
-    cell = {"precision": precision, "batch": batch, "length": length}
-    return {**cell, "system": system, "median": seconds}
-
-
-def test_kernels_are_read_from_the_log() -> None:
-    wanted = Counter(["flash", "memory-efficient", "unfused", "cuDNN", "XQA"])
-    assert chosen_kernels(LOG) == wanted
-    assert not chosen_kernels("Attention without a decision")
-
-
-@pytest.mark.parametrize(("factor", "verdict"), [(2.0, "met"), (0.5, "missed")])
-def test_targets_are_ratios_of_what_was_measured(factor: float, verdict: str) -> None:
-    large = [timed(ONNX_HOST, 1.0, precision, 256, 128) for precision in ("fp32", "fp16")]
-    answered = {"per_request": 256, "length": 128, "rate": 256 * factor}
-    found = EMPTY | {
-        "proof": [proven(), proven(holds=factor > 1)],
-        "onnx": [*large, timed(ONNX_DEVICE, 1.0)],
-        "torch": [timed(TORCH_DEVICE, factor)],
-        "service": [{"precision": precision, **answered} for precision in ("fp32", "fp16")],
-    }
-    assert [row[3] for row in targets(found)] == [verdict] * 4
-    assert [row[3] for row in targets(EMPTY)] == ["not measured"] * 4
 
 
 def test_a_step_that_failed_or_was_cut_off_leaves_the_findings_of_the_others(tmp_path: Path) -> None:
@@ -123,16 +84,14 @@ def test_every_step_runs_on_the_cpu(tmp_path: Path) -> None:
     def in_fp32(step: str) -> list[Record]:
         return [one for one in run.found(step) if one["precision"] == "fp32"]
 
-    for step in ("onnx", "torch"):  # from the host, and on the device
-        assert len(in_fp32(step)) == 2 * len(QUICK.cells())
+    for step in ("onnx", "torch"):
+        assert len(in_fp32(step)) == len(QUICK.cells())
         assert all(one["median"] > 0 for one in in_fp32(step))
     assert [(one["in_flight"], one["per_request"], one["length"]) for one in in_fp32("service")] == [
         *QUICK.loads
     ]
     assert all(one["holds"] and one["rate"] > 0 and not one["failures"] for one in in_fp32("service"))
-    assert {one["graph"] for one in in_fp32("costs")} >= {"plain", "lengths"}
-    assert all(not one["problem"] for one in in_fp32("kernels"))
     text = (tmp_path / "report/report.md").read_text()
     assert text.startswith("# The service on the CPU\n")
-    for title in ("Steps", "Targets", "Proof", "Sequences per second, in process", "Through the server"):
+    for title in ("Steps", "Proof", "Sequences per second, in process", "Through the server"):
         assert f"## {title}" in text

@@ -10,15 +10,15 @@ from benchmarks import report
 from benchmarks.channel import CallFailedError
 from benchmarks.checkout import Checkout
 from benchmarks.run import EAGER, ECHO, ONNX, SERVICE, STREAM, TYPED, AtRate, Findings
-from benchmarks.systems import Measurement, combined, measure_in_rounds, percentiles, ratio, spread
+from benchmarks.systems import Measurement, measure_in_rounds, percentiles, ratio, spread
 from benchmarks.workload import NARROW, QUICK, SHORT, WIDE, Cell
 
 CELL = Cell(WIDE, SHORT, 32)
 RATES = {ONNX: 900.0, EAGER: 600.0, ECHO: 3000.0, SERVICE: 500.0, TYPED: 400.0, STREAM: 800.0, "peer": 250.0}
 
 
-def measured(rate: float, client_us: float = 0.0, server_us: float = 0.0) -> Measurement:
-    return Measurement(rate, rate, 1000.0, client_us, server_us)
+def measured(rate: float) -> Measurement:
+    return Measurement(rate, rate, 1000.0)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def test_each_round_begins_with_another_system_and_failures_are_kept() -> None:
     assert failures == [f"a, {CELL.name}: refused"]
 
 
-def test_ratios_and_the_ceiling_are_taken_round_by_round() -> None:
+def test_ratios_are_taken_round_by_round() -> None:
     # In the second round the machine is half as fast for both; in the third, one of them failed.
     rounds: dict[str, list[Measurement | None]] = {
         "this": [measured(200), measured(100), None],
@@ -50,11 +50,6 @@ def test_ratios_and_the_ceiling_are_taken_round_by_round() -> None:
     }
     assert ratio(rounds, "this", "other") == spread([2.0, 2.0])
     assert ratio(rounds, "this", "absent") is None
-    # A run of 4 ms, and 1 ms of transport on each of two cores.
-    rounds = {"service": [measured(200)], "run": [measured(250)], "echo": [measured(9, 1_200, 800)]}
-    found = combined(rounds, ("service", "run", "echo"), lambda *own: report.share_of_ceiling(*own, cores=2))
-    assert found is not None
-    assert found.median == pytest.approx(1.0)
 
 
 def test_a_percentile_with_too_few_requests_beyond_it_is_left_out() -> None:
@@ -64,20 +59,20 @@ def test_a_percentile_with_too_few_requests_beyond_it_is_left_out() -> None:
 
 def test_a_report_has_targets_tables_plots_and_what_failed(tmp_path: Path) -> None:
     rounds: dict[str, list[Measurement | None]] = {
-        name: [Measurement(rate, rate * 50, 1e6 / rate, 100.0, 200.0), None] for name, rate in RATES.items()
+        name: [Measurement(rate, rate * 50, 1e6 / rate, 200.0), None] for name, rate in RATES.items()
     }
     grid = {cell: rounds for model in QUICK.models for cell in QUICK.cells(model)}
     at_rates = [AtRate(QUICK.cells(NARROW)[0], SERVICE, 250.0, 0.5, 1000, 0, [900.0, 1000.0, 2000.0, None])]
     found = Findings(grid, at_rates, ["peer, 6 x 64, 1 in flight: refused"])
-    text = report.write(found, {"machine": "invented"}, 2, tmp_path).read_text()
+    text = report.write(found, {"machine": "invented"}, tmp_path).read_text()
     assert "| 6 x 64, 1 in flight | 900 | 600 | 3,000 | 500 | 400 | 800 | 250 |" in text
     assert "| 6 x 64 | service | 250 (50%) | 900 | 1,000 | 2,000 | - | 1,000 | 0 |" in text
     assert "| rate on a stream / rate of unary calls | 2.00 (2.00 to 2.00) | ≥ 1.5 | met |" in text
     assert "service / peer" in text
     assert "refused (1 times)" in text
     assert len(list(tmp_path.glob("*.png"))) == 2
-    nothing = report.write(Findings(failures=["service: refused"]), {}, 2, tmp_path).read_text()
-    assert nothing.count("| not measured |") == 6
+    nothing = report.write(Findings(failures=["service: refused"]), {}, tmp_path).read_text()
+    assert nothing.count("| not measured |") == 5
 
 
 def test_checkouts_run_their_own_code_and_share_models_only_of_equal_exporters(

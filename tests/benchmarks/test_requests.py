@@ -8,7 +8,7 @@ from attention_serving.protos.inference import open_inference_pb2
 from benchmarks.compute import pad
 from benchmarks.load import poisson
 from benchmarks.wire import Api, decode, encode
-from benchmarks.workload import FULL, AttentionKind, Lengths, Model, sequences
+from benchmarks.workload import AttentionKind, Lengths, Model, sequences
 
 CROSS, SELF = (Model(kind, 64, 4) for kind in (AttentionKind.CROSS, AttentionKind.SELF))
 MIXED = Lengths(512, mixed=True)
@@ -47,11 +47,6 @@ def test_arrivals_are_a_reproducible_poisson_process() -> None:
     assert np.isclose(gaps.std(), 1e-3, rtol=0.05)
     with pytest.raises(ValueError, match="must be positive"):
         poisson(0, 1, seed=0)
-
-
-def test_the_full_grid_has_each_cell_once() -> None:
-    names = [cell.name for model in FULL.models for cell in FULL.cells(model)]
-    assert len(names) == len(set(names)) == 2 * 3 * 4 * 3 + len(FULL.extra)
 
 
 def test_requests_hold_the_sequences_without_padding() -> None:
