@@ -1,6 +1,5 @@
 """The images in real containers. Needs a Docker engine that has them: `make images`."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -120,11 +119,6 @@ def test_the_image_names_the_locked_packages_and_no_others(container: str) -> No
     code = "import importlib.metadata as m; print(*[f'{d.name}=={d.version}' for d in m.distributions()])"
     found = dict(each.split("==") for each in python(container, code).split())
     assert {canonicalize_name(name): version for name, version in found.items()} == pins("server")
-    names = python(container, "import os; print(*os.listdir('/var/lib/dpkg/status.d'))").split()
-    assert {"libc6", "libstdc++6"} <= set(names)
-    labels = json.loads(docker("image", "inspect", "--format={{json .Config.Labels}}", SERVER))
-    for name in ("title", "version", "revision", "licenses"):
-        assert labels[f"org.opencontainers.image.{name}"]
 
 
 @needs(SERVER, CLIENT)

