@@ -7,46 +7,33 @@ on the way to a tensor is skipped. Fields are those of onnx.proto: a test compar
 
 import mmap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.protobuf_fields import LENGTH_DELIMITED, message_fields
 
 LOCATION = b"location"
-
-
-@dataclass(frozen=True, eq=False)
-class Message:
-    """A message of onnx.proto: the fields that lead to tensors, by number. Wired up below."""
-
-    name: str
-    fields: dict[int, "Message"] = field(default_factory=dict)
-
-
-ENTRY, TENSOR, SPARSE_TENSOR, ATTRIBUTE, NODE, FUNCTION, GRAPH, TRAINING_INFO, MODEL = (
-    Message(f"{name}Proto")
-    for name in (
-        "StringStringEntry",
-        "Tensor",
-        "SparseTensor",
-        "Attribute",
-        "Node",
-        "Function",
-        "Graph",
-        "TrainingInfo",
-        "Model",
-    )
-)
+MODEL, ENTRY = "ModelProto", "StringStringEntryProto"
+# By message of onnx.proto, its fields that lead to tensors: the message of each by number.
+FIELDS: Final[Mapping[str, Mapping[int, str]]] = {
+    MODEL: {7: "GraphProto", 20: "TrainingInfoProto", 25: "FunctionProto"},
+    "TrainingInfoProto": {1: "GraphProto", 2: "GraphProto"},
+    "FunctionProto": {7: "NodeProto", 11: "AttributeProto"},
+    "GraphProto": {1: "NodeProto", 5: "TensorProto", 15: "SparseTensorProto"},
+    "NodeProto": {5: "AttributeProto"},
+    "AttributeProto": {
+        5: "TensorProto",
+        6: "GraphProto",
+        10: "TensorProto",
+        11: "GraphProto",
+        22: "SparseTensorProto",
+        23: "SparseTensorProto",
+    },
+    "SparseTensorProto": {1: "TensorProto", 2: "TensorProto"},
+    "TensorProto": {13: ENTRY},  # external_data
+}
 ENTRY_KEY, ENTRY_VALUE = 1, 2
-TENSOR.fields[13] = ENTRY  # external_data
-SPARSE_TENSOR.fields.update({1: TENSOR, 2: TENSOR})
-ATTRIBUTE.fields.update({5: TENSOR, 6: GRAPH, 10: TENSOR, 11: GRAPH, 22: SPARSE_TENSOR, 23: SPARSE_TENSOR})
-NODE.fields[5] = ATTRIBUTE
-FUNCTION.fields.update({7: NODE, 11: ATTRIBUTE})
-GRAPH.fields.update({1: NODE, 5: TENSOR, 15: SPARSE_TENSOR})
-TRAINING_INFO.fields.update({1: GRAPH, 2: GRAPH})
-MODEL.fields.update({7: GRAPH, 20: TRAINING_INFO, 25: FUNCTION})
 
 
 def external_locations(path: Path) -> frozenset[str]:
@@ -69,14 +56,14 @@ def external_locations(path: Path) -> frozenset[str]:
 
 def _locations(data: mmap.mmap) -> Iterator[str]:
     """Walks the messages without recursion, whatever their depth."""
-    pending: list[tuple[Message, int, int]] = [(MODEL, 0, len(data))]
+    pending = [(MODEL, 0, len(data))]
     while pending:
         message, begin, end = pending.pop()
-        if message is ENTRY:
+        if message == ENTRY:
             yield from _entry_locations(data, begin, end)
             continue
         for number, wire_type, _, start, stop in message_fields(data, begin, end):
-            if wire_type == LENGTH_DELIMITED and (child := message.fields.get(number)):
+            if wire_type == LENGTH_DELIMITED and (child := FIELDS[message].get(number)):
                 pending.append((child, start, stop))
 
 

@@ -10,6 +10,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from securesystemslib.signer import CryptoSigner as PrivateKey
 from securesystemslib.signer import SSlibKey as PublicKey
 
+from attention_serving.artifact.errors import ArtifactError
+from attention_serving.artifact.manifest import read_bounded
+
 __all__ = ["KeyFileError", "PrivateKey", "PublicKey", "private_key", "read_private_key", "read_public_keys"]
 
 PUBLIC = "PUBLIC KEY"
@@ -64,13 +67,9 @@ def _public_key(key: Ed25519PublicKey) -> PublicKey:
 
 def _read(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_KEY_FILE_BYTES + 1)
-    except OSError as error:
-        raise KeyFileError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(content) > MAX_KEY_FILE_BYTES:
-        raise KeyFileError(f"{path}: is larger than the limit of {MAX_KEY_FILE_BYTES} bytes")
-    return content
+        return read_bounded(path, MAX_KEY_FILE_BYTES)
+    except ArtifactError as error:
+        raise KeyFileError(str(error)) from error
 
 
 def _load(path: Path, label: str, block: bytes) -> PublicKey:

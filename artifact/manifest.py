@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import AliasChoices, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from attention_serving.artifact.encoder import EncoderFacts
 from attention_serving.artifact.errors import ArtifactError
@@ -74,10 +74,8 @@ class TensorSpec(Record):
     name: str
     data_type: Literal["float32", "int64", "bool"]
     axes: tuple[str | Size, ...]
-    exclusive_upper_bound: Size | None = Field(
-        default=None, validation_alias=AliasChoices("exclusive_upper_bound", "limit")
-    )
-    """For ids, which count from 0: each is below this bound. Earlier manifests call it `limit`."""
+    exclusive_upper_bound: Size | None = None
+    """For ids, which count from 0: each is below this bound."""
 
 
 class Graph(Record):
@@ -145,7 +143,7 @@ class Manifest(Record):
     made_with: dict[str, str]
     """Versions of the libraries that the artifact was made with."""
     source: str = ""
-    """SHA-256 of the weights, configuration and options that were exported; empty in earlier manifests."""
+    """SHA-256 of the weights, configuration and options that were exported."""
 
     @property
     def runs_alone(self) -> bool:

@@ -4,7 +4,8 @@ Checks the usage without PyTorch, which takes seconds to import; `export.command
 0 if the export succeeded, 1 if it failed, 2 if the command was used wrongly.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,7 +17,7 @@ from attention_serving.artifact.keys import KeyFileError
 from attention_serving.artifact.names import ModelId
 from attention_serving.export import VERSION, options
 from attention_serving.export.errors import ArtifactExistsError, ExportError
-from attention_serving.export.options import CheckpointSource, EncoderSource, PresetSource, Source
+from attention_serving.export.options import Source
 from attention_serving.export.precision import Precision
 from attention_serving.model.checkpoints.layouts import LAYOUTS
 from attention_serving.model.encoder.config import POOLINGS
@@ -69,7 +70,6 @@ def export(
     checkpoint = _given(layout=layout, prefix=prefix, heads=heads, causal=causal, cross=cross)
     checkpoint |= _given(rotary_theta=rotary_theta)
     text = _given(pooling=pooling, dimensions=tuple(dimensions or ()), truncates=truncate)
-    source: Source
     if encoder is not None:
         source = _encoder(encoder, text, _given(preset=preset, weights=weights, seed=seed) | checkpoint)
     elif text:
@@ -79,9 +79,10 @@ def export(
     else:
         source = _preset(preset, seed, checkpoint)
     if describe:
-        from attention_serving.export import command  # noqa: PLC0415 - imports PyTorch
+        with _failures_in_one_line():
+            from attention_serving.export import command  # noqa: PLC0415 - imports PyTorch
 
-        _finish(lambda: command.describe(source, console))
+            command.describe(source, console)
         return
     if not (name or preset):
         _refuse("--name is missing: give the name of the model")
@@ -91,10 +92,10 @@ def export(
         _refuse(str(error))
     if out is None:
         _refuse("--out is missing: give the model repository to write into")
-    from attention_serving.export import command  # noqa: PLC0415 - imports PyTorch
+    with _failures_in_one_line():
+        from attention_serving.export import command  # noqa: PLC0415 - imports PyTorch
 
-    _finish(
-        lambda: command.run(
+        command.run(
             source,
             model,
             out,
@@ -106,7 +107,6 @@ def export(
             targets=targets or (),
             console=console,
         )
-    )
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -118,17 +118,17 @@ def _names(given: Mapping[str, Any]) -> str:
     return ", ".join(OPTIONS.get(name, f"--{name.replace('_', '-')}") for name in given)
 
 
-def _preset(preset: str, seed: int | None, given: Mapping[str, Any]) -> PresetSource:
+def _preset(preset: str, seed: int | None, given: Mapping[str, Any]) -> Source:
     if not preset:
         _refuse("name a preset (--list shows them), or give --weights or --encoder")
     if preset not in PRESETS:
         _refuse(f"preset {preset!r} does not exist; --list shows those that do")
     if given:
         _refuse(f"{_names(given)} needs --weights; a preset has its own configuration")
-    return PresetSource(name=preset, seed=options.PRESET_SEED if seed is None else seed)
+    return Source(preset=preset, options={"seed": options.PRESET_SEED if seed is None else seed})
 
 
-def _checkpoint(weights: Path, preset: str, seed: int | None, given: Mapping[str, Any]) -> CheckpointSource:
+def _checkpoint(weights: Path, preset: str, seed: int | None, given: Mapping[str, Any]) -> Source:
     if preset:
         _refuse(f"preset {preset!r} and --weights exclude each other; give one of them")
     if seed is not None:
@@ -142,21 +142,22 @@ def _checkpoint(weights: Path, preset: str, seed: int | None, given: Mapping[str
         _refuse("--heads is missing: give the number of query heads")
     if "rotary_theta" in given and not LAYOUTS[given["layout"]].rotary:
         _refuse(f"--rotary-theta: layout {given['layout']!r} has no rotary embedding")
-    return CheckpointSource(path=weights, **given)
+    return Source(weights=weights, options=given)
 
 
-def _encoder(folder: Path, given: Mapping[str, Any], others: Mapping[str, Any]) -> EncoderSource:
+def _encoder(folder: Path, given: Mapping[str, Any], others: Mapping[str, Any]) -> Source:
     if others:
         _refuse(f"--encoder and {_names(dict([*others.items()][:1]))} exclude each other; give one of them")
     if "pooling" in given and given["pooling"] not in POOLINGS:
         _refuse(f"--pooling {given['pooling']!r} does not exist; give one of {', '.join(POOLINGS)}")
-    return EncoderSource(path=folder, **given)
+    return Source(encoder=folder, options=given)
 
 
-def _finish(work: Callable[[], None]) -> None:
-    """Runs the command; an expected failure ends it with one line and its status."""
+@contextmanager
+def _failures_in_one_line() -> Iterator[None]:
+    """Ends the command with one line and its status if an expected failure occurs."""
     try:
-        work()
+        yield
     except (ExportError, KeyFileError, OSError, ValueError) as error:
         message = str(error)
         if isinstance(error, ArtifactExistsError):

@@ -46,15 +46,7 @@ log = logging.getLogger(__name__)
 GOLDEN_FILE = "golden.safetensors"
 PARITY_FILE = "parity.json"
 TOKENIZER_FILE = "tokenizer.json"
-GRAPH_FILES = {
-    GraphKind.PLAIN: "model.onnx",
-    GraphKind.LENGTHS: "model.lengths.onnx",
-    GraphKind.MASK: "model.mask.onnx",
-    GraphKind.WEIGHTS: "model.weights.onnx",
-    GraphKind.TOKENS: "model.tokens.onnx",
-    GraphKind.BLOCKS: "model.blocks.onnx",
-    GraphKind.MASK_BLOCKS: "model.mask_blocks.onnx",
-}
+GRAPH_FILES = {kind: f"model.{kind}.onnx" for kind in GraphKind} | {GraphKind.PLAIN: "model.onnx"}
 WEIGHTS_FILE = "weights.bin"
 # Weights of at least this size in total are stored in one file that the graphs share.
 EXTERNAL_BYTES = 1 << 20

@@ -2,7 +2,7 @@
 
 import platform
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,7 @@ from attention_serving.export.errors import ExportError, ParityError
 # The version of the exporter, which certificates state.
 VERSION = "0.1.0"
 CPU_INFO = Path("/proc/cpuinfo")
-# What names a processor, in the order of preference: x86 has a model name, other architectures a part.
-CPU_FIELDS = ("model name", "Model", "cpu model", "CPU part")
 CPU_PROVIDER = "CPUExecutionProvider"
-RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 
 
 class ProofProvider(StrEnum):
@@ -69,6 +66,8 @@ def prove(folder: Path, manifest: Manifest, provider: ProofProvider) -> Proof:
         ExportError: The graphs do not run on the provider.
         ParityError: A golden case misses the tolerance.
     """
+    import onnxruntime  # noqa: PLC0415 - takes a second, and the command's help does not need it
+
     path = folder / manifest.golden
     cases = load_golden(path)
     check_golden(path, cases, manifest)
@@ -91,13 +90,18 @@ def prove(folder: Path, manifest: Manifest, provider: ProofProvider) -> Proof:
             architecture=platform.machine(),
             system=platform.system(),
         ),
-        replayed_with=_versions(),
+        replayed_with={
+            "exporter": VERSION,
+            "python": platform.python_version(),
+            "numpy": version("numpy"),
+            "onnxruntime": onnxruntime.__version__,
+        },
         made_with=manifest.made_with,
     )
 
 
 def _session(path: Path, provider: ProofProvider) -> Any:
-    import onnxruntime  # noqa: PLC0415 - takes a second, and the command's help does not need it
+    import onnxruntime  # noqa: PLC0415 - as above
 
     name, options = provider.runtime
     if name not in onnxruntime.get_available_providers():
@@ -135,19 +139,6 @@ def _replay(session: Any, case: GoldenCase, manifest: Manifest) -> tuple[float, 
 
 def _cpu() -> str:
     """The model of the processor, as the system names it; the architecture if it does not."""
-    try:
-        lines = [line.partition(":") for line in CPU_INFO.read_text(encoding="utf-8").splitlines()]
-    except OSError:  # not Linux
-        return platform.processor() or platform.machine()
-    values = {name.strip(): value.strip() for name, _, value in reversed(lines)}
-    return next((values[name] for name in CPU_FIELDS if values.get(name)), platform.machine())
-
-
-def _versions() -> dict[str, str]:
-    found = {"exporter": VERSION, "python": platform.python_version(), "numpy": version("numpy")}
-    for name in RUNTIMES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    lines = CPU_INFO.read_text(encoding="utf-8").splitlines() if CPU_INFO.exists() else []
+    models = (line.partition(": ")[2] for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or platform.machine())

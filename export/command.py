@@ -14,7 +14,7 @@ from attention_serving.export.artifact import UNCHANGED, showing, write_artifact
 from attention_serving.export.deployment.write import DeploymentTarget, check_target, write_target
 from attention_serving.export.encoder import encoder_spec
 from attention_serving.export.errors import ExportError
-from attention_serving.export.options import EncoderSource, PresetSource, Source
+from attention_serving.export.options import Source
 from attention_serving.export.precision import Precision
 from attention_serving.export.signature import ExportSpec, attention_spec
 from attention_serving.model.checkpoints.loading import load_checkpoint
@@ -33,24 +33,17 @@ def load(source: Source) -> tuple[ExportSpec, Sequence[str]]:
     Raises:
         CheckpointError: The file cannot be read, or does not hold the layout under the prefix.
     """
-    if isinstance(source, EncoderSource):
-        encoder = load_encoder(source.path, pooling=source.pooling)
-        spec = encoder_spec(encoder, dimensions=source.dimensions, truncates=source.truncates)
-        return spec, encoder.skipped
-    if isinstance(source, PresetSource):
-        module = build_preset(source.name, seed=source.seed)
-        return attention_spec(module, PRESETS[source.name].description), ()
-    checkpoint = load_checkpoint(
-        source.path,
-        layout=source.layout,
-        prefix=source.prefix,
-        heads=source.heads,
-        causal=source.causal,
-        cross=source.cross,
-        rotary_theta=source.rotary_theta,
-    )
-    description = f"{source.layout} checkpoint {source.name}, {source.prefix or 'no prefix'}"
-    return attention_spec(checkpoint.module, description), checkpoint.skipped
+    given = dict(source.options)
+    if source.encoder is not None:
+        encoder = load_encoder(source.encoder, pooling=given.pop("pooling", ""))
+        return encoder_spec(encoder, **given), encoder.skipped
+    if source.weights is not None:
+        checkpoint = load_checkpoint(source.weights, **given)
+        prefix = given.get("prefix", "no prefix")
+        description = f"{given['layout']} checkpoint {source.weights.name}, {prefix}"
+        return attention_spec(checkpoint.module, description), checkpoint.skipped
+    module = build_preset(source.preset, **given)
+    return attention_spec(module, PRESETS[source.preset].description), ()
 
 
 def run(
@@ -78,7 +71,7 @@ def run(
     key = read_private_key(sign_key) if sign_key is not None else None
     for target in targets:
         check_target(target)
-        if isinstance(source, EncoderSource) and target is DeploymentTarget.TORCHSERVE:
+        if source.encoder is not None and target is DeploymentTarget.TORCHSERVE:
             raise ExportError("--target torchserve does not support --encoder; choose triton or onnx")
     steps = list[str]()
     with showing() as show:

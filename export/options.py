@@ -1,5 +1,6 @@
 """The options of `python -m export`, and what they say is exported. Does not import PyTorch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -147,50 +148,23 @@ AbsoluteTolerance = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class PresetSource:
-    """A preset with random weights of a seed."""
-
-    name: str
-    seed: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointSource:
-    """Weights of another project; the fields are the arguments of `load_checkpoint`."""
-
-    path: Path
-    layout: str
-    heads: int
-    prefix: str = ""
-    causal: bool = False
-    cross: bool = False
-    rotary_theta: float = ROTARY_THETA
-
-    @property
-    def name(self) -> str:
-        """The name of the file."""
-        return self.path.name
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderSource:
-    """The text encoder of a folder.
+class Source:
+    """What is exported: one of the first three.
 
     Attributes:
-        pooling: For folders that do not state it; empty for that of the family.
-        dimensions: Numbers of elements that embeddings can be shortened to.
-        truncates: Whether long texts are cut unless a request says otherwise.
+        preset: Name of a preset.
+        weights: A checkpoint of another project.
+        encoder: The folder of a text encoder.
+        options: Arguments of `build_preset`, of `load_checkpoint`, or of `load_encoder` and `encoder_spec`.
     """
 
-    path: Path
-    pooling: str = ""
-    dimensions: tuple[int, ...] = ()
-    truncates: bool = False
+    preset: str = ""
+    weights: Path | None = None
+    encoder: Path | None = None
+    options: Mapping[str, Any]
 
     @property
     def name(self) -> str:
-        """The name of the folder."""
-        return self.path.resolve().name
-
-
-Source = PresetSource | CheckpointSource | EncoderSource
+        """The name of the preset, the file or the folder."""
+        path = self.weights or self.encoder
+        return path.resolve().name if path is not None else self.preset

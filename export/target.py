@@ -67,7 +67,7 @@ class Target:
         """Refuses an export that cannot end well, before it begins.
 
         An artifact that records the same source passes: the export may turn out to be identical, and then
-        succeeds without a change. So does one that records no source, as earlier versions wrote it.
+        succeeds without a change.
 
         Args:
             source: The `source_digest` of what is to be exported.
@@ -82,7 +82,7 @@ class Target:
             found.verify_files(self.folder)
         except ArtifactError as error:
             raise self._exists(f"a damaged artifact ({error})") from error
-        if found.source not in ("", source):
+        if found.source != source:
             raise self._exists("another artifact")
 
     def put(self, temporary: Path, manifest: Manifest) -> bool:

@@ -3,7 +3,7 @@
 Exit status: 0 if the certificate and every file are good, 1 if not, 2 if the command was used wrongly.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeAlias
 
@@ -63,24 +63,19 @@ def fail(message: str, status: int) -> NoReturn:
 
 def show(path: Path, certificate: Certificate) -> None:
     """Prints a path, and below it what the certificate states."""
-    console.print(f"{path}")
-    for line in describe(certificate):
-        console.print(f"  {line}")
-
-
-def describe(certificate: Certificate) -> Iterator[str]:
-    """One line for each part: the artifact, the result, the place, the versions, the key."""
     proof, machine = certificate.proof, certificate.proof.machine
-    yield f"{proof.name} version {proof.version}, {proof.precision}, {certificate.files} files"
-    yield (
-        f"largest difference from eager PyTorch {proof.max_abs_error:.2g} in {proof.cases} cases, "
+    for line in (
+        f"{path}",
+        f"  {proof.name} version {proof.version}, {proof.precision}, {certificate.files} files",
+        f"  largest difference from eager PyTorch {proof.max_abs_error:.2g} in {proof.cases} cases, "
         f"{proof.max_error_ratio:.2g} of the tolerance "
-        f"{proof.tolerance.atol:g} + {proof.tolerance.rtol:g} x |value|"
-    )
-    yield f"replayed on {machine.provider}, {machine.cpu}, {machine.architecture}, {machine.system}"
-    yield f"replayed with {_listed(proof.replayed_with)}"
-    yield f"made with {_listed(proof.made_with)}"
-    yield f"signed with key {certificate.key}"
+        f"{proof.tolerance.atol:g} + {proof.tolerance.rtol:g} x |value|",
+        f"  replayed on {machine.provider}, {machine.cpu}, {machine.architecture}, {machine.system}",
+        f"  replayed with {_listed(proof.replayed_with)}",
+        f"  made with {_listed(proof.made_with)}",
+        f"  signed with key {certificate.key}",
+    ):
+        console.print(line)
 
 
 def _listed(versions: Mapping[str, str]) -> str:

@@ -20,6 +20,7 @@ import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,7 @@ class AttentionHandler:
         options = SessionOptions()
         options.intra_op_num_threads = int(settings.get("threads", 0)) or len(os.sched_getaffinity(0))
         self._session = InferenceSession(str(folder / file), options, providers=["CPUExecutionProvider"])
-        error = replay(self._session, folder / "golden.npz", self._manifest["tolerance"])
-        log.info("%s: largest difference from eager PyTorch %.3g", self._manifest["name"], error)
+        replay(self._session, folder / "golden.npz", self._manifest["tolerance"])
 
     def handle(self, data: Sequence[Mapping[str, Any]], context: Any) -> list[bytes]:
         """Answers each request of a batch with its own rows, or with the reason why it is refused."""
@@ -174,21 +174,18 @@ class AttentionHandler:
         return results
 
 
-def replay(session: Any, golden: Path, tolerance: Mapping[str, float]) -> float:
-    """Runs the golden vectors; raises RuntimeError if one misses the tolerance. Returns the largest error."""
-    worst = -math.inf
+def replay(session: Any, golden: Path, tolerance: Mapping[str, float]) -> None:
+    """Runs the golden vectors; raises RuntimeError if one misses the tolerance, or if there are none."""
     with np.load(golden, allow_pickle=False) as arrays:
-        for case in sorted({name.split("/")[0] for name in arrays}):
+        cases = sorted({name.split("/")[0] for name in arrays})
+        if not cases:
+            raise RuntimeError(f"{golden.name} contains no golden vectors")
+        for case in cases:
             inputs = {each.name: arrays[f"{case}/inputs/{each.name}"] for each in session.get_inputs()}
             for output, value in zip(session.get_outputs(), session.run(None, inputs), strict=True):
                 eager = arrays[f"{case}/outputs/{output.name}"]
                 if value.shape != eager.shape or not np.allclose(value, eager, equal_nan=True, **tolerance):
                     raise RuntimeError(f"{output.name} of golden case {case} differs from eager PyTorch")
-                difference = np.abs(np.subtract(value, eager, dtype=np.float64))
-                worst = max(worst, float(np.nanmax(difference, initial=0)))
-    if worst < 0:
-        raise RuntimeError(f"{golden.name} contains no golden vectors")
-    return worst
 
 
 def stack(arrays: Sequence[Any]) -> Any:
@@ -255,36 +252,21 @@ def from_raw(name: str, value: bytes | bytearray, width: Sequence[int], dtype: A
 
 
 def from_npy(name: str, value: bytes | bytearray) -> Any:
-    """An array of a .npy file. Nothing is allocated for more elements than the file contains."""
-    formats, stream = np.lib.format, io.BytesIO(value)
-    readers = {(1, 0): formats.read_array_header_1_0, (2, 0): formats.read_array_header_2_0}
+    """An array of a .npy file."""
     try:
-        shape, fortran, dtype = readers[formats.read_magic(stream)](stream)
-        content = memoryview(value)[stream.tell() :]
-        if not dtype.hasobject and math.prod(shape) * dtype.itemsize == len(content):
-            return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
-        problem = f"{len(content)} bytes follow a header of {dtype} {shape}"
+        return np.load(io.BytesIO(value), allow_pickle=False)
     except Exception as error:  # the parser of the header raises errors of many types
-        problem = str(error)
-    raise ValueError(f"{name} is a damaged .npy file: {problem}")
+        raise ValueError(f"{name} is a damaged .npy file: {error}") from error
 
 
 def reply(context: Any, index: int, result: Arrays, content_type: str) -> bytes:
-    """The response of one request in the form of the request."""
-    try:
-        content = encode(result, content_type)
-    except ValueError:
+    """The response of one request in its form: the outputs as JSON, or the first one as .npy or raw bytes."""
+    if content_type == JSON and not all(np.isfinite(array).all() for array in result.values()):
         reason = "the result has values that are not finite; send the request as .npy or raw bytes"
         return refuse(context, index, BAD_REQUEST, reason)
     context.set_response_content_type(index, content_type)
-    return content
-
-
-def encode(result: Arrays, content_type: str) -> bytes:
-    """The outputs as JSON, or the first one as .npy or raw bytes; raises ValueError for NaN in JSON."""
     if content_type == JSON:
-        values = {name: array.tolist() for name, array in result.items()}
-        return json.dumps(values, allow_nan=False).encode()
+        return json.dumps({name: array.tolist() for name, array in result.items()}).encode()
     first, stream = np.ascontiguousarray(next(iter(result.values()))), io.BytesIO()
     if content_type == RAW:
         return first.tobytes()
@@ -294,8 +276,6 @@ def encode(result: Arrays, content_type: str) -> bytes:
 
 def refuse(context: Any, index: int, code: int, message: str) -> bytes:
     """Sets the status of one request, and returns the response that says why."""
-    context.set_response_status(
-        code, "Bad Request" if code == BAD_REQUEST else "Internal Server Error", index
-    )
+    context.set_response_status(code, HTTPStatus(code).phrase, index)
     context.set_response_content_type(index, JSON)
     return json.dumps({"code": code, "message": message}).encode()

@@ -173,11 +173,9 @@ def _sharded(folder: Path, stack: ExitStack) -> TensorFile:
         if not (folder / name).exists():
             raise CheckpointError(f"{INDEX}: {name} is missing")
         opened[name] = stack.enter_context(open_file(folder / name))
-    for tensor, name in places.items():
-        if tensor not in opened[name].names:
-            raise CheckpointError(f"{name}: {tensor} is missing, which {INDEX} says is there")
-    if beside := sorted(frozenset[str]().union(*(file.names for file in opened.values())) - places.keys()):
-        raise CheckpointError(f"{INDEX} does not list {beside[0]}")
+    found = {tensor: name for name, file in opened.items() for tensor in file.names}
+    if wrong := sorted(tensor for tensor, _ in places.items() ^ found.items()):
+        raise CheckpointError(f"{INDEX} does not list what is in its files: {wrong[0]}")
     return TensorFile(
         frozenset(places),
         lambda name: opened[places[name]].shape(name),

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
-from attention_serving.model.checkpoints import CheckpointError
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -197,15 +195,3 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
     "torch": _TORCH,
     "vit": _VIT,
 }
-
-
-def find_layout(name: str) -> Layout:
-    """A layout by name.
-
-    Raises:
-        CheckpointError: The layout does not exist. The message lists those that do.
-    """
-    if name not in LAYOUTS:
-        known = ", ".join(sorted(LAYOUTS))
-        raise CheckpointError(f"layout {name!r} does not exist; the layouts are: {known}")
-    return LAYOUTS[name]

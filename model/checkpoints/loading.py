@@ -18,13 +18,13 @@ from attention_serving.model.checkpoints.files import TensorFile, open_file, par
 from attention_serving.model.checkpoints.layouts import (
     FUSED,
     KEY,
+    LAYOUTS,
     OUTPUT,
     QUERY,
     VALUE,
     Layout,
     Shape,
     StoredTensors,
-    find_layout,
 )
 from attention_serving.model.config import AttentionConfig, ConfigError
 
@@ -81,9 +81,12 @@ def load_checkpoint(
             missing, unexpected, or of a wrong shape or type. The message lists them by name.
     """
     hints = _Hints(heads=heads, causal=causal, cross=cross, rotary_theta=rotary_theta)
+    if layout not in LAYOUTS:
+        known = ", ".join(sorted(LAYOUTS))
+        raise CheckpointError(f"{path}: layout {layout!r} does not exist; the layouts are: {known}")
     try:
         with open_file(Path(path)) as file:
-            return _read(file, find_layout(layout), prefix, hints)
+            return _read(file, LAYOUTS[layout], prefix, hints)
     except CheckpointError as error:
         raise CheckpointError(f"{path}, layout {layout!r}, prefix {prefix!r}: {error}") from error
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from tokenizers import Tokenizer
@@ -19,7 +19,7 @@ from attention_serving.model.encoder.encoder import TextEncoder
 from attention_serving.model.encoder_folder.families import FAMILIES
 from attention_serving.model.encoder_folder.families.family import WITHOUT_EFFECT, Family
 from attention_serving.model.encoder_folder.fields import Fields
-from attention_serving.model.encoder_folder.sentence import read_sentence_modules
+from attention_serving.model.encoder_folder.sentence import SentenceModules, read_sentence_modules
 from attention_serving.model.encoder_folder.tokenizer import load_tokenizer, stated_max_tokens
 
 CONFIGURATION: Final = "config.json"
@@ -63,84 +63,79 @@ def load_encoder(path: str | PathLike[str], *, pooling: str = "") -> LoadedEncod
     if not folder.is_dir():
         raise CheckpointError(f"{path}: is not a folder")
     try:
-        return _Reader(folder, pooling).read()
+        return _read(folder, pooling)
     except (CheckpointError, ConfigError) as error:
         raise CheckpointError(f"{path}: {error}") from error
 
 
-class _Reader:
-    """Reads one folder."""
+def _read(folder: Path, pooling: str) -> LoadedEncoder:
+    sentence = read_sentence_modules(folder)
+    fields = Fields.of_file(sentence.transformer / CONFIGURATION)
+    model_type, family = _family(fields)
+    dimensions = _dimensions(fields)
+    sizes = family.configure(fields)
+    fields.ignore(*WITHOUT_EFFECT)
+    fields.finish()
+    config = _config(sizes, sentence, pooling, own_pooling=family.pooling)
+    tokenizer = load_tokenizer(
+        sentence.transformer, lowercases=sentence.lowercases, vocabulary=config.vocabulary
+    )
+    dense = _dense_weights(sentence)
+    with open_folder(sentence.transformer) as file:
+        weights, skipped = _weights(config, family, file, elsewhere=dense.keys())
+    with torch.random.fork_rng(devices=[]):  # keeps the caller's random numbers
+        module = TextEncoder(config)
+    module.load_state_dict(weights | dense, assign=True)
+    return LoadedEncoder(
+        module=module.eval(),
+        tokenizer=tokenizer,
+        family=model_type,
+        dimensions=dimensions,
+        prompts=sentence.prompts,
+        default_prompt=sentence.default_prompt,
+        skipped=skipped,
+    )
 
-    def __init__(self, folder: Path, pooling: str) -> None:
-        self._sentence = read_sentence_modules(folder)
-        self._folder = self._sentence.transformer
-        self._pooling = pooling
-        fields = Fields.of_file(self._folder / CONFIGURATION)
-        self._model_type, self._family = _family(fields)
-        self._dimensions = _dimensions(fields)
-        self._sizes = self._family.configure(fields)
-        fields.ignore(*WITHOUT_EFFECT)
-        fields.finish()
 
-    def read(self) -> LoadedEncoder:
-        config = self._config()
-        tokenizer = load_tokenizer(
-            self._folder, lowercases=self._sentence.lowercases, vocabulary=config.vocabulary
+def _config(
+    sizes: dict[str, Any], stated: SentenceModules, pooling: str, *, own_pooling: tuple[str, ...]
+) -> EncoderConfig:
+    """The configuration of a model of some sizes, with what the folder states about its embeddings."""
+    # A table of positions that counts from the padding id has no rows for it and for those before it.
+    positions = sizes.pop("max_positions", 0) or sizes["positions"] - sizes.get("padding_id", -1) - 1
+    own_dense, own_pooling = sizes.pop("dense", ()), sizes.pop("pooling", own_pooling)
+    if stated.pooling and own_dense:
+        raise CheckpointError("modules.json: Pooling after a model with a projection is not supported")
+    if stated.pooling and pooling:
+        raise CheckpointError(f"pooling {pooling!r}: the folder states its own")
+    if stated.pooled_width not in (0, sizes["width"]):
+        raise CheckpointError(
+            f"Pooling is for vectors of width {stated.pooled_width}; the model has {sizes['width']}"
         )
-        dense = self._dense_weights()
-        with open_folder(self._folder) as file:
-            weights, skipped = _weights(config, self._family, file, elsewhere=dense.keys())
-        with torch.random.fork_rng(devices=[]):  # keeps the caller's random numbers
-            module = TextEncoder(config)
-        module.load_state_dict(weights | dense, assign=True)
-        return LoadedEncoder(
-            module=module.eval(),
-            tokenizer=tokenizer,
-            family=self._model_type,
-            dimensions=self._dimensions,
-            prompts=self._sentence.prompts,
-            default_prompt=self._sentence.default_prompt,
-            skipped=skipped,
+    if stated.max_tokens > positions:
+        raise CheckpointError(
+            f"max_seq_length={stated.max_tokens}: the model has positions for {positions} tokens"
         )
+    return EncoderConfig(
+        **sizes,
+        max_tokens=stated.max_tokens or min(positions, stated_max_tokens(stated.transformer) or positions),
+        pooling=stated.pooling or ((pooling,) if pooling else own_pooling),
+        dense=(*own_dense, *(config for config, _ in stated.dense)),
+        normalised=stated.normalised,
+    )
 
-    def _config(self) -> EncoderConfig:
-        sizes, stated = dict(self._sizes), self._sentence
-        # A table of positions that counts from the padding id has no rows for it and for those before it.
-        positions = sizes.pop("max_positions", 0) or sizes["positions"] - sizes.get("padding_id", -1) - 1
-        own_dense = sizes.pop("dense", ())
-        own_pooling = sizes.pop("pooling", self._family.pooling)
-        if stated.pooling and own_dense:
-            raise CheckpointError(f"modules.json: Pooling after {self._model_type} is not supported")
-        if stated.pooling and self._pooling:
-            raise CheckpointError(f"pooling {self._pooling!r}: the folder states its own")
-        if stated.pooled_width not in (0, sizes["width"]):
-            raise CheckpointError(
-                f"Pooling is for vectors of width {stated.pooled_width}; the model has {sizes['width']}"
-            )
-        return EncoderConfig(
-            **sizes,
-            max_tokens=self._max_tokens(positions),
-            pooling=stated.pooling or ((self._pooling,) if self._pooling else own_pooling),
-            dense=(*own_dense, *(config for config, _ in stated.dense)),
-            normalised=stated.normalised,
-        )
 
-    def _max_tokens(self, positions: int) -> int:
-        stated = self._sentence.max_tokens
-        if stated > positions:
-            raise CheckpointError(f"max_seq_length={stated}: the model has positions for {positions} tokens")
-        return stated or min(positions, stated_max_tokens(self._folder) or positions)
-
-    def _dense_weights(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for index, (config, path) in enumerate(self._sentence.dense):
-            expected: dict[str, tuple[int, ...]] = {"linear.weight": (config.d_out, config.d_in)}
-            expected |= {"linear.bias": (config.d_out,)} if config.bias else {}
-            with open_folder(path) as file:
-                if problems := file.problems(expected, _unexpected(file.names - expected.keys())):
-                    raise CheckpointError(f"{path.name}: {report(problems)}")
-                found |= {f"pooling.dense.{index}.{name}": file.read(name) for name in expected}
-        return found
+def _dense_weights(stated: SentenceModules) -> dict[str, Tensor]:
+    """The weights of the linear layers after pooling, by the names of their parameters."""
+    found: dict[str, Tensor] = {}
+    for index, (config, path) in enumerate(stated.dense):
+        expected: dict[str, tuple[int, ...]] = {"linear.weight": (config.d_out, config.d_in)}
+        expected |= {"linear.bias": (config.d_out,)} if config.bias else {}
+        with open_folder(path) as file:
+            if problems := file.problems(expected, _unexpected(file.names - expected.keys())):
+                raise CheckpointError(f"{path.name}: {report(problems)}")
+            found |= {f"pooling.dense.{index}.{name}": file.read(name) for name in expected}
+    return found
 
 
 def _family(fields: Fields) -> tuple[str, Family]:

@@ -72,7 +72,6 @@ REFUSED: dict[str, tuple[Read, Content, str]] = {
         lambda folder: rsa(folder, public=True),
         "contains a public key that is not an Ed25519 key",
     ),
-    "large": (read_public_keys, lambda _: b" " * (1 << 21), "is larger than the limit of 1048576 bytes"),
     "public instead": (read_private_key, lambda _: public_pem(new_key()), "is not a private key in PEM"),
     "private rsa": (read_private_key, lambda folder: rsa(folder, public=False), "is not an Ed25519 key"),
     "encrypted": (

@@ -73,22 +73,12 @@ def test_a_manifest_is_read_back_as_it_was_written(manifest: Manifest, tmp_path:
     found.verify_files(tmp_path)
 
 
-def test_an_id_bound_of_an_earlier_manifest_is_read(manifest: Manifest, tmp_path: Path) -> None:
-    edit(tmp_path, lambda values: values["graphs"]["plain"]["inputs"][0].update(limit=7))
-    edit(tmp_path, lambda values: values["graphs"]["plain"]["inputs"][0].pop("exclusive_upper_bound"))
-    assert Manifest.load(tmp_path).graphs[GraphKind.PLAIN].inputs[0].exclusive_upper_bound == 7
-    assert manifest.graphs[GraphKind.PLAIN].inputs[0].exclusive_upper_bound is None
-
-
-def test_a_missing_manifest_is_refused_by_path(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"manifest\.json: .*No such file"):
-        Manifest.load(tmp_path)
-
-
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff\xfe{}", b" " * (2 << 20)])
-@pytest.mark.usefixtures("manifest")
-def test_a_manifest_that_does_not_parse_is_refused_by_path(data: bytes, tmp_path: Path) -> None:
-    (tmp_path / MANIFEST_FILE).write_bytes(data)
+@pytest.mark.parametrize("data", [None, b"", b"[]", b"\xff\xfe{}", b" " * (2 << 20)])
+def test_a_manifest_that_is_absent_or_does_not_parse_is_refused_by_path(
+    data: bytes | None, tmp_path: Path
+) -> None:
+    if data is not None:
+        (tmp_path / MANIFEST_FILE).write_bytes(data)
     with pytest.raises(ArtifactError, match=r"manifest\.json: "):
         Manifest.load(tmp_path)
 
@@ -181,13 +171,10 @@ def test_the_rule_of_a_module_is_what_its_configuration_states(
     assert stated.model_copy(update={"num_heads": 0}).attention_patterns == ()
 
 
-@pytest.mark.parametrize("name", ["a", "0", "multi_head.768x12", "A" * 128])
-def test_a_name_is_letters_digits_and_a_few_signs(name: str) -> None:
-    assert ModelId(name).name == name
-
-
 @pytest.mark.parametrize("name", ["", "..", ".hidden", "-a", "_a", "a/b", "a b", "é", "A" * 129, "tiny\n"])
-def test_any_other_name_is_refused_by_value_and_rule(name: str) -> None:
+def test_a_name_that_is_not_letters_digits_and_a_few_signs_is_refused(name: str) -> None:
+    for good in ("a", "0", "multi_head.768x12", "A" * 128):
+        assert ModelId(good).name == good
     with pytest.raises(ValueError, match="must match") as refusal:
         ModelId(name)
     assert f"name={name!r}: " in str(refusal.value)

@@ -24,6 +24,7 @@ import onnx
 import pytest
 
 from attention_serving.artifact.manifest import MANIFEST_FILE, file_hash
+from attention_serving.server.api import protobuf_bytes
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.engine.model import LoadedModel
@@ -53,13 +54,8 @@ SIZES = (0, -1, 1, 3, 7, 2**31, 2**40, 2**62)
 def test_damaged_artifacts_neither_crash_the_process_nor_touch_other_models(
     artifacts: Path, tmp_path: Path
 ) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "tests.artifact.test_mutated_artifacts",
-        *map(str, (artifacts, tmp_path)),
-    ]
-    command.append(str(ARTIFACTS))
+    command = [sys.executable, "-m", "tests.artifact.test_mutated_artifacts"]
+    command += map(str, (artifacts, tmp_path, ARTIFACTS))
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, lines[-1]  # what was announced of the artifact that ended the process
@@ -244,21 +240,16 @@ def edit_a_graph(folder: Path, rng: Random) -> bool:
 
 def nest_branches(folder: Path, rng: Random) -> bool:
     """A graph within a graph within a graph, deeper than parsers follow."""
+
+    def field(number: int, content: bytes) -> bytes:
+        return b"".join(protobuf_bytes.field((number,), [content]))
+
     inner = b"\x0a\x02\x0a\x00"
     for _ in range(rng.choice((10, 90, 110, 2000))):
-        inner = _field(1, _field(5, _field(6, inner)))
+        inner = field(1, field(5, field(6, inner)))
     with _file(folder, rng, "*.onnx").open("ab") as file:
-        file.write(_field(7, inner))
+        file.write(field(7, inner))
     return True
-
-
-def _field(number: int, content: bytes) -> bytes:
-    """A length-delimited field of protobuf."""
-    size, encoded = len(content), bytearray([number << 3 | 2])
-    while size > 0x7F:
-        encoded.append(size & 0x7F | 0x80)
-        size >>= 7
-    return bytes(encoded) + bytes([size]) + content
 
 
 # Edits are more frequent than others, for they have the most to break.

@@ -36,13 +36,10 @@ CASES = {
     "causal rotary": (ROTARY, PLAIN),
 }
 FURTHER = {
-    "cross": (CROSS, PLAIN),
     "grouped heads": (AttentionConfig(d_query=8, num_heads=4, num_kv_heads=2), PLAIN),
     "causal": (AttentionConfig(d_query=4, num_heads=2, causal=True), PLAIN),
     "causal cross, mask": (AttentionConfig(d_query=4, num_heads=2, causal=True, cross=True), MASK),
     "ALiBi": (AttentionConfig(d_query=4, num_heads=2, alibi=True), PLAIN),
-    "causal ALiBi": (ALIBI, PLAIN),
-    "causal window": (WINDOW, PLAIN),
     "causal window, mask": (WINDOW, MASK),
 }
 

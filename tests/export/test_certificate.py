@@ -14,13 +14,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.numpy import load_file, save_file
 
 from attention_serving.artifact.certificate import CERTIFICATE_FILE, check_certificate
-from attention_serving.artifact.golden import load_golden
 from attention_serving.artifact.keys import PrivateKey
 from attention_serving.artifact.manifest import MANIFEST_FILE, Manifest, file_hash
 from attention_serving.export import VERSION, export_module, write_target
-from attention_serving.export.certificate import ProofProvider, sign_artifact
+from attention_serving.export.certificate import sign_artifact
 from attention_serving.export.deployment.torchserve import stage
-from attention_serving.export.errors import ExportError, ParityError
+from attention_serving.export.errors import ParityError
 from tests.server.samples import SELF
 from tests.support.keys import new_key, write_keys
 
@@ -49,12 +48,9 @@ def test_what_was_proven_on_this_machine_is_signed(artifact: Path) -> None:
     found = check_certificate(artifact, manifest, [KEY.public_key])
     proof = found.proof
     assert (proof.name, proof.version, proof.precision) == (SELF, 1, "fp32")
-    assert proof.tolerance == manifest.tolerance
-    assert proof.cases == len(load_golden(artifact / manifest.golden))
     assert 0 < proof.max_abs_error < manifest.tolerance.atol
     assert 0 < proof.max_error_ratio < 1
     assert proof.machine.provider == "CPUExecutionProvider"
-    assert proof.machine.cpu
     assert proof.replayed_with["exporter"] == VERSION
     assert proof.replayed_with["onnxruntime"] == onnxruntime.__version__
     assert proof.made_with["torch"].startswith(torch.__version__.partition("+")[0])
@@ -107,13 +103,6 @@ def test_an_artifact_that_misses_its_tolerance_is_not_signed(artifact: Path) -> 
     assert not (artifact / CERTIFICATE_FILE).exists()
 
 
-def test_a_provider_that_is_absent_is_named(artifact: Path) -> None:
-    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
-        pytest.skip("this machine has CUDA")
-    with pytest.raises(ExportError, match="CUDAExecutionProvider is not available on this machine"):
-        sign_artifact(artifact, KEY, ProofProvider.CUDA)
-
-
 def test_other_servers_get_the_certificate_only_with_the_files_that_it_covers(
     artifact: Path, tmp_path: Path
 ) -> None:
@@ -124,7 +113,3 @@ def test_other_servers_get_the_certificate_only_with_the_files_that_it_covers(
     write_target(artifact, "triton")
     check(artifact)
     assert CERTIFICATE_FILE not in [path.name for path in write_target(artifact, "onnx")]
-    (artifact / CERTIFICATE_FILE).unlink()
-    (tmp_path / "unsigned").mkdir()
-    stage(artifact, Manifest.load(artifact), tmp_path / "unsigned")
-    assert CERTIFICATE_FILE not in [path.name for path in (tmp_path / "unsigned").iterdir()]

@@ -1,6 +1,5 @@
 """`python -m export`: options, exports of presets, checkpoints and encoders, and errors in one line."""
 
-import hashlib
 import math
 import re
 import shlex
@@ -13,7 +12,6 @@ from typing import Any
 import onnxruntime
 import pytest
 import torch
-from cryptography.hazmat.primitives import serialization
 from safetensors.torch import save_file
 from torch import Tensor
 from typer.testing import CliRunner, Result
@@ -49,7 +47,6 @@ def assert_refused(done: Result, status: int, part: str) -> None:
     ("arguments", "part"),
     [
         ([*PRESET, "--causal"], "--causal needs --weights"),
-        ([*PRESET, "--rotary-theta", "0"], "--rotary-theta needs --weights"),
         (["multi-head-64x4", "--layout", "bert", "--describe"], "--layout needs --weights"),
         ([*PRESET, "--pooling", "cls"], "--pooling needs --encoder"),
         ([*BERT, "multi-head-64x4"], "give one of them"),
@@ -68,9 +65,7 @@ def assert_refused(done: Result, status: int, part: str) -> None:
         (["self-attention", "--out", "models", "--name", "a/b"], "name='a/b'"),
         (["self-attention", "--encoder", "f"], "--encoder and a preset exclude each other"),
         (["--encoder", "f", "--weights", "w"], "--encoder and --weights exclude each other"),
-        (["--encoder", "f", "--heads", "2"], "--encoder and --heads exclude each other"),
         (["--encoder", "f", "--pooling", "top"], "--pooling 'top' does not exist"),
-        (["--encoder", "f"], "--name is missing"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -78,26 +73,11 @@ def test_a_wrong_usage_ends_with_status_2_and_one_line(arguments: list[str], par
     assert_refused(run(*arguments), 2, part)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("--version", "0"), ("--precision", "fp8"), ("--atol", "-1"), ("--target", "tensorrt")],
-)
-def test_a_value_outside_the_range_of_an_option_is_refused_by_option(
-    option: str, value: str, tmp_path: Path
-) -> None:
-    done = run("self-attention", "--out", tmp_path / "out", option, value)
-    assert done.exit_code == 2
-    assert f"'{option}'" in done.stderr
-    assert not list(tmp_path.iterdir())
-
-
 def test_what_the_command_can_do_is_listed() -> None:
     listed = run("--list")
     assert (listed.exit_code, listed.stderr) == (0, "")
     first = {line.split()[0] for line in listed.stdout.splitlines() if not line.startswith(" ")}
     assert first == {"preset", *PRESETS}
-    for group in ("What to export", "With --weights", "With --encoder", "Destination", "Precision"):
-        assert group in run("--help").stdout
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert run("--tool-version").stdout == project["version"] + "\n"
     assert "2,360,064 parameters" in run("multi-head-768x12", "--describe").stdout
@@ -224,7 +204,6 @@ def test_a_checkpoint_is_exported(weights: Path, tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_the_commands_of_the_page_of_parity_run_in_their_order(tmp_path: Path) -> None:
     page = (ROOT / "docs/parity.md").read_text()
-    ran = []
     for line in "\n".join(re.findall(r"```sh\n(.*?)```", page, re.DOTALL)).splitlines():
         if not line or "-m server " in line:  # in tests/server/engine/models/test_certificates.py
             continue
@@ -234,9 +213,3 @@ def test_the_commands_of_the_page_of_parity_run_in_their_order(tmp_path: Path) -
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
         )
         assert done.returncode == 0, (line, done.stderr)
-        ran.append(done.stdout)
-    key = re.search(r"signed with key ([0-9a-f]{64})", ran[-1])
-    assert key is not None
-    public = serialization.load_pem_public_key((tmp_path / "public.pem").read_bytes())
-    der = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    assert key[1] == hashlib.sha256(der).hexdigest()

@@ -22,9 +22,7 @@ from tests.support.eager import ATOL, RTOL
 Module = TypeVar("Module", bound=nn.Module)
 WIDTHS = {
     "one width": (D, D, True),
-    "key and value of one width": (8, 8, False),
     "three widths": (8, 5, False),
-    "value of its own width": (D, 5, False),
     "key of its own width": (8, D, True),
 }
 

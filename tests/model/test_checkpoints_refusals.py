@@ -54,9 +54,7 @@ def misshapen(name: str, expected: tuple[int, ...], found: tuple[int, ...]) -> l
 
 UNFIT: list[tuple[str, Change, list[str]]] = [
     ("bert", drop("self.key.weight"), ["a.0.self.key.weight: missing"]),
-    ("bert", drop("self.key.bias"), ["a.0.self.key.bias: missing"]),
     ("llama", drop("k_proj.bias"), ["a.0.k_proj.bias: missing"]),
-    ("generic", drop("output.weight"), ["a.0.output.weight: missing"]),
     ("bert", put(self__gate__weight=shape(2)), ["a.0.self.gate.weight: unexpected"]),
     (
         "torch",
@@ -66,24 +64,16 @@ UNFIT: list[tuple[str, Change, list[str]]] = [
     ("llama", put(q_norm__weight=shape(4)), ["a.0.q_norm.weight: normalises"]),
     (
         "bert",
-        put(self__key__weight=shape(D, 9)),
-        misshapen("self.key.weight", (D, D), (D, 9)),
-    ),
-    (
-        "bert",
         put(self__query__weight=shape(9, 10)),
         misshapen("self.query.weight", (D, D), (9, 10)),
     ),
     ("gpt2", put(c_attn__weight=shape(36, D)), misshapen("c_attn.weight", (D, 36), (36, D))),
-    ("torch", put(in_proj_weight=shape(37, D)), misshapen("in_proj_weight", (36, D), (37, D))),
-    ("llama", put(v_proj__weight=shape(8, D)), misshapen("v_proj.weight", (4, D), (8, D))),
     ("llama", put(k_proj__weight=shape(6, D)), misshapen("k_proj.weight", (4, D), (6, D))),
     (
         "llama",
         put(k_proj__weight=shape(8, D), v_proj__weight=shape(8, D)),
         ["num_kv_heads=2: must divide num_heads=3"],
     ),
-    ("clip", put(k_proj__bias=shape(13)), misshapen("k_proj.bias", (D,), (13,))),
     (
         "bert",
         put(self__query__weight=shape(D)),

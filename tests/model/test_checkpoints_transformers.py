@@ -46,10 +46,9 @@ def qwen2() -> Model:
     return transformers.Qwen2Model(transformers.Qwen2Config(**sizes))
 
 
-def vit(*, qkv_bias: bool) -> Model:
-    return transformers.ViTModel(
-        transformers.ViTConfig(image_size=8, patch_size=4, qkv_bias=qkv_bias, **SIZES)
-    )
+def vit() -> Model:
+    config = transformers.ViTConfig(image_size=8, patch_size=4, qkv_bias=False, **SIZES)
+    return transformers.ViTModel(config)
 
 
 def clip() -> Model:
@@ -72,23 +71,11 @@ Attention = Callable[[Model, Tensor], Tensor]
 CASES: dict[str, tuple[str, Callable[[], Model], str, Attention]] = {
     "bert": ("bert", bert, "encoder.layer.1.attention.", bert_attention),
     "gpt2": ("gpt2", gpt2, "h.1.attn.", lambda model, rows: model.h[1].attn(rows, attention_mask=FUTURE)[0]),
-    "llama": ("llama", lambda: llama(HEADS), "layers.1.self_attn.", llama_attention),
     "llama, grouped": ("llama", lambda: llama(2), "layers.1.self_attn.", llama_attention),
     "llama, one key head": ("llama", lambda: llama(1, head_dim=6), "layers.1.self_attn.", llama_attention),
     "llama, biased": ("llama", lambda: llama(2, attention_bias=True), "layers.1.self_attn.", llama_attention),
     "qwen2": ("llama", qwen2, "layers.1.self_attn.", llama_attention),
-    "vit": (
-        "vit",
-        lambda: vit(qkv_bias=True),
-        "layers.1.attention.",
-        lambda model, rows: model.layers[1].attention(rows)[0],
-    ),
-    "vit, unbiased": (
-        "vit",
-        lambda: vit(qkv_bias=False),
-        "layers.1.attention.",
-        lambda model, rows: model.layers[1].attention(rows)[0],
-    ),
+    "vit": ("vit", vit, "layers.1.attention.", lambda model, rows: model.layers[1].attention(rows)[0]),
     "clip": (
         "clip",
         clip,

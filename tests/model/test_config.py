@@ -103,24 +103,3 @@ def test_a_broken_rule_is_refused_by_field_value_and_rule(
     assert refusal.value.field == field
     assert str(refusal.value).startswith(f"{field}={values[field]!r}: ")
     assert rule in str(refusal.value)
-
-
-COUNTED = {
-    # 2 * (8 * 8 query + 8 * 8 output), 2 * (8 * 8 key + 8 * 8 value), 2 * (8 + 8)
-    "multi-head": ({"d_query": 8, "num_heads": 2}, (256, 256, 32)),
-    # 2 * 3 * 2 * 4, 2 * 2 * (5 * 4 + 6 * 7), 2 * 2 * (4 + 7)
-    "cross of six widths": (
-        {
-            "d_query": 3, "d_key": 5, "d_value": 6, "num_heads": 2, "d_k": 4, "d_v": 7,
-            "cross": True, "separate_value": True, "out_proj": False,
-        },
-        (48, 248, 44),
-    ),
-    "no projections": (BARE, (0, 0, 16)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("values", "counted"), COUNTED.values(), ids=COUNTED)
-def test_operations_equal_those_counted_by_hand(values: dict[str, Any], counted: tuple[int, ...]) -> None:
-    config = AttentionConfig(**values)
-    assert (config.flops_per_query, config.flops_per_key, config.flops_per_pair) == counted

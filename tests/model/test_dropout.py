@@ -52,10 +52,10 @@ def test_a_weight_is_dropped_or_scaled_up_in_training(attend: Attend, dropout: f
     assert abs((~kept[:, 1::2]).float().mean().item() - dropout) < 0.05
 
 
-@pytest.mark.parametrize("return_weights", [False, True])
-def test_it_has_no_effect_in_evaluation(return_weights: bool) -> None:
+def test_it_has_no_effect_in_evaluation() -> None:
     module, query = MultiHeadAttention(AttentionConfig(d_query=4, num_heads=2, dropout=0.9)), rows(0, 2, 5, 4)
-    one = module.eval()(query, return_weights=return_weights)
-    torch.manual_seed(6)
-    torch.testing.assert_close(module(query, return_weights=return_weights), one, rtol=0, atol=0)
-    assert not torch.equal(module.train()(query, return_weights=return_weights)[0], one[0])
+    found = [
+        module.eval()(query, return_weights=return_weights)[0] for return_weights in (False, True, False)
+    ]
+    torch.testing.assert_close(found[0], found[2], rtol=0, atol=0)
+    torch.testing.assert_close(found[0], found[1])

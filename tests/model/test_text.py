@@ -30,7 +30,7 @@ def test_an_id_is_the_place_of_the_word_among_the_sorted_words(words: list[str],
     assert sentence_tokenizer(sentence).encode(sentence).ids == [order.index(word) for word in words]
 
 
-@pytest.mark.parametrize("text", ["Life is long", "life", "first."], ids=["word", "case", "punctuation"])
+@pytest.mark.parametrize("text", ["Life is long", "life"], ids=["word", "case"])
 def test_text_with_an_unknown_word_cannot_be_encoded(text: str) -> None:
     with pytest.raises(Exception, match="UNK"):
         sentence_tokenizer(TEXT["sentence"]).encode(text)
@@ -61,21 +61,6 @@ def test_the_published_sentence_gives_the_published_context_vectors() -> None:
 def test_text_refuses_a_configuration_for_cross_attention() -> None:
     with pytest.raises(ValueError, match="cross=True"):
         TextAttention(sentence_tokenizer("a b"), AttentionConfig(d_query=4, cross=True))
-
-
-CONTRACT = {
-    "sentence-self-attention",
-    "self-attention",
-    "cross-attention",
-    "multi-head-768x12",
-    "causal-768x12",
-    "rotary-768x12",
-    "cross-768x12",
-}
-
-
-def test_the_presets_that_scripts_call_by_name_are_there() -> None:
-    assert set(PRESETS) >= CONTRACT
 
 
 @pytest.mark.parametrize("name", ["sentence-self-attention", "stacked-multi-head", "dropout-multi-head"])

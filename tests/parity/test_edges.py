@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 from attention_client import AttentionClient
 
-from attention_serving.model.presets import SENTENCE
-from attention_serving.model.text import TextAttention
 from scripts.local_server import ServerProcess
 from tests.parity import paths
 from tests.support.eager import Array, assert_parity, attend
@@ -79,15 +77,3 @@ def test_padding_beyond_the_lengths_is_ignored(client: AttentionClient) -> None:
     for row, found, length in zip(padded, result.context_vectors, lengths, strict=True):
         assert_parity(found[:length], attend(build(SELF), row[:length])[0])
         assert not found[length:].any()
-
-
-def test_text_and_token_ids(client: AttentionClient) -> None:
-    name = "sentence-self-attention"
-    module = build(name)
-    assert isinstance(module, TextAttention)
-    texts = [SENTENCE, "eat", "dessert first, dessert first"]
-    ids = [np.array(module.tokenizer.encode(text).ids) for text in texts]
-    eager = [attend(module, sequence)[0] for sequence in ids]
-    assert_parity(client.attend_text(name, texts).context_vectors, eager)
-    assert_parity(client.attend_tokens(name, ids).context_vectors, eager)
-    assert_parity(client.attend_text(name, SENTENCE).context_vectors, eager[0])

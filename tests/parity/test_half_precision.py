@@ -97,17 +97,6 @@ def test_open_inference_inputs_and_outputs(server: ServerProcess, wire: str) -> 
         np.testing.assert_allclose(weights[at], eager_weights, rtol=FP32_RTOL, atol=FP32_ATOL)
 
 
-@pytest.mark.parametrize("datatype", ["INT8", "fp16"])
-def test_another_output_datatype_is_refused(server: ServerProcess, datatype: str) -> None:
-    batch = np.stack(queries(2))
-    request = open_request(batch, "FP32", batch.tobytes(), datatype)
-    with (
-        grpc.insecure_channel(server.target) as channel,
-        pytest.raises(grpc.RpcError, match=r"parameters\[datatype\]: must be one of FP32, FP16, BF16"),
-    ):
-        GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=60)
-
-
 def test_a_number_beyond_fp16_is_refused_before_it_is_sent(server: ServerProcess) -> None:
     with (
         AttentionClient(server.target, wire="fp16") as client,

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from attention_client import AttentionClient
 from onnx import TensorProto
@@ -103,21 +102,6 @@ def test_int8_sequences_of_a_request_equal_each_alone_bit_for_bit(presets_client
         alone = presets_client.attend(INT8, query, return_weights=True)
         np.testing.assert_array_equal(together.context_vectors[index], alone.context_vectors)
         np.testing.assert_array_equal(together.attention_weights[index], alone.attention_weights)
-
-
-@pytest.mark.parametrize("neighbour", [np.nan, 1e4], ids=["NaN", "1e4"])
-def test_int8_sequences_do_not_depend_on_others_of_the_same_run(
-    presets_repository: Path, neighbour: float
-) -> None:
-    """Runs the graph without the server, which could compute sequences one by one."""
-    folder, batch = presets_repository / INT8 / "1", normal(3, 7, WIDTH)
-    batch[1] = neighbour
-    path = str(folder / Manifest.load(folder).graphs[GraphKind.PLAIN].file)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    (together,) = session.run(None, {"query": batch})
-    for index in (0, 2):
-        (alone,) = session.run(None, {"query": batch[index : index + 1]})
-        np.testing.assert_array_equal(together[index], alone[0])
 
 
 @pytest.mark.usefixtures("presets_repository")

@@ -76,16 +76,9 @@ class SelfAttention(nn.Module):
         return context if weights is None else (context, weights)
 
 
-class PairMaskedSelfAttention(SelfAttention):
-    """The same with a mask of pairs that a caller gives for each sequence, not for each head."""
-
-    def forward(self, x: Tensor, attn_mask: Tensor) -> Any:  # type: ignore[override]
-        for_each_head = attn_mask.repeat_interleave(HEADS, dim=0)
-        context, weights = self.attention(x, x, x, attn_mask=for_each_head, **self.options)
-        return context if weights is None else (context, weights)
-
-
 class PairMaskedCrossAttention(SelfAttention):
+    """Over two sequences, with a mask of pairs that a caller gives for each sequence, not for each head."""
+
     def forward(self, x: Tensor, memory: Tensor, attn_mask: Tensor) -> Any:  # type: ignore[override]
         context, weights = self.attention(
             x, memory, memory, attn_mask=attn_mask.repeat_interleave(HEADS, dim=0), **self.options
@@ -124,14 +117,6 @@ class Sdpa(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.attend(x, x)
-
-
-class AddedKeyMaskSdpa(Sdpa):
-    """A float (B, 1, 1, Tk) that is added."""
-
-    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:  # type: ignore[override]
-        added = (1.0 - attention_mask) * torch.finfo(x.dtype).min
-        return self.attend(x, x, added[:, None, None, :])
 
 
 class CrossSdpa(Sdpa):
@@ -237,20 +222,6 @@ class Translator(nn.Module):
         return logits
 
 
-class Layers(nn.Module):
-    """The layers of a Hugging Face model that take rows only."""
-
-    def __init__(self, layers: nn.ModuleList, **options: Any) -> None:
-        super().__init__()
-        self.layers, self.options = layers, options
-
-    def forward(self, rows: Tensor) -> Tensor:
-        for layer in self.layers:
-            out = layer(rows, **self.options)
-            rows = out if isinstance(out, Tensor) else out[0]
-        return rows
-
-
 SIZES: dict[str, Any] = {
     "hidden_size": WIDTH,
     "num_hidden_layers": 1,
@@ -263,15 +234,6 @@ T5_SIZES: dict[str, Any] = {"d_model": WIDTH, "d_kv": 8, "d_ff": 32, "num_layers
 def bert() -> nn.Module:
     config = transformers.BertConfig(**SIZES | {"vocab_size": IDS, "attn_implementation": "sdpa"})
     return transformers.BertModel(config, add_pooling_layer=False)
-
-
-def whisper() -> nn.Module:
-    from transformers.models.whisper.modeling_whisper import WhisperEncoder  # noqa: PLC0415 - slow to import
-
-    sizes: dict[str, Any] = {"encoder_layers": 1, "encoder_attention_heads": HEADS, "encoder_ffn_dim": 32}
-    sizes["attn_implementation"] = "eager"
-    config = transformers.WhisperConfig(d_model=WIDTH, **sizes)
-    return Layers(WhisperEncoder(config).layers, attention_mask=None)
 
 
 class T5(nn.Module):
@@ -288,28 +250,8 @@ class T5(nn.Module):
         return rows
 
 
-class T5Decoder(nn.Module):
-    """T5's decoder: causal self-attention, and cross-attention under a mask."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        config = transformers.T5Config(**T5_SIZES | {"decoder_start_token_id": 0}, vocab_size=IDS)
-        self.decoder = transformers.T5ForConditionalGeneration(config).decoder
-
-    def forward(self, rows: Tensor, encoder_hidden_states: Tensor, encoder_attention_mask: Tensor) -> Tensor:
-        decoded = self.decoder(
-            inputs_embeds=rows,
-            encoder_hidden_states=encoder_hidden_states,
-            encoder_attention_mask=encoder_attention_mask,
-            use_cache=False,
-        )
-        out: Tensor = decoded.last_hidden_state
-        return out
-
-
 X = "x: B T 16"
 XM = f"{X}; memory: B S 16"
-T5_DECODER = "rows: B T 16; encoder_hidden_states: B S 16; encoder_attention_mask: B S ids"
 WITH_WEIGHTS = ("context_vectors", "weights")
 of = functools.partial
 # Each row shows a mask, a layer or a library that no other row shows.
@@ -321,7 +263,6 @@ ROWS: dict[str, Row] = {
         f"{X}; key_padding_mask: B T bool",
         outputs=WITH_WEIGHTS,
     ),
-    "self, pairs": Row(PairMaskedSelfAttention, f"{X}; attn_mask: B T T bool", {"attn_mask": "True hides"}),
     "cross, pairs added, weights": Row(
         of(PairMaskedCrossAttention, need_weights=True), f"{XM}; attn_mask: B T S float", outputs=WITH_WEIGHTS
     ),
@@ -329,7 +270,6 @@ ROWS: dict[str, Row] = {
         WideCrossAttention, "query: B T 16; key: B S 12; value: B S 20; key_padding_mask: B S bool"
     ),
     # scaled_dot_product_attention
-    "sdpa, (B, 1, 1, Tk) added": Row(AddedKeyMaskSdpa, f"{X}; attention_mask: B T float"),
     "sdpa, (1, 1, Tq, Tk) of a buffer": Row(BufferedCausalSdpa, X),
     "sdpa, grouped heads": Row(GroupedSdpa, f"{X}; attention_mask: B T bool"),
     "cross sdpa, given (B, 1, Tq, Tk)": Row(CrossSdpa, f"{XM}; mask: B 1 T S bool", {"mask": "True attends"}),
@@ -347,7 +287,5 @@ ROWS: dict[str, Row] = {
     ),
     # Hugging Face
     "BERT, sdpa": Row(bert, "input_ids: B T ids; attention_mask: B T ids"),
-    "Whisper's encoder, eager": Row(whisper, "rows: B T 16"),
     "T5's encoder, eager": Row(T5, "inputs_embeds: B T 16; attention_mask: B T ids"),
-    "T5's decoder, sdpa": Row(T5Decoder, T5_DECODER),
 }

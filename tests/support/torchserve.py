@@ -2,7 +2,6 @@
 
 import http.client
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,7 +37,6 @@ class TorchServe:
     """A server on loopback: gRPC on `port`, REST on the port after it."""
 
     port: int
-    log: Path
 
     def post(
         self, model: str, body: bytes, headers: Mapping[str, str] | None = None
@@ -51,18 +49,6 @@ class TorchServe:
             return response.status, response.headers.get("Content-Type", ""), response.read()
         finally:
             connection.close()
-
-    def batch_sizes(self, requests: int) -> list[int]:
-        """How many requests each call of the handler had, until there are that many; the log lags behind."""
-        until = time.monotonic() + START_SECONDS
-        while True:
-            found = re.findall(
-                r"MODEL_METRICS - PredictionTime\.ms:.*requestID:(.*),timestamp:", self.log.read_text()
-            )
-            sizes = [len(ids.split(",")) for ids in found]
-            if sum(sizes) >= requests or time.monotonic() > until:
-                return sizes
-            time.sleep(0.1)
 
     def predict(self, model: str, inputs: Mapping[str, bytes]) -> bytes:
         """Returns a prediction over gRPC."""
@@ -113,7 +99,7 @@ def serving(archive: Path, model: str, folder: Path) -> Iterator[TorchServe]:
             if process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError(f"TorchServe did not start:\n{log.read_text()}")
             time.sleep(0.2)
-        yield TorchServe(port, log)
+        yield TorchServe(port)
 
 
 def _is_settled(log: Path) -> bool:
