@@ -11,10 +11,10 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import distributions
 from pathlib import Path
 
-LIBRARIES = ("grpcio", "numpy", "onnx", "onnxruntime", "protobuf", "torch")
+LIBRARIES = ("grpcio", "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "protobuf", "torch")
 STOP_SECONDS = 30
 PROC = Path("/proc")
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -126,8 +126,9 @@ def machine() -> dict[str, str]:
 
 
 def library_versions() -> dict[str, str]:
-    """Returns the versions of Python and of the libraries that take part."""
-    return {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
+    """Returns the versions of Python and of those libraries that are installed."""
+    installed = {found.name: found.version for found in distributions() if found.name in LIBRARIES}
+    return {"python": platform.python_version(), **dict(sorted(installed.items()))}
 
 
 def _first(file: str, key: str) -> str:

@@ -23,7 +23,6 @@ from subprocess import TimeoutExpired
 
 from benchmarks.cuda import report
 from benchmarks.cuda.plan import STEPS, USUAL_SECONDS, Run
-from benchmarks.cuda.report import Outcome
 from benchmarks.processes import running
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,43 +46,40 @@ def main() -> int:
         step_function(run)
         return 0
     run.forget()
-    checked = _run_step(run, "check", CHECK_SECONDS)
-    if checked.problem:
-        print(f"error: {checked.problem.removeprefix('failed: ')}", file=sys.stderr)  # noqa: T201
+    if problem := _run_step(run, "check", CHECK_SECONDS):
+        print(f"error: {problem.removeprefix('failed: ')}", file=sys.stderr)  # noqa: T201
         return 1
     # Only a full run on a GPU replaces the committed report unless asked to.
     out = given.out or (RESULTS if run.device == "cuda" and not run.quick else work / "report")
     started, scale = time.monotonic(), max(1.0, 60 * given.minutes / USUAL_SECONDS)
-    outcomes: list[Outcome] = []
+    problems: dict[str, str] = {}
     for step, seconds in STEPS.items():
         left = 60 * given.minutes - (time.monotonic() - started)
-        outcomes.append(_run_step(run, step, min(scale * seconds, left)))
-        print(f"{step}: {outcomes[-1].problem or 'done'} ({outcomes[-1].seconds:.0f} s)", flush=True)  # noqa: T201
+        problems[step] = _run_step(run, step, min(scale * seconds, left))
+        print(f"{step}: {problems[step] or 'done'}", flush=True)  # noqa: T201
         # After each step, because a limit of the machine may end the program.
-        file = report.write(run, outcomes, out)
+        file = report.write(run, problems, out)
     print(f"wrote {file}")  # noqa: T201
     proven = all(record["holds"] for record in run.found("proof"))
-    ended_well = not any(outcome.problem for outcome in outcomes)
     # The host has no kernels for bf16.
-    return 0 if ended_well and (proven or run.device == "cpu") else 1
+    return 0 if not any(problems.values()) and (proven or run.device == "cpu") else 1
 
 
-def _run_step(run: Run, step: str, seconds: float) -> Outcome:
-    """Runs one step in a process of its own for at most that time."""
+def _run_step(run: Run, step: str, seconds: float) -> str:
+    """Runs one step in a process of its own for at most that time; returns why it did not end well."""
     if seconds <= 0:
-        return Outcome(step, 0.0, "not run: the time was over")
+        return "not run: the time was over"
     log = run.work / f"{step}.step.log"
     command = [sys.executable, "-m", "benchmarks.cuda", "--step", step, "--device", run.device]
     command += ["--work", str(run.work), "--models", str(run.models), *(["--quick"] if run.quick else [])]
     path = f"{ROOT}{':' + environ['PYTHONPATH'] if environ.get('PYTHONPATH') else ''}"
-    started = time.monotonic()
     with running(command, log, {**environ, "PYTHONPATH": path}, ROOT) as process:
         try:
             status = process.wait(seconds)
         except TimeoutExpired:
-            return Outcome(step, seconds, f"not ended after {seconds:.0f} s; what it had found is reported")
+            return f"not ended after {seconds:.0f} s; what it had found is reported"
     lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
-    return Outcome(step, time.monotonic() - started, f"failed: {lines[-1][:500]}" if status else "")
+    return f"failed: {lines[-1][:500]}" if status else ""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,38 +1,32 @@
 """The report: what was proven and measured, and what was not. Imports neither PyTorch nor ONNX Runtime."""
 
-import platform
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from importlib import metadata
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.cuda.plan import STEPS, Record, Run
-from benchmarks.processes import machine, now
+from benchmarks.processes import library_versions, machine, now
 
 ONNX, TORCH = "ONNX Runtime", "eager PyTorch"
-LIBRARIES = ("onnxruntime", "onnxruntime-gpu", "torch", "onnx", "numpy", "grpcio")
 
 
-class Outcome(NamedTuple):
-    """How a step ended; `problem` is empty if it ended well."""
+def write(run: Run, problems: Mapping[str, str], folder: Path) -> Path:
+    """Writes report.md into a folder, and returns its path.
 
-    step: str
-    seconds: float
-    problem: str = ""
-
-
-def write(run: Run, outcomes: Sequence[Outcome], folder: Path) -> Path:
-    """Writes report.md into a folder, and returns its path."""
+    Args:
+        run: What was run.
+        problems: Why a step did not end well, empty if it did; by step.
+        folder: The folder; it is made if it does not exist.
+    """
     found = {step: run.found(step) for step in STEPS}
     device = run.found("check")
     where = (
         device[0]["name"] if device else "the CPU: no GPU took part, and nothing here says anything about one"
     )
-    versions = {name: _version(name) for name in LIBRARIES}
-    facts = machine() | {"python": platform.python_version()} | {k: v for k, v in versions.items() if v}
+    facts = machine() | library_versions()
     sections = {
-        "Steps": outcomes_table(outcomes),
+        "Steps": table([{"step": step, "result": why or "done"} for step, why in problems.items()]),
         "Proof": table(proven(found["proof"])),
         "Sequences per second, in process": table(_rates([*found["onnx"], *found["torch"]])),
         "Through the server, attention.v1": table(_without_problems(found["service"])),
@@ -49,13 +43,6 @@ def write(run: Run, outcomes: Sequence[Outcome], folder: Path) -> Path:
     file = folder / "report.md"
     file.write_text(head + body, encoding="utf-8")
     return file
-
-
-def outcomes_table(outcomes: Iterable[Outcome]) -> str:
-    """The duration and the result of each step."""
-    return table(
-        [{"step": o.step, "seconds": f"{o.seconds:.0f}", "result": o.problem or "done"} for o in outcomes]
-    )
 
 
 def table(records: Sequence[Record]) -> str:
@@ -120,10 +107,3 @@ def _problems(found: dict[str, list[Record]]) -> Iterator[str]:
                 names = ("model", "module", "precision", "graph", "batch", "length")
                 what = " ".join(str(one[name]) for name in names if name in one)
                 yield f"- {step}, {what}: {one['problem']}"
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
