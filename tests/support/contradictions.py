@@ -27,6 +27,8 @@ WORDS = (
     *("context_vectors", "attention_weights", "embedding", "lengths", "tokens"),
     *("shared_memory_region", "shared_memory_byte_size", "binary_data", "binary_data_size", "dimensions"),
 )
+# What is made of a good request.
+Made = Good
 HOLLOW_SHARE = 0.1
 COUNTS = (2, 3, 64, 4097, 20_000)
 NUMBERS = (*EDGES, -1, -(2**31), -(2**63))
@@ -136,20 +138,12 @@ class Body(NamedTuple):
     document: dict[str, Any]
     binary: bytes | None = None
 
-    def sent(self) -> "Made":
+    def sent(self) -> Good:
         """As a good client sends it."""
         data = json.dumps(self.document).encode()
         if self.binary is None:
-            return Made(self.path, data, {})
-        return Made(self.path, data + self.binary, {"Inference-Header-Content-Length": str(len(data))})
-
-
-class Made(NamedTuple):
-    """A request to send: of gRPC, or of HTTP if it has headers."""
-
-    method: str
-    data: bytes
-    headers: dict[str, str] | None = None
+            return Good(self.path, data, {})
+        return Good(self.path, data + self.binary, {"Inference-Header-Content-Length": str(len(data))})
 
 
 def good_bodies() -> list[Body]:
@@ -245,5 +239,5 @@ def good_and_contradicted() -> list[tuple[Made, Callable[[random.Random], Made]]
     def of_message(good: Good) -> Callable[[random.Random], Made]:
         return lambda rng: Made(good.method, contradicted(good, rng))
 
-    calls = [(Made(good.method, good.data), of_message(good)) for good in good_requests()]
+    calls = [(good, of_message(good)) for good in good_requests()]
     return calls + [(good.sent(), partial(contradicted_body, good)) for good in good_bodies()]

@@ -3,8 +3,7 @@
 import random
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,12 +19,12 @@ EDGES = (0, 1, 2, 3, 7, 8, 127, 128, 255, 4096, 2**31 - 1, 2**31, 2**32 - 1, 2**
 MAX_MUTATIONS = 4
 
 
-@dataclass(frozen=True)
-class Good:
-    """A request that is answered."""
+class Good(NamedTuple):
+    """A request to send that is answered: of gRPC, or of HTTP if it has headers."""
 
     method: str
     data: bytes
+    headers: dict[str, str] | None = None
 
 
 def good_requests() -> list[Good]:
