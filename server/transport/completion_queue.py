@@ -179,7 +179,7 @@ class CompletionQueueCall(Call):
                 self.watch_end()
         number, text = code.value[0], details.encode(errors="replace")
         operations.append(cygrpc.SendStatusFromServerOperation(trailing, number, text, NO_FLAGS))
-        ended = self._status_sent
+        ended: Callable[[Any], None] = self._status_sent
         if not self._watches_end:  # a call that was answered soon: one batch and one event for both
             self._watches_end, ended = True, self._end
             operations.append(cygrpc.ReceiveCloseOnServerOperation(NO_FLAGS))
