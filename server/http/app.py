@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
-from http import HTTPStatus
 from pathlib import Path
 
 import grpc
@@ -132,9 +131,11 @@ class Endpoint:
     async def _refuse(self, exchange: Exchange, error: HTTPException) -> None:
         if exchange.status:  # an answer has begun; the connection ends without its end
             raise error
-        if not exchange.body_complete and error.status_code != HTTPStatus.REQUEST_TIMEOUT:
+        if not exchange.body_has_arrived:
             await exchange.discard()
-        headers = {**(error.headers or {}), **({} if exchange.body_complete else {"connection": "close"})}
+        headers = dict(error.headers or {})
+        if not exchange.body_has_arrived:
+            headers["connection"] = "close"
         is_openai = self._path.startswith("/v1/")
         json = embeddings.error_json(error) if is_openai else {"error": error.detail}
         await exchange.reply(Reply.of_json(json, error.status_code, headers))

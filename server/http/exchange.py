@@ -5,15 +5,15 @@ Of a request, here are its body, within limits of size, memory and time, its cal
 
 import asyncio
 import hashlib
-import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Self, TypeVar
 
 import grpc
 import orjson
 from google.protobuf.wrappers_pb2 import StringValue
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
@@ -37,16 +37,15 @@ WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 PIECE_BYTES = 1 << 18
 # How long the rest of a refused body is read, so that a client that writes all of it first sees the answer.
 DISCARD_SECONDS = 5.0
-# In place of a timeout, if there is nothing to wait for: a timer costs more than a step that does not wait.
-AT_ONCE = nullcontext[None]()
+# How long the gRPC server's approval of a caller holds.
+APPROVAL_SECONDS = 1.0
 # More than this takes noticeable time to parse or encode, which is then done on another thread; and a larger
 # body is worth a question to the gRPC server before it is read.
 LARGE_BYTES = 1 << 16
-# Where the state of a scope has the connection, as a proxy: requests do not keep it alive.
+# Where the state of a scope has the connection.
 CONNECTION = "connection"
 # The gRPC server refuses larger headers, and asks to try again. The rest is for the headers of gRPC itself.
 MAX_FORWARDED_BYTES = METADATA_BYTES - 512
-TRACES = PARENT.encode(), STATE.encode()
 # What a header counts for beside its name and value. Source: RFC 9113, section 6.5.2.
 HEADER_BYTES = 32
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -85,6 +84,7 @@ class Service:
         max_requests: Inference requests that may be in progress.
         places: Those that may begin now.
         calls: Calls in progress on each connection to the gRPC server; the least recently used one is first.
+        approved: Hashes of what the gRPC server has approved within the last second.
     """
 
     def __init__(self, options: HttpOptions) -> None:
@@ -106,8 +106,7 @@ class Service:
             else grpc.aio.insecure_channel(target, OPTIONS): 0
             for target in options.targets
         }
-        # The second of the approvals, and what was approved.
-        self._second, self._approved = 0, set[bytes]()
+        self.approved = set[bytes]()
 
     def channel(self) -> grpc.aio.Channel:
         """The connection with the fewest calls; of equal ones, each in turn.
@@ -118,13 +117,6 @@ class Service:
         channel = min(ready or self.calls, key=self.calls.__getitem__)
         self.calls[channel] = self.calls.pop(channel)  # it is the last one now
         return channel
-
-    def approved(self) -> set[bytes]:
-        """The hashes of what the gRPC server has approved; emptied every second."""
-        now = int(time.monotonic())
-        if now != self._second:
-            self._second, self._approved = now, set()
-        return self._approved
 
     async def close(self) -> None:
         """Closes the connections. Open calls are cancelled."""
@@ -161,7 +153,6 @@ class Exchange:
         headers: The headers; of several with one name, the first.
         record: What is noted of the request.
         memory: The memory of the request and its answer.
-        body_complete: Whether all of the body has been read, or there is none.
         status: The status of the answer; 0 before it has begun.
     """
 
@@ -179,17 +170,12 @@ class Exchange:
         self._cycle: Any = receive.__self__  # type: ignore[attr-defined]
         self.record = service.recorder.http_request(scope, route)
         self.parameters: dict[str, str] = scope.get("path_params", {})
-        # Of a header that is sent twice, the first counts.
-        sent = reversed(scope["headers"])
-        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in sent}
+        self.headers = Headers(scope=scope)
         self.memory = Reservation(service.budget)
         self.status = 0
         self._connection = scope["state"][CONNECTION]
         self._has_place = False
-        self._begun = False
         self._announced = int(self.headers.get("content-length", 0))
-        # Nothing is waited for if the request has no body: the refusal of a GET is sent at once.
-        self.body_complete = "transfer-encoding" not in self.headers and not self._announced
 
     def close(self) -> None:
         """Frees what the request holds, and notes its end."""
@@ -213,7 +199,7 @@ class Exchange:
         """Asks the gRPC server whether the client may call a method, if the body is or may be large.
 
         A small body is read and sent on, and refused there. What was approved is not asked again within the
-        same second.
+        next second.
 
         Raises:
             AioRpcError: It may not.
@@ -224,9 +210,11 @@ class Exchange:
         question = access_question(method, self.parameters.get("model", ""))
         # Credentials are not kept, only their hash.
         key = hashlib.sha256(repr((self._credentials(), question)).encode()).digest()
-        if key not in self.service.approved():
+        approved = self.service.approved
+        if key not in approved:
             await self.call(peers.ACCESS_CHECK, question)
-            self.service.approved().add(key)
+            approved.add(key)
+            asyncio.get_running_loop().call_later(APPROVAL_SECONDS, approved.discard, key)
 
     async def call(self, method: str, message: bytes, timeout: float | None = TIMEOUT_SECONDS) -> bytes:
         """Calls a method of the gRPC server on behalf of the client; returns the serialized reply.
@@ -267,7 +255,7 @@ class Exchange:
             HTTPException: The headers are larger than the gRPC server takes.
         """
         # Traces are passed on, unless this process makes spans of its own.
-        traces = self.record.traced or self._forwarded(*TRACES)
+        traces = self.record.traced or self._forwarded(PARENT, STATE)
         metadata = [(REQUEST_ID, self.record.request_id), *traces, *self._credentials()]
         if self.service.options.is_private and self.scope["client"]:  # on others, it is not believed
             host, port = self.scope["client"]
@@ -281,16 +269,13 @@ class Exchange:
     def _credentials(self) -> list[tuple[str, str | bytes]]:
         """The metadata that rights depend on, which are the business of the gRPC server."""
         names = self._connection.peer_identities
-        return [*self._forwarded(b"authorization"), *([peers.forward(names)] if names else [])]
+        return [*self._forwarded("authorization"), *([peers.forward(names)] if names else [])]
 
-    def _forwarded(self, *names: bytes) -> list[tuple[str, str | bytes]]:
-        found: list[tuple[str, str | bytes]] = []
-        for header, value in self.scope["headers"]:
-            if header in names:
-                name, text = header.decode(), value.decode("latin-1")
-                if not (text.isascii() and text.isprintable()):
-                    raise InvalidRequestError(name, "contains characters other than printable ASCII")
-                found.append((name, text))
+    def _forwarded(self, *names: str) -> list[tuple[str, str]]:
+        found = [(name, text) for name in names for text in self.headers.getlist(name)]
+        for name, text in found:
+            if not (text.isascii() and text.isprintable()):
+                raise InvalidRequestError(name, "contains characters other than printable ASCII")
         return found
 
     async def decoded(self, data: bytearray, json_size: int, decode: Callable[[bytearray], T]) -> T:
@@ -315,51 +300,47 @@ class Exchange:
         finally:
             scratch.release()
 
+    @property
+    def body_has_arrived(self) -> bool:
+        """Whether all of the body has arrived, or there is none."""
+        return not self._cycle.more_body
+
     async def read(self) -> bytearray:
         """The body, decompressed.
 
         Raises:
-            HTTPException: The body is too large, too slow, or compressed in an unknown way.
+            HTTPException: The body is too large, or compressed in an unknown way.
             InvalidRequestError: It cannot be decompressed.
             OverloadedError: The memory is not available.
-            ClientDisconnect: The client left.
+            ClientDisconnect: The client left, or was too slow.
         """
-        settings, data = self.service.settings, bytearray()
-        decoder, seconds = self._decoder(), settings.message_timeout_seconds
-        if self._announced > settings.max_message_bytes:
+        data, decoder = bytearray(), self._decoder()
+        if self._announced > self.service.settings.max_message_bytes:
             raise self._too_large()
-        until = asyncio.get_running_loop().time() + seconds if seconds else None
-        while not self.body_complete:
-            try:
-                has_arrived = self._cycle.message_event.is_set()
-                async with AT_ONCE if has_arrived else asyncio.timeout_at(until):
-                    chunk = await self._chunk()
-            except TimeoutError:
-                raise HTTPException(408, f"the body did not arrive within {seconds:g} seconds") from None
+        while self._cycle.body or not self.body_has_arrived:
+            chunk = await self._chunk()
             if decoder is None:
                 self._add(data, chunk)
             else:
                 await asyncio.to_thread(self._inflate, decoder, data, chunk)
-        if decoder is not None and not decoder.eof and (data or self._announced or self._begun):
+        if decoder is not None and not decoder.eof:
             raise InvalidRequestError("Content-Encoding", "the compressed body ends too early")
         return data
 
     async def discard(self) -> None:
         """Reads and drops the rest of a refused body, for a bounded time and size."""
-        if not self._begun and self.headers.get("expect", "").lower() == "100-continue":
-            return  # the client waits to be asked for the body
+        if self._cycle.waiting_for_100_continue:
+            return
         left: int = self.service.settings.max_message_bytes
         with suppress(TimeoutError, ClientDisconnect):
             async with asyncio.timeout(DISCARD_SECONDS):
-                while not self.body_complete and left > 0:
+                while not self.body_has_arrived and left > 0:
                     left -= len(await self._chunk())
 
     async def _chunk(self) -> bytes:
-        self._begun = True
         message = await self._receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        self.body_complete = not message["more_body"]
         return bytes(message["body"])
 
     def _inflate(self, decoder: "zlib._Decompress", data: bytearray, chunk: bytes) -> None:
@@ -395,12 +376,14 @@ class Exchange:
         return HTTPException(413, f"the body is larger than the limit of {limit} bytes")
 
     async def reply(self, reply: Reply) -> None:
-        """Sends the answer. A small one is written with its head, which uvicorn would write by itself.
+        """Sends the answer; returns once the client has read most of it.
+
+        uvicorn would write the head by itself. A small body is written with it, in one system call.
 
         Raises:
-            ClientDisconnect: The client does not read on in time; its connection has been cut off.
+            ClientDisconnect: The client has left, or did not read on in time.
         """
-        cycle, self.status = self._cycle, int(reply.status)
+        cycle, self.status = self._cycle, reply.status
         size = sum(map(len, reply.parts))
         cycle.keep_alive = cycle.keep_alive and "connection" not in reply.headers
         named = {"content-type": JSON, **reply.headers, REQUEST_ID: self.record.request_id}
@@ -415,22 +398,17 @@ class Exchange:
         cycle.expected_content_length = 0 if is_small else size
         if not cycle.disconnected:
             cycle.transport.write(b"".join(start))
-        for part in () if is_small else reply.parts:
-            for at in range(0, len(part), PIECE_BYTES):
-                await self._write(memoryview(part)[at : at + PIECE_BYTES], more_body=True)
-        # Returns once the client has read most of it.
-        await self._write(b"", more_body=False)
+        for piece in () if is_small else _pieces(reply.parts):
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        if cycle.disconnected:
+            raise ClientDisconnect
 
-    async def _write(self, body: bytes | memoryview, *, more_body: bool) -> None:
-        message = {"type": "http.response.body", "body": body, "more_body": more_body}
-        seconds = self.service.settings.message_timeout_seconds or None
-        try:
-            async with asyncio.timeout(seconds) if self._cycle.flow.write_paused else AT_ONCE:
-                await self._send(message)
-        except TimeoutError:
-            self._cycle.transport.abort()
-            await self._send(message)  # returns once uvicorn knows that the connection is lost
-            raise ClientDisconnect from None
+
+def _pieces(parts: Iterable[bytes]) -> Iterator[memoryview]:
+    for part in parts:
+        for at in range(0, len(part), PIECE_BYTES):
+            yield memoryview(part)[at : at + PIECE_BYTES]
 
 
 async def run(size: int, function: Callable[[], T]) -> T:

@@ -11,7 +11,6 @@ import os
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -49,6 +48,8 @@ MAX_CHUNKS = 1 << 16
 MAX_PIPELINED = 16
 # How long a connection may be without a request.
 IDLE_SECONDS = 75
+# The parts of a request that a client must send in time.
+HEAD, BODY = "head of the request", "body"
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +69,10 @@ class Connection(HttpToolsProtocol):
     # Bytes that the parser has received since the last ones that it has passed on.
     _unparsed = 0
     _chunks = 0
-    # When the connection, its request or its idle time began; and whether the time of its head runs.
-    _began, _awaits_head = 0.0, False
+    # The part of a request that must arrive in time, and since when the connection waits for its client.
+    _awaited, _since = "", 0.0
+    _read_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
 
     def __init__(self, settings: Settings, *arguments: Any) -> None:
         """Creates the protocol of a connection, with uvicorn's own arguments after the settings."""
@@ -82,17 +85,18 @@ class Connection(HttpToolsProtocol):
         encryption = transport.get_extra_info("ssl_object")
         if certificate := encryption and encryption.getpeercert(binary_form=True):
             self.peer_identities = names_in(certificate)
-        self.app_state = {**self.app_state, CONNECTION: weakref.proxy(self)}
-        self._await_head()
+        self.app_state = {**self.app_state, CONNECTION: self}
+        self._await(HEAD)
         if len(self.connections) > self._settings.max_connections:
             others = cast("set[Connection]", self.connections)
-            oldest = min(others, key=lambda each: math.inf if each._is_answering else each._began)
+            oldest = min(others, key=lambda each: math.inf if each._is_answering else each._since)
             others.discard(oldest)
             oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancels the call that is made for the client."""
         super().connection_lost(exc)
+        self._await("")
         if self.on_lost is not None:
             self.on_lost()
 
@@ -109,8 +113,8 @@ class Connection(HttpToolsProtocol):
             self._refuse(cause if isinstance(cause, HTTPException) else _invalid(400, str(error)))
         except HTTPException as error:
             self._refuse(error)
-        if self._in_head and self._unparsed and not self._awaits_head:
-            self._await_head()
+        if not self._awaited and (self._unparsed or not self._in_head):
+            self._await(HEAD if self._in_head else BODY)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Takes a header. Trailers, which follow a body, are dropped."""
@@ -121,9 +125,9 @@ class Connection(HttpToolsProtocol):
         """Checks the head, and begins to answer the request."""
         self._check_head()
         super().on_headers_complete()
-        self._in_head, self._awaits_head, self._unparsed, self._chunks = False, False, 0, 0
-        self._began = time.monotonic()
+        self._in_head, self._unparsed, self._chunks = False, 0, 0
         self._unset_keepalive_if_required()
+        self._await("")
 
     def on_chunk_header(self) -> None:
         """Counts the chunks of a body."""
@@ -139,6 +143,7 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The request has arrived."""
         self._in_head, self._unparsed = True, 0
+        self._await("")
         super().on_message_complete()
         # A large body has paused the reading. Without it, a client that leaves would not be noticed.
         if not self.pipeline:
@@ -146,16 +151,31 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """The connection waits for its client again."""
-        self._began = time.monotonic()
+        self._since = time.monotonic()
         super().on_response_complete()
 
-    def _await_head(self) -> None:
-        """Ends the connection if the head does not arrive in time. uvicorn's timer is not used meanwhile."""
-        self._began, self._awaits_head = time.monotonic(), True
-        self._unset_keepalive_if_required()
+    def pause_writing(self) -> None:
+        """The client has to read on in time."""
+        super().pause_writing()
         if seconds := self._settings.message_timeout_seconds:
-            error = HTTPException(408, f"the head of the request did not arrive within {seconds:g} seconds")
-            self.timeout_keep_alive_task = self.loop.call_later(seconds, self._refuse, error)
+            self._write_timer = self.loop.call_later(seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client has read on."""
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+
+    def _await(self, part: str) -> None:
+        """Ends the connection if a part of a request does not arrive in time; empty awaits nothing."""
+        self._awaited, self._since = part, time.monotonic()
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
+        if part and (seconds := self._settings.message_timeout_seconds):
+            self._unset_keepalive_if_required()
+            error = HTTPException(408, f"the {part} did not arrive within {seconds:g} seconds")
+            self._read_timer = self.loop.call_later(seconds, self._refuse, error)
 
     @property
     def is_lost(self) -> bool:
@@ -294,6 +314,7 @@ class HttpServer(uvicorn.Server):
         self.servers = []
         for each in sockets or ():
             self.servers.append(await loop.create_server(self._connect, sock=each, backlog=1, **options))
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             each.listen(BACKLOG)  # asyncio has told the system that only one may wait
         self.started = True
 

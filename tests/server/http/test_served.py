@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from tests.server.http.clients import HOST, Array, answer_on, ask, connected, he
 from tests.server.http.scripted import Scripted, front
 from tests.server.samples import CROSS, SELF
 from tests.server.seams import Served
-from tests.server.security.samples import entry, watched, write_tokens
+from tests.server.security.samples import entry, eventually, watched, write_tokens
 
 RNG = np.random.default_rng(5)
 QUERY = RNG.standard_normal((2, 3, 4), dtype=np.float32)
@@ -138,8 +137,7 @@ def test_an_approval_holds_for_the_same_caller_method_and_model(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It depends on all that decides about rights, on nothing that differs between requests, and ends."""
-    now = 100.0
-    monkeypatch.setattr(exchange, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(exchange, "APPROVAL_SECONDS", 1000)
     load = f"/v2/repository/models/{SELF}/load"
 
     def is_asked(token: str, path: str = INFER) -> bool:
@@ -151,8 +149,9 @@ def test_an_approval_holds_for_the_same_caller_method_and_model(
             assert [is_asked(token, path) for _ in range(2)] == [True, False]
         monkeypatch.setattr(Connection, "peer_identities", ("job.example",))
         assert [is_asked("a") for _ in range(2)] == [True, False]
-        now += 1
-        assert is_asked("a")
+        monkeypatch.setattr(exchange, "APPROVAL_SECONDS", 0)
+        assert is_asked("c")
+        assert eventually(lambda: is_asked("c"))
 
 
 def test_the_models_of_the_explorer_are_those_that_the_caller_may_read(served: Served, port: int) -> None:
