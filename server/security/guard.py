@@ -14,8 +14,8 @@ if TYPE_CHECKING:  # its libraries are needed with JSON Web Tokens only
 
 AUTHORIZATION = "authorization"
 # Source: RFC 6750, section 2.1; the name of a scheme has no case.
-BEARER = re.compile(r"bearer +([A-Za-z0-9._~+/-]+=*) *", re.IGNORECASE)
 MAX_TOKEN_CHARACTERS = 8192
+BEARER = re.compile(r"bearer +([A-Za-z0-9._~+/-]+=*) *", re.IGNORECASE)
 # A JSON Web Token has three parts.
 DOTS = 2
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -67,23 +67,18 @@ class Guard:
 
     def _of_token(self, token: str, client: Callable[[], str]) -> Identity:
         digest = digest_of(token)
-        if self._table is not None:
-            identity = self._table.value.of_token(digest)
-            if identity is not None:
-                return identity
+        if self._table is not None and (identity := self._table.value.get(digest)) is not None:
+            return identity
         if self._web_tokens is not None and token.count(".") == DOTS:
             return self._web_tokens.of_token(token, digest, client)
         raise InvalidTokenError("the token is not one of this server's: it is wrong, or was revoked")
 
     def _of_certificate(self, names: tuple[str, ...]) -> Identity:
-        if names and self._table is not None:
-            identity = self._table.value.of_certificate(names)
-            if identity is not None:
-                return identity
-            raise MissingCredentialsError(
-                "the call has no token, and its client certificate has no name that this server knows"
-            )
-        raise MissingCredentialsError('a token is required: send the metadata "authorization: Bearer TOKEN"')
+        table = self._table.value if self._table is not None else {}
+        if found := [table[name] for name in names if name in table]:
+            return found[0]
+        known = "; its client certificate has no name that this server knows" if names else ""
+        raise MissingCredentialsError(f'a token is required: send "authorization: Bearer TOKEN"{known}')
 
 
 def bearer_token(metadata: Metadata) -> str | None:
@@ -100,9 +95,9 @@ def bearer_token(metadata: Metadata) -> str | None:
     value = values[0]
     if isinstance(value, bytes):
         value = value.decode("ascii", "replace")
-    if len(value) > MAX_TOKEN_CHARACTERS:
-        raise InvalidTokenError(f"the authorization header is longer than {MAX_TOKEN_CHARACTERS} characters")
-    found = BEARER.fullmatch(value)
+    found = BEARER.fullmatch(value) if len(value) <= MAX_TOKEN_CHARACTERS else None
     if found is None:
-        raise InvalidTokenError('the authorization header must be "Bearer TOKEN"')
+        raise InvalidTokenError(
+            f'the authorization header must be "Bearer TOKEN", of at most {MAX_TOKEN_CHARACTERS} characters'
+        )
     return found[1]

@@ -23,7 +23,6 @@ No message contains a token, or a part of one.
 import math
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -32,10 +31,9 @@ from typing import Self
 from attention_serving.server.engine.errors import Code, EngineError, OverloadedError, quoted
 from attention_serving.server.engine.schedule.fair_shares import Caller
 
-PATTERN = re.compile(r"[\w.*?\[\]!-]{1,200}", re.ASCII)
+RIGHT = re.compile(r"(infer|read):([\w.*?\[\]!-]{1,200})|(read|admin)", re.ASCII)
 EVERY_MODEL = "*"
 MAX_RIGHTS = 256
-FORMS = "infer:PATTERN, read, read:PATTERN or admin"
 
 
 class CredentialsError(EngineError):
@@ -98,12 +96,12 @@ class Rights:
     Attributes:
         infer: Patterns of the models that it may compute with.
         read: Patterns of the models that it may see.
-        admin: Whether it may change the server.
+        admin: Patterns too: all models if it may change the server, otherwise none.
     """
 
     infer: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
-    admin: bool = False
+    admin: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> Self:
@@ -112,36 +110,27 @@ class Rights:
         Raises:
             ValueError: A text is not a right, or there are too many.
         """
-        found: dict[Right, list[str]] = {right: [] for right in Right}
+        found: dict[str, list[str]] = {right: [] for right in Right}
         for text in texts:
             right, pattern = _parsed(text)
             found[right].append(pattern)
         if sum(map(len, found.values())) > MAX_RIGHTS:
             raise ValueError(f"there are more than {MAX_RIGHTS} rights")
-        return cls(tuple(found[Right.INFER]), tuple(found[Right.READ]), bool(found[Right.ADMIN]))
+        return cls(**{right: tuple(patterns) for right, patterns in found.items()})
 
     @classmethod
     def known(cls, texts: Iterable[str]) -> Self:
         """The rights among texts that may mean something else to others, such as the scopes of a token."""
-        found = []
-        for text in texts:
-            with suppress(ValueError):
-                _parsed(text)
-                found.append(text)
-        return cls.parse(found[:MAX_RIGHTS])
+        return cls.parse([text for text in texts if RIGHT.fullmatch(text)][:MAX_RIGHTS])
 
-    def has(self, right: Right) -> bool:
-        """Whether the identity has a right, for some model at least."""
-        if right is Right.ADMIN:
-            return self.admin
-        return bool(self.infer if right is Right.INFER else self.read)
+    def patterns(self, right: Right) -> tuple[str, ...]:
+        """The models for which the identity has a right; empty if it does not have it."""
+        found: tuple[str, ...] = getattr(self, right)
+        return found
 
     def covers(self, right: Right, model: str) -> bool:
         """Whether the identity has a right for a model."""
-        if right is Right.ADMIN:
-            return self.admin
-        patterns = self.infer if right is Right.INFER else self.read
-        return any(fnmatchcase(model, pattern) for pattern in patterns)
+        return any(fnmatchcase(model, pattern) for pattern in self.patterns(right))
 
     @property
     def reads_every_model(self) -> bool:
@@ -149,23 +138,12 @@ class Rights:
         return EVERY_MODEL in self.read
 
 
-def _parsed(text: str) -> tuple[Right, str]:
-    kind, colon, pattern = text.partition(":")
-    shown = repr(text[:100])
-    if kind not in Right.__members__.values():
-        raise ValueError(f"{shown} is not a right; must be {FORMS}")
-    right = Right(kind)
-    if right is Right.ADMIN:
-        if colon:
-            raise ValueError(f"{shown} is not a right: admin takes no pattern")
-        return right, ""
-    if right is Right.READ and not colon:
-        return right, EVERY_MODEL
-    if not PATTERN.fullmatch(pattern):
-        raise ValueError(
-            f"{shown} is not a right: {right} needs a pattern of model names, such as {right}:{EVERY_MODEL}"
-        )
-    return right, pattern
+def _parsed(text: str) -> tuple[str, str]:
+    found = RIGHT.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text[:100]!r} is not a right; must be infer:PATTERN, read, read:PATTERN or admin")
+    right, pattern, for_all = found.groups()
+    return right or for_all, pattern or EVERY_MODEL
 
 
 class Source(StrEnum):
@@ -219,7 +197,7 @@ class Identity:
         Raises:
             PermissionDeniedError: The identity does not have it.
         """
-        if not self.rights.has(right):
+        if not self.rights.patterns(right):
             raise PermissionDeniedError(f"the identity {self.name!r} does not have the right {right}")
 
     def require_model(self, right: Right, model: str) -> None:

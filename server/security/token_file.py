@@ -14,10 +14,10 @@ import stat
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeAlias
 
 from pydantic import (
     AwareDatetime,
@@ -35,10 +35,13 @@ from attention_serving.server.security.rights import Identity, Rights, Source
 
 log = logging.getLogger(__name__)
 TOML = ".toml"
-MAX_FILE_BYTES = 16 << 20
 # Problems that one message lists.
 MAX_PROBLEMS = 5
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+# The identities of a file, by the SHA-256 of a token or the name in a certificate. How long a look-up takes
+# depends on the hash only. Who measures how far a comparison went learns how a hash begins, and would have to
+# invert SHA-256 to present a token with such a hash.
+TokenTable: TypeAlias = Mapping[bytes | str, Identity]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,99}$"
 SHA256 = r"^[0-9a-f]{64}$"
 
@@ -81,6 +84,11 @@ class Entry(BaseModel):
         return self
 
     @property
+    def proof(self) -> bytes | str:
+        """What proves the identity: the SHA-256 of its token, or the name in its certificate."""
+        return bytes.fromhex(self.sha256) if self.sha256 else str(self.certificate)
+
+    @property
     def identity(self) -> Identity:
         """The identity that the entry describes."""
         return Identity(
@@ -103,53 +111,26 @@ class TokenFile(BaseModel):
 
     @model_validator(mode="after")
     def _are_distinct(self) -> Self:
-        for field in ("name", "sha256", "certificate"):
+        for field in ("name", "proof"):
             values = Counter(getattr(entry, field) for entry in self.identities)
-            values.pop(None, None)
             twice = [value for value, count in values.items() if count > 1]
             if twice:
                 # A hash is not shown: its entry is found by its name.
-                shown = repr(twice[0]) if field != "sha256" else "a token"
+                shown = repr(twice[0]) if isinstance(twice[0], str) else "a token"
                 raise ValueError(f"{shown} is the {field} of more than one identity")
         return self
 
 
-class TokenTable:
-    """The identities of a file, by what proves them."""
-
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        """Indexes the entries of a checked file."""
-        self._by_digest = {bytes.fromhex(entry.sha256): entry.identity for entry in entries if entry.sha256}
-        self._by_certificate = {entry.certificate: entry.identity for entry in entries if entry.certificate}
-
-    def of_token(self, digest: bytes) -> Identity | None:
-        """The identity of a presented token, given its SHA-256; None if there is none.
-
-        How long it takes depends on the hash only. Who measures how far a comparison went learns how a hash
-        begins, and would have to invert SHA-256 to present a token with such a hash.
-        """
-        return self._by_digest.get(digest)
-
-    def of_certificate(self, names: Iterable[str]) -> Identity | None:
-        """The identity of a verified client certificate that has these names; None if there is none."""
-        found = (self._by_certificate.get(name) for name in names)
-        return next((identity for identity in found if identity is not None), None)
-
-
-def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
+def read_bytes(path: Path) -> bytes:
     """The content of a file of tokens or keys.
 
     Raises:
-        IdentityError: It cannot be read, or is too large.
+        IdentityError: It cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(most + 1)
+        return path.read_bytes()
     except OSError as error:
         raise IdentityError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(content) > most:
-        raise IdentityError(f"{path}: is larger than {most} bytes")
-    return content
 
 
 def warn_if_others_may_write(path: Path) -> None:
@@ -160,12 +141,12 @@ def warn_if_others_may_write(path: Path) -> None:
 
 
 def parse_table(path: Path, content: bytes) -> TokenTable:
-    """The table of the tokens file, for those who follow it.
+    """The identities of the tokens file by what proves them, for those who follow it.
 
     Raises:
         IdentityError: An entry is wrong.
     """
-    table = TokenTable(parse_file(path, content).identities)
+    table = {entry.proof: entry.identity for entry in parse_file(path, content).identities}
     warn_if_others_may_write(path)
     return table
 
@@ -180,21 +161,30 @@ def read_file(path: Path) -> TokenFile:
 
 
 def parse_file(path: Path, content: bytes) -> TokenFile:
-    """Checks the content of a file; JSON, or TOML if its name ends with .toml.
+    """Checks the content of a tokens file.
 
     Raises:
         IdentityError: An entry is wrong.
     """
-    kind = "TOML" if path.suffix == TOML else "JSON"
+    try:
+        return TokenFile.model_validate(parse_text(path, content))
+    except (IdentityError, ValidationError) as error:
+        problem = problems(error) if isinstance(error, ValidationError) else error
+        raise IdentityError(f"{path}: {problem}") from None
+
+
+def parse_text(path: Path, content: bytes) -> Any:
+    """What the text of a file says; JSON, or TOML if its name ends with .toml.
+
+    Raises:
+        IdentityError: It is something else.
+    """
+    is_toml = path.suffix == TOML
     try:
         text = content.decode()
-        found: Any = tomllib.loads(text) if kind == "TOML" else json.loads(text)
+        return tomllib.loads(text) if is_toml else json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise IdentityError(f"{path}: is not {kind}: {error}") from None
-    try:
-        return TokenFile.model_validate(found)
-    except ValidationError as error:
-        raise IdentityError(f"{path}: {problems(error)}") from None
+        raise IdentityError(f"is not {'TOML' if is_toml else 'JSON'}: {error}") from None
 
 
 def write_file(path: Path, content: TokenFile) -> None:
@@ -207,19 +197,17 @@ def write_file(path: Path, content: TokenFile) -> None:
         raise IdentityError(f"{path}: TOML files are changed by hand; this command writes JSON")
     data = content.model_dump(mode="json", exclude_defaults=True)
     text = json.dumps({"identities": data.get("identities", [])}, indent=2) + "\n"
-    temporary = ""
     try:
-        # Made with mode 0600, in the same folder: the rename then is atomic.
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
+        # Made for its owner only, in the same folder: the rename then is atomic.
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+            new = Path(folder, path.name)
+            new.touch(0o600)
+            with new.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(path)
     except OSError as error:
-        if temporary:
-            with suppress(OSError):
-                Path(temporary).unlink()
         raise IdentityError(f"{path}: cannot be written: {error.strerror}") from error
 
 

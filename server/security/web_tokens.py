@@ -10,14 +10,13 @@ PyJWT fetches and reads the keys. Its cache is not used: it fetches on the threa
 is the one that takes calls.
 """
 
-import json
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import jwt
@@ -34,22 +33,23 @@ from attention_serving.server.security.rights import (
     Rights,
     Source,
 )
-from attention_serving.server.security.token_file import read_bytes, warn_if_others_may_write
+from attention_serving.server.security.token_file import parse_text, read_bytes, warn_if_others_may_write
 from attention_serving.server.threads import Reloaded, Watched, unreported
 
-# Asymmetric only. An RSA key that does not state its algorithm verifies all of its kind.
-RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
-ALGORITHMS = frozenset({*RSA, "ES256", "ES384", "ES512", "EdDSA"})
+# Asymmetric only.
+ALGORITHMS = (
+    *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    *("ES256", "ES384", "ES512", "EdDSA"),
+)
 MIN_RSA_BITS, MAX_RSA_BITS = 2048, 8192
-MAX_FILE_BYTES = 1 << 20
 FETCH_SECONDS = 10.0
 # How often a URL is fetched; and how soon after one fetch an unknown key, or a failure, may cause the next.
 REFRESH_SECONDS, PAUSE_SECONDS = 3600.0, 10.0
 # How far the clocks of the issuer and of this machine may differ, in seconds.
 LEEWAY_SECONDS = 30.0
 REQUIRED = ["exp", "iss", "aud", "sub"]
-# Tokens that are kept: verified ones, and ones that failed.
-MAX_VERIFIED, MAX_FAILED = 10_000, 4096
+# Tokens whose results are kept, verified or failed. When there are more, all are verified again.
+MAX_KNOWN = 10_000
 # Failed verifications of an address a second: 100 of 500 us take a twentieth of the thread that takes calls.
 MAX_FAILURES = 100
 MAX_SUBJECT = 200
@@ -57,16 +57,15 @@ MAX_SUBJECT = 200
 FOREVER = 2**53
 # All that parsing and verifying what a stranger wrote may raise.
 BROKEN = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
+# What PyJWT finds wrong with a token, in words that quote no part of it.
+CLEAR = (
+    jwt.InvalidAlgorithmError,
+    jwt.InvalidAudienceError,
+    jwt.InvalidIssuerError,
+    jwt.MissingRequiredClaimError,
+)
 
-
-class VerificationKey(NamedTuple):
-    """A public key, as PyJWT takes it, and the algorithms that it may verify."""
-
-    key: Any
-    algorithms: tuple[str, ...]
-
-
-KeySet: TypeAlias = Mapping[str, VerificationKey]
+KeySet: TypeAlias = Mapping[str, jwt.PyJWK]
 
 
 class Keys:
@@ -82,18 +81,17 @@ class Keys:
         Raises:
             IdentityError: The file cannot be used, or the URL must not be.
         """
-        # What the URL returned last, and why the last fetch failed.
-        self._content: dict[str, Any] | None = None
-        self._error: IdentityError | None = None
+        # What the last fetch returned, or why it failed; None before the first.
+        self._outcome: dict[str, Any] | IdentityError | None = None
         self._fetched, self._next = -math.inf, math.inf
         if "://" in where:
             check_url(where)
             self._client = jwt.PyJWKClient(where, cache_jwk_set=False, timeout=FETCH_SECONDS)
             read: Callable[[], Any] = self._fetch_if_due
         else:
-            read = partial(_read_file, Path(where))
+            read = partial(read_bytes, Path(where))
             warn_if_others_may_write(Path(where))
-        self._watched = Watched("jwks", read, partial(_parsed, where), reloaded)
+        self._watched = Watched("jwks", read, partial(_keys_in, where), reloaded)
         self._next = -math.inf
         self._watched.start()
 
@@ -119,18 +117,17 @@ class Keys:
         if (now := time.monotonic()) >= self._next:
             self._fetched, self._next = now, now + REFRESH_SECONDS
             try:
-                found = self._client.fetch_data()
-                read_keys(found)
-                self._content, self._error = found, None
+                self._outcome = self._client.fetch_data()
+                read_keys(self._outcome)
             except (*BROKEN, OSError, IdentityError) as error:
                 self._next = now + PAUSE_SECONDS
-                self._error = IdentityError(f"{shown(self._client.uri)}: {error}")
-        if self._error is not None:
-            raise self._error
-        return self._content
+                self._outcome = IdentityError(f"{shown(self._client.uri)}: {error}")
+        if isinstance(self._outcome, IdentityError):
+            raise self._outcome
+        return self._outcome
 
 
-def find_key(keys: KeySet, key_id: str | None) -> VerificationKey | None:
+def find_key(keys: KeySet, key_id: str | None) -> jwt.PyJWK | None:
     """The key of an identifier; for a token without one, the only key of the set."""
     if key_id is None:
         return next(iter(keys.values())) if len(keys) == 1 else None
@@ -144,28 +141,23 @@ def read_keys(content: Any) -> KeySet:
         IdentityError: It is not one, holds a private key or a weak one, or none that can be used.
     """
     members = content.get("keys") if isinstance(content, dict) else None
-    keys: dict[str, VerificationKey] = {}
+    keys: dict[str, jwt.PyJWK] = {}
     for member in members if isinstance(members, list) else ():
         try:
             found = jwt.PyJWK(member)
         except (*BROKEN, AttributeError, KeyError):
             continue
-        if found.public_key_use not in (None, "sig") or found.algorithm_name not in ALGORITHMS:
+        is_usable = found.public_key_use in (None, "sig") and member.get("crv") != "Ed448"
+        if not is_usable or found.algorithm_name not in ALGORITHMS:
             continue
         if hasattr(found.key, "private_bytes"):
             raise IdentityError(f"the key {found.key_id} is a private key; publish the public key only")
-        algorithms: tuple[str, ...] = (found.algorithm_name,)
-        if found.key_type == "RSA":
-            bits = found.key.key_size
-            if not MIN_RSA_BITS <= bits <= MAX_RSA_BITS:
-                limits = f"{MIN_RSA_BITS} to {MAX_RSA_BITS}"
-                raise IdentityError(f"the key {found.key_id} has {bits} bits; must have {limits}")
-            algorithms = RSA if member.get("alg") is None else algorithms
-        elif member["crv"] == "Ed448":
-            continue
-        keys.setdefault(str(member.get("kid", "")), VerificationKey(found.key, algorithms))
+        if found.key_type == "RSA" and not MIN_RSA_BITS <= found.key.key_size <= MAX_RSA_BITS:
+            limits = f"{found.key.key_size} bits; must have {MIN_RSA_BITS} to {MAX_RSA_BITS}"
+            raise IdentityError(f"the key {found.key_id} has {limits}")
+        keys.setdefault(str(member.get("kid", "")), found)
     if not keys:
-        kinds = ", ".join(sorted(ALGORITHMS))
+        kinds = ", ".join(ALGORITHMS)
         raise IdentityError(f"this is not a JWK set with a key that verifies signatures of {kinds}")
     return keys
 
@@ -190,51 +182,25 @@ def shown(url: str) -> str:
     return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
 
 
-def _read_file(path: Path) -> Any:
-    """The content of a file of keys.
+def _keys_in(where: str, content: Any) -> KeySet | None:
+    """The keys in what was read: None before the first fetch, what was fetched, or the bytes of a file.
 
     Raises:
-        IdentityError: It cannot be read, or is not JSON.
+        IdentityError: It is not a JWK set that can be used.
     """
-    content = read_bytes(path, MAX_FILE_BYTES)
+    if content is None:
+        return None
     try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise IdentityError(f"{path}: is not JSON: {error}") from None
-
-
-def _parsed(where: str, content: Any) -> KeySet | None:
-    """The keys; None before the first fetch."""
-    try:
-        return None if content is None else read_keys(content)
+        return read_keys(parse_text(Path(where), content) if isinstance(content, bytes) else content)
     except IdentityError as error:
         raise IdentityError(f"{where}: {error}") from None
 
 
-class NotYetValidError(InvalidTokenError):
-    """The token will be valid later, so that it must not be remembered as one that failed."""
+class UndecidedError(InvalidTokenError):
+    """The token may be good later, so that it must not be remembered as one that failed.
 
-
-class UnknownKeyError(InvalidTokenError):
-    """The key that signed the token is not one of the issuer's, which may have published it since."""
-
-
-# What PyJWT finds wrong with a token, as its caller is told.
-PROBLEMS: dict[type[Exception], tuple[type[CredentialsError], str]] = {
-    jwt.ExpiredSignatureError: (ExpiredTokenError, "the token has expired; get a new one"),
-    jwt.ImmatureSignatureError: (NotYetValidError, "the token is not valid yet"),
-    jwt.InvalidAudienceError: (InvalidTokenError, "the token is for another audience"),
-    jwt.InvalidIssuerError: (InvalidTokenError, "the token is of another issuer"),
-    jwt.MissingRequiredClaimError: (
-        InvalidTokenError,
-        f"the token lacks one of the claims {', '.join(REQUIRED)}",
-    ),
-    jwt.InvalidAlgorithmError: (
-        InvalidTokenError,
-        "the algorithm of the token's signature is not accepted, or not that of its key",
-    ),
-}
-DAMAGED = InvalidTokenError, "the token is damaged, or its signature is wrong"
+    It is not valid yet, or the issuer may have published its key since.
+    """
 
 
 class WebTokens:
@@ -252,7 +218,8 @@ class WebTokens:
         self._keys = keys
         self._issuer, self._audience = issuer, audience
         self._rights_claim = rights_claim
-        self._known = _Known(keys.current)
+        # Results by the SHA-256 of tokens, with the key set that they hold for.
+        self._known: tuple[KeySet | None, dict[bytes, Identity | CredentialsError]] = None, {}
         self._failures = _Failures()
 
     def close(self) -> None:
@@ -268,79 +235,71 @@ class WebTokens:
             client: Returns the connection that it arrived on, as ADDRESS:PORT.
 
         Raises:
-            CredentialsError: The token is not valid.
+            CredentialsError: The token is not valid now.
             KeysUnavailableError: There are no keys yet.
-            OverloadedError: Too many tokens of the same address have failed just now to try another.
+            OverloadedError: Too many tokens of this address have failed.
         """
-        known, keys = self._known, self._keys.current
-        if keys is not known.keys:  # tokens that a removed key has signed are no longer valid
-            known = self._known = _Known(keys)
-        if (identity := known.verified.get(digest)) is not None:
-            return identity
-        if (failure := known.failed.get(digest)) is not None:
-            if isinstance(failure, UnknownKeyError):
-                self._keys.want()
-            raise type(failure)(failure.message)
-        connection = client()
-        self._failures.check(connection, time.time())
-        try:
-            identity = self._identity(self._claims(token, keys))
-        except CredentialsError as error:
-            self._failures.add(connection)
-            if not isinstance(error, NotYetValidError):
-                # A copy without its traceback, which would keep the call.
-                _keep(known.failed, digest, type(error)(error.message), MAX_FAILED)
-            raise
-        _keep(known.verified, digest, identity, MAX_VERIFIED)
-        return identity
+        keys = self._keys.current
+        if keys is None:
+            raise KeysUnavailableError("the keys of the issuer are not available yet; try again later")
+        known_with, known = self._known
+        if known_with is not keys or len(known) >= MAX_KNOWN:
+            known = {}
+            self._known = keys, known
+        found = known.get(digest)
+        if found is None:
+            connection = client()
+            self._failures.check(connection, time.time())
+            try:
+                found = self._identity(self._claims(token, keys))
+            except CredentialsError as error:
+                self._failures.add(connection)
+                if isinstance(error, UndecidedError):
+                    raise
+                found = error
+            known[digest] = found
+        if isinstance(found, CredentialsError):
+            # A copy: tracebacks, which keep the calls, would gather in the one that is remembered.
+            raise type(found)(found.message)
+        return found
 
-    def _claims(self, token: str, keys: KeySet | None) -> dict[str, Any]:
+    def _claims(self, token: str, keys: KeySet) -> dict[str, Any]:
         """The claims of a token that is valid now. Its key decides about the algorithm."""
         try:
-            header = jwt.get_unverified_header(token)
-        except BROKEN:
-            raise InvalidTokenError("the token is not a JSON Web Token") from None
-        if keys is None:
-            self._keys.want()
-            raise KeysUnavailableError("the keys of the issuer are not available yet; try again later")
-        key = find_key(keys, header.get("kid"))
-        if key is None:
-            self._keys.want()
-            raise UnknownKeyError("the key that signed the token is not one of the issuer's")
-        try:
+            key = find_key(keys, jwt.get_unverified_header(token).get("kid"))
+            if key is None:
+                self._keys.want()
+                raise UndecidedError("the key that signed the token is not one of the issuer's")
             claims: dict[str, Any] = jwt.decode(
                 token,
-                key.key,
-                algorithms=key.algorithms,
+                key,
                 issuer=self._issuer,
                 audience=self._audience,
                 leeway=LEEWAY_SECONDS,
                 options={"require": REQUIRED, "verify_iat": False},
             )
-        except BROKEN as error:
-            kind, message = PROBLEMS.get(type(error), DAMAGED)
-            raise kind(message) from None
+        except jwt.ExpiredSignatureError:
+            raise ExpiredTokenError("the token has expired; get a new one") from None
+        except jwt.ImmatureSignatureError:
+            raise UndecidedError("the token is not valid yet") from None
+        except CLEAR as error:
+            raise InvalidTokenError(f"the token is not valid: {error}") from None
+        except BROKEN:
+            raise InvalidTokenError("the token is damaged, or its signature is wrong") from None
         return claims
 
     def _identity(self, claims: dict[str, Any]) -> Identity:
         subject = claims["sub"]
         if not 0 < len(subject) <= MAX_SUBJECT or not subject.isprintable():
             raise InvalidTokenError(f"the claim sub must be a text of 1 to {MAX_SUBJECT} characters")
+        rights = claims.get(self._rights_claim)
+        texts = rights.split() if isinstance(rights, str) else rights if isinstance(rights, list) else []
         return Identity(
             source=Source.WEB_TOKEN,
             name=subject,
-            rights=_rights(claims.get(self._rights_claim)),
+            rights=Rights.known(text for text in texts if isinstance(text, str)),
             expires=min(int(claims["exp"]), FOREVER) + LEEWAY_SECONDS,
         )
-
-
-class _Known:
-    """Tokens that were verified with one key set, and those that failed, by their SHA-256."""
-
-    def __init__(self, keys: KeySet | None) -> None:
-        self.keys = keys
-        self.verified: dict[bytes, Identity] = {}
-        self.failed: dict[bytes, CredentialsError] = {}
 
 
 class _Failures:
@@ -363,30 +322,12 @@ class _Failures:
         """
         if int(now) != self._second:
             self._second, self._counts = int(now), Counter()
-        if self._counts[_address(connection)] >= MAX_FAILURES and connection in self._counts:
+        address = connection.rpartition(":")[0]
+        if self._counts[address] >= MAX_FAILURES and connection in self._counts:
             raise OverloadedError(
                 "too many tokens of this address are not valid; try again later", retry_after=1
             )
 
     def add(self, connection: str) -> None:
         """Counts a token that failed."""
-        self._counts.update((connection, _address(connection)))
-
-
-def _address(connection: str) -> str:
-    """The address of a connection, without its port."""
-    return connection.rpartition(":")[0]
-
-
-def _rights(claim: Any) -> Rights:
-    """The rights in a claim. What is not a right of this server is ignored: it belongs to others."""
-    texts = claim.split() if isinstance(claim, str) else claim if isinstance(claim, list) else []
-    return Rights.known(text for text in texts if isinstance(text, str))
-
-
-def _keep(kept: dict[bytes, Any], digest: bytes, value: Identity | CredentialsError, most: int) -> None:
-    """Adds an entry. The oldest half goes when there are too many."""
-    if len(kept) >= most:
-        for old in list(kept)[: most // 2]:
-            kept.pop(old, None)  # another thread may have removed it
-    kept[digest] = value
+        self._counts.update((connection, connection.rpartition(":")[0]))

@@ -5,8 +5,6 @@ Makes of them what Python's ssl module takes, for HTTP and metrics.
 
 import os
 import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -67,24 +65,15 @@ def server_context(contents: Contents, client_ca: bytes | None) -> ssl.SSLContex
     context.minimum_version = ssl.TLSVersion.TLSv1_2 if client_ca is None else ssl.TLSVersion.TLSv1_3
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0
-    with _in_memory(contents.certificate + b"\n" + contents.key) as path:
-        context.load_cert_chain(path)
+    # A file that only this process can open: the ssl module takes certificates from files only.
+    with os.fdopen(os.memfd_create("certificate"), "wb") as file:
+        file.write(contents.certificate + b"\n" + contents.key)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
     if client_ca is not None:
         context.load_verify_locations(cadata=client_ca.decode("ascii"))
         context.verify_mode = ssl.CERT_REQUIRED
     return context
-
-
-@contextmanager
-def _in_memory(content: bytes) -> Iterator[str]:
-    """A file that only this process can open: the ssl module takes certificates from files only."""
-    descriptor = os.memfd_create("certificate", os.MFD_CLOEXEC)
-    try:
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(content)
-        yield f"/proc/self/fd/{descriptor}"
-    finally:
-        os.close(descriptor)
 
 
 def _certificates(path: Path, content: bytes) -> list[x509.Certificate]:
@@ -112,14 +101,12 @@ def _check_key(path: Path, content: bytes) -> None:
 
 
 def _check_valid_now(path: Path, certificate: x509.Certificate) -> None:
-    now = datetime.now(UTC)
-    if certificate.not_valid_after_utc < now:
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if not begins <= datetime.now(UTC) <= ends:
         raise TlsError(
-            f"{path}: the certificate expired at {certificate.not_valid_after_utc:%FT%TZ}; renew it"
+            f"{path}: the certificate is valid from {begins:%FT%TZ} to {ends:%FT%TZ}, not now;"
+            " renew it, or check this machine's clock"
         )
-    if certificate.not_valid_before_utc > now:
-        begins = f"{certificate.not_valid_before_utc:%FT%TZ}"
-        raise TlsError(f"{path}: the certificate is not valid before {begins}; check this machine's clock")
 
 
 def _authorities(path: Path | None, content: bytes | None) -> list[x509.Certificate]:

@@ -31,7 +31,7 @@ def test_a_token_is_printed_once_known_to_the_file_and_revoked(file: Path) -> No
     done = create("one", "--right", "read", "--max-calls", "3", "--max-bytes", "1MiB")
     assert done.exit_code == 0, done.stderr
     token = done.stdout.strip()
-    identity = table_in(file).of_token(digest_of(token))
+    identity = table_in(file).get(digest_of(token))
     assert identity is not None
     assert (identity.name, identity.max_calls, identity.max_bytes) == ("one", 3, 1 << 20)
     in_90_days = (datetime.now(UTC) + timedelta(days=90)).timestamp()

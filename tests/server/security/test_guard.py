@@ -69,7 +69,7 @@ def test_callers_are_named_by_their_token_or_else_their_certificate(guard: Guard
         ([], (), MissingCredentialsError, "a token is required"),
         ([], ("other.example",), MissingCredentialsError, "has no name that this server knows"),
         (["Bearer third"], JOBS, InvalidTokenError, "it is wrong, or was revoked"),
-        (["Bearer a.b.c"], (), InvalidTokenError, "is not a JSON Web Token"),
+        (["Bearer a.b.c"], (), InvalidTokenError, "the token is damaged"),
         (["Bearer second"], (), ExpiredTokenError, "has expired"),
         (["Bearer first", "Bearer first"], (), InvalidTokenError, "several authorization headers"),
         (["Bearer first, Bearer first"], (), InvalidTokenError, 'must be "Bearer TOKEN"'),
@@ -77,7 +77,7 @@ def test_callers_are_named_by_their_token_or_else_their_certificate(guard: Guard
         (["Bearer "], (), InvalidTokenError, 'must be "Bearer TOKEN"'),
         (["Bearer fir\nst"], (), InvalidTokenError, 'must be "Bearer TOKEN"'),
         ([b"Bearer \xff"], (), InvalidTokenError, 'must be "Bearer TOKEN"'),
-        ([f"Bearer {'x' * MAX_TOKEN_CHARACTERS}"], (), InvalidTokenError, "is longer than 8192 characters"),
+        ([f"Bearer {'x' * MAX_TOKEN_CHARACTERS}"], (), InvalidTokenError, "of at most 8192 characters"),
     ],
     ids=range(12),
 )
@@ -122,27 +122,21 @@ def test_metrics_need_a_token_with_the_right_to_read(tmp_path: Path) -> None:
 def test_rights_cover_models(text: str, right: Right, model: str, covered: bool) -> None:
     rights = Rights.parse([text, "infer:other"])
     assert rights.covers(right, model) is covered
-    assert rights.has(right) is (text.startswith(right) or right is Right.INFER)
+    assert bool(rights.patterns(right)) is (text.startswith(right) or right is Right.INFER)
     assert rights.reads_every_model is (text == "read")
 
 
 @pytest.mark.parametrize(
-    ("texts", "error"),
-    [
-        (["write"], "'write' is not a right; must be infer:PATTERN, read, read:PATTERN or admin"),
-        (["infer"], "infer needs a pattern of model names, such as infer:*"),
-        (["read:"], "read needs a pattern"),
-        (["infer:a b"], "infer needs a pattern"),
-        (["admin:models"], "admin takes no pattern"),
-        (["INFER:*"], "is not a right"),
-        (["infer:a"] * 257, "there are more than 256 rights"),
-    ],
+    "text", ["write", "infer", "read:", "infer:a b", "admin:models", "INFER:*", "infer:" + 201 * "a"]
 )
-def test_other_texts_are_not_rights(texts: list[str], error: str) -> None:
-    with pytest.raises(ValueError, match="right") as raised:
-        Rights.parse(["read", *texts])
-    assert error in str(raised.value)
+def test_other_texts_are_not_rights(text: str) -> None:
+    with pytest.raises(
+        ValueError, match="must be infer:PATTERN, read, read:PATTERN or admin"
+    ):
+        Rights.parse(["read", text])
+    assert Rights.known(["openid", text, "infer:a", "admin"]) == Rights(("a",), admin=("*",))
 
 
-def test_texts_that_belong_to_others_are_left_out() -> None:
-    assert Rights.known(["openid", "infer:a", "profile", "infer", "admin"]) == Rights(("a",), admin=True)
+def test_the_number_of_rights_is_limited() -> None:
+    with pytest.raises(ValueError, match="there are more than 256 rights"):
+        Rights.parse(["infer:a"] * 257)

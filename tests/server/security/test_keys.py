@@ -16,7 +16,6 @@ from attention_serving.server.errors import IdentityError
 from attention_serving.server.security import web_tokens
 from attention_serving.server.security.web_tokens import (
     ALGORITHMS,
-    RSA,
     Keys,
     check_url,
     find_key,
@@ -40,16 +39,14 @@ ED448 = jwk("EdDSA", ed448.Ed448PrivateKey.generate().public_key())
 @pytest.mark.parametrize(
     ("algorithm", "members", "expected"),
     [
-        ("RS256", {}, RSA),
-        ("RS256", {"alg": "PS256", "use": "sig"}, ("PS256",)),
-        ("ES384", {}, ("ES384",)),
-        ("EdDSA", {}, ("EdDSA",)),
+        ("RS256", {}, "RS256"),
+        ("RS256", {"alg": "PS256", "use": "sig"}, "PS256"),
+        ("ES384", {}, "ES384"),
+        ("EdDSA", {}, "EdDSA"),
     ],
 )
-def test_a_key_verifies_its_algorithms(
-    algorithm: str, members: dict[str, Any], expected: tuple[str, ...]
-) -> None:
-    assert read_keys(key_set(public_jwk(algorithm, **members)))["one"].algorithms == expected
+def test_a_key_verifies_one_algorithm(algorithm: str, members: dict[str, Any], expected: str) -> None:
+    assert read_keys(key_set(public_jwk(algorithm, **members)))["one"].algorithm_name == expected
     assert {name[:2] for name in ALGORITHMS} == {"RS", "PS", "ES", "Ed"}  # none is symmetric
 
 
@@ -197,7 +194,6 @@ def test_keys_of_a_file_are_rotated(tmp_path: Path, caplog: pytest.LogCaptureFix
         (None, "cannot be read"),
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        (" " * (2 << 20), "is larger than"),
         ("{}", "this is not a JWK set"),
     )
     for content, error in cases:

@@ -15,7 +15,6 @@ from attention_serving.server.security.token_file import Entry, TokenFile, diges
 from tests.server.security.samples import entry, table_in, write_tokens
 
 HASH = digest_of("secret").hex()
-MANY_BYTES = 17 << 20
 
 
 def test_tokens_and_certificates_find_their_identities(
@@ -28,16 +27,13 @@ def test_tokens_and_certificates_find_their_identities(
     )
     path.chmod(0o666)
     table = table_in(path)
-    found = table.of_token(digest_of("first"))
-    assert found is not None
-    assert (found.name, found.source, found.rights.admin) == ("one", Source.TOKEN, True)
+    found = table[digest_of("first")]
+    assert (found.name, found.source, found.rights.admin) == ("one", Source.TOKEN, ("*",))
     assert (found.max_calls, found.max_bytes, found.caller.weight) == (7, 0, 0.5)
     assert found.caller.name == "token:one"
-    assert table.of_token(digest_of("firs")) is None
-    found = table.of_certificate(["CN", "spiffe://a/jobs"])
-    assert found is not None
+    found = table["spiffe://a/jobs"]
     assert (found.name, found.source) == ("jobs", Source.CERTIFICATE)
-    assert table.of_certificate(["one"]) is None
+    assert len(table) == 2
     assert "other users may change the file" in caplog.text
 
 
@@ -50,8 +46,7 @@ def test_toml_and_json_are_read_alike(tmp_path: Path) -> None:
     expires = datetime(2027, 1, 31, tzinfo=UTC)
     same = entry("one", "secret", "infer:*", expires=expires.isoformat(), max_bytes=1 << 20)
     assert read_file(toml) == read_file(write_tokens(tmp_path / "tokens.json", same))
-    identity = table_in(toml).of_token(digest_of("secret"))
-    assert identity is not None
+    identity = table_in(toml)[digest_of("secret")]
     assert (identity.expires, identity.max_bytes) == (expires.timestamp(), 1 << 20)
 
 
@@ -60,7 +55,6 @@ def test_toml_and_json_are_read_alike(tmp_path: Path) -> None:
     [
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        (" " * MANY_BYTES, "is larger than 16777216 bytes"),
         ("[]", "file: Input should be"),
         ([entry("a b", "t", "read")], "identities[0].name: String should match"),
         ([entry("a", "t", "write")], "identities[0].rights: 'write' is not a right"),
@@ -71,9 +65,9 @@ def test_toml_and_json_are_read_alike(tmp_path: Path) -> None:
         ([entry("a", "t", "read", expires="2027-01-31T00:00:00")], "identities[0].expires: "),
         ([entry("a", "t", "read", queue_weight=0)], "identities[0].queue_weight: "),
         ([entry("a", "t", "read"), entry("a", "u", "read")], "'a' is the name of more than"),
-        ([entry("a", "t", "read"), entry("b", "t", "read")], "a token is the sha256 of more"),
+        ([entry("a", "t", "read"), entry("b", "t", "read")], "a token is the proof of more"),
     ],
-    ids=range(14),
+    ids=range(13),
 )
 def test_a_wrong_file_is_refused_with_the_place_and_without_secrets(
     content: Any, error: str, tmp_path: Path

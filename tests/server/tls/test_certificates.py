@@ -60,8 +60,8 @@ def test_a_chain_and_text_between_its_parts_are_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pair", "ca", "message"),
     [
-        (AUTHORITY.issue(ends=-HOUR), None, "tls.crt: the certificate expired at 2"),
-        (AUTHORITY.issue(begins=HOUR, ends=2 * HOUR), None, "tls.crt: the certificate is not valid before 2"),
+        (AUTHORITY.issue(ends=-HOUR), None, "tls.crt: the certificate is valid from 2"),
+        (AUTHORITY.issue(begins=HOUR, ends=2 * HOUR), None, "tls.crt: the certificate is valid from 2"),
         (Pair(b"", GOOD.key), None, "tls.crt: does not contain a certificate in PEM"),
         (Pair(GOOD.certificate[:200], GOOD.key), None, "tls.crt: does not contain a certificate in PEM"),
         (Pair(GOOD.certificate, GOOD.key[:60]), None, "tls.key: does not contain a private key in PEM"),
