@@ -10,7 +10,6 @@ from http import HTTPStatus
 from itertools import chain
 from typing import Any, NamedTuple
 
-import grpc
 import numpy as np
 from starlette.exceptions import HTTPException
 
@@ -26,8 +25,6 @@ from attention_serving.server.http.schemas import EmbeddingRequest
 SERVICE = pb.DESCRIPTOR.services_by_name["AttentionService"].full_name
 ATTEND, LIST_MODELS = f"/{SERVICE}/Attend", f"/{SERVICE}/ListModels"
 INPUT = "input"
-# How the gRPC server refuses a model that is not a text encoder.
-NO_ENCODER = "is not a text encoder"
 # A number in JSON has fewer characters, with a comma.
 JSON_BYTES_PER_NUMBER = 16
 # The members that fields of the message are made of.
@@ -58,16 +55,7 @@ async def embed(exchange: Exchange) -> Reply:
     exchange.take_place()
     decoded = await exchange.decoded(data, len(data), decode)
     exchange.memory.add(len(decoded.message))
-    try:
-        reply = await exchange.call(ATTEND, decoded.message, timeout=None)
-    except grpc.aio.AioRpcError as error:
-        if not (error.details() or "").endswith(NO_ENCODER):
-            raise
-        message = (
-            f"model: {decoded.model!r} {NO_ENCODER}; request its outputs with POST"
-            f" /v2/models/{decoded.model}/infer, or choose a model that GET /v1/models lists"
-        )
-        raise HTTPException(400, message) from error
+    reply = await exchange.call(ATTEND, decoded.message, timeout=None)
     exchange.memory.add(len(reply))
     return await run(len(reply), partial(_encode, reply, decoded, exchange.memory))
 
@@ -81,7 +69,7 @@ async def models(exchange: Exchange) -> Reply:
     if name is None:
         return Reply.of_json({"object": "list", "data": [_encoder(each) for each in sorted(names)]})
     if name not in names:
-        message = f"model: {name[:100]!r} {NO_ENCODER} that is ready; GET /v1/models lists them"
+        message = f"model: {name[:100]!r} is not a text encoder that is ready; GET /v1/models lists them"
         raise HTTPException(404, message)
     return Reply.of_json(_encoder(name))
 

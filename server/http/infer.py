@@ -8,7 +8,6 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import orjson
 from starlette.exceptions import HTTPException
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
@@ -250,8 +249,8 @@ def to_bytes(field: str, data: Any, datatype: str, shape: tuple[int, ...]) -> by
     elements = _flat(field, data, shape)
     accepted, words = ACCEPTED["S" if datatype == BYTES else DTYPES[datatype].kind]
     if set(map(type, elements)) - accepted:
-        wrong = next(each for each in elements if type(each) not in accepted)
-        raise InvalidRequestError(field, f"data contains {_shown(wrong)}; {datatype} takes {words}")
+        kind = next(type(each).__name__ for each in elements if type(each) not in accepted)
+        raise InvalidRequestError(field, f"data contains a value of type {kind}; {datatype} takes {words}")
     if datatype != BYTES:
         return _numbers(field, elements, datatype).tobytes()
     encoded = [element.encode() for element in elements]
@@ -282,19 +281,17 @@ def to_json(field: str, data: bytes, datatype: str) -> Any:
 
 def _flat(field: str, data: Any, shape: tuple[int, ...]) -> list[Any]:
     """The elements of an array that is flat, or nested exactly as the shape says."""
-    if not isinstance(data, list):
-        raise InvalidRequestError(field, f"data is {_shown(data)}; must be an array")
-    elements: list[Any] = data
-    is_nested = len(shape) > 1 and data and isinstance(data[0], list)
-    for axis, size in enumerate(shape[1:] if is_nested else (), 1):
-        for row in elements:
-            if not isinstance(row, list) or len(row) != size:
-                found = f"{len(row)} entries" if isinstance(row, list) else _shown(row)
-                text = f"data has {found} on axis {axis}; its shape is {list(shape)}"
-                raise InvalidRequestError(field, text)
+    elements = data
+    is_nested = len(shape) > 1 and isinstance(data, list) and data and isinstance(data[0], list)
+    for size in shape[1:] if is_nested else ():
+        if not all(isinstance(row, list) and len(row) == size for row in elements):
+            raise InvalidRequestError(field, f"data is not nested as its shape {list(shape)} says")
         elements = list(chain.from_iterable(elements))
-    if len(elements) != math.prod(shape):
-        raise InvalidRequestError(field, f"has {len(elements)} elements; its shape is {list(shape)}")
+    if not isinstance(elements, list) or len(elements) != math.prod(shape):
+        size = math.prod(shape)
+        raise InvalidRequestError(
+            field, f"data must be an array of {size} elements; its shape is {list(shape)}"
+        )
     return elements
 
 
@@ -315,9 +312,3 @@ def _texts(field: str, data: bytes) -> list[str]:
         return [str(element, "utf-8") for element in split_bytes(field, data)]
     except UnicodeDecodeError:
         raise InvalidRequestError(field, "is not UTF-8; request it with binary_data") from None
-
-
-def _shown(value: object) -> str:
-    """A value of JSON in an error; only its type if it may be large."""
-    kinds: dict[type, str] = {str: "a string", list: "an array", dict: "an object"}
-    return kinds.get(type(value)) or orjson.dumps(value).decode()

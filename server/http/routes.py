@@ -14,7 +14,13 @@ from pydantic import BaseModel
 from attention_serving.protos.inference.open_inference_pb2 import DESCRIPTOR
 from attention_serving.server.http import embeddings, infer, schemas
 from attention_serving.server.http.exchange import TIMEOUT_SECONDS, Exchange, Reply
-from attention_serving.server.http.schemas import Body, to_json, values_of
+from attention_serving.server.http.schemas import (
+    Body,
+    EmbeddingRequest,
+    InferenceRequest,
+    to_json,
+    values_of,
+)
 
 Handler: TypeAlias = "Callable[[Exchange], Awaitable[Reply]]"
 
@@ -40,7 +46,6 @@ class Route:
         summary: What it does.
         handle: Answers a request.
         body: What the JSON of a POST must be; None for a GET.
-        answer: Makes the JSON from the reply of gRPC.
     """
 
     name: str
@@ -48,7 +53,6 @@ class Route:
     summary: str
     handle: Handler
     body: type[BaseModel] | None = None
-    answer: Callable[[Any], Any] = to_json
 
     @property
     def verb(self) -> str:
@@ -59,7 +63,7 @@ class Route:
 def _rpc(
     rpc: str, paths: tuple[str, ...], summary: str, body: Any = None, answer: Callable[[Any], Any] = to_json
 ) -> Route:
-    """A route that calls a method of gRPC."""
+    """A route that calls a method of gRPC; `answer` makes the JSON from its reply."""
     # Waiting for models to load or to unload is not bounded: they may be large.
     timeout_seconds = None if rpc in ("RepositoryModelLoad", "RepositoryModelUnload") else TIMEOUT_SECONDS
     described, method = SERVICE.methods_by_name[rpc], f"/{SERVICE.full_name}/{rpc}"
@@ -85,7 +89,7 @@ def _rpc(
         # The protocol reports "not ready" as status 400.
         return Reply.of_json(answer(reply), 200 if getattr(reply, "ready", True) else 400)
 
-    return Route(rpc, paths, summary, handle, body, answer)
+    return Route(rpc, paths, summary, handle, body)
 
 
 def _trace_settings(reply: Any) -> dict[str, Any]:
@@ -100,8 +104,7 @@ def _log_settings(reply: Any) -> dict[str, Any]:
     return values_of(reply.settings)
 
 
-def regions(reply: Any) -> list[Any]:
-    """The registered regions of shared memory, without their names as keys."""
+def _regions(reply: Any) -> list[Any]:
     return [to_json(region) for region in reply.regions.values()]
 
 
@@ -121,7 +124,7 @@ def _shared_memory(kind: str, path: str, region: type[Body]) -> tuple[Route, ...
     name, some = f"{kind}SharedMemory", (f"/v2/{path}", f"/v2/{path}/region/{{region}}")
     status, end = "One registered region of shared memory, or all.", "Unregisters one region, or all."
     return (
-        _rpc(f"{name}Status", _after(some, "/status"), status, answer=regions),
+        _rpc(f"{name}Status", _after(some, "/status"), status, answer=_regions),
         _rpc(f"{name}Register", (f"{some[1]}/register",), "Registers a region of shared memory.", region),
         _rpc(f"{name}Unregister", _after(some, "/unregister"), end, Body),
     )
@@ -130,46 +133,26 @@ def _shared_memory(kind: str, path: str, region: type[Body]) -> tuple[Route, ...
 MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 REPOSITORY = ("/v2/repository", "/v2/repository/{repository}")
 NAMED = ("/v2/repository/models/{model}", "/v2/repository/{repository}/models/{model}")
-ENCODERS, OPENAI = ("/v1/models", "/v1/models/{model}"), ", as in OpenAI's API."
+EMBEDDINGS, ENCODERS = ("/v1/embeddings",), ("/v1/models", "/v1/models/{model}")
+INFER, STATISTICS = _after(MODEL, "/infer"), ("/v2/models/stats", *_after(MODEL, "/stats"))
+INDEX, LOAD, UNLOAD = _after(REPOSITORY, "/index"), _after(NAMED, "/load"), _after(NAMED, "/unload")
 TRACES, LOGGING = ("/v2/trace/setting", "/v2/models/{model}/trace/setting"), ("/v2/logging",)
 NOT_READY = "ready for requests; status 400 if it is not."
 # The first path that fits is taken: the busiest first, and those of a model later, which would take "stats".
 ROUTES = (
-    Route(
-        "ModelInfer",
-        _after(MODEL, "/infer"),
-        "Computes the outputs of a model.",
-        infer.infer,
-        schemas.InferenceRequest,
-    ),
-    Route(
-        "Embeddings",
-        ("/v1/embeddings",),
-        f"Computes embeddings of texts{OPENAI}",
-        embeddings.embed,
-        schemas.EmbeddingRequest,
-    ),
-    Route("EncoderModels", ENCODERS, f"The text encoders that are ready{OPENAI}", embeddings.models),
+    Route("ModelInfer", INFER, "Computes the outputs of a model.", infer.infer, InferenceRequest),
+    Route("Embeddings", EMBEDDINGS, "Computes embeddings of texts.", embeddings.embed, EmbeddingRequest),
+    Route("EncoderModels", ENCODERS, "The text encoders that are ready.", embeddings.models),
     _rpc("ServerLive", ("/v2/health/live",), "Whether the server is live."),
     _rpc("ServerReady", ("/v2/health/ready",), f"Whether the server is {NOT_READY}"),
     _rpc("ServerMetadata", ("/v2",), "Name, version and extensions of the server."),
-    _rpc(
-        "ModelStatistics", ("/v2/models/stats", *_after(MODEL, "/stats")), "Statistics of a model, or of all."
-    ),
+    _rpc("ModelStatistics", STATISTICS, "Statistics of a model, or of all."),
     _rpc("ModelReady", _after(MODEL, "/ready"), f"Whether a model is {NOT_READY}"),
     _rpc("ModelMetadata", MODEL, "Versions, inputs and outputs of a model."),
     _rpc("ModelConfig", _after(MODEL, "/config"), "A model as Triton configures it.", answer=_config),
-    _rpc(
-        "RepositoryIndex",
-        _after(REPOSITORY, "/index"),
-        "All models and their states.",
-        schemas.RepositoryIndex,
-        _models,
-    ),
-    _rpc(
-        "RepositoryModelLoad", _after(NAMED, "/load"), "Loads a model, also again.", schemas.RepositoryChange
-    ),
-    _rpc("RepositoryModelUnload", _after(NAMED, "/unload"), "Unloads a model.", schemas.RepositoryChange),
+    _rpc("RepositoryIndex", INDEX, "All models and their states.", schemas.RepositoryIndex, _models),
+    _rpc("RepositoryModelLoad", LOAD, "Loads a model, also again.", schemas.RepositoryChange),
+    _rpc("RepositoryModelUnload", UNLOAD, "Unloads a model.", schemas.RepositoryChange),
     _rpc("TraceSetting", TRACES, "The settings of traces.", answer=_trace_settings),
     _rpc("TraceSetting", TRACES, "Changes them.", schemas.TraceSettings, _trace_settings),
     _rpc("LogSettings", LOGGING, "What the server logs.", answer=_log_settings),

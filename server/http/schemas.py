@@ -22,18 +22,8 @@ TEXT_BYTES, VALUE_BYTES, ARRAY_BYTES, OBJECT_BYTES = 4, 88, 96, 256
 # What many writers of JSON write although it has no such values.
 NOT_IN_JSON = (b"NaN", b"Infinity", b"-Infinity")
 NOT_FINITE = "contains NaN or infinity, which JSON cannot express"
-# pydantic's errors, by the words of this protocol. Others begin with "Input should".
-ERRORS = {
-    "missing": "is required",
-    "extra_forbidden": "is unknown",
-    "model_type": "must be an object",
-    "dict_type": "must be an object",
-    "list_type": "must be an array",
-    "string_type": "must be a string",
-    "bool_type": "must be true or false",
-    "int_type": "must be an integer",
-    "too_long": "has more than {max_length} entries",
-}
+# For errors of pydantic whose own words do not fit behind the name of a member.
+WORDS = {"missing": "is required", "extra_forbidden": "is unknown", "model_type": "must be an object"}
 # Parameters of loads that are files of the model, in base64.
 FILE_PREFIX = "file:"
 # The members of the oneof `parameter_choice` that may take a JSON value, by its type.
@@ -226,11 +216,7 @@ def _invalid(error: ValidationError) -> InvalidRequestError:
         in_brackets = isinstance(part, int) or field.endswith("parameters")
         field += f"[{part}]" if in_brackets else f".{part}" if field else str(part)
     text = found["msg"].replace("Input should", "must", 1)
-    if isinstance(found["input"], int):
-        text = f"is {found['input']}; {text}"
-    if found["type"] in ERRORS:
-        text = ERRORS[found["type"]].format(**found.get("ctx", {}))
-    return InvalidRequestError(field[:200] or "body", text)
+    return InvalidRequestError(field[:200] or "body", WORDS.get(found["type"], text))
 
 
 def set_parameter(message: Any, field: str, value: object) -> None:

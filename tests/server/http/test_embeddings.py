@@ -70,11 +70,7 @@ def test_a_reply(scripted: Scripted, port: int, form: str) -> None:
         ({"input": [1], "prompt": "p"}, "prompt", "prompt: needs texts; the request has token ids"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format", "encoding_format: "),
         ({"input": "a", "colour": 1}, None, "colour: is unknown"),
-        (
-            {"input": "a", "dimensions": 0},
-            "dimensions",
-            "dimensions: is 0; must be greater than or equal to 1",
-        ),
+        ({"input": "a", "dimensions": 0}, "dimensions", "dimensions: must be greater than or equal to 1"),
     ],
 )
 def test_wrong_requests(
@@ -109,8 +105,6 @@ def test_errors(
     answer = ask(port, PATH, {"model": "m", "input": "a"})
     found = answer.json["error"]
     assert (answer.status, (found["type"], found["param"], found["code"])) == (status, error)
-    if "encoder" in details:
-        assert "POST /v2/models/m/infer" in found["message"]
 
 
 def test_the_ready_text_encoders_are_listed(scripted: Scripted, port: int) -> None:

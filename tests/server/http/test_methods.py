@@ -127,7 +127,7 @@ def test_not_ready_is_400_and_a_head_has_no_body(port: int) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "error"),
     [
-        ("/v2/repository/index", {"ready": 1}, "ready: must be true or false"),
+        ("/v2/repository/index", {"ready": 1}, "ready: must be a valid boolean"),
         (LOAD, {"parameters": {"a": 1.5}}, "parameters[a]: must be a value of the"),
         (LOAD, {"parameters": {"file:a": "?"}}, "parameters[file:a]: is not base64"),
         ("/v2/cudasharedmemory/region/a/register", {"raw_handle": {}}, "raw_handle.b64: is required"),
