@@ -29,10 +29,10 @@ SHARED = (
     *("max_message_bytes", "max_memory", "max_in_flight_bytes", "message_timeout_seconds"),
     *("grace_seconds", "log_level", "log_format", "log_requests"),
 )
-FLAGS = {name: name for name in SHARED} | {
-    "http_port": "port",
-    "max_concurrent_calls": "max_concurrent_requests",
-    "http_explore": "explore",
+FLAGS = {name: f"--{name.replace('_', '-')}" for name in SHARED} | {
+    "http_port": "--port",
+    "max_concurrent_calls": "--max-concurrent-requests",
+    "http_explore": "--explore",
 }
 
 
@@ -58,7 +58,7 @@ def main(
         settings = Settings.model_validate({"model_repository": Path(), **chosen})
     except ValidationError as error:
         problem = error.errors()[0]
-        raise typer.BadParameter(problem["msg"], param_hint=_flag(str(problem["loc"][0]))) from error
+        raise typer.BadParameter(problem["msg"], param_hint=FLAGS[str(problem["loc"][0])]) from error
     logs.configure(settings.log_level, settings.log_format)
     options = HttpOptions(settings=settings, targets=(target,) * connections, authorize=authorize)
     try:
@@ -71,21 +71,17 @@ def main(
     log.info("stopped")
 
 
-def _flag(name: str) -> str:
-    return f"--{FLAGS[name]}".replace("_", "-")
-
-
 def _parameters() -> Iterator[inspect.Parameter]:
     """The parameters of `main`, and one for each shared setting, whose text pydantic converts and checks."""
     kind = inspect.Parameter.KEYWORD_ONLY
     yield from (each for each in inspect.signature(main).parameters.values() if each.kind is kind)
-    for name in FLAGS:
+    for name, flag in FLAGS.items():
         field = Settings.model_fields[name]
         default: Any = PORT if name == "http_port" else shown_default(field)
         annotation: Any = str | None
         if field.annotation is bool:
             default, annotation = False, bool
-        option = typer.Option(_flag(name), help=field.description)
+        option = typer.Option(flag, help=field.description)
         yield inspect.Parameter(name, kind, default=default, annotation=Annotated[annotation, option])
 
 

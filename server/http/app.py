@@ -133,9 +133,7 @@ class Endpoint:
             raise error
         if not exchange.body_has_arrived:
             await exchange.discard()
-        headers = dict(error.headers or {})
-        if not exchange.body_has_arrived:
-            headers["connection"] = "close"
+        headers = {**(error.headers or {}), **({} if exchange.body_has_arrived else {"connection": "close"})}
         is_openai = self._path.startswith("/v1/")
         json = embeddings.error_json(error) if is_openai else {"error": error.detail}
         await exchange.reply(Reply.of_json(json, error.status_code, headers))

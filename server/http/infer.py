@@ -287,11 +287,10 @@ def _flat(field: str, data: Any, shape: tuple[int, ...]) -> list[Any]:
         if not all(isinstance(row, list) and len(row) == size for row in elements):
             raise InvalidRequestError(field, f"data is not nested as its shape {list(shape)} says")
         elements = list(chain.from_iterable(elements))
-    if not isinstance(elements, list) or len(elements) != math.prod(shape):
-        size = math.prod(shape)
-        raise InvalidRequestError(
-            field, f"data must be an array of {size} elements; its shape is {list(shape)}"
-        )
+    count = math.prod(shape)
+    if not isinstance(elements, list) or len(elements) != count:
+        found = f"data must be an array of {count} elements; its shape is {list(shape)}"
+        raise InvalidRequestError(field, found)
     return elements
 
 

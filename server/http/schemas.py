@@ -1,7 +1,6 @@
 """JSON and messages: pydantic models that check and describe bodies, their messages, and JSON of replies."""
 
 import base64
-import binascii
 from contextlib import suppress
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -243,7 +242,7 @@ def from_base64(field: str, text: str) -> bytes:
     """
     try:
         return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
+    except ValueError as error:
         raise InvalidRequestError(field, f"is not base64: {error}") from None
 
 

@@ -128,7 +128,7 @@ def many(entry: object) -> Any:
         (changed(shape=[1 << 40, 1 << 40, 4]), "query: data must be an array of "),
         (changed(data=None), "query: has none of data, binary_data_size and shared_memory_region"),
         (changed(parameters=SHARED), "query: has data and shared_memory_region of data, binary_data_size"),
-        (changed(data={"a": 1}), "query: data must be an array of 8 elements: shape [1, 2, 4]"),
+        (changed(data={"a": 1}), "query: data must be an array of 8 elements; its shape is [1, 2, 4]"),
         (changed(data=[[[0.5] * 4, [0.5] * 3]]), "query: data is not nested as its shape [1, 2, 4] says"),
         (changed(data=[[[0.5] * 4, 0.5]]), "query: data is not nested as its shape"),
         (with_last("1"), "query: data contains a value of type str; FP32 takes numbers"),
