@@ -4,7 +4,6 @@ Of a request, here are its body, within limits of size, memory and time, its cal
 """
 
 import asyncio
-import hashlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -37,8 +36,6 @@ WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 PIECE_BYTES = 1 << 18
 # How long the rest of a refused body is read, so that a client that writes all of it first sees the answer.
 DISCARD_SECONDS = 5.0
-# How long the gRPC server's approval of a caller holds.
-APPROVAL_SECONDS = 1.0
 # More than this takes noticeable time to parse or encode, which is then done on another thread; and a larger
 # body is worth a question to the gRPC server before it is read.
 LARGE_BYTES = 1 << 16
@@ -84,7 +81,6 @@ class Service:
         max_requests: Inference requests that may be in progress.
         places: Those that may begin now.
         calls: Calls in progress on each connection to the gRPC server; the least recently used one is first.
-        approved: Hashes of what the gRPC server has approved within the last second.
     """
 
     def __init__(self, options: HttpOptions) -> None:
@@ -106,7 +102,6 @@ class Service:
             else grpc.aio.insecure_channel(target, OPTIONS): 0
             for target in options.targets
         }
-        self.approved = set[bytes]()
 
     def channel(self) -> grpc.aio.Channel:
         """The connection with the fewest calls; of equal ones, each in turn.
@@ -198,23 +193,14 @@ class Exchange:
     async def authorize(self, method: str) -> None:
         """Asks the gRPC server whether the client may call a method, if the body is or may be large.
 
-        A small body is read and sent on, and refused there. What was approved is not asked again within the
-        next second.
+        A small body is read and sent on, and refused there.
 
         Raises:
             AioRpcError: It may not.
         """
         unknown = "transfer-encoding" in self.headers or "content-encoding" in self.headers
-        if not self.service.options.authorize or (not unknown and self._announced <= LARGE_BYTES):
-            return
-        question = access_question(method, self.parameters.get("model", ""))
-        # Credentials are not kept, only their hash.
-        key = hashlib.sha256(repr((self._credentials(), question)).encode()).digest()
-        approved = self.service.approved
-        if key not in approved:
-            await self.call(peers.ACCESS_CHECK, question)
-            approved.add(key)
-            asyncio.get_running_loop().call_later(APPROVAL_SECONDS, approved.discard, key)
+        if self.service.options.authorize and (unknown or self._announced > LARGE_BYTES):
+            await self.call(peers.ACCESS_CHECK, access_question(method, self.parameters.get("model", "")))
 
     async def call(self, method: str, message: bytes, timeout: float | None = TIMEOUT_SECONDS) -> bytes:
         """Calls a method of the gRPC server on behalf of the client; returns the serialized reply.
@@ -256,7 +242,10 @@ class Exchange:
         """
         # Traces are passed on, unless this process makes spans of its own.
         traces = self.record.traced or self._forwarded(PARENT, STATE)
-        metadata = [(REQUEST_ID, self.record.request_id), *traces, *self._credentials()]
+        metadata: list[tuple[str, str | bytes]] = [(REQUEST_ID, self.record.request_id), *traces]
+        metadata += self._forwarded("authorization")
+        if names := self._connection.peer_identities:
+            metadata.append(peers.forward(names))
         if self.service.options.is_private and self.scope["client"]:  # on others, it is not believed
             host, port = self.scope["client"]
             metadata.append((peers.CLIENT, f"{host}:{port}"))
@@ -265,11 +254,6 @@ class Exchange:
             message = f"the headers that are passed on take {size} bytes; the limit is {MAX_FORWARDED_BYTES}"
             raise HTTPException(431, message)
         return metadata
-
-    def _credentials(self) -> list[tuple[str, str | bytes]]:
-        """The metadata that rights depend on, which are the business of the gRPC server."""
-        names = self._connection.peer_identities
-        return [*self._forwarded("authorization"), *([peers.forward(names)] if names else [])]
 
     def _forwarded(self, *names: str) -> list[tuple[str, str]]:
         found = [(name, text) for name in names for text in self.headers.getlist(name)]

@@ -4,7 +4,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
@@ -33,6 +33,17 @@ def blocked(scripted: Scripted) -> Iterator[Blocked]:
     found = scripted.behaviours["ModelInfer"] = Blocked()
     yield found
     found.release()
+
+
+@contextmanager
+def busy(port: int, scripted: Scripted, number: int) -> Iterator[list[socket.socket]]:
+    """Connections with a request of inference that has reached the gRPC server."""
+    with ExitStack() as stack:
+        found = [stack.enter_context(connected(port)) for _ in range(number)]
+        for connection in found:
+            post(connection)
+            scripted.next("ModelInfer")
+        yield found
 
 
 def is_closed(connection: socket.socket) -> bool:
@@ -80,9 +91,7 @@ def test_requests_that_are_refused_behind_one_in_progress_do_not_take_its_answer
     port: int, scripted: Scripted, blocked: Blocked, behind: bytes, answered: int
 ) -> None:
     """One that is not valid, and more than a connection may have."""
-    with connected(port) as connection:
-        post(connection)
-        scripted.next()
+    with busy(port, scripted, 1) as (connection,):
         connection.sendall(behind)
         blocked.release()
         received = b"".join(iter(lambda: connection.recv(1 << 16), b""))  # until it is closed
@@ -168,30 +177,21 @@ def test_connections_that_wait_for_their_clients_make_room_and_take_no_places(
 
 
 def test_requests_in_progress_make_no_room(scripted: Scripted, blocked: Blocked) -> None:
-    with front(scripted, max_connections=4) as running, ExitStack() as stack:
-        busy = [stack.enter_context(connected(running.port)) for _ in range(4)]
-        for connection in busy:
-            post(connection)
-            scripted.next()
+    with front(scripted, max_connections=4) as running, busy(running.port, scripted, 4) as connections:
         with connected(running.port) as another:
             assert is_closed(another)
         blocked.release()
-        assert [answer_on(connection).status for connection in busy] == 4 * [200]
+        assert [answer_on(connection).status for connection in connections] == 4 * [200]
 
 
 def test_more_requests_than_places(port: int, scripted: Scripted, blocked: Blocked) -> None:
-    with ExitStack() as stack:
-        busy = [stack.enter_context(connected(port)) for _ in range(PLACES)]
-        for connection in busy:
-            post(connection)
-            scripted.next()
+    with busy(port, scripted, PLACES) as connections:
         answer = ask(port, INFER, REQUEST)
-        assert answer.status == 503
-        assert answer.headers["retry-after"] == "1"
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert answer.error == "2 requests are in progress, which is this server's limit; try again later"
         assert ask(port, "/v2/health/live").status == 200  # takes no place
         blocked.release()
-        assert [answer_on(connection).status for connection in busy] == PLACES * [200]
+        assert [answer_on(connection).status for connection in connections] == PLACES * [200]
     assert ask(port, INFER, REQUEST).status == 200
 
 
@@ -229,14 +229,12 @@ def test_a_client_that_does_not_read_is_cut_off(scripted: Scripted, caplog: pyte
 def test_a_drain_answers_what_is_in_progress(scripted: Scripted, blocked: Blocked) -> None:
     with (
         front(scripted) as running,
-        connected(running.port) as busy,
+        busy(running.port, scripted, 1) as (waiting,),
         connected(running.port) as slow,
         connected(running.port) as idle,
     ):
         idle.sendall(LIVE)
         assert answer_on(idle).status == 200
-        post(busy)
-        scripted.next("ModelInfer")
         slow.sendall(head("/v2/repository/index", "Content-Length: 2") + b"{")
         assert ask(running.port, "/v2/health/live").status == 200  # so that the head before has been read
         running.drain()
@@ -246,14 +244,12 @@ def test_a_drain_answers_what_is_in_progress(scripted: Scripted, blocked: Blocke
         slow.sendall(b"}")
         assert answer_on(slow).status == 200
         blocked.release()
-        assert answer_on(busy).status == 200
-        assert is_closed(busy)
+        assert answer_on(waiting).status == 200
+        assert is_closed(waiting)
 
 
 def test_the_grace_ends(scripted: Scripted, blocked: Blocked) -> None:
-    with front(scripted, grace_seconds=0) as running, connected(running.port) as connection:
-        post(connection)
-        scripted.next()
+    with front(scripted, grace_seconds=0) as running, busy(running.port, scripted, 1) as (connection,):
         running.drain()
         answer = answer_on(connection)
         assert answer.status == 503
@@ -266,9 +262,7 @@ def test_a_grpc_server_that_is_not_there() -> None:
     with front(gone) as running:
         assert ask(running.port, "/v2").status == 200
         gone.close()
-        answer = ask(running.port, INFER, REQUEST)
-        assert answer.status == 503
-        assert answer.headers["retry-after"] == "1"
+        assert ask(running.port, INFER, REQUEST).status == 503
 
 
 def until_served(port: int) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from google.protobuf.message import Message
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from tests.server.http.clients import ask
@@ -98,10 +97,7 @@ def test_wrong_requests(
 def test_errors(
     scripted: Scripted, port: int, code: str, details: str, status: int, error: tuple[str | None, ...]
 ) -> None:
-    def fail(_request: object, context: grpc.ServicerContext) -> Message:
-        context.abort(grpc.StatusCode[code], details)
-
-    scripted.behaviours["Attend"] = fail
+    scripted.behaviours["Attend"] = lambda _, context: context.abort(grpc.StatusCode[code], details)
     answer = ask(port, PATH, {"model": "m", "input": "a"})
     found = answer.json["error"]
     assert (answer.status, (found["type"], found["param"], found["code"])) == (status, error)

@@ -1,21 +1,31 @@
-"""Every route but inference: the message that the gRPC server receives, the JSON of its reply, and errors."""
+"""Every route but inference: the message that the gRPC server receives, the JSON of its reply, and errors.
+
+Also the description of the routes, its page, and the examples of docs/http.md.
+"""
 
 import base64
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf import any_pb2, json_format
-from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from tritonclient import http as triton
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.http.child import HttpOptions
 from attention_serving.server.http.exchange import Service
+from attention_serving.server.http.openapi import document
+from attention_serving.server.http.routes import ROUTES
 from attention_serving.server.settings import Settings
-from tests.server.http.clients import HOST, INFER, REQUEST, ask
-from tests.server.http.scripted import Scripted
+from scripts.local_server import serving
+from tests.server.http.clients import HOST, INFER, REQUEST, ask, http_port
+from tests.server.http.scripted import SERVICE, Scripted
+from tests.server.samples import ROOT
 
 LOAD = "/v2/repository/r/models/m/load"
 REGION: dict[str, Any] = {"name": "a", "key": "/a", "offset": 8, "byte_size": 64}
@@ -162,29 +172,24 @@ def test_paths_and_verbs_that_are_not_there(
 
 
 @pytest.mark.parametrize(
-    ("code", "status"),
+    ("code", "status", "header"),
     [
-        ("FAILED_PRECONDITION", 400),
-        ("UNAUTHENTICATED", 401),
-        ("PERMISSION_DENIED", 403),
-        ("NOT_FOUND", 404),
-        ("ALREADY_EXISTS", 409),
-        ("RESOURCE_EXHAUSTED", 429),
-        ("UNKNOWN", 500),
-        ("UNIMPLEMENTED", 501),
-        ("UNAVAILABLE", 503),
-        ("DEADLINE_EXCEEDED", 504),
+        ("FAILED_PRECONDITION", 400, None),
+        ("UNAUTHENTICATED", 401, ("www-authenticate", "Bearer")),
+        ("UNKNOWN", 500, None),
+        ("UNAVAILABLE", 503, ("retry-after", "1")),
     ],
 )
-def test_statuses(scripted: Scripted, port: int, code: str, status: int) -> None:
-    def fail(_request: object, context: grpc.ServicerContext) -> Message:
-        context.abort(grpc.StatusCode[code], "what went wrong: ä")
-
-    scripted.behaviours["ModelInfer"] = fail
+def test_statuses(
+    scripted: Scripted, port: int, code: str, status: int, header: tuple[str, str] | None
+) -> None:
+    scripted.behaviours["ModelInfer"] = lambda _, context: context.abort(grpc.StatusCode[code], "wrong: ä")
     answer = ask(port, INFER, REQUEST)
-    assert (answer.status, answer.error) == (status, "what went wrong: ä")
-    assert answer.headers.get("retry-after") == ("1" if status in (429, 503) else None)
-    assert answer.headers.get("www-authenticate") == ("Bearer" if status == 401 else None)
+    assert (answer.status, answer.error) == (status, "wrong: ä")
+    said = {
+        name: answer.headers[name] for name in ("retry-after", "www-authenticate") if name in answer.headers
+    }
+    assert said == dict([header] if header else [])
 
 
 def test_retry_info_becomes_retry_after(scripted: Scripted, port: int) -> None:
@@ -192,7 +197,7 @@ def test_retry_info_becomes_retry_after(scripted: Scripted, port: int) -> None:
     packed.Pack(error_details_pb2.RetryInfo(retry_delay={"seconds": 6, "nanos": 500_000_000}))
     status = status_pb2.Status(code=8, message="busy", details=[packed])
 
-    def fail(_request: object, context: grpc.ServicerContext) -> Message:
+    def fail(_request: object, context: grpc.ServicerContext) -> Any:
         context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
         context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy")
 
@@ -235,3 +240,46 @@ def test_a_token_that_metadata_cannot_carry(port: int, token: str, status: int, 
     answer = ask(port, INFER, REQUEST, {"Authorization": f"Bearer {token}"})
     assert answer.status == status
     assert answer.error.startswith(error)
+
+
+def test_every_method_of_the_service_has_a_route() -> None:
+    own, streamed = {"Embeddings", "EncoderModels"}, {"ModelStreamInfer"}
+    assert {method.name for method in SERVICE.methods} - streamed == {route.name for route in ROUTES} - own
+
+
+def test_the_description_names_every_route_and_its_references_exist(port: int) -> None:
+    answer = ask(port, "/openapi.json")
+    assert answer.json == document()
+    described = answer.json["paths"]
+    expected = {(path, route.verb.lower()) for route in ROUTES for path in route.paths}
+    assert {(path, verb) for path, verbs in described.items() for verb in verbs} == expected
+    names = [operation["operationId"] for verbs in described.values() for operation in verbs.values()]
+    assert len(set(names)) == len(names)
+    for kind, name in re.findall(r'"\$ref": "#/components/(\w+)/(\w+)"', answer.body.decode()):
+        assert name in answer.json["components"][kind]
+    infer = described["/v2/models/{model}/infer"]["post"]
+    assert set(infer["requestBody"]["content"]) == {"application/json", "application/octet-stream"}
+
+
+def test_the_page_of_the_description_needs_no_other_host(port: int) -> None:
+    answer = ask(port, "/docs")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert b'http-equiv="Content-Security-Policy" content="default-src \'none\';' in answer.body
+    assert b"//" not in answer.body
+
+
+@pytest.mark.thorough
+def test_the_examples_of_the_page_run(artifacts: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs/http.md").read_text()
+    (shell,) = (block for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "curl " in block)
+    (python,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    with serving(artifacts, tmp_path / "log", "--http-port=0") as server:
+        here = f"127.0.0.1:{http_port(server.log)}"
+        for command in (
+            ["/bin/sh", "-e", "-c", shell.replace("curl ", "curl --fail ").replace("127.0.0.1:8000", here)],
+            [sys.executable, "-c", python.replace("127.0.0.1:8000", here)],
+        ):
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+            assert done.returncode == 0, done.stderr
+    assert done.stdout == "(2, 3, 16) [3 3]\n"

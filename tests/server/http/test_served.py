@@ -15,14 +15,12 @@ from tritonclient import http as triton
 from tritonclient.utils import InferenceServerException
 
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.http import exchange
-from attention_serving.server.http.server import Connection
 from attention_serving.server.security.guard import Guard
 from tests.server.http.clients import HOST, Array, answer_on, ask, connected, head, tensor
-from tests.server.http.scripted import Scripted, front
+from tests.server.http.scripted import front
 from tests.server.samples import CROSS, SELF
 from tests.server.seams import Served
-from tests.server.security.samples import entry, eventually, watched, write_tokens
+from tests.server.security.samples import entry, watched, write_tokens
 
 RNG = np.random.default_rng(5)
 QUERY = RNG.standard_normal((2, 3, 4), dtype=np.float32)
@@ -131,27 +129,6 @@ def test_a_large_body_is_refused_before_it_is_read(
 def test_a_large_body_of_a_known_caller_is_answered(port: int) -> None:
     body = {"inputs": [tensor("query", np.ones((200, 100, 4), np.float32))]}
     assert ask(port, INFER, body, bearer("caller-token")).status == 200
-
-
-def test_an_approval_holds_for_the_same_caller_method_and_model(
-    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It depends on all that decides about rights, on nothing that differs between requests, and ends."""
-    monkeypatch.setattr(exchange, "APPROVAL_SECONDS", 1000)
-    load = f"/v2/repository/models/{SELF}/load"
-
-    def is_asked(token: str, path: str = INFER) -> bool:
-        ask(running.port, path, iter([b"{}"]), bearer(token))  # in chunks: its size is not known before
-        return "Check" in {scripted.next().method for _ in range(scripted.calls.qsize())}
-
-    with front(scripted, authorize=True) as running:
-        for token, path in (("a", INFER), ("b", INFER), ("a", load), ("a", f"/v2/models/{CROSS}/infer")):
-            assert [is_asked(token, path) for _ in range(2)] == [True, False]
-        monkeypatch.setattr(Connection, "peer_identities", ("job.example",))
-        assert [is_asked("a") for _ in range(2)] == [True, False]
-        monkeypatch.setattr(exchange, "APPROVAL_SECONDS", 0)
-        assert is_asked("c")
-        assert eventually(lambda: is_asked("c"))
 
 
 def test_the_models_of_the_explorer_are_those_that_the_caller_may_read(served: Served, port: int) -> None:

@@ -130,9 +130,7 @@ def test_rights_cover_models(text: str, right: Right, model: str, covered: bool)
     "text", ["write", "infer", "read:", "infer:a b", "admin:models", "INFER:*", "infer:" + 201 * "a"]
 )
 def test_other_texts_are_not_rights(text: str) -> None:
-    with pytest.raises(
-        ValueError, match="must be infer:PATTERN, read, read:PATTERN or admin"
-    ):
+    with pytest.raises(ValueError, match="must be infer:PATTERN, read, read:PATTERN or admin"):
         Rights.parse(["read", text])
     assert Rights.known(["openid", text, "infer:a", "admin"]) == Rights(("a",), admin=("*",))
 

@@ -1,24 +1,35 @@
-"""TLS of gRPC, HTTP and metrics alike: who may connect, what the server shows, and renewal."""
+"""TLS of gRPC, HTTP and metrics alike: who may connect, whom the server takes them for, and renewal."""
 
 import http.client
+import queue
 import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding
 
+from attention_serving.server.api.admission import client_of, peer_identities
 from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.observe.prometheus import MetricsEndpoint
+from attention_serving.server.security.peers import CLIENT as CLIENT_KEY
+from attention_serving.server.security.peers import FORWARDED, forward, names_in, read_forwarded
 from attention_serving.server.tls import watch
-from attention_serving.server.tls.files import TlsFiles
-from attention_serving.server.transport import TransportKind
+from attention_serving.server.tls.files import CurrentCertificates, TlsFiles
+from attention_serving.server.transport import TransportKind, create_transport
+from attention_serving.server.transport.call import Call
+from attention_serving.server.transport.options import private_credentials, tls_credentials
 from tests.server.http.scripted import Scripted, front
+from tests.server.seams import PATIENCE_SECONDS
 from tests.server.security.samples import eventually, looking_often
-from tests.server.tls.answering import Answering
 from tests.support.certificates import (
     HOST,
     HOUR,
@@ -38,6 +49,47 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00
 GET = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
 REFUSED = (ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)
 Face = Callable[[TlsFiles, Path], AbstractContextManager[int]]
+JOB = CLIENTS.issue("job.example", common_name="A job")
+
+
+# A ServerLiveResponse of a server that lives.
+REPLY = b"\x08\x01"
+
+
+class Answering:
+    """A started transport on a port with TLS, on one Unix domain socket and on a private one.
+
+    Attributes:
+        port: The port.
+        open_socket: The target of the socket that any process may connect to.
+        private_socket: The target of the private one.
+    """
+
+    def __init__(self, kind: TransportKind, current: CurrentCertificates, folder: Path) -> None:
+        self._callers: queue.SimpleQueue[tuple[tuple[str, ...], str]] = queue.SimpleQueue()
+        self._transport = create_transport(kind, {"grpc.so_reuseport": 0}, max_calls=64)
+        self.port = self._transport.listen(f"{HOST}:0", tls_credentials(current))
+        self.open_socket, self.private_socket = f"unix:{folder}/open", f"unix:{folder}/private"
+        self._transport.listen(self.open_socket)
+        self._transport.listen(self.private_socket, private_credentials())
+        self._transport.start(self._serve, lambda: False)
+
+    def next_caller(self) -> tuple[tuple[str, ...], str]:
+        """The names in the certificate of the next call's client, and its connection."""
+        return self._callers.get(timeout=PATIENCE_SECONDS)
+
+    def close(self) -> None:
+        self._transport.stop(0, lambda: None)
+
+    async def _serve(self, call: Call) -> None:
+        self._callers.put((peer_identities(call), client_of(call)))
+        await call.message()
+        call.reply(REPLY)
+
+
+def settings_of(files: TlsFiles) -> dict[str, Any]:
+    """The settings of a server with these files."""
+    return {"tls_certificate": files.certificate, "tls_key": files.key, "tls_client_ca": files.client_ca}
 
 
 @contextmanager
@@ -53,12 +105,7 @@ def grpc_face(kind: TransportKind, files: TlsFiles, folder: Path) -> Iterator[in
 @contextmanager
 def http_face(files: TlsFiles, _folder: Path) -> Iterator[int]:
     scripted = Scripted()
-    given: dict[str, Any] = {
-        "tls_certificate": files.certificate,
-        "tls_key": files.key,
-        "tls_client_ca": files.client_ca,
-    }
-    with front(scripted, **given) as running:
+    with front(scripted, **settings_of(files)) as running:
         yield running.port
     scripted.close()
 
@@ -152,3 +199,88 @@ def test_metrics_count_renewals_and_state_the_ends(tmp_path: Path) -> None:
     assert sample(ends, {"certificate": "server"}) == watched.value.expires.timestamp()
     assert watched.value.client_ca_expires is not None
     assert sample(ends, {"certificate": "client_ca"}) == watched.value.client_ca_expires.timestamp()
+
+
+@pytest.mark.parametrize(
+    ("names", "common_name", "expected"),
+    [
+        (["a.example", "b.example"], "A job", ("a.example", "b.example", "A job")),
+        (["a.example"], "a.example", ("a.example",)),
+        (["spiffe://x/job", "jo@x.example", "::1"], "", ("spiffe://x/job", "jo@x.example", "::1")),
+        (["a.example"], "Zoë", ("a.example", "Zoë")),
+        (["a.example"], "admin\nroot", ("a.example",)),
+    ],
+    ids=["both", "same", "other kinds", "unicode", "newline"],
+)
+def test_names(names: list[str], common_name: str, expected: tuple[str, ...]) -> None:
+    pem = CLIENTS.issue(*names, common_name=common_name).certificate
+    assert names_in(pem) == expected
+    assert names_in(ssl.PEM_cert_to_DER_cert(pem.decode())) == expected
+    assert read_forwarded(forward(expected)[1]) == expected
+
+
+def test_a_name_is_not_cut_off_at_a_zero_byte() -> None:
+    key, name, now = new_key(), x509.Name([]), datetime.now(UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(hours=1))
+    names = [x509.DNSName("admin\0.other.example"), x509.DNSName("b.example")]
+    certificate = builder.add_extension(x509.SubjectAlternativeName(names), critical=True)
+    assert names_in(certificate.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)) == ("b.example",)
+
+
+def test_what_is_not_a_certificate_or_inside_another_has_no_names() -> None:
+    victim = CLIENTS.issue("spiffe://x.example/victim").certificate
+    outer = CLIENTS.issue("a.example", f"spiffe://x.example/{victim.decode()}").certificate
+    assert "spiffe://x.example/victim" not in names_in(ssl.PEM_cert_to_DER_cert(outer.decode()))
+    for content in (b"", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"):
+        assert names_in(content) == ()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> TlsFiles:
+    mounted = Mounted(tmp_path / "tls", AUTHORITY.issue(), CLIENTS.pem)
+    return TlsFiles(certificate=mounted.certificate, key=mounted.key, client_ca=mounted.ca)
+
+
+@pytest.fixture(params=TransportKind, ids=str)
+def server(files: TlsFiles, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Answering]:
+    server = Answering(request.param, watch(files).current, tmp_path)
+    yield server
+    server.close()
+
+
+def call(channel: grpc.Channel, *metadata: tuple[str, str | bytes]) -> None:
+    method: Any = channel.unary_unary("/any/Method")
+    assert method(b"", timeout=PATIENCE_SECONDS, metadata=metadata) == REPLY
+
+
+def test_the_private_socket_alone_may_name_another(server: Answering) -> None:
+    claim = (forward(["root", "Zoë"]), (CLIENT_KEY, "10.0.0.1:7"))
+    local = grpc.local_channel_credentials(grpc.LocalConnectionType.UDS)
+    with grpc.secure_channel(server.private_socket, local) as channel:
+        call(channel, *claim)
+        assert server.next_caller() == (("root", "Zoë"), "10.0.0.1:7")
+        call(channel)
+        assert server.next_caller()[0] == ()
+    with grpc.insecure_channel(server.open_socket) as channel:
+        call(channel, *claim)
+        names, client = server.next_caller()
+        assert (names, client == "10.0.0.1:7") == ((), False)
+    credentials = grpc.ssl_channel_credentials(AUTHORITY.pem, JOB.key, JOB.certificate)
+    with grpc.secure_channel(f"{HOST}:{server.port}", credentials) as channel:
+        call(channel, *claim)
+        names, client = server.next_caller()
+        assert (names, client == "10.0.0.1:7") == (("job.example", "A job"), False)
+
+
+def test_http_names_its_client(server: Answering, files: TlsFiles, tmp_path: Path) -> None:
+    with front(server.private_socket, is_private=True, **settings_of(files)) as running:
+        context = client_context(AUTHORITY.pem, JOB, tmp_path)
+        connection = http.client.HTTPSConnection(HOST, running.port, timeout=30, context=context)
+        # A client cannot name itself.
+        connection.request(
+            "GET", "/v2/health/live", headers={FORWARDED: "WyJyb290Il0=", CLIENT_KEY: "1.1.1.1:1"}
+        )
+        own = connection.sock.getsockname()
+        assert connection.getresponse().status == 200
+        connection.close()
+    assert server.next_caller() == (("job.example", "A job"), f"{own[0]}:{own[1]}")
