@@ -1,6 +1,8 @@
-"""OpenAI's endpoints: the message of a request, the JSON of a reply, and errors as its clients read them."""
+"""OpenAI's endpoints: the message of a request, errors as its clients read them, and which models are listed.
 
-import base64
+tests/encoders/test_openai.py has replies and wrong requests, with the client of OpenAI.
+"""
+
 import json
 from typing import Any
 
@@ -37,49 +39,6 @@ def test_requests(scripted: Scripted, port: int, members: dict[str, Any], fields
     assert ask(port, PATH, {"model": "m", "dimensions": 8, **members}).status == 200
     options = pb.EmbeddingOptions(dimensions=8)
     assert scripted.next().request == pb.AttendRequest(model_name="m", embedding=options, **fields)
-
-
-@pytest.mark.parametrize("form", ["float", "base64"])
-def test_a_reply(scripted: Scripted, port: int, form: str) -> None:
-    scripted.answer("Attend", REPLY)
-    found = ask(port, PATH, {"model": "m", "input": ["a", "b"], "encoding_format": form}).json
-    vectors = (
-        [base64.b64encode(row.tobytes()).decode() for row in ROWS] if form == "base64" else ROWS.tolist()
-    )
-    assert found == {
-        "object": "list",
-        "data": [{"object": "embedding", "index": at, "embedding": each} for at, each in enumerate(vectors)],
-        "model": "m",
-        "usage": {"prompt_tokens": 7, "total_tokens": 7},
-    }
-    scripted.answer("Attend", pb.AttendResponse(context_vectors=REPLY.context_vectors, truncated=[1]))
-    found = ask(port, PATH, {"model": "m", "input": [[1, 2], [3]]}).json
-    assert (found["truncated"], found["usage"]["prompt_tokens"]) == ([1], 3)
-
-
-@pytest.mark.parametrize(
-    ("members", "name", "error"),
-    [
-        ({}, "input", "input: is required"),
-        ({"input": []}, "input", "input: must be a text, a list of texts, token ids or a list of them"),
-        ({"input": ["a", [1]]}, "input", "input: must contain texts only, or non-empty lists of token ids"),
-        ({"input": [[1], []]}, "input", "input: must contain texts only"),
-        ({"input": [True]}, "input", "input: must contain texts only"),
-        ({"input": [2**63]}, "input", "input: contains a token id of more than 64 bits"),
-        ({"input": [1], "prompt": "p"}, "prompt", "prompt: needs texts; the request has token ids"),
-        ({"input": "a", "encoding_format": "hex"}, "encoding_format", "encoding_format: "),
-        ({"input": "a", "colour": 1}, None, "colour: is unknown"),
-        ({"input": "a", "dimensions": 0}, "dimensions", "dimensions: must be greater than or equal to 1"),
-    ],
-)
-def test_wrong_requests(
-    scripted: Scripted, port: int, members: dict[str, Any], name: str | None, error: str
-) -> None:
-    answer = ask(port, PATH, {"model": "m", **members})
-    found = answer.json["error"]
-    assert (answer.status, found["type"], found["param"]) == (400, "invalid_request_error", name)
-    assert found["message"].startswith(error)
-    assert scripted.calls.empty()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import pytest
@@ -91,53 +91,42 @@ def test_it_ends_with_the_supervisor_of_workers_that_is_killed(artifacts: Path, 
             time.sleep(0.05)
 
 
-class FrontProcess(NamedTuple):
-    """A running HTTP process without a server of its own."""
-
-    process: "subprocess.Popen[str]"
-    port: int
-
-
 @contextmanager
-def front_process(target: str, *options: str) -> Iterator[FrontProcess]:
-    """Runs `python -m server.http` until the block ends."""
+def front_process(target: str, *options: str) -> Iterator[tuple["subprocess.Popen[str]", int]]:
+    """Runs `python -m server.http` until the block ends; its port is the second value."""
     command = [sys.executable, "-m", "server.http", f"--target={target}", "--port=0", *options]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
-            line = process.stderr.readline()
-            assert " serving " in line
-            yield FrontProcess(process, int(line.split("http_port=")[1].split()[0]))
+            yield process, int(process.stderr.readline().split("http_port=")[1].split()[0])
         finally:
             process.kill()
 
 
 def test_the_command_serves_until_a_signal(scripted: Scripted) -> None:
-    with front_process(f"{HOST}:{scripted.port}", "--max-message-bytes=1MiB", "--explore") as running:
-        answer = ask(running.port, PATH, b" " * (1 << 20) + b" ")
+    with front_process(f"{HOST}:{scripted.port}", "--max-message-bytes=1MiB", "--explore") as (process, port):
+        answer = ask(port, PATH, b" " * (1 << 20) + b" ")
         assert answer.error == "the body is larger than the limit of 1048576 bytes"
-        assert ask(running.port, "/explore").status == 200
-        command = [sys.executable, "-m", "server.http", "--target=x:1", f"--port={running.port}"]
+        assert ask(port, "/explore").status == 200
+        command = [sys.executable, "-m", "server.http", "--target=x:1", f"--port={port}"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 1
-        assert f"cannot listen on {HOST}:{running.port} for HTTP: Address already in use" in done.stderr
-        running.process.terminate()
-        assert running.process.wait(timeout=60) == 0
+        assert f"cannot listen on {HOST}:{port} for HTTP: Address already in use" in done.stderr
+        process.terminate()
+        assert process.wait(timeout=60) == 0
 
 
 @pytest.mark.thorough
 def test_compressed_bodies_do_not_take_more_memory_than_is_reserved(scripted: Scripted) -> None:
     body = gzip.compress(bytes(128 * MIB))
     options = ("--max-message-bytes=128MiB", "--max-in-flight-bytes=128MiB")
-    with front_process(f"{HOST}:{scripted.port}", *options) as running:
-        ask(running.port, PATH, REQUEST)
-        idle = reset_peak(running.process.pid)
+    with front_process(f"{HOST}:{scripted.port}", *options) as (process, port):
+        ask(port, PATH, REQUEST)
+        idle = reset_peak(process.pid)
         with ThreadPoolExecutor(4) as pool:
-            asked = [
-                pool.submit(ask, running.port, PATH, body, {"Content-Encoding": "gzip"}) for _ in range(4)
-            ]
+            asked = [pool.submit(ask, port, PATH, body, {"Content-Encoding": "gzip"}) for _ in range(4)]
             statuses = [each.result().status for each in asked]
-        peak = readings(running.process.pid).peak - idle
+        peak = readings(process.pid).peak - idle
     assert set(statuses) <= {413, 503}
     assert peak < (128 + 64) * MIB
 
