@@ -314,6 +314,7 @@ class HttpServer(uvicorn.Server):
         self.servers = []
         for each in sockets or ():
             self.servers.append(await loop.create_server(self._connect, sock=each, backlog=1, **options))
+            # asyncio does it for sockets that state their protocol, which these do not.
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             each.listen(BACKLOG)  # asyncio has told the system that only one may wait
         self.started = True

@@ -235,7 +235,7 @@ def test_a_bad_pair_a_public_address_without_one_or_an_absent_device_ends_the_se
     mounted = Mounted(tmp_path / "tls", authority.issue(ends=-HOUR), authority.pem)
     common = ("--model-repository", str(artifacts), "--port=0", "--metrics-port=0", f"--workers={workers}")
     for options, message in (
-        (mounted.server_options, "the certificate expired at"),
+        (mounted.server_options, "the certificate is valid from"),
         (["--host=0.0.0.0"], "0.0.0.0 can be reached from other machines"),
         (["--provider=cuda"], "--provider cuda: "),
         ([f"--tokens={tmp_path}/absent.json"], "cannot be read: No such file"),
