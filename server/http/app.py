@@ -90,13 +90,28 @@ class Endpoint:
         """Answers one request."""
         exchange = Exchange(self._service, scope, receive, send, self._path)
         try:
-            await exchange.reply(await self._handler(scope)(exchange))
+            await exchange.reply(await self._reply(exchange))
         except ClientDisconnect:
             exchange.status = CLIENT_LEFT
-        except (Exception, asyncio.CancelledError) as error:
-            await self._refuse(exchange, self._refusal(error))
         finally:
             exchange.close()
+
+    async def _reply(self, exchange: Exchange) -> Reply:
+        try:
+            return await self._handler(exchange.scope)(exchange)
+        except ClientDisconnect:
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            refusal = self._refusal(error)
+        if not exchange.body_has_arrived:
+            await exchange.discard()
+        headers = {
+            **(refusal.headers or {}),
+            **({} if exchange.body_has_arrived else {"connection": "close"}),
+        }
+        is_openai = self._path.startswith("/v1/")
+        json = embeddings.error_json(refusal) if is_openai else {"error": refusal.detail}
+        return Reply.of_json(json, refusal.status_code, headers)
 
     def _handler(self, scope: Scope) -> Handler:
         verb, path = scope["method"], scope["path"][:200]
@@ -127,16 +142,6 @@ class Endpoint:
         retry = {"retry-after": str(max(1, math.ceil(retry_seconds)))}
         headers = {401: {"www-authenticate": "Bearer"}, 429: retry, 503: retry}
         return HTTPException(status, message, headers.get(status))
-
-    async def _refuse(self, exchange: Exchange, error: HTTPException) -> None:
-        if exchange.status:  # an answer has begun; the connection ends without its end
-            raise error
-        if not exchange.body_has_arrived:
-            await exchange.discard()
-        headers = {**(error.headers or {}), **({} if exchange.body_has_arrived else {"connection": "close"})}
-        is_openai = self._path.startswith("/v1/")
-        json = embeddings.error_json(error) if is_openai else {"error": error.detail}
-        await exchange.reply(Reply.of_json(json, error.status_code, headers))
 
 
 def _retry_seconds(error: grpc.aio.AioRpcError) -> float:
