@@ -2,9 +2,9 @@
 
 Each token is verified once: the result is kept until the token expires. The first verification runs on the
 thread that takes calls. It takes 70 us (RS256) to 500 us (ES384); to hand it to another thread and back costs
-about as much, and both would need the interpreter. How many tokens may fail is limited for each address: see
-`_Failures`. No lock is held: single reads and writes of dictionaries are atomic, and two threads that verify
-the same token at the same time store the same result.
+about as much, and both would need the interpreter. How many tokens may fail is limited for each address. No
+lock is held: single reads and writes of dictionaries are atomic, and two threads that verify the same token at
+the same time store the same result.
 
 PyJWT fetches and reads the keys. Its cache is not used: it fetches on the thread that asks for a key, which
 is the one that takes calls.
@@ -220,7 +220,8 @@ class WebTokens:
         self._rights_claim = rights_claim
         # Results by the SHA-256 of tokens, with the key set that they hold for.
         self._known: tuple[KeySet | None, dict[bytes, Identity | CredentialsError]] = None, {}
-        self._failures = _Failures()
+        # Failed verifications of this second, for each connection and for each address.
+        self._second, self._failures = 0, Counter[str]()
 
     def close(self) -> None:
         """Ends the thread that follows the keys."""
@@ -249,11 +250,11 @@ class WebTokens:
         found = known.get(digest)
         if found is None:
             connection = client()
-            self._failures.check(connection, time.time())
+            self._check_failures(connection)
             try:
                 found = self._identity(self._claims(token, keys))
             except CredentialsError as error:
-                self._failures.add(connection)
+                self._failures.update((connection, _address(connection)))
                 if isinstance(error, UndecidedError):
                     raise
                 found = error
@@ -262,6 +263,24 @@ class WebTokens:
             # A copy: tracebacks, which keep the calls, would gather in the one that is remembered.
             raise type(found)(found.message)
         return found
+
+    def _check_failures(self, connection: str) -> None:
+        """Refuses to try a token that arrived on a connection.
+
+        Past the limit of an address, its connections on which a token has failed are refused. Its other
+        connections are not, so that callers who share the address of an attacker are served: a forged token
+        then takes a new connection, which costs the attacker more than the verification costs the server.
+
+        Raises:
+            OverloadedError: Too many have failed.
+        """
+        if (second := int(time.time())) != self._second:
+            self._second, self._failures = second, Counter()
+        failures = self._failures
+        if failures[_address(connection)] >= MAX_FAILURES and connection in failures:
+            raise OverloadedError(
+                "too many tokens of this address are not valid; try again later", retry_after=1
+            )
 
     def _claims(self, token: str, keys: KeySet) -> dict[str, Any]:
         """The claims of a token that is valid now. Its key decides about the algorithm."""
@@ -302,32 +321,6 @@ class WebTokens:
         )
 
 
-class _Failures:
-    """Counts the failed verifications of this second, for each connection and for each address.
-
-    Past the limit of an address, its connections on which a token has failed are refused. Its other
-    connections are not, so that callers who share the address of an attacker are served: a forged token then
-    takes a new connection, which costs the attacker more than the verification costs the server.
-    """
-
-    def __init__(self) -> None:
-        self._second = 0
-        self._counts: Counter[str] = Counter()
-
-    def check(self, connection: str, now: float) -> None:
-        """Refuses to try a token that arrived on a connection.
-
-        Raises:
-            OverloadedError: Too many have failed.
-        """
-        if int(now) != self._second:
-            self._second, self._counts = int(now), Counter()
-        address = connection.rpartition(":")[0]
-        if self._counts[address] >= MAX_FAILURES and connection in self._counts:
-            raise OverloadedError(
-                "too many tokens of this address are not valid; try again later", retry_after=1
-            )
-
-    def add(self, connection: str) -> None:
-        """Counts a token that failed."""
-        self._counts.update((connection, connection.rpartition(":")[0]))
+def _address(connection: str) -> str:
+    """The address of a connection, without its port."""
+    return connection.rpartition(":")[0]
