@@ -2,12 +2,11 @@
 
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable
 from functools import wraps
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from attention_client._client import AttentionClient
-from attention_client._connection.aio import AsyncConnection, async_iterator_of
-from attention_client._values import AnyResult, ReturnWeights, StreamItem, StreamOptions, Version
-from attention_client.errors import AttentionClientError
+from attention_client._connection.aio import AsyncConnection
+from attention_client._values import ReturnWeights, StreamItem, Version
 
 _ParametersT = ParamSpec("_ParametersT")
 _ResultT = TypeVar("_ResultT")
@@ -42,24 +41,6 @@ class AsyncAttentionClient(AsyncConnection):
     is_ready = _awaited(AttentionClient.is_ready)
     wait_until_ready = _awaited(AttentionClient.wait_until_ready)
 
-    @overload
-    def attend_stream(
-        self,
-        model: str,
-        requests: Iterable[StreamItem] | AsyncIterable[StreamItem],
-        *,
-        return_exceptions: Literal[False] = False,
-        **options: Unpack[StreamOptions],
-    ) -> AsyncGenerator[AnyResult, None]: ...
-    @overload
-    def attend_stream(
-        self,
-        model: str,
-        requests: Iterable[StreamItem] | AsyncIterable[StreamItem],
-        *,
-        return_exceptions: bool,
-        **options: Unpack[StreamOptions],
-    ) -> AsyncGenerator[AnyResult | AttentionClientError, None]: ...
     def attend_stream(
         self,
         model: str,
@@ -82,4 +63,4 @@ class AsyncAttentionClient(AsyncConnection):
             max_in_flight=max_in_flight,
             timeout=timeout,
         )
-        return self._stream(async_iterator_of(requests), settings)
+        return self._stream(requests, settings)

@@ -5,41 +5,28 @@ d elements of a row.
 """
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import Any, Literal, Unpack, overload
+from typing import Any
 
 from numpy.typing import ArrayLike
 
 from attention_client._calls.attention import encode_texts, encode_tokens, encode_vectors
 from attention_client._calls.embeddings import EmbedInputs, SpanList, SpanLists, encode_embeddings
 from attention_client._calls.named import encode_infer
-from attention_client._connection.streams import iterator_of
 from attention_client._connection.sync import Connection
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._models import ModelInfo
 from attention_client._values import (
-    AnyResult,
-    Array,
     Arrays,
     AttendInputs,
-    AttendOptions,
     AttentionResult,
-    EmbedCallOptions,
     EmbeddingInputs,
-    FloatArray,
     InferResult,
-    PaddedOptions,
     ReturnWeights,
     StreamItem,
-    StreamOptions,
-    TextLists,
-    TextOptions,
     Texts,
-    TokenLists,
-    VectorLists,
     Version,
     request_options,
 )
-from attention_client.errors import AttentionClientError
 
 
 class AttentionClient(Connection):
@@ -84,33 +71,6 @@ class AttentionClient(Connection):
         UnavailableError: One of several targets cannot be resolved.
     """
 
-    @overload
-    def attend(
-        self,
-        model: str,
-        query: Array,
-        key: Arrays | None = None,
-        value: Arrays | None = None,
-        **options: Unpack[AttendOptions],
-    ) -> AttentionResult[FloatArray]: ...
-    @overload
-    def attend(
-        self,
-        model: str,
-        query: VectorLists,
-        key: Arrays | None = None,
-        value: Arrays | None = None,
-        **options: Unpack[AttendOptions],
-    ) -> AttentionResult[list[FloatArray]]: ...
-    @overload
-    def attend(
-        self,
-        model: str,
-        query: Arrays,
-        key: Arrays | None = None,
-        value: Arrays | None = None,
-        **options: Unpack[AttendOptions],
-    ) -> AttentionResult[Any]: ...
     def attend(
         self,
         model: str,
@@ -159,14 +119,6 @@ class AttentionClient(Connection):
         call = encode_vectors(options, AttendInputs(query, key, value, mask, lengths, positions))
         return self._answer(call, timeout)
 
-    @overload
-    def attend_text(
-        self, model: str, text: str, **options: Unpack[TextOptions]
-    ) -> AttentionResult[FloatArray]: ...
-    @overload
-    def attend_text(
-        self, model: str, text: Texts, **options: Unpack[TextOptions]
-    ) -> AttentionResult[list[FloatArray]]: ...
     def attend_text(
         self,
         model: str,
@@ -194,18 +146,6 @@ class AttentionClient(Connection):
         call = encode_texts(options, text, mask=mask, return_offsets=return_offsets)
         return self._answer(call, timeout)
 
-    @overload
-    def attend_tokens(
-        self, model: str, token_ids: Array, **options: Unpack[PaddedOptions]
-    ) -> AttentionResult[FloatArray]: ...
-    @overload
-    def attend_tokens(
-        self, model: str, token_ids: TokenLists, **options: Unpack[PaddedOptions]
-    ) -> AttentionResult[list[FloatArray]]: ...
-    @overload
-    def attend_tokens(
-        self, model: str, token_ids: Arrays, **options: Unpack[PaddedOptions]
-    ) -> AttentionResult[Any]: ...
     def attend_tokens(
         self,
         model: str,
@@ -232,27 +172,6 @@ class AttentionClient(Connection):
         options = self._options(model, version, return_weights)
         return self._answer(encode_tokens(options, token_ids, mask=mask, lengths=lengths), timeout)
 
-    @overload
-    def embed(
-        self, model: str, inputs: EmbedInputs, *, spans: None = None, **options: Unpack[EmbedCallOptions]
-    ) -> FloatArray: ...
-    @overload
-    def embed(
-        self, model: str, inputs: str, *, spans: SpanList, **options: Unpack[EmbedCallOptions]
-    ) -> FloatArray: ...
-    @overload
-    def embed(
-        self, model: str, inputs: TextLists, *, spans: SpanLists, **options: Unpack[EmbedCallOptions]
-    ) -> list[FloatArray]: ...
-    @overload
-    def embed(
-        self,
-        model: str,
-        inputs: EmbedInputs,
-        *,
-        spans: SpanList | SpanLists | None,
-        **options: Unpack[EmbedCallOptions],
-    ) -> Any: ...
     def embed(
         self,
         model: str,
@@ -330,24 +249,6 @@ class AttentionClient(Connection):
         options = self._options(model, version, return_weights=False)
         return self._answer(encode_infer(options, inputs, outputs), timeout)
 
-    @overload
-    def attend_stream(
-        self,
-        model: str,
-        requests: Iterable[StreamItem],
-        *,
-        return_exceptions: Literal[False] = False,
-        **options: Unpack[StreamOptions],
-    ) -> Generator[AnyResult, None, None]: ...
-    @overload
-    def attend_stream(
-        self,
-        model: str,
-        requests: Iterable[StreamItem],
-        *,
-        return_exceptions: bool,
-        **options: Unpack[StreamOptions],
-    ) -> Generator[AnyResult | AttentionClientError, None, None]: ...
     def attend_stream(
         self,
         model: str,
@@ -388,7 +289,7 @@ class AttentionClient(Connection):
             max_in_flight=max_in_flight,
             timeout=timeout,
         )
-        return self._stream(iterator_of(requests), settings)
+        return self._stream(requests, settings)
 
     def models(self, *, timeout: float | None = None) -> list[ModelInfo]:
         """Lists all models, including those that failed to load, sorted by name and then by version."""

@@ -7,7 +7,7 @@ d elements of a row.
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeAlias, TypedDict, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,11 +19,7 @@ Array: TypeAlias = NDArray[Any]
 # One array is one sequence or, with leading axes, a batch of equally long ones. A list, a tuple or a pandas
 # Series holds one sequence per item, unless its items are the rows of a single one.
 Arrays: TypeAlias = ArrayLike | Sequence[ArrayLike]
-# The arguments that are lists of sequences for certain; for any other list, a type checker cannot tell.
-VectorLists: TypeAlias = Sequence[Array] | Sequence[Sequence[Sequence[float]]]
-TokenLists: TypeAlias = Sequence[Array] | Sequence[Sequence[int]]
-TextLists: TypeAlias = list[str] | tuple[str, ...]
-Texts: TypeAlias = TextLists | Array
+Texts: TypeAlias = list[str] | tuple[str, ...] | Array
 Version: TypeAlias = int | str
 # The type in which real numbers are sent.
 Wire: TypeAlias = Literal["fp32", "fp16", "bf16"]
@@ -230,49 +226,3 @@ def encodable(field: str, text: str) -> str:
     except UnicodeEncodeError as error:
         raise invalid(field, "text that UTF-8 can encode", error) from error
     return text
-
-
-class CallOptions(TypedDict, total=False):
-    """Keyword arguments of every call for context vectors."""
-
-    mask: Arrays | None
-    return_weights: ReturnWeights
-    timeout: float | None
-    version: Version
-
-
-class TextOptions(CallOptions, total=False):
-    """Keyword arguments of `attend_text`."""
-
-    return_offsets: bool
-
-
-class EmbedCallOptions(TypedDict, total=False):
-    """Keyword arguments of `embed` that do not change the form of what it returns."""
-
-    prompt: str | None
-    dimensions: int | None
-    truncate: bool | None
-    timeout: float | None
-    version: Version
-
-
-class PaddedOptions(CallOptions, total=False):
-    """Keyword arguments of `attend_tokens`."""
-
-    lengths: ArrayLike | None
-
-
-class AttendOptions(PaddedOptions, total=False):
-    """Keyword arguments of `attend`."""
-
-    positions: Arrays | None
-
-
-class StreamOptions(TypedDict, total=False):
-    """Keyword arguments of `attend_stream` that do not change what it yields."""
-
-    return_weights: ReturnWeights
-    max_in_flight: int
-    timeout: float | None
-    version: Version

@@ -29,7 +29,7 @@ app = typer.Typer(
 )
 
 
-def _print_version(*, requested: bool) -> None:
+def _print_version(requested: bool) -> None:  # noqa: FBT001 - as typer calls it
     if requested:
         typer.echo(f"attention-client {__version__}")
         raise typer.Exit
@@ -37,17 +37,13 @@ def _print_version(*, requested: bool) -> None:
 
 def _root(
     *,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=lambda value: _print_version(requested=value),
-            is_eager=True,
-            help="Print the client's version and exit.",
-        ),
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
 ) -> None:
-    """Compute context vectors on an attention server and inspect its models."""
+    """Compute context vectors on an attention server and inspect its models.
+
+    Options:
+        version: Print the client's version and exit.
+    """
 
 
 def models(session: Session) -> None:
@@ -63,13 +59,15 @@ def describe(
     session: Session,
     *,
     name: Annotated[str | None, typer.Argument(**MODEL_NAME, show_default=False)] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", **MODEL_NAME | {"help": "The name, in place of NAME."}, show_default=False),
-    ] = None,
+    model: Annotated[str | None, typer.Option(**MODEL_NAME, show_default=False)] = None,
     version: ModelVersion = "",
 ) -> None:
-    """Print all that the server states about a model."""
+    """Print all that the server states about a model.
+
+    Options:
+        name: Name of the model.
+        model: The name, in place of NAME.
+    """
     given = name or model
     if given is None or (name and model):
         raise typer.BadParameter("give the name of one model: describe NAME", param_hint="NAME")

@@ -19,49 +19,19 @@ from attention_client._commands.arrays import (
     write_arrays,
     write_named,
 )
-from attention_client._commands.session import ModelName, ModelVersion, Session
+from attention_client._commands.session import ModelName, ModelVersion, Session, option
 from attention_client._commands.tables import check_outputs, print_json, print_result, vectors_table
 
-ARRAY = "a .npy, .npz or JSON file, - for standard input, or a JSON list"
-_INPUTS, _OUTPUT = "Inputs", "Output"
+INPUTS, OUTPUT = "Inputs", "Output"
 # Larger outputs are printed in part.
 _MOST_SHOWN = 100
 _ValueT = TypeVar("_ValueT", bound=Sized)
-
-
-def input_option(name: str, text: str, metavar: str = "ARRAY") -> Any:
-    """An option that names an input."""
-    return typer.Option(name, metavar=metavar, help=text, rich_help_panel=_INPUTS, show_default=False)
-
-
-def output_option(name: str, text: str, metavar: str = "FILE") -> Any:
-    """An option of the output."""
-    return typer.Option(name, metavar=metavar, help=text, rich_help_panel=_OUTPUT, show_default=False)
-
-
-OutFile = Annotated[
-    Path | None,
-    output_option(
-        "--out", "Write the context vectors to this file (.npy, .npz, .json) rather than print them."
-    ),
-]
-WeightsFile = Annotated[
-    Path | None,
-    output_option(
-        "--weights", "Compute the attention weights too and write them to this file; - prints them."
-    ),
-]
+RequiredArray = Annotated[str, option(metavar="ARRAY", panel=INPUTS)]
+Array = Annotated[str | None, option(metavar="ARRAY", panel=INPUTS)]
+InFile = Annotated[str | None, option(metavar="FILE", panel=INPUTS)]
+Named = Annotated[str | None, option(metavar="NAME", panel=INPUTS)]
+OutFile = Annotated[Path | None, option(metavar="FILE", panel=OUTPUT)]
 Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts.", show_default=False)]
-TextFile = Annotated[
-    str | None, input_option("--file", "File with one text on each line; - for standard input.", "FILE")
-]
-Mask = Annotated[
-    str | None, input_option("--mask", "Booleans, true = may attend: (Tk,), (Tq, Tk) or (H, Tq, Tk).")
-]
-Lengths = Annotated[
-    str | None,
-    input_option("--lengths", "Valid rows of each key sequence of a padded batch, integers from 1."),
-]
 
 
 def attend(
@@ -69,31 +39,39 @@ def attend(
     *,
     model: ModelName,
     version: ModelVersion = "",
-    query: Annotated[str, input_option("--query", f"(T, d), (..., T, d) or a list of (T, d): {ARRAY}.")],
-    key: Annotated[
-        str | None, input_option("--key", "Keys, for cross-attention; in the form of the query.")
-    ] = None,
-    value: Annotated[
-        str | None, input_option("--value", "Values, for models that separate them from the keys.")
-    ] = None,
-    mask: Mask = None,
-    lengths: Lengths = None,
-    positions: Annotated[
-        str | None, input_option("--positions", "Integer positions of the query rows, for rotary models.")
-    ] = None,
+    query: RequiredArray,
+    key: Array = None,
+    value: Array = None,
+    mask: Array = None,
+    lengths: Array = None,
+    positions: Array = None,
     out: OutFile = None,
-    weights: WeightsFile = None,
+    weights: OutFile = None,
 ) -> None:
-    """Compute the context vectors of arrays."""
+    """Compute the context vectors of arrays.
+
+    Options:
+        query: (T, d), (..., T, d) or a list of (T, d): a .npy, .npz or JSON file, - for standard input, or a
+            JSON list.
+        key: Keys, for cross-attention; in the form of the query.
+        value: Values, for models that separate them from the keys.
+        mask: Booleans, true = may attend: (Tk,), (Tq, Tk) or (H, Tq, Tk).
+        lengths: Valid rows of each key sequence of a padded batch, integers from 1.
+        positions: Integer positions of the query rows, for rotary models.
+        out: Write the context vectors to this file (.npy, .npz, .json) rather than print them.
+        weights: Compute the attention weights too and write them to this file; - prints them.
+    """
     given = {"query": query, "key": key, "value": value, "mask": mask, "lengths": lengths}
     given["positions"] = positions
     check_inputs(list(given.values()))
-    arrays: dict[str, Any] = {
-        name: None if text is None else read_array(f"--{name}", text) for name, text in given.items()
-    }
+    arrays = {name: _read(name, text) for name, text in given.items()}
     check_outputs(out, weights, several=is_list_of_sequences(arrays["query"], rank=2))
     result = session.client.attend(model, version=version, return_weights=weights is not None, **arrays)
     print_result(session, result, out, weights)
+
+
+def _read(name: str, value: str | None) -> Any:
+    return None if value is None else read_array(f"--{name}", value)
 
 
 def infer(
@@ -101,31 +79,20 @@ def infer(
     *,
     model: ModelName,
     version: ModelVersion = "",
-    inputs: Annotated[
-        list[str],
-        input_option(
-            "--input",
-            f"An input by its name, one sequence or a batch; a .npz file holds one sequence in each of its "
-            f"arrays. Repeat for each input. ARRAY is {ARRAY}.",
-            "NAME=ARRAY",
-        ),
-    ],
-    names: Annotated[
-        list[str] | None,
-        output_option(
-            "--output-name", "Return this output; repeat for several. Default: all but optional ones.", "NAME"
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        output_option(
-            "--output",
-            "Write the outputs to this file rather than print them: .npz or .json by their names (NAME[0], "
-            "NAME[1], ... for a list), .npy for one array.",
-        ),
-    ] = None,
+    inputs: Annotated[list[str], option("--input", metavar="NAME=ARRAY", panel=INPUTS)],
+    names: Annotated[list[str] | None, option("--output-name", metavar="NAME", panel=OUTPUT)] = None,
+    output: OutFile = None,
 ) -> None:
-    """Compute the outputs of any model from its inputs, by name. `describe` lists both."""
+    """Compute the outputs of any model from its inputs, by name. `describe` lists both.
+
+    Options:
+        inputs: An input by its name, one sequence or a batch; a .npz file holds one sequence in each of its
+            arrays. Repeat for each input. ARRAY is a .npy, .npz or JSON file, - for standard input, or a JSON
+            list.
+        names: Return this output; repeat for several. Default: all but optional ones.
+        output: Write the outputs to this file rather than print them: .npz or .json by their names (NAME[0],
+            NAME[1], ... for a list), .npy for one array.
+    """
     given = _named(inputs)
     check_inputs(list(given.values()))
     check_output("--output", output, several=False)
@@ -166,23 +133,23 @@ def text(
     texts: Texts = None,
     model: ModelName,
     version: ModelVersion = "",
-    file: TextFile = None,
-    offsets: Annotated[
-        bool,
-        typer.Option("--offsets", help="Show the characters of each token.", rich_help_panel=_OUTPUT),
-    ] = False,
+    file: InFile = None,
+    offsets: Annotated[bool, option("--offsets", panel=OUTPUT)] = False,
     out: OutFile = None,
-    weights: WeightsFile = None,
+    weights: OutFile = None,
 ) -> None:
-    """Compute the context vectors of texts, for models with a tokenizer."""
+    """Compute the context vectors of texts, for models with a tokenizer.
+
+    Options:
+        file: File with one text on each line; - for standard input.
+        offsets: Show the characters of each token.
+        out: Write the context vectors to this file (.npy, .npz, .json) rather than print them.
+        weights: Compute the attention weights too and write them to this file; - prints them.
+    """
     found = _one_source("TEXT", texts, None if file is None else read_texts("--file", file))
     check_outputs(out, weights, several=True)
     result = session.client.attend_text(
-        model,
-        list(found),
-        version=version,
-        return_weights=weights is not None,
-        return_offsets=offsets,
+        model, found, version=version, return_weights=weights is not None, return_offsets=offsets
     )
     print_result(session, result, out, weights, texts=found)
 
@@ -193,27 +160,25 @@ def embed(
     texts: Texts = None,
     model: ModelName,
     version: ModelVersion = "",
-    file: TextFile = None,
-    prompt: Annotated[
-        str | None,
-        input_option("--prompt", "Name of the prompt that is put before each text; empty for none.", "NAME"),
-    ] = None,
-    dimensions: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Only the first N elements of each embedding.")
-    ] = None,
-    truncate: Annotated[
-        bool | None,
-        typer.Option("--truncate/--no-truncate", help="Cut texts with too many tokens, or refuse them."),
-    ] = None,
-    out: Annotated[
-        Path | None, output_option("--out", "Write the embeddings (B, d) to this file (.npy, .npz, .json).")
-    ] = None,
+    file: InFile = None,
+    prompt: Named = None,
+    dimensions: Annotated[int | None, option(metavar="N", panel=INPUTS, min=1)] = None,
+    truncate: Annotated[bool | None, option("--truncate/--no-truncate", panel=INPUTS)] = None,
+    out: OutFile = None,
 ) -> None:
-    """Compute one embedding for each text, with a text encoder."""
+    """Compute one embedding for each text, with a text encoder.
+
+    Options:
+        file: File with one text on each line; - for standard input.
+        prompt: Name of the prompt that is put before each text; empty for none.
+        dimensions: Only the first N elements of each embedding.
+        truncate: Cut texts with too many tokens, or refuse them.
+        out: Write the embeddings (B, d) to this file (.npy, .npz, .json).
+    """
     found = _one_source("TEXT", texts, None if file is None else read_texts("--file", file))
     check_output("--out", out, several=False)
     result = session.client.embed(
-        model, list(found), prompt=prompt, dimensions=dimensions, truncate=truncate, version=version
+        model, found, prompt=prompt, dimensions=dimensions, truncate=truncate, version=version
     )
     if out is not None:
         write_arrays(out, result)
@@ -223,7 +188,7 @@ def embed(
     elif out is not None:
         typer.echo(f"{out}: {result.shape} float32 from {model}")
     else:
-        typer.echo(vectors_table(list(found), result), nl=False)
+        typer.echo(vectors_table(found, result), nl=False)
 
 
 def tokens(
@@ -234,26 +199,29 @@ def tokens(
     ] = None,
     model: ModelName,
     version: ModelVersion = "",
-    file: Annotated[
-        str | None,
-        input_option(
-            "--file", "File: .npy, .npz, JSON, or one sequence on each line; - for standard input.", "FILE"
-        ),
-    ] = None,
-    mask: Mask = None,
-    lengths: Lengths = None,
+    file: InFile = None,
+    mask: Array = None,
+    lengths: Array = None,
     out: OutFile = None,
-    weights: WeightsFile = None,
+    weights: OutFile = None,
 ) -> None:
-    """Compute the context vectors of token ids."""
+    """Compute the context vectors of token ids.
+
+    Options:
+        file: File: .npy, .npz, JSON, or one sequence on each line; - for standard input.
+        mask: Booleans, true = may attend: (Tk,), (Tq, Tk) or (H, Tq, Tk).
+        lengths: Valid rows of each sequence of a padded batch, integers from 1.
+        out: Write the context vectors to this file (.npy, .npz, .json) rather than print them.
+        weights: Compute the attention weights too and write them to this file; - prints them.
+    """
     check_inputs([file, mask, lengths])
     found: Any = _one_source("ID", ids, None if file is None else read_token_ids("--file", file))
     check_outputs(out, weights, several=is_list_of_sequences(found, rank=1))
     result = session.client.attend_tokens(
         model,
         found,
-        mask=None if mask is None else read_array("--mask", mask),
-        lengths=None if lengths is None else read_array("--lengths", lengths),
+        mask=_read("mask", mask),
+        lengths=_read("lengths", lengths),
         version=version,
         return_weights=weights is not None,
     )

@@ -1,24 +1,26 @@
-"""What all commands share: the options of the connection, before or after the command, and error handling."""
+"""What all commands share: the options of the connection, before or after the command, and error handling.
+
+What the help of a command says of its options is what the docstring of its function says of its arguments.
+"""
 
 import inspect
 import os
 import re
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, get_args
 
 import typer
 
 from attention_client import AttentionClient, AttentionClientError, InvalidArgumentError
-from attention_client._connection.settings import DEFAULT_MAX_MESSAGE_BYTES, DEFAULT_TARGET, DEFAULT_TIMEOUT
+from attention_client._connection.settings import DEFAULT_MAX_MESSAGE_BYTES, DEFAULT_TARGET
 from attention_client._connection.tls import tls_files
 
-_ValueT = TypeVar("_ValueT")
 _CONNECTION = "Connection (before or after the command)"
 _SERVER, _TOKEN = "ATTENTION_SERVER", "ATTENTION_TOKEN"
-
-
 _SIZE = re.compile(r"([0-9]+) *([a-z]*)", re.IGNORECASE)
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
@@ -31,67 +33,92 @@ def _size(text: str) -> int:
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
-def _option(*names: str, text: str, panel: str = _CONNECTION, **options: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **options)
+def option(*names: str, metavar: str | None = None, panel: str = _CONNECTION, **options: Any) -> Any:
+    """An option whose help is in the docstring of its command."""
+    return typer.Option(*names, metavar=metavar, rich_help_panel=panel, show_default=False, **options)
 
 
-_PRIVATE_KEY: dict[str, Any] = {"metavar": "FILE", "text": "Private key (PEM) of --certificate."}
+def texts_of(documented: Any, section: str) -> dict[str, str]:
+    """What a docstring says of each argument or attribute."""
+    text = inspect.cleandoc(documented.__doc__ or "").partition(section)[2]
+    found = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", text, re.MULTILINE)
+    return {name: " ".join(words.split()) for name, words in found}
 
 
-def secure_options(panel: str) -> dict[str, Any]:
-    """The options of a connection that other commands have as well, by the names of their parameters."""
-    certificate = "Encrypt the connection; show this certificate (PEM). Needs its key."
-    authorities = "Encrypt the connection; verify the server with the authorities of this PEM file."
-    system = "Encrypt the connection; verify with the system's certificates."
-    token = f"Bearer token of every call. Default: {_TOKEN}."
-    return {
-        "token": Annotated[str | None, _option("--token", metavar="TOKEN", text=token, panel=panel)],
-        "tls": Annotated[bool | None, _option("--tls", text=system, panel=panel)],
-        "ca": Annotated[
-            Path | None, _option("--ca", "--tls-ca", metavar="FILE", text=authorities, panel=panel)
-        ],
-        "certificate": Annotated[
-            Path | None, _option("--certificate", metavar="FILE", text=certificate, panel=panel)
-        ],
-        "private_key": Annotated[Path | None, _option("--key", "--private-key", panel=panel, **_PRIVATE_KEY)],
-    }
+def parameters_of(command: Callable[..., Any]) -> list[Parameter]:
+    """The keyword parameters of a function, with what its docstring says of them as their help."""
+    texts = texts_of(command, "Options:")
+    given = inspect.signature(command).parameters.values()
+    return [
+        _changed(each, help=texts[each.name]) if each.name in texts else each
+        for each in given
+        if each.kind is Parameter.KEYWORD_ONLY
+    ]
 
 
-# None means that the option was not given here, so that one before the command applies.
-_OPTIONS: dict[str, Any] = {
-    "server": Annotated[
-        str | None,
-        _option(
-            "--server",
-            metavar="HOST:PORT",
-            text=f"Server, or several separated by commas. Default: {_SERVER}, or else {DEFAULT_TARGET}.",
-        ),
-    ],
-    "timeout": Annotated[
-        float | None,
-        _option(
-            "--timeout",
-            metavar="SECONDS",
-            text=f"Longest time that a call may take, in seconds, above 0. Default: {DEFAULT_TIMEOUT:g}.",
-        ),
-    ],
-    "wait": Annotated[
-        bool | None,
-        _option("--wait", text="Wait for the server to start, up to the timeout, rather than fail."),
-    ],
-    **secure_options(_CONNECTION),
-    "max_message_bytes": Annotated[
-        int | None,
-        _option(
-            "--max-message-bytes",
-            metavar="SIZE",
-            text="Largest request and response, above 0: a number of bytes, or a size such as 1GiB. "
-            f"Default: {DEFAULT_MAX_MESSAGE_BYTES >> 20}MiB.",
-            parser=_size,
-        ),
-    ],
-    "json": Annotated[bool | None, _option("--json", text="Print JSON rather than text.", panel="Output")],
-}
+def _changed(parameter: Parameter, **attributes: Any) -> Parameter:
+    kind, given = get_args(parameter.annotation)
+    changed = copy(given)
+    vars(changed).update(attributes)
+    return parameter.replace(annotation=Annotated[kind, changed])
+
+
+def connect(
+    *,
+    server: Annotated[str | None, option(metavar="HOST:PORT")] = None,
+    timeout: Annotated[float | None, option(metavar="SECONDS")] = None,
+    wait: Annotated[bool | None, option("--wait")] = None,
+    token: Annotated[str | None, option(metavar="TOKEN")] = None,
+    tls: Annotated[bool | None, option("--tls")] = None,
+    ca: Annotated[Path | None, option("--ca", "--tls-ca", metavar="FILE")] = None,
+    certificate: Annotated[Path | None, option(metavar="FILE")] = None,
+    private_key: Annotated[Path | None, option("--key", "--private-key", metavar="FILE")] = None,
+    max_message_bytes: Annotated[int | None, option(metavar="SIZE", parser=_size)] = None,
+) -> AttentionClient:
+    """A client as the options of the command line describe it.
+
+    Options:
+        server: Server, or several separated by commas. Default: ATTENTION_SERVER, or else 127.0.0.1:8001.
+        timeout: Longest time that a call may take, in seconds, above 0. Default: 30.
+        wait: Wait for the server to start, up to the timeout, rather than fail.
+        token: Bearer token of every call. Default: ATTENTION_TOKEN.
+        tls: Encrypt the connection; verify with the system's certificates.
+        ca: Encrypt the connection; verify the server with the authorities of this PEM file.
+        certificate: Encrypt the connection; show this certificate (PEM). Needs its key.
+        private_key: Private key (PEM) of --certificate.
+        max_message_bytes: Largest request and response, above 0: a number of bytes, or a size such as 1GiB.
+            Default: 64MiB.
+
+    Raises:
+        typer.BadParameter: An option has a value that is not allowed.
+    """
+    try:
+        return AttentionClient(
+            _targets(server),
+            credentials=tls_files(ca, certificate, private_key, tls=bool(tls)),
+            token=token or os.environ.get(_TOKEN) or None,
+            wait_for_ready=bool(wait),
+            max_message_bytes=DEFAULT_MAX_MESSAGE_BYTES if max_message_bytes is None else max_message_bytes,
+            **({} if timeout is None else {"timeout": timeout}),
+        )
+    except InvalidArgumentError as error:
+        raise typer.BadParameter(error.message) from error
+
+
+def secure_options(panel: str) -> list[Parameter]:
+    """The options of a connection that other commands have as well."""
+    names = ("token", "tls", "ca", "certificate", "private_key")
+    return [_changed(each, rich_help_panel=panel) for each in parameters_of(connect) if each.name in names]
+
+
+# None means that an option was not given here, so that one before the command applies.
+_JSON = Parameter(
+    "json",
+    Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[bool | None, option("--json", panel="Output", help="Print JSON rather than text.")],
+)
+_SHARED = [*parameters_of(connect), _JSON]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,26 +140,44 @@ def add_options(callback: Callable[..., None]) -> Callable[..., None]:
     """The callback of the root command, extended by the shared options, which it stores for the commands."""
 
     def run(ctx: typer.Context, **values: Any) -> None:
-        ctx.obj = {name: values.pop(name) for name in _OPTIONS}
+        ctx.obj = {each.name: values.pop(each.name) for each in _SHARED}
         callback(**values)
 
-    return _with_parameters(run, callback, list(inspect.signature(callback).parameters.values()))
+    return _with_shared_options(run, callback)
 
 
 def add_command(app: typer.Typer, command: Callable[..., None], *, panel: str) -> None:
     """Adds a command whose first argument is a Session, extended by the shared options."""
 
     def run(ctx: typer.Context, **values: Any) -> None:
-        given = {name: values.pop(name) for name in _OPTIONS}
+        given = {each.name: values.pop(each.name) for each in _SHARED}
         given = {name: ctx.obj[name] if value is None else value for name, value in given.items()}
+        json = bool(given.pop("json"))
         try:
-            with _client(given) as client:
-                command(Session(client, json=bool(given["json"]), waits=bool(given["wait"])), **values)
+            with connect(**given) as client:
+                command(Session(client, json=json, waits=bool(given["wait"])), **values)
         except (AttentionClientError, OSError, ValueError) as error:
             fail(str(error))
 
-    own = list(inspect.signature(command).parameters.values())[1:]
-    app.command(command.__name__, rich_help_panel=panel)(_with_parameters(run, command, own))
+    app.command(command.__name__, rich_help_panel=panel)(_with_shared_options(run, command))
+
+
+def _with_shared_options(run: Callable[..., None], command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a function the parameters that typer reads: context, the command's own, and the shared ones."""
+    own, shared = parameters_of(command), _SHARED
+    if any(each.name == "key" for each in own):  # the command's own --key is an array
+        only = {"default": "--private-key", "param_decls": ()}  # as typer stores the names of an option
+        shared = [_changed(each, **only) if each.name == "private_key" else each for each in shared]
+    context = Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    set_parameters(run, [context, *own, *shared])
+    run.__doc__ = inspect.cleandoc(command.__doc__ or "").partition("\n\nOptions:")[0]
+    return run
+
+
+def set_parameters(run: Callable[..., None], parameters: list[Parameter]) -> None:
+    """Gives a function the parameters that typer reads."""
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
 
 
 def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -146,20 +191,11 @@ def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete))
 
 
-MODEL_NAME: dict[str, Any] = {
-    "metavar": "NAME",
-    "help": "Name of the model.",
-    "autocompletion": complete_model,
-}
-ModelName = Annotated[str, typer.Option("--model", **MODEL_NAME)]
+MODEL_NAME: dict[str, Any] = {"metavar": "NAME", "autocompletion": complete_model}
+ModelName = Annotated[str, typer.Option("--model", help="Name of the model.", **MODEL_NAME)]
 ModelVersion = Annotated[
     str,
-    typer.Option(
-        "--version",
-        metavar="N",
-        help="Version of the model. Default: the highest that is ready.",
-        show_default=False,
-    ),
+    option(metavar="N", panel="Options", help="Version of the model. Default: the highest that is ready."),
 ]
 
 
@@ -169,45 +205,6 @@ def fail(message: str) -> NoReturn:
     raise typer.Exit(1)
 
 
-def _client(given: dict[str, Any]) -> AttentionClient:
-    try:
-        return AttentionClient(
-            _targets(given["server"]),
-            credentials=tls_files(
-                given["ca"], given["certificate"], given["private_key"], tls=bool(given["tls"])
-            ),
-            token=given["token"] or os.environ.get(_TOKEN) or None,
-            timeout=_or_default(given["timeout"], DEFAULT_TIMEOUT),
-            wait_for_ready=bool(given["wait"]),
-            max_message_bytes=_or_default(given["max_message_bytes"], DEFAULT_MAX_MESSAGE_BYTES),
-        )
-    except InvalidArgumentError as error:
-        raise typer.BadParameter(error.message) from error
-
-
-def _or_default(value: _ValueT | None, default: _ValueT) -> _ValueT:
-    return default if value is None else value
-
-
 def _targets(server: str | None) -> str | list[str]:
     server = server or os.environ.get(_SERVER) or DEFAULT_TARGET
     return server.split(",") if "," in server and ":///" not in server else server
-
-
-def _with_parameters(
-    run: Callable[..., None], original: Callable[..., None], own: list[inspect.Parameter]
-) -> Callable[..., None]:
-    """Gives a function the signature that typer reads: context, own parameters, shared options."""
-    options = dict(_OPTIONS)
-    if any(item.name == "key" for item in own):  # the command's own --key is an array
-        options["private_key"] = Annotated[Path | None, _option("--private-key", **_PRIVATE_KEY)]
-    context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in options.items()
-    ]
-    parameters = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in (context, *own, *shared)]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {item.name: item.annotation for item in parameters}
-    run.__doc__ = original.__doc__
-    return run

@@ -9,11 +9,13 @@ import numpy as np
 import typer
 
 from attention_client._commands.arrays import check_inputs, is_list_of_sequences, read_array, read_token_ids
-from attention_client._commands.compute import ARRAY, Mask, input_option, output_option
-from attention_client._commands.session import ModelName, ModelVersion, Session, fail
+from attention_client._commands.compute import INPUTS, OUTPUT, Array, OutFile
+from attention_client._commands.session import ModelName, ModelVersion, Session, fail, option
 from attention_client._commands.tables import print_json, weights_table
 from attention_client._commands.weights_page import PageAnswer, save
 from attention_client._values import AnyResult, FloatArray
+
+Number = Annotated[int | None, option(metavar="N", panel=OUTPUT, min=0)]
 
 
 def weights(
@@ -21,54 +23,36 @@ def weights(
     *,
     model: ModelName,
     version: ModelVersion = "",
-    text: Annotated[
-        str | None, input_option("--text", "Text whose words attend to each other.", "TEXT")
-    ] = None,
-    ids: Annotated[
-        str | None,
-        input_option("--ids", "In place of a text: token ids of one sequence, as `tokens` reads them."),
-    ] = None,
-    query: Annotated[
-        str | None, input_option("--query", f"In place of a text: (Tq, d) vectors: {ARRAY}.")
-    ] = None,
-    key: Annotated[str | None, input_option("--key", "Keys (Tk, d), for cross-attention.")] = None,
-    value: Annotated[
-        str | None, input_option("--value", "Values (Tk, d), for models that separate them from the keys.")
-    ] = None,
-    mask: Mask = None,
-    head: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, help="Only this head, from 0. Default: all.", show_default=False),
-    ] = None,
-    layer: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Of a text encoder: this layer, from 0. Default: the last.",
-            show_default=False,
-        ),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        output_option("--plot", "Draw heat maps to this file (.png, .svg, .pdf); needs the extra plot."),
-    ] = None,
-    html: Annotated[
-        Path | None,
-        output_option(
-            "--html", "Write a page that explores all layers and heads to this file; prints no weights."
-        ),
-    ] = None,
-    compare: Annotated[
-        str | None,
-        output_option("--compare", "With --html: show the differences to this model as well.", "NAME"),
-    ] = None,
-    compare_version: Annotated[
-        str,
-        output_option("--compare-version", "Version of --compare. Default: the highest that is ready.", "N"),
-    ] = "",
+    text: Annotated[str | None, option(metavar="TEXT", panel=INPUTS)] = None,
+    ids: Array = None,
+    query: Array = None,
+    key: Array = None,
+    value: Array = None,
+    mask: Array = None,
+    head: Number = None,
+    layer: Number = None,
+    plot: OutFile = None,
+    html: OutFile = None,
+    compare: Annotated[str | None, option(metavar="NAME", panel=OUTPUT)] = None,
+    compare_version: Annotated[str, option(metavar="N", panel=OUTPUT)] = "",
 ) -> None:
-    """Print or draw the attention weights of a text, of token ids or of vectors, or write a page of them."""
+    """Print or draw the attention weights of a text, of token ids or of vectors, or write a page of them.
+
+    Options:
+        text: Text whose words attend to each other.
+        ids: In place of a text: token ids of one sequence, as `tokens` reads them.
+        query: In place of a text: (Tq, d) vectors: a .npy, .npz or JSON file, - for standard input, or a JSON
+            list.
+        key: Keys (Tk, d), for cross-attention.
+        value: Values (Tk, d), for models that separate them from the keys.
+        mask: Booleans, true = may attend: (Tk,), (Tq, Tk) or (H, Tq, Tk).
+        head: Only this head, from 0. Default: all.
+        layer: Of a text encoder: this layer, from 0. Default: the last.
+        plot: Draw heat maps to this file (.png, .svg, .pdf); needs the extra plot.
+        html: Write a page that explores all layers and heads to this file; prints no weights.
+        compare: With --html: show the differences to this model as well.
+        compare_version: Version of --compare. Default: the highest that is ready.
+    """
     if (compare is not None or compare_version) and html is None:
         raise typer.BadParameter("--compare needs --html", param_hint="--compare")
     if html is not None:

@@ -1,6 +1,7 @@
 """The asynchronous client's connection and its streams, on the channels of grpc.aio and on tasks."""
 
 import asyncio
+import itertools
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -10,7 +11,7 @@ from collections.abc import (
     Iterable,
     Iterator,
 )
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
@@ -21,12 +22,10 @@ from attention_client._connection.base import BaseConnection, Readiness
 from attention_client._connection.settings import ConnectionSettings
 from attention_client._connection.spans import CallSpan
 from attention_client._connection.streams import (
+    Entry,
     Outcome,
-    QueueItem,
-    SentRequest,
     StreamEnd,
     StreamSettings,
-    decode_response,
     encode_item,
     ended_early,
     idle_too_long,
@@ -34,7 +33,7 @@ from attention_client._connection.streams import (
 )
 from attention_client._connection.tls import RenewingChannel, TlsFiles
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client._values import StreamItem
+from attention_client._values import RequestOptions, StreamItem
 from attention_client.errors import AttentionClientError, CallCancelledError, from_rpc_error
 
 _ResultT = TypeVar("_ResultT")
@@ -118,45 +117,11 @@ class AsyncConnection(BaseConnection):
     def _end_with(self, call: Any, span: CallSpan) -> None:
         call.add_done_callback(lambda done: span.end(ready(done.code())))
 
-    async def _stream(
-        self, items: AsyncIterator[StreamItem], settings: StreamSettings
-    ) -> AsyncGenerator[Outcome, None]:
-        try:
-            async with aclosing(_attend_stream(self._open, items, settings)) as outcomes:
-                async for outcome in outcomes:
-                    yield outcome
-        except AttentionClientError as error:
-            raise await self._refined(error, settings.timeout) from error.__cause__
+    def _exchange(self, items: AsyncIterator[StreamItem], settings: StreamSettings) -> "AsyncExchange":
+        return AsyncExchange(self._open(settings.timeout), items, settings)
 
-
-# One task reads the caller's iterable and sends its requests; the caller's task receives the responses. Queue
-# items (see streams.py) pass from the first to the second, and free slots of `max_in_flight` back.
-
-
-async def _attend_stream(
-    open_call: Callable[[float | None], StreamCall],
-    items: AsyncIterator[StreamItem],
-    settings: StreamSettings,
-) -> AsyncGenerator[Outcome, None]:
-    """Runs one stream; closing the generator cancels the call and stops reading."""
-    call = open_call(settings.timeout)
-    sender, end = _Sender(call, items, settings), CallStatus(call)
-    call.add_done_callback(lambda _: sender.queue_items.put_nowait(StreamEnd.CALL_ENDED))
-    task = asyncio.create_task(sender.run())
-    try:
-        while (queue_item := await sender.queue_items.get()) is not StreamEnd.INPUT_ENDED:
-            outcome = await _outcome(queue_item, sender, end, settings)
-            sender.slots.release()
-            if isinstance(outcome, AttentionClientError) and not settings.return_exceptions:
-                raise outcome
-            yield outcome
-        await _finish(call, settings.idle_timeout)
-        if sender.failure is not None:
-            raise sender.failure
-    finally:
-        call.cancel()
-        task.cancel()
-        await asyncio.wait([task])
+    def _stream(self, requests: Any, settings: StreamSettings) -> AsyncGenerator[Outcome, None]:
+        return self._outcomes(async_iterator_of(requests), settings)
 
 
 def async_iterator_of(
@@ -193,90 +158,67 @@ def cancellation_told_apart() -> Iterator[None]:
         raise CallCancelledError("the call was cancelled by the server, or the client was closed") from None
 
 
-async def _outcome(
-    queue_item: QueueItem, sender: "_Sender", end: "CallStatus", settings: StreamSettings
-) -> Outcome:
-    if isinstance(queue_item, AttentionClientError):
-        return queue_item
-    try:
-        return await _receive(queue_item, sender.call, settings.idle_timeout)
-    except AttentionClientError as error:
-        broken = await end.true_error(error)
-    # An exception of the caller's iterable takes precedence over the error of the call that it broke.
-    raise sender.failure or broken
-
-
-async def _receive(queue_item: SentRequest | StreamEnd, call: StreamCall, limit: float | None) -> Outcome:
-    """Waits for one response. If the call has ended, gRPC raises the reason."""
-    response = await _read(call, limit)
-    if not isinstance(response, pb.AttendStreamResponse) or isinstance(queue_item, StreamEnd):
-        raise ended_early()
-    return decode_response(response, queue_item)
-
-
-async def _read(call: StreamCall, limit: float | None) -> object:
-    """The next response, or gRPC's end-of-stream value."""
-    try:
-        async with asyncio.timeout(limit) as clock:
-            with cancellation_told_apart():
-                return await call.read()
-    except grpc.RpcError as error:
-        raise from_rpc_error(error) from error
-    except TimeoutError:
-        if clock.expired():
-            raise idle_too_long(limit) from None
-        raise
-
-
-async def _finish(call: StreamCall, limit: float | None) -> None:
-    """Lets the server end the call; all responses have arrived, so a failure now changes nothing."""
-    with suppress(AttentionClientError):
-        await _read(call, limit)
-
-
-class _Sender:
-    """Reads the caller's iterable as slots become free, and sends its requests.
-
-    Attributes:
-        call: The call that carries them.
-        queue_items: The queue items, in order.
-        failure: The exception of the caller's iterable.
-        slots: Released by the receiver, once for each response.
-    """
+class AsyncExchange:
+    """A stream whose requests a task reads and sends."""
 
     def __init__(self, call: StreamCall, items: AsyncIterator[StreamItem], settings: StreamSettings) -> None:
-        self.queue_items: asyncio.Queue[QueueItem] = asyncio.Queue()
-        self.failure: Exception | None = None
-        self.slots = asyncio.Semaphore(settings.max_in_flight)
-        self.call, self._items, self._options = call, items, settings.options
-        self._index = 0
+        self.failure: BaseException | None = None
+        self._entries: asyncio.Queue[Entry] = asyncio.Queue()
+        self._call, self._status = call, CallStatus(call)
+        self._slots = asyncio.Semaphore(settings.max_in_flight)
+        self._limit = settings.idle_timeout
+        call.add_done_callback(lambda _: self._entries.put_nowait(StreamEnd.CALL_ENDED))
+        self._sender = asyncio.create_task(self._send(items, settings.options))
 
-    async def run(self) -> None:
+    async def _send(self, items: AsyncIterator[StreamItem], options: RequestOptions) -> None:
         """Sends until the items end or the call does; the receiver learns of the call's end from the call."""
         try:
-            while (request := await self._next_request()) is not None:
-                await self.call.write(request)
-            await self.call.done_writing()
+            for index in itertools.count():
+                await self._slots.acquire()
+                try:
+                    entry, request = encode_item(index, await anext(items), options)
+                except StopAsyncIteration:
+                    break
+                except Exception as error:  # raised again, in the caller's task
+                    self.failure = error
+                    break
+                self._entries.put_nowait(entry)
+                if request is not None:
+                    await self._call.write(request)
+            await self._call.done_writing()
         except (grpc.RpcError, aio.BaseError, asyncio.InvalidStateError):
             pass
         finally:
-            self.queue_items.put_nowait(StreamEnd.INPUT_ENDED)
+            self._entries.put_nowait(StreamEnd.INPUT_ENDED)
 
-    async def _next_request(self) -> pb.AttendStreamRequest | None:
-        while True:
-            await self.slots.acquire()
-            try:
-                item = await anext(self._items)
-                queue_item, request = encode_item(self._index, item, self._options)
-            except StopAsyncIteration:
-                return None
-            except Exception as error:  # raised again, in the caller's task
-                self.failure = error
-                return None
-            self._index += 1
-            self.queue_items.put_nowait(queue_item)
-            if request is not None:
-                return request
+    async def next_entry(self) -> Entry:
+        """See Exchange."""
+        return await self._entries.get()
+
+    async def read(self) -> pb.AttendStreamResponse | None:
+        """See Exchange."""
+        try:
+            async with asyncio.timeout(self._limit) as clock:
+                with cancellation_told_apart():
+                    response = await self._call.read()
+        except grpc.RpcError as error:
+            raise await self._status.true_error(error) from error
+        except TimeoutError:
+            if clock.expired():
+                raise idle_too_long(self._limit) from None
+            raise
+        # At the end of the stream, gRPC returns a value of another type.
+        return response if isinstance(response, pb.AttendStreamResponse) else None
+
+    def free_slot(self) -> None:
+        """See Exchange."""
+        self._slots.release()
+
+    async def stop(self) -> None:
+        """See Exchange."""
+        self._call.cancel()
+        self._sender.cancel()
+        await asyncio.wait([self._sender])
 
 
 class CallStatus:
@@ -287,10 +229,10 @@ class CallStatus:
         self._known = asyncio.Event()
         call.add_done_callback(self._note)
 
-    async def true_error(self, error: AttentionClientError) -> AttentionClientError:
-        """The error of the server's status if the given one is the placeholder."""
-        if error.message != _PLACEHOLDER:
-            return error
+    async def true_error(self, error: grpc.RpcError) -> AttentionClientError:
+        """The error of the call, or of the server's status if that of the call is the placeholder."""
+        if error.details() != _PLACEHOLDER:
+            return from_rpc_error(error)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._known.wait(), _LONGEST_WAIT)
         if self._status is None or self._status.code() is grpc.StatusCode.OK:

@@ -6,8 +6,8 @@ that `finish` runs them to their end. Those of the asynchronous client are await
 
 import re
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing, nullcontext
 from typing import Any, TypeVar
 
 import grpc
@@ -34,7 +34,7 @@ from attention_client._connection.settings import (
     seconds,
 )
 from attention_client._connection.spans import CallSpan, Pairs, start_span
-from attention_client._connection.streams import StreamSettings
+from attention_client._connection.streams import Exchange, Outcome, StreamSettings, outcomes
 from attention_client._connection.tls import TlsFiles
 from attention_client._generated.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_client._values import (
@@ -177,6 +177,10 @@ class BaseConnection:
         """Ends a span when a stream ends."""
         raise NotImplementedError
 
+    def _exchange(self, items: Any, settings: StreamSettings) -> Exchange:
+        """Opens a stream."""
+        raise NotImplementedError
+
     def _options(self, model: str, version: Version, return_weights: ReturnWeights) -> RequestOptions:
         return request_options(model, version, return_weights=return_weights, wire=self._settings.wire)
 
@@ -196,6 +200,16 @@ class BaseConnection:
             timeout=None if timeout is None else seconds(timeout),
             idle_timeout=self._settings.timeout if timeout is None else None,
         )
+
+    async def _outcomes(self, items: Any, settings: StreamSettings) -> AsyncGenerator[Outcome, None]:
+        """Opens a stream and runs it."""
+        try:
+            found = outcomes(self._exchange(items, settings), return_exceptions=settings.return_exceptions)
+            async with aclosing(found):
+                async for outcome in found:
+                    yield outcome
+        except AttentionClientError as error:
+            raise await self._refined(error, settings.timeout) from error.__cause__
 
     def _answer(self, call: EncodedCall[_ResultT], timeout: float | None) -> _ResultT:
         return self._run(self._ask(self._stub.Attend, call.requests, call.decode, timeout))

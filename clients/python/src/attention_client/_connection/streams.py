@@ -1,13 +1,16 @@
 """What the synchronous and the asynchronous stream share: their settings, and each request's way through.
 
-Both keep one queue in the order of the requests. It holds a request that was sent and awaits its response,
-the error of a request that was refused before it was sent, or the end of the input or of the call.
+Both read the caller's iterable and send its requests apart from the caller, who receives the responses.
+Entries of a queue pass to the caller in the order of the requests, and free slots of `max_in_flight` pass
+back. An entry is a request that was sent and awaits its response, the error of a request that was refused
+before it was sent, or the end of the input or of the call.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from attention_client._calls.attention import EncodedCall, encode_texts, encode_tokens, encode_vectors
 from attention_client._calls.embeddings import encode_stream_item
@@ -67,7 +70,7 @@ class StreamEnd(Enum):
     CALL_ENDED = "the server ended the call, or the connection is lost"
 
 
-QueueItem: TypeAlias = SentRequest | AttentionClientError | StreamEnd
+Entry: TypeAlias = SentRequest | AttentionClientError | StreamEnd
 Outcome: TypeAlias = AnyResult | AttentionClientError
 
 
@@ -85,7 +88,7 @@ def iterator_of(requests: Iterable[StreamItem]) -> Iterator[StreamItem]:
 
 def encode_item(
     index: int, item: StreamItem, options: RequestOptions
-) -> tuple[QueueItem, pb.AttendStreamRequest | None]:
+) -> tuple[Entry, pb.AttendStreamRequest | None]:
     """Encodes one request of the caller; if the client refuses it, only its error is queued."""
     try:
         call = _encode(item, options)
@@ -105,6 +108,62 @@ def _encode(item: StreamItem, options: RequestOptions) -> EncodedCall[AnyResult]
         case AttendInputs():
             return encode_vectors(options, item)
     return encode_vectors(options, AttendInputs(item))
+
+
+class Exchange(Protocol):
+    """One stream's call, and what reads the caller's iterable. The two clients differ in how it waits.
+
+    Attributes:
+        failure: The exception of the caller's iterable.
+    """
+
+    failure: BaseException | None
+
+    async def next_entry(self) -> Entry:
+        """Waits for the next entry."""
+
+    async def read(self) -> pb.AttendStreamResponse | None:
+        """Waits for one response; None if the server has ended the call.
+
+        Raises:
+            AttentionClientError: The call ended with an error, or the response takes too long.
+        """
+
+    def free_slot(self) -> None:
+        """Allows one more request to be read."""
+
+    async def stop(self) -> None:
+        """Cancels the call, and stops reading the caller's iterable."""
+
+
+async def outcomes(exchange: Exchange, *, return_exceptions: bool) -> AsyncGenerator[Outcome, None]:
+    """Runs one stream. Closing the generator cancels the call."""
+    try:
+        while (entry := await exchange.next_entry()) is not StreamEnd.INPUT_ENDED:
+            outcome = entry if isinstance(entry, AttentionClientError) else await _receive(exchange, entry)
+            exchange.free_slot()
+            if isinstance(outcome, AttentionClientError) and not return_exceptions:
+                raise outcome
+            yield outcome
+        # Lets the server end the call. All responses have arrived, so a failure now changes nothing.
+        with suppress(AttentionClientError):
+            await exchange.read()
+        if exchange.failure is not None:
+            raise exchange.failure
+    finally:
+        await exchange.stop()
+
+
+async def _receive(exchange: Exchange, entry: SentRequest | StreamEnd) -> Outcome:
+    """Waits for the response to one request."""
+    try:
+        response = await exchange.read()
+        if response is None or isinstance(entry, StreamEnd):
+            raise ended_early()
+        return decode_response(response, entry)
+    except AttentionClientError as error:
+        # An exception of the caller's iterable takes precedence over the error of the call that it broke.
+        raise exchange.failure or error from error.__cause__
 
 
 def decode_response(response: pb.AttendStreamResponse, sent: SentRequest) -> Outcome:

@@ -5,7 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,15 +14,13 @@ import grpc
 from attention_client._connection.base import BaseConnection, Readiness, finish
 from attention_client._connection.spans import CallSpan
 from attention_client._connection.streams import (
+    Entry,
     Outcome,
-    QueueItem,
-    SentRequest,
     StreamEnd,
     StreamSettings,
-    decode_response,
     encode_item,
-    ended_early,
     idle_too_long,
+    iterator_of,
 )
 from attention_client._connection.tls import RenewingChannel
 from attention_client._generated.attention.v1 import attention_pb2 as pb
@@ -84,110 +82,56 @@ class Connection(BaseConnection):
         if not call.add_callback(end):  # it has ended
             end()
 
-    def _stream(
-        self, items: Iterator[StreamItem], settings: StreamSettings
-    ) -> Generator[Outcome, None, None]:
-        try:
-            yield from _attend_stream(self._open, items, settings)
-        except AttentionClientError as error:
-            raise finish(self._refined(error, settings.timeout)) from error.__cause__
+    def _exchange(self, items: Iterator[StreamItem], settings: StreamSettings) -> "SyncExchange":
+        return SyncExchange(self._open, items, settings)
+
+    def _stream(self, requests: Any, settings: StreamSettings) -> Generator[Outcome, None, None]:
+        found = self._outcomes(iterator_of(requests), settings)
+
+        def run() -> Generator[Outcome, None, None]:
+            try:
+                with suppress(StopAsyncIteration):
+                    while True:
+                        yield finish(anext(found))
+            finally:
+                finish(found.aclose())
+
+        return run()
 
 
-# A thread of gRPC reads the caller's iterable and sends its requests; the caller's thread receives the
-# responses. Queue items (see streams.py) pass from the first to the second, and free slots of `max_in_flight`
-# back.
+class SyncExchange(Iterator[pb.AttendStreamRequest]):
+    """A stream whose requests a thread of gRPC reads and sends, by iterating over this object."""
 
-
-def _attend_stream(
-    open_call: Callable[..., Any], items: Iterator[StreamItem], settings: StreamSettings
-) -> Generator[Outcome, None, None]:
-    """Runs one stream; closing the generator cancels the call and stops reading."""
-    requests = _Requests(items, settings)
-    call = open_call(settings.timeout, requests)
-    idle = _IdleWatch(call, settings.idle_timeout)
-    if not call.add_callback(requests.call_ended):
-        requests.call_ended()
-    try:
-        yield from _outcomes(requests, call, idle, settings)
-        _finish(call, idle)
-        if requests.failure is not None:
-            raise requests.failure
-    finally:
-        requests.stop()
-        idle.stop()
-        call.cancel()
-
-
-def _outcomes(
-    requests: "_Requests", call: Any, idle: "_IdleWatch", settings: StreamSettings
-) -> Generator[Outcome, None, None]:
-    while (queue_item := requests.queue_items.get()) is not StreamEnd.INPUT_ENDED:
-        outcome = (
-            queue_item
-            if isinstance(queue_item, AttentionClientError)
-            else _receive(queue_item, requests, call, idle)
-        )
-        requests.free_slot()
-        if isinstance(outcome, AttentionClientError) and not settings.return_exceptions:
-            raise outcome
-        yield outcome
-
-
-def _receive(
-    queue_item: SentRequest | StreamEnd, requests: "_Requests", call: Any, idle: "_IdleWatch"
-) -> Outcome:
-    """Waits for one response. If the call has ended, gRPC raises the reason."""
-    try:
-        with idle.waiting():
-            response = next(call)
-    except (grpc.RpcError, StopIteration) as error:
-        broken = idle.failure or _call_error(error)
-    else:
-        if isinstance(queue_item, StreamEnd):
-            raise ended_early()
-        return decode_response(response, queue_item)
-    # An exception of the caller's iterable takes precedence over the error of the call that it broke.
-    raise requests.failure or broken
-
-
-def _finish(call: Any, idle: "_IdleWatch") -> None:
-    """Lets the server end the call; all responses have arrived, so a failure now changes nothing."""
-    with suppress(grpc.RpcError, StopIteration), idle.waiting():
-        next(call)
-
-
-def _call_error(error: Exception) -> AttentionClientError:
-    return from_rpc_error(error) if isinstance(error, grpc.RpcError) else ended_early()
-
-
-class _Requests(Iterator[pb.AttendStreamRequest]):
-    """The requests of a stream, encoded from the caller's iterable as slots become free.
-
-    Attributes:
-        queue_items: The queue items, in order.
-        failure: The exception of the caller's iterable.
-    """
-
-    def __init__(self, items: Iterator[StreamItem], settings: StreamSettings) -> None:
-        self.queue_items: queue.SimpleQueue[QueueItem] = queue.SimpleQueue()
+    def __init__(
+        self, open_call: Callable[..., Any], items: Iterator[StreamItem], settings: StreamSettings
+    ) -> None:
         self.failure: BaseException | None = None
+        self._entries: queue.SimpleQueue[Entry] = queue.SimpleQueue()
         self._items = zip(itertools.count(), items, strict=False)
         self._options = settings.options
         self._slots = threading.Semaphore(settings.max_in_flight)
-        self._stopped = False
+        self._stopped = threading.Event()
+        self._call = open_call(settings.timeout, self)
+        if not self._call.add_callback(self._call_ended):
+            self._call_ended()
+        # gRPC does not limit the wait for one response.
+        self._waits_since: float | None = None
+        self._too_long: AttentionClientError | None = None
+        if (limit := settings.idle_timeout) is not None:
+            threading.Thread(target=self._watch, args=(limit,), name="attention-idle", daemon=True).start()
 
     def __next__(self) -> pb.AttendStreamRequest:
         while True:
             self._slots.acquire()
-            queue_item, request = self._read()
-            self.queue_items.put(queue_item)
+            entry, request = self._encode_next()
+            self._entries.put(entry)
             if request is not None:
                 return request
-            if queue_item is StreamEnd.INPUT_ENDED:
+            if entry is StreamEnd.INPUT_ENDED:
                 raise StopIteration
 
-    def _read(self) -> tuple[QueueItem, pb.AttendStreamRequest | None]:
-        if self._stopped:
+    def _encode_next(self) -> tuple[Entry, pb.AttendStreamRequest | None]:
+        if self._stopped.is_set():
             return StreamEnd.INPUT_ENDED, None
         try:
             index, item = next(self._items)
@@ -198,54 +142,41 @@ class _Requests(Iterator[pb.AttendStreamRequest]):
             self.failure = error
             return StreamEnd.INPUT_ENDED, None
 
-    def free_slot(self) -> None:
-        """Allows one more request to be read."""
-        self._slots.release()
-
-    def call_ended(self) -> None:
+    def _call_ended(self) -> None:
         """Wakes a receiver that waits for the next request of a slow iterable."""
-        self.queue_items.put(StreamEnd.CALL_ENDED)
+        self._entries.put(StreamEnd.CALL_ENDED)
 
-    def stop(self) -> None:
-        """Stops reading; an iterable that is blocked now is read up to its next item."""
-        self._stopped = True
+    async def next_entry(self) -> Entry:
+        """See Exchange."""
+        return self._entries.get()
+
+    async def read(self) -> pb.AttendStreamResponse | None:
+        """See Exchange."""
+        self._waits_since = time.monotonic()
+        try:
+            return next(self._call, None)
+        except grpc.RpcError as error:
+            raise self._too_long or from_rpc_error(error) from error
+        finally:
+            self._waits_since = None
+
+    def free_slot(self) -> None:
+        """See Exchange."""
         self._slots.release()
 
-
-class _IdleWatch:
-    """Cancels a call whose next response takes too long; gRPC does not have such a limit.
-
-    Attributes:
-        failure: The error to raise after it cancelled the call.
-    """
-
-    def __init__(self, call: Any, limit: float | None) -> None:
-        self.failure: AttentionClientError | None = None
-        self._call, self._limit = call, limit
-        self._since: float | None = None
-        self._stopped = threading.Event()
-        if limit is not None:
-            threading.Thread(target=self._run, args=(limit,), name="attention-idle", daemon=True).start()
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Marks the block as a wait for one response."""
-        self._since = time.monotonic()
-        try:
-            yield
-        finally:
-            self._since = None
-
-    def stop(self) -> None:
-        """Ends the watch."""
+    async def stop(self) -> None:
+        """See Exchange. An iterable that is blocked now is read up to its next item."""
         self._stopped.set()
+        self._slots.release()
+        self._call.cancel()
 
-    def _run(self, limit: float) -> None:
+    def _watch(self, limit: float) -> None:
+        """Cancels the call if the next response takes too long."""
         left = limit
         while not self._stopped.wait(left):  # wakes once per limit while responses arrive
-            since = self._since
+            since = self._waits_since
             left = limit if since is None else since + limit - time.monotonic()
             if left <= 0:
-                self.failure = idle_too_long(limit)
+                self._too_long = idle_too_long(limit)
                 self._call.cancel()
                 return

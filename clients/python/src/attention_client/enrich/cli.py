@@ -4,7 +4,6 @@ Exit codes: 0 the output is complete, 1 there is no result (one line on stderr s
 130 interrupted.
 """
 
-import inspect
 import json
 import os
 import re
@@ -16,7 +15,7 @@ from typing import Annotated, Any, TypeAlias, get_type_hints
 import typer
 
 from attention_client import AttentionClientError
-from attention_client._commands.session import fail, secure_options
+from attention_client._commands.session import fail, secure_options, set_parameters, texts_of
 from attention_client._connection.tls import tls_files
 from attention_client.enrich import RETRY_SECONDS, EnrichError, Summary, enrich
 from attention_client.enrich.options import LEAST, EnrichOptions, JobOptions
@@ -56,19 +55,12 @@ def _flag(name: str) -> str:
     return FLAGS.get(name) or f"--{name.replace('_', '-')}"
 
 
-def _texts(documented: Any, section: str) -> dict[str, str]:
-    """What a docstring says of each argument or attribute."""
-    text = inspect.cleandoc(documented.__doc__ or "").partition(section)[2]
-    found = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", text, re.MULTILINE)
-    return {name: " ".join(words.split()) for name, words in found}
-
-
 def _parameters(run: Callable[..., Summary], own: Mapping[str, Option]) -> Iterator[Parameter]:
     """The parameters of a command. What its help says of them is what the docstrings of the functions say."""
     texts = {
-        **_texts(run, "Args:"),
-        **_texts(enrich, "Args:"),
-        **_texts(EnrichOptions, "Attributes:"),
+        **texts_of(run, "Args:"),
+        **texts_of(enrich, "Args:"),
+        **texts_of(EnrichOptions, "Attributes:"),
         **COMMAND_TEXTS,
     }
     for name in ("source", "output"):
@@ -95,8 +87,7 @@ def _parameters(run: Callable[..., Summary], own: Mapping[str, Option]) -> Itera
             default=Parameter.empty if name == "model" else default,
             annotation=Annotated[kind, annotation],
         )
-    for name, annotation in secure_options(SERVERS).items():
-        yield Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    yield from secure_options(SERVERS)
 
 
 def make_app(
@@ -132,9 +123,7 @@ def make_app(
             as_json=as_json,
         )
 
-    parameters = list(_parameters(run, own))
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    set_parameters(command, list(_parameters(run, own)))
     command.__doc__ = description
     made = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
     made.command(name="enrich")(command)
