@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_client import AttentionResult
-from attention_client.enrich.backends import BackendRequest, BackendResult, EncoderSpec, ModelSpec
+from attention_client.enrich.backends import BackendRequest, BackendResult, ModelSpec
 from attention_client.enrich.options import JobOptions, Role
 from attention_client.enrich.outcome import EnrichError, RefusedError
 
@@ -37,8 +37,7 @@ class LocalBackend:
                 cores.
 
         Raises:
-            EnrichError: The model does not exist or cannot be used here, or its output is not one that a job
-                can store.
+            EnrichError: The model does not exist or cannot be used here.
         """
         try:
             self._model = InProcessModel.load(
@@ -50,11 +49,7 @@ class LocalBackend:
             )
         except EngineError as error:
             raise EnrichError(error.message) from error
-        try:
-            self.model = _spec_of(self._model).shortened(options.dimensions)
-        except EnrichError:
-            self._model.close()
-            raise
+        self.model = _spec_of(self._model)
         self.tokenizer = self._model.tokenizer
         self.concurrency = self._model.parallel_runs
         self._options = options
@@ -117,9 +112,7 @@ class LocalBackend:
 
 
 def _spec_of(model: InProcessModel) -> ModelSpec:
-    encoder, facts = None, model.encoder
-    if facts is not None:
-        encoder = EncoderSpec(tuple(facts.prompts), facts.dimensions, model.max_tokens)
+    encoder = model.encoder
     return ModelSpec(
         name=model.name,
         version=model.version,
@@ -127,5 +120,8 @@ def _spec_of(model: InProcessModel) -> ModelSpec:
         inputs=[spec.axes for spec in model.inputs],
         output=model.output.axes,
         parity_error=model.measured_error,
-        encoder=encoder,
+        is_encoder=encoder is not None,
+        prompts=tuple(encoder.prompts) if encoder else (),
+        dimensions=encoder.dimensions if encoder else (),
+        max_tokens=model.max_tokens,
     )

@@ -16,10 +16,8 @@ from attention_client import (
     TlsFiles,
     UnavailableError,
 )
-from attention_client._commands.app import app
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from typer.testing import CliRunner
 
 from tests.clients.tls_server import TlsServer
 from tests.support.certificates import Authority, Mounted, Pair, key_pem, new_key
@@ -166,15 +164,3 @@ def test_authorities_that_cannot_be_used_and_a_certificate_without_key_are_refus
     for given in ({"certificate": mounted.certificate}, {"key": mounted.key}):
         with pytest.raises(InvalidArgumentError, match="the files of certificate and key, or neither"):
             TlsFiles(**given)
-
-
-def test_the_command_takes_the_files(server: TlsServer, mounted: Mounted) -> None:
-    given = ["--server", server.target, "--ca", mounted.ca, "--certificate", mounted.certificate]
-    attend = ["attend", "--model", "m", "--query", "[[1, 2]]", "--private-key", mounted.key]
-    for arguments, code in (
-        (["--key", mounted.key, "models", "--token", "secret"], 0),
-        (attend, 0),
-        (["models"], 2),
-    ):
-        assert CliRunner().invoke(app, list(map(str, [*given, *arguments]))).exit_code == code
-    assert server.service.callers == [("old.example", "Bearer secret"), ("old.example", "")]

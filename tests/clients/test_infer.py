@@ -1,7 +1,6 @@
 """`infer`: any model of a real server by the names of its inputs and outputs."""
 
 import asyncio
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from attention_client._commands.app import app
 from typer.testing import CliRunner
 
 from scripts.local_server import ServerProcess, serving
-from tests.clients.named_module import CAPTION, OUTPUTS, ROTARY, WIDTH, expected, inputs
-from tests.server.samples import CROSS, HEADS, TEXT
+from tests.clients.named_module import CAPTION, OUTPUTS, expected, inputs
+from tests.server.samples import CROSS, HEADS
 from tests.support import triton
 from tests.support.artifacts import link_tree
 from tests.support.eager import ATOL, RTOL, Array, assert_parity
@@ -82,11 +81,6 @@ def test_what_is_wrong_is_named(given: Any, field: str, message: str) -> None:
     assert refusal.value.field == field
 
 
-def test_outputs_are_a_list_of_names() -> None:
-    with AttentionClient() as client, pytest.raises(InvalidArgumentError, match="outputs: expected a list"):
-        client.infer(CAPTION, ONE, outputs="count")
-
-
 @thorough
 def test_a_batch_one_sequence_a_list_and_both_together(client: AttentionClient) -> None:
     given = inputs(3, 5, 4)
@@ -150,21 +144,6 @@ def test_attention_by_names_is_that_of_attend(sample_server: ServerProcess, shap
     assert_parity(found["attention_weights"], attended.attention_weights)
 
 
-@thorough
-def test_token_ids_positions_and_masks_by_name(client: AttentionClient) -> None:
-    ids = [np.array([0, 3, 1]), np.array([2])]
-    found = client.infer(TEXT, {"token_ids": ids}).outputs["context_vectors"]
-    assert_parity(found, client.attend_tokens(TEXT, ids).context_vectors)
-    query = RANDOM.standard_normal((5, WIDTH), np.float32)
-    for name, attended in (
-        ({"attention_mask": np.arange(5) < 2}, {"mask": np.arange(5) < 2}),
-        ({"positions": np.arange(5) * 3}, {"positions": np.arange(5) * 3}),
-    ):
-        given: dict[str, Any] = {"query": query, **name}
-        found = client.infer(ROTARY, given).outputs["context_vectors"]
-        assert_parity(found, client.attend(ROTARY, query, **attended).context_vectors)
-
-
 @pytest.fixture
 def command(server: ServerProcess) -> Any:
     """Runs `attention-client infer`: its exit code and what it prints."""
@@ -196,20 +175,6 @@ def test_the_command_prints_and_writes_outputs_by_name(command: Any, tmp_path: P
     assert_parity(np.load(tmp_path / "one.npy"), eager["pooled"])
     code, printed = command(*options, "--output", tmp_path / "one.npy")
     assert (code, "name a .npz file" in " ".join(printed.split())) == (2, True)
-
-
-@thorough
-def test_the_command_takes_and_writes_lists(command: Any, tmp_path: Path) -> None:
-    given, eager = ragged()
-    for name, arrays in given.items():
-        np.savez(tmp_path / name, *arrays)
-    options = [f"--input={name}={tmp_path / name}.npz" for name in given]
-    assert command(*options, "--output", tmp_path / "all.json")[0] == 0
-    found = json.loads((tmp_path / "all.json").read_text())
-    assert_parity([np.array(each) for each in found["context"]], eager["context"])
-    assert command(*options, "--output", tmp_path / "all.npz", "--output-name", "kept")[0] == 0
-    with np.load(tmp_path / "all.npz") as archive:
-        assert archive.files == [f"kept[{index}]" for index in range(len(LENGTHS))]
 
 
 @pytest.mark.parametrize(

@@ -192,17 +192,6 @@ def test_wrong_masks_are_refused_by_name(padding: Tensor | None, mask: Tensor | 
     assert refused.value.field == field
 
 
-def test_masks_of_pytorch_become_one() -> None:
-    rows, keys = torch.ones(2, 3, WIDTH), torch.ones(2, 4, WIDTH)
-    padding = torch.tensor([[False, True, False, False], [False] * 4])
-    heads = torch.rand(2 * HEADS, 3, 4) < 0.5
-    expected = ~heads.reshape(2, HEADS, 3, 4) & ~padding[:, None, None]
-    assert torch.equal(may_attend(rows, keys, padding, heads), expected)  # type: ignore[arg-type]
-    infinite = torch.zeros(3, 4).masked_fill(heads[0], float("-inf"))
-    found = may_attend(rows, keys, padding, infinite)
-    assert torch.equal(found, ~heads[0] & ~padding[:, None])  # type: ignore[arg-type]
-
-
 @torch.inference_mode()
 def test_the_fallback_answers_when_the_service_does_not(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)

@@ -33,15 +33,6 @@ def run(*arguments: object) -> Result:
     return result
 
 
-def test_embed_prints_json(server: list[str], sentence_client: AttentionClient) -> None:
-    options = ["--prompt", "query", "--dimensions", 8, "--truncate", "--json"]
-    found = json.loads(run("embed", *server, "--model", SENTENCE, *options, "a", "dessert " * 200).stdout)
-    expected = sentence_client.embed(
-        SENTENCE, ["a", "dessert " * 200], prompt="query", dimensions=8, truncate=True
-    )
-    assert_allclose(found["embeddings"], expected, rtol=RTOL, atol=ATOL)
-
-
 def test_embed_writes_a_file(server: list[str], sentence_client: AttentionClient, tmp_path: Path) -> None:
     texts, out = tmp_path / "texts", tmp_path / "embeddings.npy"
     texts.write_text("dessert\nfirst\n")
@@ -61,31 +52,6 @@ def test_weights_of_one_layer(server: list[str], sentence_client: AttentionClien
     refused = runner.invoke(app, [*arguments, "--layer", "3"])
     assert refused.exit_code == 1
     assert "--layer: expected 0 to 2; found 3" in refused.output
-
-
-def test_weights_are_labelled_with_the_tokens(server: list[str]) -> None:
-    """Special tokens are dots; in a table, those of white space too."""
-    arguments = ["weights", *server, "--model", SENTENCE, "--text", "ab\nc"]
-    found = json.loads(run(*arguments, "--json").stdout)
-    assert found["labels"] == ["·", "a", "b", "\n", "c", "·"]
-    header, *rows = run(*arguments, "--head", 0).stdout.splitlines()[4:]
-    assert header.split() == [row.split()[0] for row in rows] == ["·", "a", "b", "·", "c", "·"]
-
-
-def test_describe_names_prompts_and_layers(server: list[str]) -> None:
-    printed = run("describe", *server, "--model", SENTENCE).stdout
-    for line in ("layers", "dimensions   8, 16", "prompts", "query, document", "refused"):
-        assert line in printed
-
-
-def test_text_shows_the_characters_of_each_token(server: list[str]) -> None:
-    arguments = ["text", *server, "--model", SENTENCE, "é a"]
-    printed = run(*arguments, "--offsets").stdout
-    for label in ("0:0 ''", "0:1 'é'", "1:2 ' '", "2:3 'a'"):
-        assert label in printed
-    found = json.loads(run(*arguments, "--offsets", "--json").stdout)
-    assert found["offsets"] == [[[0, 0], [0, 1], [0, 1], [1, 2], [2, 3], [0, 0]]]
-    assert "offsets" not in json.loads(run(*arguments, "--json").stdout)
 
 
 @pytest.mark.parametrize("command", [app, enrich_app], ids=["attention-client", "python -m clients.enrich"])
@@ -111,18 +77,3 @@ def test_enrich_embeds_passages_of_joined_columns(
     expected = sentence_client.embed(SENTENCE, found[0]["passage"], prompt="query", dimensions=8)
     assert_allclose(found[0]["embedding"], expected, rtol=RTOL, atol=ATOL)
     assert found[1]["embedding"] is None
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ([], "exactly one of --column, --text-column and --template is required"),
-        (["--text-column", "a", "--passages", "rows"], "--passages needs --passage-tokens"),
-    ],
-    ids=["no column", "no passages"],
-)
-def test_enrich_refuses_wrong_usage(options: list[str], words: str) -> None:
-    command = ["in.parquet", "out.parquet", "--model", "m", "--server", "x:1", *options]
-    done = runner.invoke(enrich_app, command)
-    assert done.exit_code == 2
-    assert words in " ".join(done.stderr.replace("│", " ").split())

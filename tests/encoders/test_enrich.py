@@ -4,13 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from attention_client import AttentionClient
-from attention_client.enrich import EnrichError, Summary, plan
+from attention_client.enrich import EnrichError, Summary
 from numpy.testing import assert_allclose
 
 from attention_serving.enrich import enrich
@@ -97,17 +94,6 @@ def test_the_settings_of_the_model_hold_without_options(
     assert summary.tokens == sum(min(count, SHORT) for count in prompted)
 
 
-def test_several_columns_are_joined_by_a_template(encoder_client: AttentionClient, where: Options) -> None:
-    titles, bodies = ["A", None, "", None], ["b c", "d", None, None]
-    table = pa.table({"title": titles, "body": pa.array(bodies).dictionary_encode()})
-    result, summary = run(table, model=SENTENCE, text_column=None, template="{title}\n{body}", **where)
-    assert result.column_names == ["title", "body", "embedding"]
-    expected = encoder_client.embed(SENTENCE, ["A\nb c", "\nd", "\n"])
-    assert_allclose(rows_of(result["embedding"].slice(0, 3)), expected, rtol=RTOL, atol=ATOL)
-    assert result["embedding"][3].as_py() is None
-    assert summary.nulls == 1
-
-
 def test_a_long_text_is_refused_and_others_are_not(encoder_client: AttentionClient, where: Options) -> None:
     table = table_of(["a", LONG, None, "b"])
     with pytest.raises(
@@ -121,46 +107,6 @@ def test_a_long_text_is_refused_and_others_are_not(encoder_client: AttentionClie
     assert_allclose(result["embedding"][3].as_py(), encoder_client.embed(SENTENCE, "b"), rtol=RTOL, atol=ATOL)
     with pytest.raises(EnrichError, match="nothing was computed: 1 row was refused; the first is row 0: "):
         run(table.slice(1, 2), model=SENTENCE, on_error="skip", **where)
-
-
-def test_an_interrupted_job_continues_and_keeps_the_order(
-    tmp_path: Path, where: Options, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan, "CHUNK_ROWS", 50)
-    texts = texts_of(300)
-    texts[120] = LONG
-    source, output = tmp_path / "in.parquet", tmp_path / "out.parquet"
-    pq.write_table(table_of(texts), source, row_group_size=70)
-    wanted: Options = {"model": SENTENCE, "text_column": "text", "prompt": "query", **where}
-    wanted["on_error"] = "skip"
-    with pytest.raises(EnrichError, match="1 row was refused, more than max_errors=0"):
-        enrich(source, output, **wanted, max_errors=0)
-    with pytest.raises(EnrichError, match="differs in texts and cannot be resumed"):
-        enrich(source, output, **{**wanted, "prompt": ""}, resume=True)
-    summary = enrich(source, output, **wanted, resume=True)
-    assert (summary.rows, summary.refused) == (300, 1)
-    assert summary.resumed_rows >= 150
-    assert enrich(source, output, **wanted, resume=True).already_complete
-    result, whole = run(table_of(texts), **wanted)
-    stored = pq.read_table(output)
-    assert stored["id"].to_pylist() == list(range(300))
-    assert stored.schema.field("embedding").type == result.schema.field("embedding").type
-    for one, other in zip(stored["embedding"].to_pylist(), result["embedding"].to_pylist(), strict=True):
-        assert (one is None) == (other is None)
-        assert one is None or np.allclose(one, other, rtol=RTOL, atol=ATOL)
-    assert (whole.tokens, whole.nulls) == (summary.tokens, summary.nulls)
-
-
-def test_a_frame_of_pandas_becomes_rows_of_passages(encoder_repository: Path) -> None:
-    frame = pd.DataFrame(
-        {"text": ["dessert " * 9, "a"], "id": [7, 8]}, index=pd.Index(["x", "y"], name="key")
-    )
-    options: Options = {"model_repository": encoder_repository, "passage_tokens": 30}
-    summary = enrich(frame, model=SENTENCE, text_column="text", **options)
-    assert summary.table is not None
-    found = summary.table.to_pandas()
-    assert list(found.columns) == ["id", "source_row", "passage", "passage_start", "passage_end", "embedding"]
-    assert found["id"].tolist() == [7] * (len(found) - 1) + [8]
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from attention_client import AttentionClient
-from attention_client.enrich import EnrichError, plan
+from attention_client.enrich import EnrichError
 from attention_client.enrich.batches import Batch
 from numpy.testing import assert_allclose
 
 from attention_serving.enrich import enrich
 from tests.encoders.repository import SENTENCE, TRUNCATING
-from tests.encoders.texts import ATOL, RTOL, TEXTS, Options, rows_of, token_ids
+from tests.encoders.texts import ATOL, RTOL, Options, rows_of, token_ids
 from tests.support import encoders
 
 pytestmark = pytest.mark.thorough
@@ -134,29 +134,6 @@ def test_rows_of_passages_are_written_in_portions(
     assert result["blob"].is_valid().to_pylist() == [True] * (len(result) - 1) + [False]
     assert len(result) > 12
     assert max(sizes) < 16 << 20
-
-
-def test_an_interrupted_job_continues(
-    tmp_path: Path, encoder_repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan, "CHUNK_ROWS", 5)
-    texts = [f"{number} {TEXTS[number % len(TEXTS)]} " * 6 for number in range(30)]
-    texts[12] = "b" * ((4 << 20) + 1)
-    source, output = tmp_path / "in.arrow", tmp_path / "out.arrow"
-    with pa.ipc.new_file(source, pa.schema({"text": pa.string()})) as writer:
-        writer.write_table(pa.table({"text": texts}), max_chunksize=5)
-    wanted: Options = {"model": SENTENCE, "text_column": "text", "passage_tokens": TOKENS, "on_error": "skip"}
-    wanted["model_repository"] = encoder_repository
-    with pytest.raises(EnrichError, match="more than max_errors=0"):
-        enrich(source, output, **wanted, max_errors=0)
-    summary = enrich(source, output, **wanted, resume=True)
-    assert summary.resumed_rows >= 15
-    whole = enrich(source, tmp_path / "whole.arrow", **wanted)
-    stored, expected = (pa.ipc.open_file(path).read_all() for path in (output, tmp_path / "whole.arrow"))
-    assert stored.equals(expected)
-    assert (summary.passages, summary.tokens) == (whole.passages, whole.tokens)
-    assert stored["source_row"].to_pylist() == sorted(stored["source_row"].to_pylist())
-    assert set(stored["source_row"].to_pylist()) == set(range(30))
 
 
 @pytest.mark.parametrize(

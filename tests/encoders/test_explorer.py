@@ -24,7 +24,7 @@ from tests.server.http.clients import http_port
 from tests.server.samples import CROSS
 from tests.server.security.samples import entry, write_tokens
 from tests.support.artifacts import link_tree
-from tests.support.encoders import HEADS, LAYERS
+from tests.support.encoders import LAYERS
 
 pytestmark = pytest.mark.thorough
 PACKAGE = ROOT / "clients/explorer"
@@ -80,19 +80,6 @@ def test_a_file_of_two_precisions(explored: ServerProcess, client: AttentionClie
         assert answer["subject"] == TEXT
         assert answer["keys"] == ["·", *TEXT, "·"]  # the tokens of this tokenizer are characters
         assert answer["patterns"] == [{"causal": False, "window": 0}] * LAYERS
-
-
-def test_a_file_of_token_ids_with_a_models_own_windows(
-    explored: ServerProcess, client: AttentionClient, tmp_path: Path
-) -> None:
-    ids = tmp_path / "ids.txt"
-    ids.write_text("7 5 6")
-    (answer,) = write(explored, tmp_path / "a.html", "--model", "modernbert", "--ids", ids)
-    expected = client.attend_tokens("modernbert", [7, 5, 6], return_weights=True).attention_weights
-    np.testing.assert_array_equal(weights_of(answer), expected)
-    assert answer["keys"] == ["7", "5", "6"]
-    assert answer["heads"] == HEADS
-    assert [pattern["window"] for pattern in answer["patterns"]] == [0, 5, 5]
 
 
 def test_a_file_of_arrays_with_a_mask(

@@ -97,13 +97,6 @@ def test_a_single_module_has_heads_and_no_layers(attention: LoadedModel) -> None
         validate(asked(attention, 5, layers=(0,)), attention, limits)
 
 
-def test_a_selection_needs_weights(bert: LoadedModel) -> None:
-    request = asked(bert, 5, layers=(0,))
-    request.return_weights = False
-    with pytest.raises(InvalidRequestError, match="needs return_weights"):
-        validate(request, bert, Limits())
-
-
 def test_the_limit_and_the_memory_are_those_of_the_selection(bert: LoadedModel) -> None:
     length = 64
     every = validate(asked(bert, length), bert, Limits()).form.held_bytes

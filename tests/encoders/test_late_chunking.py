@@ -1,7 +1,6 @@
 """Embeddings of parts of texts, and the characters of tokens, through a live server."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import grpc
 import numpy as np
@@ -74,12 +73,6 @@ def test_parts_are_shortened_as_embeddings_are(sentence_client: AttentionClient)
     assert_allclose(found, cut / np.linalg.norm(cut, axis=1, keepdims=True), rtol=RTOL, atol=ATOL)
 
 
-def test_a_prompt_does_not_move_the_parts(sentence_client: AttentionClient) -> None:
-    found = sentence_client.embed(SENTENCE, "dessert", prompt="query", spans=[(0, 3), (3, 7)])
-    written = by_hand("bert", "query: dessert", [(7, 10), (10, 14)], normalised=True)
-    assert_allclose(found, written, rtol=RTOL, atol=ATOL)
-
-
 def test_token_ids_have_parts_in_positions_of_tokens(sentence_client: AttentionClient) -> None:
     ids, tokens = token_ids("bert", TEXTS[0]), expected_of("bert", TEXTS[0]).tokens
     spans = [(0, len(ids)), (1, 5)]
@@ -88,36 +81,6 @@ def test_token_ids_have_parts_in_positions_of_tokens(sentence_client: AttentionC
     assert_allclose(found, expected, rtol=RTOL, atol=ATOL)
     batch = sentence_client.embed(SENTENCE, np.array([ids, ids]), spans=np.array([spans, spans]))
     assert_allclose(batch[1], expected, rtol=RTOL, atol=ATOL)
-
-
-@pytest.mark.thorough
-def test_more_parts_than_one_request_takes(sentence_client: AttentionClient) -> None:
-    texts = [f"{index % 50} times dessert" for index in range(1500)]
-    spans = [[(0, 1), (2, 7), (0, len(text))] for text in texts]
-    found = sentence_client.embed(SENTENCE, texts, spans=spans)
-    assert len(found) == len(texts)
-    for index in (0, 49, 1023, 1024, 1365, 1499):
-        expected = by_hand("bert", texts[index], spans[index], normalised=True)
-        assert_allclose(found[index], expected, rtol=RTOL, atol=ATOL)
-
-
-@pytest.mark.parametrize(
-    ("spans", "message"),
-    [
-        ([(0, 0)], r"spans\[0\]: expected 0 <= start < end <= 6"),
-        ([(0, 1), (4, 2)], r"spans\[1\]: expected 0 <= start < end <= 6"),
-        ([(0, 7)], r"spans\[0\]: expected 0 <= start < end <= 6"),
-        ([(-1, 2)], r"spans\[0\]: expected 0 <= start"),
-        ([(0.5, 2)], "spans: expected integers"),
-        ([(0, 1, 2)], r"spans: expected a list of \(start, end\)"),
-    ],
-)
-def test_refused(sentence_client: AttentionClient, spans: Any, message: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=message) as caught:
-        sentence_client.embed(SENTENCE, "a text", spans=spans)
-    assert str(caught.value.field).startswith("spans")
-    with pytest.raises(InvalidArgumentError, match="for each input, 2; found 1"):
-        sentence_client.embed(SENTENCE, ["a", "b"], spans=[[(0, 1)]])
 
 
 @pytest.mark.thorough

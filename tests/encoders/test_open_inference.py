@@ -9,7 +9,6 @@ from numpy.testing import assert_allclose
 from scripts.local_server import ServerProcess
 from tests.encoders.repository import SENTENCE
 from tests.encoders.texts import ATOL, RTOL, TEXTS, expected_of, token_ids
-from tests.server.http.clients import ask as ask_http
 from tests.support import encoders, triton
 from tests.support.triton import Array, TritonError
 
@@ -64,14 +63,6 @@ def test_the_text_of_each_token_with_padding(sentence_server: ServerProcess) -> 
     ids = {"token_ids": np.array([token_ids("bert", "ab")]), "key_lengths": np.array([3])}
     found = triton.infer(sentence_server.target, SENTENCE, ids, outputs=["tokens"])
     assert texts_of(found["tokens"]) == [["<s>", "a", "b", ""]]
-
-
-def test_the_text_of_each_token_as_json(sentence_http_port: int) -> None:
-    text = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["ab"]}
-    body = {"inputs": [text], "outputs": [{"name": "tokens"}]}
-    (output,) = ask_http(sentence_http_port, f"/v2/models/{SENTENCE}/infer", body).json["outputs"]
-    tokens = ["<s>", "a", "b", "</s>"]
-    assert output == {"name": "tokens", "datatype": "BYTES", "shape": [1, 4], "data": tokens}
 
 
 @pytest.mark.parametrize("ids", [[[1.5]], [[10**6]], [[-1]]], ids=["real", "too large", "negative"])

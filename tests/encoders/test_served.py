@@ -1,12 +1,10 @@
 """Encoders through a live server, against the transformers library: one family, and all of them."""
 
-import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from attention_client import (
-    AsyncAttentionClient,
     AttentionClient,
     InvalidArgumentError,
     LimitExceededError,
@@ -15,7 +13,6 @@ from attention_client import (
 from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
-from scripts.local_server import ServerProcess
 from tests.encoders.repository import DIMENSIONS, FAMILIES, INT8, SENTENCE, SHORT, TRUNCATING
 from tests.encoders.texts import ATOL, RTOL, TEXTS, cosines, expected_of, library_model, token_ids
 from tests.support import encoders
@@ -85,15 +82,6 @@ def test_every_output_by_name(sentence_client: AttentionClient) -> None:
             assert_allclose(found[name][index], own.numpy(), rtol=RTOL, atol=ATOL)
 
 
-def test_the_form_of_the_answer_follows_the_input(sentence_client: AttentionClient) -> None:
-    one = sentence_client.embed(SENTENCE, TEXTS[0])
-    ids = token_ids("bert", TEXTS[0])
-    assert one.shape == (encoders.WIDTH,)
-    assert sentence_client.embed(SENTENCE, [TEXTS[0]]).shape == (1, encoders.WIDTH)
-    assert_allclose(sentence_client.embed(SENTENCE, ids), one, rtol=RTOL, atol=ATOL)
-    assert_allclose(sentence_client.embed(SENTENCE, np.array([ids, ids]))[1], one, rtol=RTOL, atol=ATOL)
-
-
 @pytest.mark.thorough
 def test_more_texts_than_one_request_takes(sentence_client: AttentionClient) -> None:
     texts = [f"{index % 50} times dessert" for index in range(10_000)]
@@ -151,17 +139,6 @@ def test_int8_embeddings_point_where_fp32_ones_do(encoder_client: AttentionClien
     found, exact = (encoder_client.embed(name, list(TEXTS)) for name in (INT8, SENTENCE))
     assert cosines(found, exact).min() > 0.99
     assert np.abs(found - exact).max() > 1e-5
-
-
-def test_the_asynchronous_client_computes_the_same(
-    sentence_server: ServerProcess, sentence_client: AttentionClient
-) -> None:
-    async def embed() -> NDArray[np.float32]:
-        async with AsyncAttentionClient(sentence_server.target) as client:
-            return await client.embed(SENTENCE, list(TEXTS), prompt="query", dimensions=8)
-
-    expected = sentence_client.embed(SENTENCE, list(TEXTS), prompt="query", dimensions=8)
-    assert_allclose(asyncio.run(embed()), expected, rtol=RTOL, atol=ATOL)
 
 
 def test_the_model_describes_its_encoder(sentence_client: AttentionClient) -> None:

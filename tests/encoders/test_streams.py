@@ -1,9 +1,7 @@
 """Embeddings on a stream."""
 
 import numpy as np
-import pytest
 from attention_client import (
-    AsyncAttentionClient,
     AttentionClient,
     EmbeddingInputs,
     InvalidArgumentError,
@@ -13,8 +11,7 @@ from attention_client import (
 from attention_client._values import StreamItem
 from numpy.testing import assert_allclose
 
-from scripts.local_server import ServerProcess
-from tests.encoders.repository import SENTENCE, SHORT, TRUNCATING
+from tests.encoders.repository import SENTENCE
 from tests.encoders.texts import ATOL, RTOL, TEXTS, token_ids
 
 LONG = "dessert " * 40
@@ -60,16 +57,3 @@ def test_a_request_that_is_refused_is_an_error_in_its_place(sentence_client: Att
     last = outcomes[4]
     assert not isinstance(last, Exception)
     assert np.shape(last.context_vectors) == (32,)
-
-
-@pytest.mark.thorough
-@pytest.mark.filterwarnings("error")
-async def test_the_asynchronous_stream_says_what_the_model_cut(
-    encoder_server: ServerProcess, encoder_client: AttentionClient
-) -> None:
-    async with AsyncAttentionClient(encoder_server.target) as client:
-        stream = client.attend_stream(TRUNCATING, [EmbeddingInputs(["a", "a longer text"], prompt="")])
-        (result,) = [each async for each in stream]
-    assert (result.truncated, result.token_counts) == ((1,), (3, SHORT))
-    expected = encoder_client.embed(TRUNCATING, ["a", "a longer text"], prompt="", truncate=True)
-    assert_allclose(result.context_vectors, expected, rtol=RTOL, atol=ATOL)

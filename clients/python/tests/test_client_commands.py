@@ -76,15 +76,6 @@ def one_line(printed: str) -> str:
     return " ".join(printed.replace("│", " ").split())
 
 
-def test_models_fit_80_columns(run: Any):
-    lines = run("models").splitlines()
-    assert max(map(len, lines)) <= 80
-    assert lines[0].split() == ["MODEL", "VERSION", "STATE", "INPUTS", "MAX", "ERROR"]
-    assert lines[1].split() == ["m", "3", "ready", "query", "float32", "(batch,", "8)", "8.3e-07"]
-    assert lines[2].split() == ["mask?", "bool", "(batch)"]
-    assert lines[-1] == "failed 1: failed: missed tolerance"
-
-
 def test_a_description_states_everything_and_what_is_unknown(run: Any):
     assert run("describe", "m", "--version", "3").splitlines() == [
         "name         m",

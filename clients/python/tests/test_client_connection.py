@@ -147,14 +147,6 @@ def test_an_attempt_without_an_answer_is_repeated_up_to_max_retries(call: Call):
     assert len(service.attempts) == 2 + 3
 
 
-def test_streams_have_no_limit_for_an_attempt(held: Any):
-    service, _, released = held
-    with running(service) as target:
-        threading.Timer(0.5, released.set).start()
-        assert Call("stream")(target, attempt_timeout=0.1).context_vectors.shape == QUERY.shape
-    assert len(service.attempts) == 1
-
-
 def test_several_targets_are_used_in_turn():
     first, second = Service(), Service()
     with running(first) as one, running(second) as other, AttentionClient([one, other]) as client:
@@ -299,14 +291,6 @@ def test_a_message_that_is_too_large_for_the_other_side_names_both_settings(call
     limited = running(Service(), options=list(options.items()))
     with limited as target, pytest.raises(MessageTooLargeError, match=expected):
         call(target, LARGE)
-
-
-@BOTH_CLIENTS
-def test_compressed_requests_are_understood(call: Call):
-    with running(Service()) as target:
-        for compression in ("gzip", "deflate"):
-            result = call(target, LARGE, compression=compression)
-            np.testing.assert_array_equal(result.context_vectors, LARGE)
 
 
 @pytest.fixture(scope="module")

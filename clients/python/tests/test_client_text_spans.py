@@ -61,14 +61,6 @@ def test_wrong_spans_are_refused_by_name(inputs: Any, spans: Any, field: str) ->
     assert caught.value.field == field
 
 
-def test_without_spans_and_offsets_requests_do_not_mention_them() -> None:
-    (request,) = encode_embeddings(OPTIONS, EmbeddingInputs("eat")).requests
-    expected = pb.AttendRequest(model_name="m", text=pb.TextSequences(texts=["eat"]))
-    assert encode_texts(OPTIONS, "eat").requests[0] == expected
-    expected.embedding.SetInParent()
-    assert request == expected
-
-
 def test_many_spans_are_divided_among_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embeddings, "MAX_SPANS", 3)
     spans = [[(0, 1)] * count for count in (2, 1, 1, 5, 0, 0)]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from attention_serving.enrich.__main__ import app
 from scripts.local_server import ServerProcess
 from tests.clients.enrich.tables import assert_enriched, read, write
-from tests.server.samples import ROOT, SELF, TEXT
+from tests.server.samples import ROOT, SELF
 
 QUERY = ["--model", SELF, "--column", "query"]
 
@@ -53,21 +53,6 @@ def test_a_job_on_a_server_prints_json(
     summary = json.loads(done.stdout)
     assert (summary["output"], summary["rows"], summary["already_complete"]) == (str(output), 20, False)
     assert_enriched(read(output), read(source), SELF, ["query"])
-
-
-def test_paths_are_printed_as_they_were_given(
-    tmp_path: Path, enrich_models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path, 3, text=["Life is short", None, "unheard"])
-    arguments = ["--model", TEXT, "--column", "text", "--model-repository", enrich_models, "--quiet"]
-    done = run(app, "./table.parquet", "./out.parquet", *arguments, "--on-error", "skip")
-    assert done.exit_code == 0, done.stderr
-    first, *_, null, refused = done.stdout.splitlines()
-    assert first == "./out.parquet: 3 rows"
-    assert null == "1 row is null: nothing to compute"
-    assert refused == "1 row was refused: ./out.parquet.rejects.jsonl"
-    assert json.loads(Path("out.parquet.rejects.jsonl").read_text())["file"] == "./table.parquet"
 
 
 @pytest.mark.parametrize(

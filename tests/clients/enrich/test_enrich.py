@@ -175,18 +175,6 @@ def test_urls_of_fsspec_are_read_and_written(in_process: Options) -> None:
         assert_enriched(pq.read_table(file), made, SELF, ["query"])
 
 
-def test_only_columns_of_numbers_are_written_without_a_dictionary(
-    tmp_path: Path, in_process: Options
-) -> None:
-    source = write(tmp_path, 2, tags=pa.array([["a", "b"], ["a"]]), at=pa.array([{"x": 1.5, "y": "z"}] * 2))
-    run(source, tmp_path / "out.parquet", **in_process)
-    group = pq.read_metadata(tmp_path / "out.parquet").row_group(0)
-    columns = [group.column(index) for index in range(group.num_columns)]
-    encoded = {column.path_in_schema for column in columns if "RLE_DICTIONARY" in column.encodings}
-    assert {"tags.list.element", "at.y"} <= encoded
-    assert encoded.isdisjoint({"at.x", "context_vectors.list.element.list.element"})
-
-
 def test_progress_is_reported_only_if_asked(in_process: Options, capsys: pytest.CaptureFixture[str]) -> None:
     assert enrich(table(0), **QUERY, **in_process, progress=True).rows == 0
     assert "0 of 0 rows" in capsys.readouterr().err

@@ -87,22 +87,6 @@ def test_a_job_continues_on_another_server_and_when_its_only_server_restarts(
 
 
 @thorough
-def test_a_server_that_is_down_at_the_start_ends_a_job_without_patience_only(
-    tmp_path: Path, sample_server: ServerProcess, lost: ServerProcess
-) -> None:
-    table, output, ready = write(tmp_path, 20), tmp_path / "out.parquet", sample_server.target
-    wanted: dict[str, Any] = {**QUERY, "overwrite": True}
-    for servers in ([lost.target, ready], [ready, lost.target]):
-        summary = enrich(table, output, **wanted, servers=servers)
-        assert_enriched(read(output), read(table), SELF, ["query"])
-        assert set(summary.server_failures) == {lost.target}
-    assert enrich(table, output, **wanted, retry_seconds=0, servers=ready).rows == 20
-    for servers in ([lost.target], [lost.target, ready]):
-        with pytest.raises(EnrichError, match=str(lost.port)):
-            enrich(table, output, **wanted, retry_seconds=0, servers=servers)
-
-
-@thorough
 def test_a_row_larger_than_a_message_is_refused_and_no_other(tmp_path: Path, start: Start) -> None:
     server = start("--max-message-bytes=1048576")
     rows = [[[1.0, 2.0, 3.0, 4.0]] * length for length in (2, 70_000, 3)]

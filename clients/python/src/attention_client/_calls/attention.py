@@ -228,16 +228,24 @@ def decode_result(response: pb.AttendResponse, response_shape: ResponseShape) ->
     Raises:
         InternalError: The response contradicts itself or the request.
     """
+    weights = offsets = None
+    if response.HasField("attention_weights"):
+        weights = _weights(response.attention_weights, response_shape)
+    if response.HasField("token_offsets"):
+        offsets = _offsets(response.token_offsets, response_shape)
+    return result_of(response, _context_vectors(response.context_vectors, response_shape), weights, offsets)
+
+
+def result_of(
+    response: pb.AttendResponse, vectors: Any, weights: Any = None, offsets: Any = None
+) -> AttentionResult[Any]:
+    """A result with what the response states beside its arrays."""
     return AttentionResult(
-        context_vectors=_context_vectors(response.context_vectors, response_shape),
-        attention_weights=_weights(response.attention_weights, response_shape)
-        if response.HasField("attention_weights")
-        else None,
+        context_vectors=vectors,
+        attention_weights=weights,
         model_name=response.model_name,
         model_version=response.model_version,
-        offsets=_offsets(response.token_offsets, response_shape)
-        if response.HasField("token_offsets")
-        else None,
+        offsets=offsets,
         token_counts=tuple(response.token_counts),
         truncated=tuple(response.truncated),
     )

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attention_client._calls.arrays import as_array, as_integers, items_of, unreadable, widen
-from attention_client._calls.attention import EncodedCall, fill_texts, request_of
+from attention_client._calls.attention import EncodedCall, fill_texts, request_of, result_of
 from attention_client._calls.sequences import InputForm, integers, texts
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._values import (
@@ -129,15 +129,7 @@ def encode_stream_item(options: RequestOptions, item: EmbeddingInputs) -> Encode
         raise invalid("inputs", f"at most {MAX_SEQUENCES} texts of 4 MiB in all", "more for one request")
 
     def decode(responses: Sequence[pb.AttendResponse]) -> AttentionResult[Any]:
-        (response,) = responses
-        return AttentionResult(
-            context_vectors=call.decode(responses),
-            attention_weights=None,
-            model_name=response.model_name,
-            model_version=response.model_version,
-            token_counts=tuple(response.token_counts),
-            truncated=tuple(response.truncated),
-        )
+        return result_of(responses[0], call.decode(responses))
 
     return EncodedCall(call.requests, decode)
 

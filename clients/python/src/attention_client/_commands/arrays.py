@@ -98,16 +98,6 @@ def check_output(option: str, path: Path | None, *, several: bool) -> None:
         raise typer.BadParameter(f"{path}: the folder does not exist", param_hint=option)
 
 
-def write_arrays(path: Path, arrays: Arrays) -> None:
-    """Writes one array or a list of them, in the format of the file's suffix."""
-    if path.suffix == ".json":
-        path.write_text(json.dumps(as_lists(arrays)))
-    elif path.suffix == ".npz":
-        np.savez(path, *(arrays if isinstance(arrays, list) else [arrays]))
-    else:
-        np.save(path, arrays)
-
-
 def labelled(name: str, arrays: Arrays) -> list[tuple[str, Array]]:
     """The array of an output by its name; those of a list by its name and their index."""
     if not isinstance(arrays, list):
@@ -115,32 +105,36 @@ def labelled(name: str, arrays: Arrays) -> list[tuple[str, Array]]:
     return [(f"{name}[{index}]", array) for index, array in enumerate(arrays)]
 
 
-def write_named(option: str, path: Path, outputs: Mapping[str, Arrays]) -> None:
-    """Writes outputs by their names, in the format of the file's suffix.
+def write(option: str, path: Path, found: Arrays | Mapping[str, Arrays]) -> None:
+    """Writes an array, a list of them or outputs by their names, in the format of the file's suffix.
 
     Raises:
         typer.BadParameter: A .npy file is named for several arrays.
     """
     if path.suffix == ".json":
-        path.write_text(json.dumps({name: as_lists(found) for name, found in outputs.items()}))
+        path.write_text(json.dumps(as_lists(found)))
         return
-    arrays: dict[str, Any] = dict(pair for name, found in outputs.items() for pair in labelled(name, found))
+    arrays = found if isinstance(found, list) else [found]
+    named: dict[str, Any] = {}
+    if isinstance(found, Mapping):
+        named = dict(pair for name, own in found.items() for pair in labelled(name, own))
+        arrays = list(named.values())
     if path.suffix == ".npz":
-        np.savez(path, **arrays)
+        np.savez(path, **named) if named else np.savez(path, *arrays)
     elif len(arrays) == 1:
-        np.save(path, next(iter(arrays.values())))
+        np.save(path, arrays[0])
     else:
-        message = (
-            f"{path}: a .npy file holds one array; the outputs are {', '.join(arrays)}; name a .npz file"
-        )
+        message = f"{path}: a .npy file holds one array; the outputs are {', '.join(named)}; name a .npz file"
         raise typer.BadParameter(message, param_hint=option)
 
 
-def as_lists(arrays: Arrays | None) -> Any:
+def as_lists(found: Any) -> Any:
     """Arrays as nested lists, for JSON."""
-    if isinstance(arrays, list):
-        return [array.tolist() for array in arrays]
-    return None if arrays is None else arrays.tolist()
+    if isinstance(found, Mapping):
+        return {name: as_lists(own) for name, own in found.items()}
+    if isinstance(found, list):
+        return [array.tolist() for array in found]
+    return None if found is None else found.tolist()
 
 
 def _checked(option: str, value: str, data: bytes) -> Arrays:

@@ -16,8 +16,7 @@ from attention_client._commands.arrays import (
     read_array,
     read_texts,
     read_token_ids,
-    write_arrays,
-    write_named,
+    write,
 )
 from attention_client._commands.session import ModelName, ModelVersion, Session, option
 from attention_client._commands.tables import check_outputs, print_json, print_result, vectors_table
@@ -99,10 +98,9 @@ def infer(
     arrays = {name: read_array(f"--input {name}", value) for name, value in given.items()}
     result = session.client.infer(model, arrays, outputs=names, version=version)
     if output is not None:
-        write_named("--output", output, result.outputs)
+        write("--output", output, result.outputs)
     if session.json:
-        shown = {name: as_lists(found) for name, found in result.outputs.items()}
-        answer = {"outputs": shown} if output is None else {"output": str(output)}
+        answer = {"outputs": as_lists(result.outputs)} if output is None else {"output": str(output)}
         print_json({"model_name": result.model_name, "model_version": result.model_version, **answer})
         return
     where = "" if output is None else f"{output}: "
@@ -181,7 +179,7 @@ def embed(
         model, found, prompt=prompt, dimensions=dimensions, truncate=truncate, version=version
     )
     if out is not None:
-        write_arrays(out, result)
+        write("--out", out, result)
     if session.json:
         shown = result.tolist() if out is None else str(out)
         print_json({"model_name": model, "embeddings": shown})

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from attention_client._commands.arrays import Arrays, as_lists, check_output, write_arrays
+from attention_client._commands.arrays import Arrays, as_lists, check_output, write
 from attention_client._commands.session import Session
 from attention_client._models import CostInfo, EncoderInfo, ModelInfo, ParityInfo, TensorInfo
 from attention_client._values import AnyResult, Array, FloatArray
@@ -204,7 +204,7 @@ def print_result(
     files = ((out, result.context_vectors), (weights_file, result.attention_weights))
     for path, arrays in files:
         if path is not None and arrays is not None:
-            write_arrays(path, arrays)
+            write("--out", path, arrays)
     if session.json:
         # An array that was written to a file is replaced by the file's name.
         vectors, computed = (as_lists(arrays) if path is None else str(path) for path, arrays in files)

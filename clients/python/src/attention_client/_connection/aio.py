@@ -18,8 +18,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 import grpc
 from grpc import aio
 
-from attention_client._connection.base import BaseConnection, Readiness
-from attention_client._connection.settings import ConnectionSettings
+from attention_client._connection.base import BaseConnection
 from attention_client._connection.spans import CallSpan
 from attention_client._connection.streams import (
     Entry,
@@ -87,7 +86,7 @@ class AsyncConnection(BaseConnection):
         self._closed = True
         await self._channel.close()
 
-    def _open_channel(self, settings: ConnectionSettings) -> Any:
+    def _open_channel(self, credentials: grpc.ChannelCredentials | TlsFiles | None, *settings: Any) -> Any:
         try:
             asyncio.get_running_loop()
         except RuntimeError as error:
@@ -95,7 +94,7 @@ class AsyncConnection(BaseConnection):
                 "AsyncAttentionClient must be created inside a running event loop, such as in asyncio.run"
             )
             raise AttentionClientError(message) from error
-        return super()._open_channel(settings)
+        return super()._open_channel(credentials, *settings)
 
     def _run(self, steps: Coroutine[Any, Any, _ResultT]) -> Any:
         return steps
@@ -103,13 +102,6 @@ class AsyncConnection(BaseConnection):
     async def _send(self, method: Any, request: Any, **options: Any) -> Any:
         with cancellation_told_apart():
             return await method(request, **options)
-
-    async def _is_reported(self, watch: Any, readiness: Readiness) -> bool:
-        with cancellation_told_apart():
-            async for response in watch:
-                if readiness.is_ready(response):
-                    return True
-        return False
 
     async def _pause(self, duration: float) -> None:
         await asyncio.sleep(duration)

@@ -24,13 +24,13 @@ from attention_client._connection.settings import (
     MAX_RETRIES,
     ChannelOptions,
     Compression,
-    ConnectionSettings,
     Metadata,
     Targets,
     one_of,
     read_metadata,
     read_options,
     read_targets,
+    resolve,
     seconds,
 )
 from attention_client._connection.spans import CallSpan, Pairs, start_span
@@ -68,6 +68,7 @@ _ATTEMPT_ENDED = "perAttemptRecvTimeout"
 _CLOSED_AT_ONCE = re.compile(r"last error: .*(?:Socket closed|Connection reset by peer)")
 _NOT_TLS = "WRONG_VERSION_NUMBER"
 HEALTH_REQUEST = health_pb2.HealthCheckRequest(service="")
+_SERVING = health_pb2.HealthCheckResponse.SERVING
 # More than the memory of any machine holds.
 _MAX_IN_FLIGHT = 1_000_000
 # The statuses of a server that is starting or restarting; for any other, waiting does not help.
@@ -114,41 +115,40 @@ class BaseConnection:
         channel_options: ChannelOptions | None = None,
     ) -> None:
         self._closed = False
-        targets = read_targets(target)
+        self._targets = read_targets(target)
+        self._name = ", ".join(self._targets)
         if not isinstance(credentials, grpc.ChannelCredentials | TlsFiles | None):
             expected = "grpc.ChannelCredentials, TlsFiles or None"
             raise invalid("credentials", expected, type_name(credentials))
-        self._settings = ConnectionSettings(
-            targets=targets,
-            credentials=credentials,
-            metadata=read_metadata(metadata, token, targets, credentials),
-            timeout=seconds(timeout),
-            wait_for_ready=wait_for_ready,
-            compression=COMPRESSIONS[one_of("compression", compression, COMPRESSIONS)],
-            wire=one_of("wire", wire, DATA_TYPES),
-            options=read_options(
-                targets,
-                max_message_bytes=max_message_bytes,
-                max_retries=max_retries,
-                attempt_timeout=attempt_timeout,
-                channel_options=channel_options,
-            ),
+        self._encrypts = credentials is not None
+        self._metadata = read_metadata(metadata, token, self._targets, credentials)
+        self._timeout = seconds(timeout)
+        self._wait_for_ready = wait_for_ready
+        self._wire = one_of("wire", wire, DATA_TYPES)
+        options = read_options(
+            self._targets,
+            max_message_bytes=max_message_bytes,
+            max_retries=max_retries,
+            attempt_timeout=attempt_timeout,
+            channel_options=channel_options,
         )
-        self._channel: Any = self._open_channel(self._settings)
+        compressed = COMPRESSIONS[one_of("compression", compression, COMPRESSIONS)]
+        self._channel: Any = self._open_channel(credentials, options, compressed)
         self._stub = AttentionServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
-    def _open_channel(self, settings: ConnectionSettings) -> Any:
-        def secure(credentials: grpc.ChannelCredentials) -> Any:
-            return self._grpc.secure_channel(target, credentials, settings.options, settings.compression)
+    def _open_channel(self, credentials: grpc.ChannelCredentials | TlsFiles | None, *settings: Any) -> Any:
+        target = self._targets[0] if len(self._targets) == 1 else resolve(self._targets)
 
-        target = settings.target
+        def secure(given: grpc.ChannelCredentials) -> Any:
+            return self._grpc.secure_channel(target, given, *settings)
+
         try:
-            if settings.credentials is None:
-                return self._grpc.insecure_channel(target, settings.options, settings.compression)
-            if isinstance(settings.credentials, TlsFiles):
-                return self._renewing_channel(settings.credentials, secure)
-            return secure(settings.credentials)
+            if credentials is None:
+                return self._grpc.insecure_channel(target, *settings)
+            if isinstance(credentials, TlsFiles):
+                return self._renewing_channel(credentials, secure)
+            return secure(credentials)
         except AttentionClientError:
             raise
         except (TypeError, ValueError, OverflowError) as error:
@@ -166,10 +166,6 @@ class BaseConnection:
         """Makes a unary call."""
         raise NotImplementedError
 
-    async def _is_reported(self, watch: Any, readiness: "Readiness") -> bool:
-        """Reads statuses until the server is ready; False if there are no more."""
-        raise NotImplementedError
-
     async def _pause(self, duration: float) -> None:
         raise NotImplementedError
 
@@ -182,7 +178,7 @@ class BaseConnection:
         raise NotImplementedError
 
     def _options(self, model: str, version: Version, return_weights: ReturnWeights) -> RequestOptions:
-        return request_options(model, version, return_weights=return_weights, wire=self._settings.wire)
+        return request_options(model, version, return_weights=return_weights, wire=self._wire)
 
     def _stream_settings(
         self,
@@ -198,7 +194,7 @@ class BaseConnection:
             return_exceptions=return_exceptions,
             max_in_flight=whole_number("max_in_flight", max_in_flight, 1, _MAX_IN_FLIGHT),
             timeout=None if timeout is None else seconds(timeout),
-            idle_timeout=self._settings.timeout if timeout is None else None,
+            idle_timeout=self._timeout if timeout is None else None,
         )
 
     async def _outcomes(self, items: Any, settings: StreamSettings) -> AsyncGenerator[Outcome, None]:
@@ -222,10 +218,10 @@ class BaseConnection:
         timeout: float | None,
     ) -> _ResultT:
         """Calls a method, once for each request, and decodes its responses."""
-        limit = seconds(timeout, default=self._settings.timeout)
-        wait, responses = self._settings.wait_for_ready, []
+        limit = seconds(timeout, default=self._timeout)
+        wait, responses = self._wait_for_ready, []
         for request in requests:
-            span = start_span(type(request).__name__, self._settings.targets)
+            span = start_span(type(request).__name__, self._targets)
             with span or nullcontext():
                 added = span.metadata if span else ()
                 response = await self._invoke(method, request, limit, wait_for_ready=wait, added=added)
@@ -233,35 +229,35 @@ class BaseConnection:
         return decode(responses)
 
     async def _is_ready(self, timeout: float | None) -> bool:
-        limit = seconds(timeout, default=self._settings.timeout)
+        limit = seconds(timeout, default=self._timeout)
         response = await self._invoke(self._health.Check, HEALTH_REQUEST, limit, wait_for_ready=False)
-        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+        return bool(response.status == _SERVING)
 
     async def _wait_until_ready(self, timeout: float | None) -> None:
-        readiness = Readiness(self._settings.name, seconds(timeout, default=self._settings.timeout))
-        try:
-            await self._watch(readiness)
-        except FAILURES as error:
-            raise await self._refined(error) from _cause(error)
-
-    async def _watch(self, readiness: "Readiness") -> None:
-        while readiness.remaining > 0:
-            metadata = self._settings.metadata
-            watch = self._health.Watch(HEALTH_REQUEST, timeout=readiness.remaining, metadata=metadata)
+        limit = seconds(timeout, default=self._timeout)
+        end, pause, status = time.monotonic() + limit, _FIRST_PAUSE, "no connection"
+        while (left := end - time.monotonic()) > 0:
+            options = {"timeout": left, "metadata": self._metadata, "wait_for_ready": False}
             try:
-                if await self._is_reported(watch, readiness):
+                response = await self._send(self._health.Check, HEALTH_REQUEST, **options)
+                if response.status == _SERVING:
                     return
-            except grpc.RpcError as error:
-                readiness.note(error)
-            finally:
-                watch.cancel()
-            await self._pause(readiness.pause())
-        raise readiness.failure()
+                status = f"status {health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)}"
+            except FAILURES as error:
+                found = self._as_client_error(error)
+                if found.code not in _PASSING or isinstance(found, ClientClosedError):
+                    raise await self._refined(found) from _cause(error)
+                if found.code is not grpc.StatusCode.DEADLINE_EXCEEDED:  # the end of this wait itself
+                    status = f"{found.code.name} {found.message}"
+            await self._pause(min(pause, max(0.0, end - time.monotonic())))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        message = f"{self._name} was not ready within {limit:g} s; last status: {status}"
+        raise await self._refined(DeadlineExceededError(message, reason="DEADLINE_EXCEEDED"))
 
     async def _invoke(
         self, method: Any, request: Any, limit: float, *, wait_for_ready: bool, added: Pairs = ()
     ) -> Any:
-        metadata = (*self._settings.metadata, *added) if added else self._settings.metadata
+        metadata = (*self._metadata, *added) if added else self._metadata
         try:
             return await self._send(
                 method, request, timeout=limit, metadata=metadata, wait_for_ready=wait_for_ready
@@ -271,9 +267,9 @@ class BaseConnection:
 
     def _open(self, timeout: float | None, *requests: Any) -> Any:
         """Begins a stream."""
-        span = start_span("AttendStreamRequest", self._settings.targets)
-        metadata = (*self._settings.metadata, *span.metadata) if span else self._settings.metadata
-        wait = self._settings.wait_for_ready
+        span = start_span("AttendStreamRequest", self._targets)
+        metadata = (*self._metadata, *span.metadata) if span else self._metadata
+        wait = self._wait_for_ready
         try:
             call = self._stub.AttendStream(*requests, timeout=timeout, metadata=metadata, wait_for_ready=wait)
         except (ValueError, aio.BaseError) as error:
@@ -289,11 +285,11 @@ class BaseConnection:
         if isinstance(found, DeadlineExceededError) and not found.reason:
             within = "before the timeout" if timeout is None else f"within {timeout:g} s"
             if failure := await self._connection_failure():
-                found = UnavailableError(f"no connection to {self._settings.name} {within}: {failure}")
+                found = UnavailableError(f"no connection to {self._name} {within}: {failure}")
             else:
                 message = found.message
                 if timeout is not None:
-                    message = f"{self._settings.name} did not answer {within}"
+                    message = f"{self._name} did not answer {within}"
                 request_id = found.request_id
                 found = DeadlineExceededError(message, reason="DEADLINE_EXCEEDED", request_id=request_id)
         if hint := self._hint(found):
@@ -315,7 +311,7 @@ class BaseConnection:
 
     async def _connection_failure(self) -> str:
         """The reason if the channel is not connected; otherwise empty. A waiting call does not report it."""
-        options = {"timeout": _PROBE_SECONDS, "metadata": self._settings.metadata, "wait_for_ready": False}
+        options = {"timeout": _PROBE_SECONDS, "metadata": self._metadata, "wait_for_ready": False}
         try:
             await self._send(self._health.Check, HEALTH_REQUEST, **options)
         except grpc.RpcError as error:
@@ -327,54 +323,12 @@ class BaseConnection:
     def _hint(self, error: AttentionClientError) -> str:
         """How to pass a token or credentials, if that may be why the call failed."""
         if isinstance(error, UnauthenticatedError):
-            if any(key == "authorization" for key, _ in self._settings.metadata):
+            if any(key == "authorization" for key, _ in self._metadata):
                 return ""
             return "pass token= to the client (--token or ATTENTION_TOKEN on the command line)"
-        if self._settings.credentials is not None:
+        if self._encrypts:
             if _NOT_TLS in error.message:
                 return "the server does not use TLS: omit credentials (--tls, --ca, --certificate)"
         elif _CLOSED_AT_ONCE.search(error.message):
             return "if the server uses TLS, pass credentials=TlsFiles(ca=FILE) (--tls or --ca FILE)"
         return ""
-
-
-class Readiness:
-    """The state of one wait: the time left, the last status, and the pause before the next attempt."""
-
-    def __init__(self, target: str, timeout: float) -> None:
-        self._target, self._timeout = target, timeout
-        self._end = time.monotonic() + timeout
-        self._last = "no connection"
-        self._next_pause = _FIRST_PAUSE
-
-    @property
-    def remaining(self) -> float:
-        """Seconds left; negative after the timeout."""
-        return self._end - time.monotonic()
-
-    def is_ready(self, response: health_pb2.HealthCheckResponse) -> bool:
-        """Records the status that the server reports; True if it is SERVING."""
-        self._last = f"status {health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)}"
-        self._next_pause = _FIRST_PAUSE
-        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
-
-    def note(self, error: grpc.RpcError) -> None:
-        """Records why a health call ended.
-
-        Raises:
-            AttentionClientError: Waiting does not help, as for UNAUTHENTICATED.
-        """
-        if error.code() not in _PASSING:
-            raise from_rpc_error(error) from error
-        if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:  # the end of this wait itself
-            self._last = f"{error.code().name} {error.details() or ''}".strip()
-
-    def pause(self) -> float:
-        """Seconds until the next attempt; doubles from one to the next."""
-        pause, self._next_pause = self._next_pause, min(2 * self._next_pause, _LONGEST_PAUSE)
-        return max(0.0, min(pause, self.remaining))
-
-    def failure(self) -> AttentionClientError:
-        """The error of a wait that reached its timeout."""
-        message = f"{self._target} was not ready within {self._timeout:g} s; last status: {self._last}"
-        return DeadlineExceededError(message, reason="DEADLINE_EXCEEDED")

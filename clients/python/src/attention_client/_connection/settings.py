@@ -9,13 +9,12 @@ import math
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import grpc
 
 from attention_client._connection.tls import TlsFiles
-from attention_client._values import Wire, type_name, whole_number
+from attention_client._values import type_name, whole_number
 from attention_client.errors import UnavailableError, invalid
 
 DEFAULT_TARGET = "127.0.0.1:8001"
@@ -63,34 +62,6 @@ Targets: TypeAlias = str | Sequence[str]
 Compression: TypeAlias = Literal["gzip", "deflate"]
 Metadata: TypeAlias = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
 ChannelOptions: TypeAlias = Mapping[str, Any] | Iterable[tuple[str, Any]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionSettings:
-    """What a client's constructor takes, validated; see AttentionClient."""
-
-    targets: tuple[str, ...]
-    credentials: grpc.ChannelCredentials | TlsFiles | None
-    metadata: tuple[tuple[str, str | bytes], ...]
-    timeout: float
-    wait_for_ready: bool
-    compression: grpc.Compression
-    wire: Wire
-    options: tuple[tuple[str, Any], ...]
-
-    @property
-    def name(self) -> str:
-        """The servers' addresses, for messages."""
-        return ", ".join(self.targets)
-
-    @property
-    def target(self) -> str:
-        """The target in gRPC's notation.
-
-        Raises:
-            UnavailableError: One of several names cannot be resolved.
-        """
-        return self.targets[0] if len(self.targets) == 1 else resolve(self.targets)
 
 
 def one_of(field: str, value: Any, choices: Iterable[Any]) -> Any:

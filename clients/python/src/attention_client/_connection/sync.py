@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import grpc
 
-from attention_client._connection.base import BaseConnection, Readiness, finish
+from attention_client._connection.base import BaseConnection, finish
 from attention_client._connection.spans import CallSpan
 from attention_client._connection.streams import (
     Entry,
@@ -68,9 +68,6 @@ class Connection(BaseConnection):
 
     async def _send(self, method: Any, request: Any, **options: Any) -> Any:
         return method(request, **options)
-
-    async def _is_reported(self, watch: Any, readiness: Readiness) -> bool:
-        return any(readiness.is_ready(response) for response in watch)
 
     async def _pause(self, duration: float) -> None:
         time.sleep(duration)

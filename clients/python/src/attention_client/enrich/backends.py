@@ -64,21 +64,6 @@ MAX_ATTEMPTS = 3
 StreamInputs: TypeAlias = AttendInputs | TextInputs | TokenInputs | EmbeddingInputs
 
 
-@dataclass(frozen=True)
-class EncoderSpec:
-    """What sets a text encoder apart.
-
-    Attributes:
-        prompts: Names of its prompts.
-        dimensions: The numbers of elements that its embeddings can be shortened to.
-        max_tokens: Largest number of tokens of a text; None for no limit.
-    """
-
-    prompts: Sequence[str]
-    dimensions: Sequence[int]
-    max_tokens: int | None
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """What a job needs to know about the model.
@@ -92,10 +77,10 @@ class ModelSpec:
         output: Axes of the first output: (B, T, d), or (B, d) for a model that pools.
         parity_error: Largest absolute difference from eager PyTorch that the backend measured; None if
             unknown.
-        encoder: What sets a text encoder apart; None for any other model.
-
-    Raises:
-        EnrichError: The output has other axes.
+        is_encoder: Whether the model is a text encoder; the attributes below are for text encoders only.
+        prompts: Names of its prompts.
+        dimensions: The numbers of elements that its embeddings can be shortened to.
+        max_tokens: Largest number of tokens of a text; None for no limit.
     """
 
     name: str
@@ -104,15 +89,10 @@ class ModelSpec:
     inputs: Sequence[Axes]
     output: Axes
     parity_error: float | None
-    encoder: EncoderSpec | None = None
-
-    def __post_init__(self) -> None:
-        if len(self.output) not in (VECTORS_RANK, POOLED_RANK) or not isinstance(self.output[-1], int):
-            found = ", ".join(map(str, self.output))
-            raise EnrichError(
-                f"model {self.name!r} has an output of axes ({found}); enrichment takes (batch, length, "
-                "width) or (batch, width) with a fixed width"
-            )
+    is_encoder: bool = False
+    prompts: Sequence[str] = ()
+    dimensions: Sequence[int] = ()
+    max_tokens: int | None = None
 
     @cached_property
     def input_widths(self) -> Mapping[Role, int | None]:
@@ -129,20 +109,6 @@ class ModelSpec:
     def pooled(self) -> bool:
         """Whether the model returns one vector (d,) for each sequence rather than (Tq, d)."""
         return len(self.output) == POOLED_RANK
-
-    def shortened(self, dimensions: int | None) -> "ModelSpec":
-        """The model with embeddings of that many elements; None for all of them.
-
-        Raises:
-            EnrichError: The model does not allow it.
-        """
-        if dimensions is None or self.encoder is None:  # options of texts are checked with the table
-            return self
-        allowed = [*self.encoder.dimensions, self.output_width]
-        if dimensions not in allowed:
-            listed = ", ".join(map(str, allowed))
-            raise EnrichError(f"dimensions is {dimensions}; model {self.name!r} allows {listed}")
-        return replace(self, output=(*self.output[:-1], dimensions))
 
 
 class Backend(Protocol):
@@ -257,7 +223,7 @@ class ServerBackend:
             self._clients = _connect(opened, targets, credentials, token)
             found = self._describe(options, retry_seconds)
             first, info = next(iter(found.items()))
-            self.model = spec_of(info).shortened(options.dimensions)
+            self.model = spec_of(info)
             self._connections = opened.pop_all()
         self._first = self._clients[first]
         self.tokenizer = options.tokenizer
@@ -362,7 +328,7 @@ class ServerBackend:
                     except queue.Empty:
                         continue
                     unanswered.append(queued)
-                yield to_inputs(queued.request, self._options, is_encoder=self.model.encoder is not None)
+                yield to_inputs(queued.request, self._options, is_encoder=self.model.is_encoder)
 
         too_large: AttentionClientError | None = None
         try:
@@ -475,24 +441,28 @@ def spec_of(info: ModelInfo) -> ModelSpec:
     """What a job needs to know about a model, from what its server states.
 
     Raises:
-        EnrichError: The model is not ready, or its output is not supported.
+        EnrichError: The model is not ready.
     """
     if info.state != "ready":
         raise EnrichError(f"model {info.name!r} is not ready: {info.state_reason}")
     inputs = [tensor for tensor in info.inputs if not tensor.optional]
-    output, encoder = info.outputs[0].axes, None
-    if (found := info.text_encoder) is not None:
-        output = (output[0], found.embedding_width)
-        most = min(inputs[0].max_lengths.values(), default=None)
-        encoder = EncoderSpec(prompts=found.prompts, dimensions=found.dimensions, max_tokens=most)
-    return ModelSpec(
+    found = ModelSpec(
         name=info.name,
         version=info.version,
         accepts_text=info.accepts_text,
         inputs=[tensor.axes for tensor in inputs],
-        output=output,
+        output=info.outputs[0].axes,
         parity_error=info.parity.measured_max_abs_error if info.parity else None,
-        encoder=encoder,
+    )
+    if (encoder := info.text_encoder) is None:
+        return found
+    return replace(
+        found,
+        output=(found.output[0], encoder.embedding_width),
+        is_encoder=True,
+        prompts=encoder.prompts,
+        dimensions=encoder.dimensions,
+        max_tokens=min(inputs[0].max_lengths.values(), default=None),
     )
 
 

@@ -57,10 +57,9 @@ def make_splitter(plan: JobPlan, backend: Backend) -> PassageSplitter | None:
             "(tokenizer)"
         )
     tokenizer = load_tokenizer(backend.tokenizer)
-    encoder = plan.model.encoder
     for probe in PROBES:
         own, known = count_tokens(tokenizer, probe, special=True), backend.count_tokens(probe, prompt="")
-        if min(own, (encoder and encoder.max_tokens) or own) != known:
+        if min(own, plan.model.max_tokens or own) != known:
             raise EnrichError(
                 f"{backend.tokenizer} is not the tokenizer of model {plan.model.name!r}: it makes {own} "
                 f"tokens of {probe!r}, the model {known}"
@@ -242,7 +241,7 @@ class Batch:
 
     def _refuse(self, row: int, error: RefusedError) -> None:
         message = str(error)
-        if error.reason == LIMIT_EXCEEDED and self._model.encoder and not self._plan.options.truncate:
+        if error.reason == LIMIT_EXCEEDED and self._model.is_encoder and not self._plan.options.truncate:
             message += "; --truncate (truncate=True) cuts texts to the tokens that the model takes"
         self._refusals.setdefault(int(row), Refusal(self._first + int(row), error.reason, message))
 
@@ -343,7 +342,7 @@ def pack(
 def _sequences_per_request(query: Array, key: Array, model: ModelSpec, *, weights: bool) -> Array:
     """How many sequences of lengths Tq and Tk a request may hold; at least one."""
     longest = np.maximum(np.maximum(query, key), 1)
-    if model.encoder is not None:
+    if model.is_encoder:
         most: Array = REQUEST_TOKENS // longest
     else:
         width = max(model.output_width, *(width or 1 for width in model.input_widths.values()))

@@ -41,13 +41,6 @@ COMMAND_OPTIONS: Mapping[str, Option] = {
     "servers": (SERVERS, "HOST:PORT", list[str], []),
     "retry_seconds": (SERVERS, "SECONDS", float, RETRY_SECONDS),
 }
-COMMAND_TEXTS = {
-    "source": "Path or URL of a Parquet or Arrow file, or of a folder of them.",
-    "output": "Path or URL of the result: a file for a file, a folder for either. The name of a file states "
-    "its format: .parquet, .arrow, .arrows.",
-    "quiet": "Report no progress on stderr.",
-    "as_json": "Print the summary as JSON.",
-}
 FLAGS = {"servers": "--server", "as_json": "--json"}
 
 
@@ -61,7 +54,7 @@ def _parameters(run: Callable[..., Summary], own: Mapping[str, Option]) -> Itera
         **texts_of(run, "Args:"),
         **texts_of(enrich, "Args:"),
         **texts_of(EnrichOptions, "Attributes:"),
-        **COMMAND_TEXTS,
+        **texts_of(make_app, "Arguments of the command:"),
     }
     for name in ("source", "output"):
         shown = typer.Argument(metavar=name.removesuffix("source").upper() or "INPUT", help=texts[name])
@@ -104,6 +97,13 @@ def make_app(
         description: What `--help` says.
         default_servers: The servers if none is named.
         own: Further options of the function, whose docstring says what they mean.
+
+    Arguments of the command:
+        source: Path or URL of a Parquet or Arrow file, or of a folder of them.
+        output: Path or URL of the result: a file for a file, a folder for either. The name of a file states
+            its format: .parquet, .arrow, .arrows.
+        quiet: Report no progress on stderr.
+        as_json: Print the summary as JSON.
     """
 
     def command(source: str, output: str, **given: Any) -> None:

@@ -4,12 +4,12 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 import pyarrow as pa
 
 from attention_client.enrich import cells
-from attention_client.enrich.backends import ModelSpec
+from attention_client.enrich.backends import POOLED_RANK, VECTORS_RANK, ModelSpec
 from attention_client.enrich.options import JobOptions, PassageLayout, Pool, Role
 from attention_client.enrich.outcome import EnrichError
 from attention_client.enrich.tables import BATCH_ROWS, Json, TableSource
@@ -22,6 +22,8 @@ JOB_KEY = b"job"
 CONTEXT_VECTORS, EMBEDDING, ATTENTION_WEIGHTS = "context_vectors", "embedding", "attention_weights"
 SOURCE_ROW, PASSAGE = "source_row", "passage"
 PASSAGE_TYPES = {PASSAGE: pa.string(), "passage_start": pa.int32(), "passage_end": pa.int32()}
+# Options that change how a job runs and not its result.
+RUN_OPTIONS = ("tokenizer", "on_error", "max_errors", "resume", "overwrite", "progress")
 ENCODER_ONLY = ("prompt", "dimensions", "truncate", "passage_tokens")
 
 
@@ -85,10 +87,12 @@ def make_plan(source: TableSource, model: ModelSpec, options: JobOptions) -> Job
         EnrichError: The options do not fit the model or the table.
     """
     _check_model(options, model)
+    if options.dimensions is not None:
+        model = replace(model, output=(*model.output[:-1], options.dimensions))
     _check_columns(source.schema, model, options)
     _check_first_rows(source, model, options)
-    name = options.output_column or (CONTEXT_VECTORS if model.encoder is None else EMBEDDING)
-    fingerprint = _fingerprint(source, model, options, name)
+    name = options.output_column or (EMBEDDING if model.is_encoder else CONTEXT_VECTORS)
+    fingerprint = _fingerprint(source, model, options)
     job = _digest(json.dumps(fingerprint, sort_keys=True).encode())
     made_by = {"model": model.name, "version": model.version, "pool": str(options.pool), JOB_KEY: job}
     # Rows of passages lack the columns of the whole text.
@@ -108,6 +112,12 @@ def make_plan(source: TableSource, model: ModelSpec, options: JobOptions) -> Job
 
 def _check_model(options: JobOptions, model: ModelSpec) -> None:
     """Checks whether a model has what options of texts ask for."""
+    if len(model.output) not in (VECTORS_RANK, POOLED_RANK) or not isinstance(model.output[-1], int):
+        found = ", ".join(map(str, model.output))
+        raise EnrichError(
+            f"model {model.name!r} has an output of axes ({found}); enrichment takes (batch, length, width) "
+            "or (batch, width) with a fixed width"
+        )
     takes_text = options.text_column is not None or options.template is not None
     if takes_text and not model.accepts_text:
         raise EnrichError(
@@ -118,7 +128,7 @@ def _check_model(options: JobOptions, model: ModelSpec) -> None:
         raise EnrichError(
             f"model {model.name!r} already returns one vector per sequence: leave out pool={options.pool}"
         )
-    if model.encoder is None:
+    if not model.is_encoder:
         asked = [name for name in ENCODER_ONLY if getattr(options, name) is not None]
         if asked:
             raise EnrichError(f"{asked[0]} needs a text encoder, which model {model.name!r} is not")
@@ -128,13 +138,17 @@ def _check_model(options: JobOptions, model: ModelSpec) -> None:
             f"model {model.name!r} is a text encoder, whose attention weights are not stored; attend_text of "
             "the client returns them"
         )
-    if options.prompt and options.prompt not in model.encoder.prompts:
-        known = ", ".join(model.encoder.prompts) or "no prompts"
+    if options.prompt and options.prompt not in model.prompts:
+        known = ", ".join(model.prompts) or "no prompts"
         raise EnrichError(f"prompt is {options.prompt!r}; model {model.name!r} has {known}")
-    most = model.encoder.max_tokens
-    if options.passage_tokens and most and options.passage_tokens > most:
+    allowed = [*model.dimensions, model.output_width]
+    if options.dimensions is not None and options.dimensions not in allowed:
+        listed = ", ".join(map(str, allowed))
+        raise EnrichError(f"dimensions is {options.dimensions}; model {model.name!r} allows {listed}")
+    if options.passage_tokens and model.max_tokens and options.passage_tokens > model.max_tokens:
         raise EnrichError(
-            f"passage_tokens is {options.passage_tokens}; model {model.name!r} takes at most {most} tokens"
+            f"passage_tokens is {options.passage_tokens}; model {model.name!r} takes at most "
+            f"{model.max_tokens} tokens"
         )
 
 
@@ -188,30 +202,15 @@ def _added_columns(model: ModelSpec, options: JobOptions, name: str) -> dict[str
     return {name: vectors, ATTENTION_WEIGHTS: cells.weights_type()} if options.weights else {name: vectors}
 
 
-def _fingerprint(source: TableSource, model: ModelSpec, options: JobOptions, name: str) -> Json:
-    """What a resumed job must have in common with the job that it continues.
-
-    How it treats refused rows may change.
-    """
+def _fingerprint(source: TableSource, model: ModelSpec, options: JobOptions) -> Json:
+    """What a resumed job must have in common with the job that it continues."""
     files = [[file.name, file.rows, *file.stamp] for file in source.files]
-    return {
+    found = {name: value for name, value in asdict(options).items() if name not in RUN_OPTIONS}
+    return found | {
         "files": _digest(json.dumps(files).encode()),
         "schema": _digest(source.schema.serialize().to_pybytes()),
         "model": model.name,
         "version": model.version,
-        "options": {
-            "columns": {str(role): name for role, name in options.columns.items()},
-            "output_column": name,
-            "weights_column": ATTENTION_WEIGHTS if options.weights else None,
-            "pool": str(options.pool),
-        },
-        "texts": {
-            "template": options.template,
-            "prompt": options.prompt,
-            "dimensions": options.dimensions,
-            "truncate": options.truncate,
-            "passages": [options.layout, options.passage_tokens, options.passage_overlap or 0],
-        },
         "chunks": [CHUNK_ROWS, CHUNK_BYTES],
     }
 
