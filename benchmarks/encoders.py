@@ -195,7 +195,8 @@ def served(repository: Path, precisions: Sequence[str], log: Path) -> Iterator[d
 
 
 def _asking(client: AttentionClient, name: str, texts: Sequence[str]) -> Embeddings:
-    return client.embed(name, list(texts), timeout=600)
+    embeddings: Embeddings = client.embed(name, list(texts), timeout=600)
+    return embeddings
 
 
 if __name__ == "__main__":

@@ -55,8 +55,6 @@ LONGEST = 96
 INPUTS = ("query", "key", "value")
 # Asks Prometheus' HTTP API: a path, and parameters.
 Ask = Callable[..., Any]
-# The inputs of a request by name.
-Rows = dict[str, Any]
 
 
 class ProgramNotFoundError(Exception):
@@ -71,8 +69,8 @@ class Finding(NamedTuple):
     problem: str
 
 
-def main() -> int:
-    """Checks, and returns the exit status."""
+def main() -> None:
+    """Checks, and ends with the exit status."""
     parser = argparse.ArgumentParser(description="Checks the dashboard and the rules under a real load.")
     parser.add_argument("--repository", type=Path, required=True, help="models to serve; it is not changed")
     parser.add_argument("--seconds", type=float, default=120, help="how long the load lasts, in seconds")
@@ -80,13 +78,12 @@ def main() -> int:
     try:
         findings = check(arguments.repository, arguments.seconds)
     except ProgramNotFoundError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        parser.error(str(error))
     failed = [each for each in findings if each.problem]
     for each in failed:
         print(f"{each.name}: {each.problem}\n    {each.expression.strip()}")
     print(f"{len(findings)} queries and rules checked, {len(failed)} failed")
-    return 1 if failed else 0
+    sys.exit(bool(failed))
 
 
 def check(repository: Path, seconds: float) -> list[Finding]:
@@ -95,8 +92,8 @@ def check(repository: Path, seconds: float) -> list[Finding]:
     Raises:
         ProgramNotFoundError: Prometheus is not installed.
     """
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    with ExitStack() as stack, tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         models = folder / "models"
         shutil.copytree(repository, models)
         (name, *_) = sorted(path.name for path in models.iterdir() if path.is_dir())
@@ -130,12 +127,11 @@ def find_program(name: str) -> str:
     Raises:
         ProgramNotFoundError: It is neither on PATH nor where its environment variable says.
     """
-    found = shutil.which(os.environ.get(PROGRAMS[name]) or name)
-    if found is None:
-        raise ProgramNotFoundError(
-            f"{name} is not installed: it is neither on PATH nor what {PROGRAMS[name]} says"
-        )
-    return found
+    if found := shutil.which(os.environ.get(PROGRAMS[name]) or name):
+        return found
+    raise ProgramNotFoundError(
+        f"{name} is not installed: it is neither on PATH nor what {PROGRAMS[name]} says"
+    )
 
 
 @contextmanager
@@ -184,9 +180,8 @@ def _is_ready(address: str) -> bool:
 
 def _ask(address: str, path: str, **parameters: object) -> Any:
     """The data of an answer. Raises RuntimeError if Prometheus refuses the question."""
-    url = f"http://{address}/api/v1/{path}?{urlencode(parameters)}"
     try:
-        with urllib.request.urlopen(url) as response:
+        with urllib.request.urlopen(f"http://{address}/api/v1/{path}?{urlencode(parameters)}") as response:
             return json.load(response)["data"]
     except urllib.error.HTTPError as error:
         raise RuntimeError(f"{path} {parameters}: {error.read().decode()}") from error
@@ -194,23 +189,18 @@ def _ask(address: str, path: str, **parameters: object) -> Any:
 
 def queries() -> list[tuple[str, str]]:
     """The panel's title and the expression for Prometheus of every query of the dashboard."""
-    found = []
-    for panel in json.loads(DASHBOARD.read_text())["panels"]:
-        for target in panel.get("targets", ()):
-            expression = target["expr"]
-            for variable, value in VARIABLES.items():
-                expression = expression.replace(variable, value)
-            found.append((panel["title"], expression))
-    return found
+    text = DASHBOARD.read_text()
+    for variable, value in VARIABLES.items():
+        text = text.replace(variable, value)
+    panels = json.loads(text)["panels"]
+    return [(panel["title"], target["expr"]) for panel in panels for target in panel.get("targets", ())]
 
 
 def _panels(ask: Ask, start: float, end: float) -> Iterator[Finding]:
     """Evaluates every query of the dashboard."""
     for title, expression in queries():
         try:
-            found = ask("query_range", query=expression, start=start, end=end, step=INTERVAL_SECONDS)[
-                "result"
-            ]
+            found = ask("query_range", query=expression, start=start, end=end, step=INTERVAL_SECONDS)
         except RuntimeError as error:
             yield Finding(title, expression, str(error))
             continue
@@ -239,41 +229,42 @@ def _call(target: str, seed: int, ended: threading.Event) -> None:
     """Sends requests of every kind, most of them good, and ignores that some are refused."""
     rng = np.random.default_rng(seed)
     with AttentionClient(target, timeout=20.0) as client:
-        models = [model for model in client.models() if model.state == "ready"]
-        vectors = [model for model in models if _takes_vectors(model)]
-        texts = [model.name for model in models if model.accepts_text]
-
-        def several(name: str, inputs: Rows) -> object:
-            lists: dict[str, Any] = {key: [rows] * 4 for key, rows in inputs.items()}
-            return client.attend(name, **lists)
-
-        def text(_name: str, _inputs: Rows) -> object:
-            return client.attend_text(texts[0], "Life is short, eat dessert first") if texts else None
-
-        kinds: list[Callable[[str, Rows], object]] = [
-            *[lambda name, inputs: client.attend(name, **inputs)] * 40,
-            *[several] * 10,
-            *[lambda name, inputs: client.attend(name, **inputs, return_weights=True)] * 5,
-            *[lambda name, inputs: list(client.attend_stream(name, [AttendInputs(**inputs)] * 8))] * 5,
-            *[text] * 5,
-            lambda name, _: client.attend(name, np.ones((2, 3), np.float32)),  # of a wrong width
-            lambda name, inputs: client.attend(f"unknown-{name}", **inputs),
-            lambda name, inputs: client.attend(name, **inputs, timeout=0.002),
-        ]
+        vectors, texts = _ready_models(client)
         while not ended.is_set():
             model = vectors[rng.integers(len(vectors))]
-            with suppress(AttentionClientError):
-                kinds[rng.integers(len(kinds))](model.name, _inputs(model, rng))
+            name, inputs = model.name, _inputs(model, rng)
+            several: dict[str, Any] = {key: [rows] * 4 for key, rows in inputs.items()}
+            requests: list[Callable[[], object]] = [
+                *[partial(client.attend, name, **inputs)] * 20,
+                *[partial(client.attend, name, **several)] * 5,
+                partial(client.attend, name, **inputs, return_weights=True),
+                partial(_stream, client, name, inputs),
+                *[partial(client.attend_text, text, "Life is short, eat dessert first") for text in texts],
+                partial(client.attend, name, np.ones((2, 3), np.float32)),  # of a wrong width
+                partial(client.attend, f"unknown-{name}", **inputs),
+                partial(client.attend, name, **inputs, timeout=0.002),
+            ]
+            for request in requests:
+                with suppress(AttentionClientError):
+                    request()
 
 
-def _takes_vectors(model: ModelInfo) -> bool:
-    return all(spec.name in INPUTS for spec in model.inputs if not spec.optional)
+def _stream(client: AttentionClient, name: str, inputs: dict[str, Any]) -> None:
+    for _ in client.attend_stream(name, [AttendInputs(**inputs)] * 8):
+        pass
 
 
-def _inputs(model: ModelInfo, rng: np.random.Generator) -> Rows:
+def _ready_models(client: AttentionClient) -> tuple[list[ModelInfo], list[str]]:
+    """The models that take vectors, and the names of those that take text."""
+    ready = [model for model in client.models() if model.state == "ready"]
+    vectors = [own for own in ready if all(spec.name in INPUTS for spec in own.inputs if not spec.optional)]
+    return vectors, [model.name for model in ready if model.accepts_text]
+
+
+def _inputs(model: ModelInfo, rng: np.random.Generator) -> dict[str, Any]:
     """One sequence for each input of a model, as long as its axis."""
     lengths: dict[str | int, int] = {}
-    found: Rows = {}
+    found = {}
     for spec in model.inputs:
         if not spec.optional:
             length = lengths.setdefault(spec.axes[1], int(rng.integers(1, LONGEST)))
@@ -284,11 +275,10 @@ def _inputs(model: ModelInfo, rng: np.random.Generator) -> Rows:
 def _burst(target: str, ended: threading.Event) -> None:
     """Sends more calls at once than the server takes, every few seconds."""
     with AttentionClient(target, max_retries=0) as client, ThreadPoolExecutor(BURST) as pool:
-        (model, *_) = [model for model in client.models() if model.state == "ready" and _takes_vectors(model)]
+        (model, *_), _ = _ready_models(client)
         rows = _inputs(model, np.random.default_rng(0))
-        attend: Callable[..., object] = client.attend
         while not ended.wait(BURST_SECONDS):
-            calls = [pool.submit(attend, model.name, **rows) for _ in range(BURST)]
+            calls = [pool.submit(client.attend, model.name, **rows) for _ in range(BURST)]
             for call in calls:
                 call.exception()  # waits; that some are refused is intended
 
@@ -304,4 +294,4 @@ def _swap(target: str, name: str, ended: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

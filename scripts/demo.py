@@ -6,6 +6,7 @@
 import argparse
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,11 @@ def _show_sentence(client: AttentionClient) -> bool:
     module = build_preset("sentence-self-attention")
     if not isinstance(module, TextAttention):
         raise TypeError("the preset takes text")
-    result = client.attend_text("sentence-self-attention", SENTENCE)
+    served = client.attend_text("sentence-self-attention", SENTENCE).context_vectors
     tokens = module.tokenizer.encode(SENTENCE)
     eager = _eager(module, np.array(tokens.ids))
     console.print(f"{SENTENCE!r} through sentence-self-attention:")
-    table = Table("word", "served", "eager PyTorch")
-    for word, ours, theirs in zip(tokens.tokens, result.context_vectors, eager, strict=True):
-        table.add_row(word, _row(ours), _row(theirs))
-    console.print(table)
-    return _verdict([result.context_vectors], [eager])
+    return _compare("word", tokens.tokens, [row[None] for row in served], [row[None] for row in eager])
 
 
 def _show_batch(client: AttentionClient) -> bool:
@@ -69,19 +66,23 @@ def _show_batch(client: AttentionClient) -> bool:
     module = build_preset("multi-head-768x12")
     rng = np.random.default_rng(0)
     sequences = [rng.standard_normal((length, 768), dtype=np.float32) for length in LENGTHS]
-    result = client.attend("multi-head-768x12", sequences)
-    eager = [_eager(module, sequence) for sequence in sequences]
-    table = Table(
-        "length",
-        "served",
-        "eager PyTorch",
-        "largest difference",
-        title="one request through multi-head-768x12",
-    )
-    for ours, theirs in zip(result.context_vectors, eager, strict=True):
-        table.add_row(str(len(ours)), _row(ours[0]), _row(theirs[0]), f"{np.abs(ours - theirs).max():.2g}")
+    served = client.attend("multi-head-768x12", sequences).context_vectors
+    console.print("one request through multi-head-768x12:")
+    return _compare("length", map(str, LENGTHS), served, [_eager(module, each) for each in sequences])
+
+
+def _compare(label: str, labels: Iterable[str], served: list[Array], eager: list[Array]) -> bool:
+    """Prints the first vector of each result beside eager PyTorch's; whether all vectors agree."""
+    table = Table(label, "served", "eager PyTorch", "largest difference")
+    pairs = list(zip(served, eager, strict=True))
+    for name, (ours, theirs) in zip(labels, pairs, strict=True):
+        table.add_row(name, _row(ours[0]), _row(theirs[0]), f"{np.abs(ours - theirs).max():.2g}")
     console.print(table)
-    return _verdict(result.context_vectors, eager)
+    error = max(FP32_TOLERANCE.error(*pair) for pair in pairs)
+    agree = all(FP32_TOLERANCE.holds(*pair) for pair in pairs)
+    tolerance = f"{FP32_TOLERANCE.atol:g} + {FP32_TOLERANCE.rtol:g} x |value|"
+    console.print(f"largest difference {error:.2g}; {'within' if agree else 'MISSES'} {tolerance}\n")
+    return agree
 
 
 def _eager(module: MultiHeadAttention | TextAttention, sequence: Array) -> Array:
@@ -94,15 +95,6 @@ def _eager(module: MultiHeadAttention | TextAttention, sequence: Array) -> Array
 
 def _row(vector: Array) -> str:
     return " ".join(f"{value: .6f}" for value in vector[:SHOWN])
-
-
-def _verdict(served: list[Array], eager: list[Array]) -> bool:
-    pairs = list(zip(served, eager, strict=True))
-    error = max(FP32_TOLERANCE.error(*pair) for pair in pairs)
-    agree = all(FP32_TOLERANCE.holds(*pair) for pair in pairs)
-    tolerance = f"{FP32_TOLERANCE.atol:g} + {FP32_TOLERANCE.rtol:g} x |value|"
-    console.print(f"largest difference {error:.2g}; {'within' if agree else 'MISSES'} {tolerance}\n")
-    return agree
 
 
 if __name__ == "__main__":

@@ -4,10 +4,8 @@
 `<!-- end -->`.
 """
 
-import importlib
-import pkgutil
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -16,9 +14,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
-from attention_serving import server
 from attention_serving.server.command_line import shown_default
-from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.observe.prometheus import PROCESS, ProcessesCollector
 from attention_serving.server.settings import SECTIONS, Settings
@@ -52,22 +48,18 @@ def settings_table() -> str:
     rows = []
     for section, fields in SECTIONS.items():
         rows.append((f"**{section}**", "", "", "", ""))
-        rows += [
-            (
-                f"`--{name.replace('_', '-')}`",
-                f"`ATTENTION_{name.upper()}`",
-                _unit(name, field),
-                _default(field),
-                str(field.description),
-            )
-            for name, field in fields.model_fields.items()
-        ]
+        for name, field in fields.model_fields.items():
+            flag, variable = f"`--{name.replace('_', '-')}`", f"`ATTENTION_{name.upper()}`"
+            rows.append((flag, variable, _unit(name, field), _default(field), str(field.description)))
     return _table(("setting", "environment", "unit", "default", "meaning"), rows)
 
 
 def metrics_table() -> str:
     """Every metric that a server publishes: name, type, labels, how workers are combined, and help."""
-    return _table(("metric", "type", "labels", "workers", "meaning"), [_metric(each) for each in metrics()])
+    rows = []
+    for name, kind, labels, mode, text in metrics():
+        rows.append((f"`{name}`", kind, ", ".join(f"`{label}`" for label in labels), mode, text))
+    return _table(("metric", "type", "labels", "workers", "meaning"), rows)
 
 
 def metrics() -> list[tuple[str, str, tuple[str, ...], str, str]]:
@@ -81,24 +73,6 @@ def metrics() -> list[tuple[str, str, tuple[str, ...], str, str]]:
         name = _exposed(family.name, family.type)
         found.append((name, family.type, (PROCESS,), EACH, family.documentation))
     return found
-
-
-def error_kinds() -> list[type[EngineError]]:
-    """The classes of errors that a request can end with, one for each reason."""
-    for module in pkgutil.walk_packages(server.__path__, "attention_serving.server."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
-    by_reason: dict[str, type[EngineError]] = {}
-    for kind in _with_subclasses(EngineError):
-        by_reason.setdefault(kind.reason, kind)
-    return [by_reason[reason] for reason in sorted(by_reason)]
-
-
-def _with_subclasses(kind: type[EngineError]) -> Iterator[type[EngineError]]:
-    yield kind
-    for subclass in kind.__subclasses__():
-        if subclass.__module__.startswith("attention_serving.server."):
-            yield from _with_subclasses(subclass)
 
 
 def _collectors(registry: CollectorRegistry) -> list[MetricWrapperBase]:
@@ -116,11 +90,6 @@ def _exposed(name: str, kind: str) -> str:
     return f"{name.removesuffix('_total')}_total" if kind == "counter" else name
 
 
-def _metric(metric: tuple[str, str, tuple[str, ...], str, str]) -> tuple[str, ...]:
-    name, kind, labels, mode, text = metric
-    return f"`{name}`", kind, ", ".join(f"`{label}`" for label in labels), mode, text
-
-
 def _unit(name: str, field: FieldInfo) -> str:
     kind: Any = field.annotation
     if get_origin(kind) is Literal:
@@ -133,13 +102,12 @@ def _unit(name: str, field: FieldInfo) -> str:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    value = field.default
-    if isinstance(value, bool):
-        return "on" if value else "off"
+    if isinstance(field.default, bool):
+        return "on" if field.default else "off"
     shown = shown_default(field)
     if shown is None:
         return "none"
-    return shown if isinstance(value, int | float) else f"`{shown}`"
+    return shown if isinstance(field.default, int | float) else f"`{shown}`"
 
 
 def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
@@ -147,10 +115,7 @@ def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {
-    "settings": settings_table,
-    "metrics": metrics_table,
-}
+TABLES: dict[str, Callable[[], str]] = {"settings": settings_table, "metrics": metrics_table}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """reference.md is generated, operations.md and limits.md are complete, links of all pages lead somewhere."""
 
+import importlib
+import pkgutil
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -8,11 +11,13 @@ import pytest
 import yaml
 from pydantic import ByteSize
 
+from attention_serving import server
 from attention_serving.server.command_line import CONFIG
+from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.engine.limits import MIB
 from attention_serving.server.http.app import STATUSES
 from attention_serving.server.settings import Settings
-from scripts.generate_operations_page import error_kinds, generated, metrics
+from scripts.generate_operations_page import generated, metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/operations.md").read_text()
@@ -47,6 +52,24 @@ def test_metrics_in_the_text_exist() -> None:
     for name in re.findall(r"(?<!:)\battention_[a-z_]+\b", PAGE):
         known = {re.sub(r"_(bucket|sum|count)$", "", name), name} & names
         assert known or name == "attention_client", name
+
+
+def error_kinds() -> list[type[EngineError]]:
+    """The classes of errors that a request can end with, one for each reason."""
+    for module in pkgutil.walk_packages(server.__path__, "attention_serving.server."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    by_reason: dict[str, type[EngineError]] = {}
+    for kind in with_subclasses(EngineError):
+        by_reason.setdefault(kind.reason, kind)
+    return [by_reason[reason] for reason in sorted(by_reason)]
+
+
+def with_subclasses(kind: type[EngineError]) -> Iterator[type[EngineError]]:
+    yield kind
+    for subclass in kind.__subclasses__():
+        if subclass.__module__.startswith("attention_serving.server."):
+            yield from with_subclasses(subclass)
 
 
 def test_every_reason_has_a_row_with_its_status_and_what_to_do() -> None:

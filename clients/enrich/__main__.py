@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 try:
-    from attention_client.enrich.cli import make_app
+    import typer
+    from attention_client.enrich.cli import make_command
 except ImportError as error:
     sys.exit(f"error: {error}; install it: pip install './clients/python[enrich]' '.[cpu,enrich]'")
 
@@ -17,17 +18,20 @@ from attention_serving.enrich import enrich
 
 IN_PROCESS = "Without servers"
 
-app = make_app(
-    enrich,
-    "Add context vectors or embeddings to a table as a new column: on servers, in this process or on Ray.\n\n"
-    "Exactly one of --server and --model-repository is required.",
-    own={
-        "model_repository": (IN_PROCESS, "FOLDER", Path | None, None),
-        "provider": (IN_PROCESS, None, Literal["cpu", "cuda"], "cpu"),
-        "engine": (IN_PROCESS, None, Literal["ray"] | None, None),
-        "workers": (IN_PROCESS, "ACTORS", int | None, None),
-        "cores_per_worker": (IN_PROCESS, "CORES", int, 1),
-    },
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app.command()(
+    make_command(
+        enrich,
+        "Add context vectors or embeddings to a table as a new column: on servers, in this process or on Ray.\n\n"
+        "Exactly one of --server and --model-repository is required.",
+        own={
+            "model_repository": (IN_PROCESS, "FOLDER", Path | None, None),
+            "provider": (IN_PROCESS, None, Literal["cpu", "cuda"], "cpu"),
+            "engine": (IN_PROCESS, None, Literal["ray"] | None, None),
+            "workers": (IN_PROCESS, "ACTORS", int | None, None),
+            "cores_per_worker": (IN_PROCESS, "CORES", int, 1),
+        },
+    )
 )
 
 

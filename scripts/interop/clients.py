@@ -23,23 +23,20 @@ async def kserve(grpc_target: str, http_url: str, model: str, data: str) -> None
         tensor.set_data_from_numpy(arrays["query"], binary_data=binary)
         return InferRequest(model_name=model, infer_inputs=[tensor])
 
-    def compare(answer: object) -> None:
-        outputs = {output.name: output for output in answer.outputs}
-        np.testing.assert_array_equal(outputs["context_vectors"].as_numpy(), arrays["context_vectors"])
-
-    async with InferenceGRPCClient(grpc_target) as client:
-        for call, arguments in questions:
-            assert await getattr(client, call)(*arguments)
-            print("gRPC", call)
-        compare(await client.infer(request(binary=True)))
-        print("gRPC infer")
-    async with InferenceRESTClient(RESTConfig(protocol="v2")) as client:
-        for call, arguments in questions:
-            assert await getattr(client, call)(http_url, *arguments)
-            print("HTTP", call)
-        for binary in (False, True):
-            compare(await client.infer(http_url, request(binary=binary), model))
-            print("HTTP infer,", "binary" if binary else "JSON")
+    for kind, client, where in (
+        ("gRPC", InferenceGRPCClient(grpc_target), ()),
+        ("HTTP", InferenceRESTClient(RESTConfig(protocol="v2")), (http_url,)),
+    ):
+        async with client:
+            for call, arguments in questions:
+                assert await getattr(client, call)(*where, *arguments)
+                print(kind, call)
+            for binary in (True, False) if where else (True,):
+                answer = await client.infer(*where, request(binary=binary), *([model] if where else []))
+                outputs = {output.name: output for output in answer.outputs}
+                found = outputs["context_vectors"].as_numpy()
+                np.testing.assert_array_equal(found, arrays["context_vectors"])
+                print(kind, "infer,", "binary" if binary else "JSON")
 
 
 async def mlserver(grpc_target: str, _http_url: str, model: str, data: str) -> None:
@@ -54,15 +51,10 @@ async def mlserver(grpc_target: str, _http_url: str, model: str, data: str) -> N
     arrays = np.load(data)
     with grpc.insecure_channel(grpc_target) as channel:
         stub = GRPCInferenceServiceStub(channel)
-        for call, request, field in (
-            ("ServerLive", pb.ServerLiveRequest(), "live"),
-            ("ServerReady", pb.ServerReadyRequest(), "ready"),
-            ("ModelReady", pb.ModelReadyRequest(name=model), "ready"),
-            ("ServerMetadata", pb.ServerMetadataRequest(), "name"),
-            ("ModelMetadata", pb.ModelMetadataRequest(name=model), "inputs"),
-        ):
-            assert getattr(getattr(stub, call)(request), field)
-            print(call)
+        assert stub.ServerReady(pb.ServerReadyRequest()).ready
+        assert stub.ModelReady(pb.ModelReadyRequest(name=model)).ready
+        assert stub.ModelMetadata(pb.ModelMetadataRequest(name=model)).inputs
+        print("ServerReady, ModelReady, ModelMetadata")
         request = InferenceRequest(inputs=[NumpyCodec.encode_input("query", arrays["query"])])
         for raw in (False, True):
             message = converters.ModelInferRequestConverter.from_types(request, model, use_raw=raw)

@@ -7,13 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import typer
 from attention_client import AttentionClient
 from attention_client._commands.app import app
 from numpy.testing import assert_allclose
 from typer.testing import CliRunner, Result
 
-from attention_serving.enrich.__main__ import app as enrich_app
 from scripts.local_server import ServerProcess
 from tests.encoders.repository import SENTENCE
 from tests.encoders.texts import ATOL, RTOL, TEXTS
@@ -54,23 +52,18 @@ def test_weights_of_one_layer(server: list[str], sentence_client: AttentionClien
     assert "--layer: expected 0 to 2; found 3" in refused.output
 
 
-@pytest.mark.parametrize("command", [app, enrich_app], ids=["attention-client", "python -m clients.enrich"])
 def test_enrich_embeds_passages_of_joined_columns(
     server: list[str],
     sentence_repository: Path,
     sentence_client: AttentionClient,
     tmp_path: Path,
-    command: typer.Typer,
 ) -> None:
     source, output = tmp_path / "in.parquet", tmp_path / "out.parquet"
     pq.write_table(pa.table({"title": ["A", None], "body": ["b " * 40, None]}), source)
-    where = ["enrich", source, output, *server] if command is app else [source, output, *server]
     tokenizer = sentence_repository / SENTENCE / "1/tokenizer.json"
     texts = ["--model", SENTENCE, "--template", "{title}\\n{body}", "--prompt", "query", "--dimensions", 8]
     cut = ["--passage-tokens", 40, "--passage-overlap", 4, "--passages", "lists", "--tokenizer", tokenizer]
-    arguments = [str(argument) for argument in [*where, *texts, *cut, "--truncate", "--json", "--quiet"]]
-    done = runner.invoke(command, arguments)
-    assert done.exit_code == 0, done.output
+    done = run("enrich", source, output, *server, *texts, *cut, "--truncate", "--json", "--quiet")
     found = pq.read_table(output).to_pylist()
     assert found[0]["passage"][0].startswith("A\nb b")
     assert json.loads(done.stdout)["passages"] == len(found[0]["passage"]) > 2

@@ -1,11 +1,11 @@
 """The examples of vector stores find the passages that NumPy finds; the blocks of docs/encoders.md run."""
 
-import importlib.util
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -42,16 +42,12 @@ def passages(sentence_repository: Path, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def query(sentence_client: AttentionClient) -> NDArray[np.float32]:
-    return sentence_client.embed(SENTENCE, QUERY)
+    embedding: NDArray[np.float32] = sentence_client.embed(SENTENCE, QUERY)
+    return embedding
 
 
-def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def example(name: str) -> SimpleNamespace:
+    return SimpleNamespace(**runpy.run_path(str(EXAMPLES / f"{name}.py")))
 
 
 def check(found: Found, passages: Path, query: NDArray[np.float32]) -> None:
@@ -65,22 +61,16 @@ def check(found: Found, passages: Path, query: NDArray[np.float32]) -> None:
     assert_allclose([by_text[text] for text, _ in found], similarities[best], atol=1e-5)
 
 
-def test_duckdb_finds_the_nearest_passages(passages: Path, query: NDArray[np.float32]) -> None:
-    check(example("duckdb_search").search(str(passages), query, COUNT), passages, query)
-
-
-def test_faiss_finds_the_nearest_passages(passages: Path, query: NDArray[np.float32]) -> None:
-    pytest.importorskip("faiss")
-    check(example("faiss_search").search(str(passages), query, COUNT), passages, query)
-
-
-def test_lancedb_finds_the_nearest_passages(
-    passages: Path, query: NDArray[np.float32], tmp_path: Path
+@pytest.mark.parametrize("store", ["duckdb", "faiss", "lancedb"])
+def test_a_store_finds_the_nearest_passages(
+    passages: Path, query: NDArray[np.float32], tmp_path: Path, store: str
 ) -> None:
-    pytest.importorskip("lancedb")
-    module = example("lancedb_search")
-    module.store(str(passages), str(tmp_path))
-    check(module.search(str(tmp_path), query, COUNT), passages, query)
+    pytest.importorskip(store)
+    module, stored = example(f"{store}_search"), passages
+    if store == "lancedb":
+        module.store(str(passages), str(tmp_path))
+        stored = tmp_path
+    check(module.search(str(stored), query, COUNT), passages, query)
 
 
 def test_the_script_for_pgvector_has_every_passage(passages: Path) -> None:

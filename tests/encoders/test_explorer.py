@@ -4,8 +4,6 @@ import base64
 import json
 import os
 import shutil
-import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from tests.encoders.repository import INT8, SENTENCE
 from tests.server.http.clients import http_port
 from tests.server.samples import CROSS
 from tests.server.security.samples import entry, write_tokens
+from tests.support import node_package
 from tests.support.artifacts import link_tree
 from tests.support.encoders import LAYERS
 
@@ -31,7 +30,6 @@ PACKAGE = ROOT / "clients/explorer"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 TOKEN = "explorer-token"  # noqa: S105 - of this test's server only
 TEXT = "dessert first"
-PATIENCE_SECONDS = 200
 
 
 @pytest.fixture(scope="module")
@@ -134,65 +132,34 @@ def browser() -> str:
 def test_the_page_in_a_browser(explored: ServerProcess, tmp_path: Path) -> None:
     """Runs clients/explorer/test/browser.test.ts."""
     chromium = browser()
-    write_masked(tmp_path / "masked.html")
-    write_large(tmp_path / "large.html")
+    # A mask forbids three pairs; a pair that is allowed has the weight 0.
+    few = np.array([[[[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]]], np.float32)
+    write_answer(tmp_path / "masked.html", few, np.array([[True, True, False], [True, False, False]]))
+    scores = np.random.default_rng(0).random((12, 12, 128, 128), np.float32)
+    write_answer(tmp_path / "large.html", scores / scores.sum(-1, keepdims=True))
     variables = {
+        **os.environ,
         "EXPLORER_BROWSER": chromium,
         "EXPLORER_URL": f"http://127.0.0.1:{http_port(explored.log)}/explore",
         "EXPLORER_TOKEN": TOKEN,
         "EXPLORER_FOLDER": str(tmp_path),
     }
-    status, printed = run_to_the_end([shutil.which("npm") or "npm", "test"], variables)
-    assert status == 0, printed
-    assert "skipped 0" in printed
+    done = node_package.run(PACKAGE, "npm", "test", env=variables)
+    node_package.succeed(done)
+    assert "skipped 0" in done.stdout
 
 
-def run_to_the_end(command: list[str], variables: dict[str, str]) -> tuple[int, str]:
-    """Exit status and output of a command in the package. One that takes too long ends with its browser."""
-    with subprocess.Popen(
-        command,
-        cwd=PACKAGE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, **variables},
-        start_new_session=True,
-    ) as process:
-        try:
-            printed, _ = process.communicate(timeout=PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGTERM)
-            printed, _ = process.communicate()
-    return process.returncode, printed
-
-
-def write_masked(path: Path) -> None:
-    """One head, of which a mask forbids three pairs; a pair that is allowed has the weight 0."""
-    weights = np.array([[[[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]]], np.float32)
+def write_answer(path: Path, weights: Any, mask: Any = None) -> None:
+    """Writes the page of an answer with these weights: (L, H, Tq, Tk)."""
+    layers, _, queries, keys = weights.shape
     answer = PageAnswer(
-        model="masked",
+        model=path.stem,
         version="7",
-        subject="query (2, 3)",
-        queries=["0", "1"],
-        keys=["0", "1", "2"],
+        subject=f"query ({queries}, {keys})",
+        queries=[str(index) for index in range(queries)],
+        keys=[str(index) for index in range(keys)],
         weights=weights,
-        patterns=[PatternInfo(causal=False, window=0)],
-        mask=np.array([[True, True, False], [True, False, False]]),
-    )
-    save([answer], path)
-
-
-def write_large(path: Path) -> None:
-    """12 layers of 12 heads for 128 tokens."""
-    rows = [f"token{index}" for index in range(128)]
-    scores = np.random.default_rng(0).random((12, 12, 128, 128), np.float32)
-    answer = PageAnswer(
-        model="large",
-        version="1",
-        subject="128 tokens",
-        queries=rows,
-        keys=rows,
-        weights=scores / scores.sum(-1, keepdims=True),
-        patterns=[PatternInfo(causal=False, window=0)] * 12,
+        patterns=[PatternInfo(causal=False, window=0)] * layers,
+        mask=mask,
     )
     save([answer], path)

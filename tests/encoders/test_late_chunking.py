@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import grpc
 import numpy as np
 import pytest
 import torch
@@ -17,9 +16,6 @@ from attention_client import (
 from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
-from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from scripts.local_server import ServerProcess
 from tests.encoders.repository import DIMENSIONS, SENTENCE, SHORT, TRUNCATING
 from tests.encoders.texts import ATOL, RTOL, TEXTS, expected_of, token_ids
 from tests.support import encoders
@@ -103,29 +99,6 @@ def test_what_models_allow(encoder_client: AttentionClient) -> None:
     (result,) = encoder_client.attend_stream(TRUNCATING, [TextInputs("abcdef", return_offsets=True)])
     prompt = [[0, 0]] * (1 + len("query: "))
     assert np.asarray(result.offsets).tolist() == [*prompt, [0, 1], [1, 2], [2, 3], [0, 0]]
-
-
-def test_parts_in_a_stream_of_the_typed_protocol(
-    sentence_server: ServerProcess, sentence_client: AttentionClient
-) -> None:
-    request = pb.AttendRequest(
-        model_name=SENTENCE,
-        text=pb.TextSequences(texts=TEXTS[:1]),
-        embedding=pb.EmbeddingOptions(dimensions=8, spans=pb.Spans(lengths=[2], starts=[0, 5], ends=[4, 32])),
-        return_offsets=True,
-    )
-    beyond = pb.AttendRequest()
-    beyond.CopyFrom(request)
-    beyond.embedding.spans.ends[1] = 33
-    with grpc.insecure_channel(sentence_server.target) as channel:
-        requests = [pb.AttendStreamRequest(id=str(i), request=own) for i, own in enumerate((request, beyond))]
-        good, refused = AttentionServiceStub(channel).AttendStream(iter(requests), timeout=60)
-    vectors = np.frombuffer(good.response.context_vectors.data, np.float32).reshape(2, 8)
-    expected = sentence_client.embed(SENTENCE, TEXTS[0], spans=[(0, 4), (5, 32)], dimensions=8)
-    assert_allclose(vectors, expected, rtol=RTOL, atol=ATOL)
-    assert list(good.response.context_vectors.lengths) == [2]
-    assert list(good.response.token_offsets.lengths) == list(good.response.token_counts)
-    assert (refused.error.reason, refused.error.field) == ("INVALID_FIELD", "spans")
 
 
 def test_offsets_of_tokens(sentence_client: AttentionClient) -> None:

@@ -12,7 +12,7 @@ from attention_client import AttentionClient
 from numpy.testing import assert_allclose
 
 from attention_serving.server import NAME
-from tests.encoders.repository import SENTENCE, SHORT, TRUNCATING
+from tests.encoders.repository import SENTENCE
 from tests.encoders.texts import ATOL, RTOL, TEXTS, expected_of, token_ids
 from tests.support import encoders
 
@@ -75,14 +75,6 @@ def test_dimensions_and_this_servers_own_members(
     assert_allclose(answer.data[0].embedding, same, rtol=RTOL, atol=ATOL)
     assert answer.model_extra == {"truncated": [1]}
     assert answer.usage.prompt_tokens == len("query: a") + 2 + encoders.POSITIONS
-
-
-@pytest.mark.thorough
-def test_a_model_that_cuts_says_so(encoder_http_port: int) -> None:
-    body = {"model": TRUNCATING, "input": ["a longer text", "a"], "prompt": ""}
-    status, answer = post(encoder_http_port, body)
-    assert (status, answer["truncated"]) == (200, [0])
-    assert answer["usage"]["prompt_tokens"] == SHORT + 3
 
 
 def test_the_packages_errors(client: openai.OpenAI) -> None:

@@ -70,27 +70,6 @@ def test_every_family_equals_the_library(encoder_client: AttentionClient, name: 
     assert_token_ids(encoder_client, name, name, normalised=False)
 
 
-def test_every_output_by_name(sentence_client: AttentionClient) -> None:
-    ids = {"token_ids": [encoders.random_ids("bert", length) for length in (3, 9)]}
-    assert list(sentence_client.infer(SENTENCE, ids).outputs) == ["embedding"]
-    names = ["attention_weights", "embedding", "context_vectors"]
-    found = sentence_client.infer(SENTENCE, ids, outputs=names).outputs
-    assert list(found) == names
-    for index, sequence in enumerate(ids["token_ids"]):
-        expected = encoders.expected("bert", library_model("bert"), sequence, normalised=True)
-        for name, own in zip(names, (expected.weights, expected.embedding, expected.tokens), strict=True):
-            assert_allclose(found[name][index], own.numpy(), rtol=RTOL, atol=ATOL)
-
-
-@pytest.mark.thorough
-def test_more_texts_than_one_request_takes(sentence_client: AttentionClient) -> None:
-    texts = [f"{index % 50} times dessert" for index in range(10_000)]
-    found = sentence_client.embed(SENTENCE, texts)
-    assert found.shape == (10_000, encoders.WIDTH)
-    sample = [0, 49, 1023, 1024, 9_999]
-    assert_embeddings(found[sample], "bert", [texts[index] for index in sample], normalised=True)
-
-
 def test_a_prompt_is_put_before_each_text(sentence_client: AttentionClient) -> None:
     found = sentence_client.embed(SENTENCE, list(TEXTS), prompt="query")
     assert_embeddings(found, "bert", [f"query: {text}" for text in TEXTS], normalised=True)

@@ -24,7 +24,7 @@ def tokens(*arguments: str) -> str:
 def is_accepted(server: ServerProcess, token: str) -> bool:
     with AttentionClient(server.target, token=token, timeout=60) as client:
         try:
-            return client.attend(SELF, np.ones((3, 4), np.float32)).context_vectors.shape == (3, 4)
+            return bool(client.attend(SELF, np.ones((3, 4), np.float32)).context_vectors.shape == (3, 4))
         except UnauthenticatedError:
             return False
 

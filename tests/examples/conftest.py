@@ -56,13 +56,6 @@ def example_server(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture
-def small_server(artifacts: Path, tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server of the same models for one call at a time."""
-    with _serving(artifacts, tmp_path, "--max-concurrent-calls=1") as process:
-        yield process
-
-
-@pytest.fixture
 def run() -> Run:
     """Runs an example in this process, as `python -m examples.NAME` does, and returns its exit status."""
 

@@ -6,9 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 
-import numpy as np
 import pytest
 from attention_client import AttentionClient
 from numpy.testing import assert_allclose
@@ -19,7 +17,6 @@ from scripts.local_server import ROOT, ServerProcess
 from tests.encoders.repository import SENTENCE
 from tests.encoders.texts import ATOL, RTOL, TEXTS
 from tests.server.http.clients import head
-from tests.server.samples import SELF
 
 pytestmark = pytest.mark.thorough
 # A port on which nothing listens.
@@ -54,40 +51,11 @@ def test_what_the_service_or_the_model_refuses_is_the_callers_mistake(web: TestC
     assert answer.json()["error"]
 
 
-def test_an_overloaded_server_is_503_with_the_time_of_the_next_attempt(small_server: ServerProcess) -> None:
-    def endless() -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
-        while True:
-            yield np.ones((1, 4), np.float32)
-
-    app = make_app(small_server.target, SENTENCE, timeout=PATIENCE_SECONDS)
-    with (
-        TestClient(app) as web,
-        AttentionClient(small_server.target) as client,
-        closing(client.attend_stream(SELF, endless(), max_in_flight=1)) as stream,
-    ):
-        next(stream)  # the server has accepted it
-        answer = web.post("/embed", content=BODY)
-    assert answer.status_code == 503
-    assert int(answer.headers["retry-after"]) >= 1
-
-
 def test_an_absent_server_is_503() -> None:
     with TestClient(make_app(NOWHERE, SENTENCE, timeout=PATIENCE_SECONDS)) as web:
         for answer in (web.post("/embed", content=BODY), web.get("/ready")):
             assert answer.status_code == 503
             assert answer.headers["retry-after"] == "1"
-
-
-def test_a_server_that_does_not_answer_in_time_is_504(example_server: ServerProcess) -> None:
-    with TestClient(make_app(example_server.target, SENTENCE, timeout=1)) as web:
-        # A busy machine may need more than a second to connect.
-        assert any(web.post("/embed", content=BODY).status_code == 200 for _ in range(PATIENCE_SECONDS))
-        example_server.process.send_signal(signal.SIGSTOP)
-        try:
-            answer = web.post("/embed", content=BODY)
-        finally:
-            example_server.process.send_signal(signal.SIGCONT)
-    assert answer.status_code == 504
 
 
 def test_a_signal_ends_the_service_after_the_request_in_progress(example_server: ServerProcess) -> None:

@@ -2,14 +2,12 @@
 
 import json
 import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pytest
-import typer
 from grpc_server import HEADS, Service, running
 from typer.testing import CliRunner
 
@@ -92,7 +90,6 @@ def test_a_description_states_everything_and_what_is_unknown(run: Any):
         "operations   1,000 for each query row",
         "             2,000 for each key row",
         "             16 for each pair of a query row and a key row",
-        "             646,144 for 128 tokens: 384,000 for rows, 262,144 for pairs",
         "parity       |served - eager| <= 1e-05 + 1.3e-06 x |eager|; largest measured: 8.3e-07",
         "provider     CPUExecutionProvider",
     ]
@@ -291,21 +288,13 @@ def test_a_plot_is_a_picture_and_without_matplotlib_names_the_extra_before_any_c
     assert "extra 'plot'" in failing(1, *UNREACHABLE, *command, path)
 
 
-def test_enrich_is_delegated_with_its_options(monkeypatch: pytest.MonkeyPatch):
-    module, enrichment = types.ModuleType("attention_client.enrich.cli"), typer.Typer()
-
-    @enrichment.command()
-    def command(
-        source: str, server: str = "", *, json: Annotated[bool, typer.Option("--json")] = False
-    ) -> None:
-        typer.echo(f"{source} {server}{' json' if json else ''}")
-
-    module.app = enrichment
-    monkeypatch.setitem(sys.modules, "attention_client.enrich.cli", module)
-    assert runner.invoke(app, ["enrich", "a", "--server", "b"]).stdout == "a b\n"
-    assert runner.invoke(app, ["--server", "c", "--json", "enrich", "a"]).stdout == "a c json\n"
-    assert "attention-client enrich" in runner.invoke(app, ["enrich", "--help"]).stdout
-    printed = failing(2, "--timeout", "3", "--wait", "enrich", "a")
+def test_enrich_takes_the_options_before_it(monkeypatch: pytest.MonkeyPatch):
+    given = ["enrich", "a.parquet", "b.parquet", "--model", "m", "--column", "c", "--retry-seconds", "0"]
+    assert "127.0.0.1:1: " in failing(1, *UNREACHABLE, *given)
+    assert "127.0.0.1:2: " in failing(1, *UNREACHABLE, *given, "--server", "127.0.0.1:2")
+    assert "Usage: root enrich" in runner.invoke(app, ["enrich", "--help"]).stdout
+    printed = failing(2, "--timeout", "3", "--wait", *given)
     assert "enrich does not support --timeout, --wait" in one_line(printed)
-    monkeypatch.setitem(sys.modules, "attention_client.enrich.cli", None)
-    assert "extra 'enrich'" in failing(1, "enrich", "a")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.delitem(sys.modules, "attention_client.enrich.job", raising=False)
+    assert "extra 'enrich'" in failing(1, *UNREACHABLE, *given)

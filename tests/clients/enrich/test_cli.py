@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attention_client.enrich.cli import app as client_app
+from attention_client._commands.app import app as client_app
 from typer.testing import CliRunner
 
 from attention_serving.enrich.__main__ import app
@@ -19,7 +19,8 @@ QUERY = ["--model", SELF, "--column", "query"]
 
 
 def run(command: Any, *arguments: object) -> Any:
-    return CliRunner().invoke(command, [str(argument) for argument in arguments])
+    given = ["enrich", *arguments] if command is client_app else arguments
+    return CliRunner().invoke(command, list(map(str, given)))
 
 
 def test_a_job_in_process_prints_its_summary(tmp_path: Path, enrich_models: Path) -> None:

@@ -1,9 +1,7 @@
 """The command line `attention-client`: its list of commands, and those that inspect a server."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -16,10 +14,10 @@ from attention_client._commands.session import (
     Session,
     add_command,
     add_options,
-    fail,
 )
 from attention_client._commands.tables import description, print_json, print_models
 from attention_client._commands.weights import weights
+from attention_client.enrich.cli import command as enrich_command
 
 app = typer.Typer(
     help="Compute context vectors on an attention server and inspect its models.",
@@ -91,25 +89,6 @@ def health(session: Session) -> None:
         raise typer.Exit(1)
 
 
-def _enrich(ctx: typer.Context) -> None:
-    """Add context vectors to a table as a new column. `enrich --help` shows its options."""
-    try:
-        enrich = import_module("attention_client.enrich.cli")
-    except ModuleNotFoundError as error:
-        fail(f"enrich needs {error.name}: install attention-client with its extra 'enrich'")
-    given = {name: value for name, value in ctx.obj.items() if value is not None}
-    shared = []
-    for name in ("server", "token", "ca", "certificate", "private_key"):
-        if name in given:
-            shared += [f"--{name.replace('_', '-')}", str(given.pop(name))]
-    shared += [f"--{name}" for name in ("tls", "json") if given.pop(name, False)]
-    if given:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise typer.BadParameter(f"enrich does not support {names}")
-    command = typer.main.get_command(enrich.app)
-    sys.exit(command.main([*shared, *ctx.args], prog_name="attention-client enrich"))
-
-
 app.callback()(add_options(_root))
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Compute": (attend, infer, embed, text, tokens, weights),
@@ -118,9 +97,4 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
         add_command(app, _command, panel=_panel)
-app.command(
-    "enrich",
-    rich_help_panel="Tables",
-    add_help_option=False,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-)(_enrich)
+app.command("enrich", rich_help_panel="Tables")(enrich_command)

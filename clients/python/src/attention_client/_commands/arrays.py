@@ -114,7 +114,7 @@ def write(option: str, path: Path, found: Arrays | Mapping[str, Arrays]) -> None
     if path.suffix == ".json":
         path.write_text(json.dumps(as_lists(found)))
         return
-    arrays = found if isinstance(found, list) else [found]
+    arrays: list[Any] = found if isinstance(found, list) else [found]
     named: dict[str, Any] = {}
     if isinstance(found, Mapping):
         named = dict(pair for name, own in found.items() for pair in labelled(name, own))

@@ -21,7 +21,6 @@ _DPI = 100
 # Side of one heat map in inches, by the number of words.
 _PER_WORD, _SMALLEST, _LARGEST = 0.42, 2.0, 5.0
 _MOST_WORDS_WITH_NUMBERS = 11  # with more, the numbers do not fit into their cells
-_INK, _QUIET = "#222222", "#666666"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,40 +57,25 @@ def draw(maps: HeatMaps) -> Figure:
     side = min(max(_PER_WORD * len(maps.labels), _SMALLEST), _LARGEST)
     figure = Figure(figsize=(columns * side + 1.9, rows * side + 1.5), layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    panels = list(grid.flat)
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    words = [label.replace("$", r"\$") for label in maps.labels]  # a word with dollar signs is not a formula
     for axes, head, weights in zip(panels, maps.heads, maps.weights, strict=False):
         image = axes.imshow(weights, cmap=_COLOURS, vmin=0.0, vmax=1.0)
-        axes.set_title(f"head {head}", fontsize=10, color=_INK)
-        _label(axes, maps.labels)
-        if len(maps.labels) <= _MOST_WORDS_WITH_NUMBERS:
+        axes.set_title(f"head {head}", fontsize=10)
+        axes.set_xticks(range(len(words)), words, fontsize=9, rotation=45, ha="right", rotation_mode="anchor")
+        axes.set_yticks(range(len(words)), words, fontsize=9)
+        if len(words) <= _MOST_WORDS_WITH_NUMBERS:
             _write_numbers(axes, weights)
-    for axes in panels[len(maps.weights) - columns : len(maps.weights)]:
-        axes.tick_params(labelbottom=True)  # the lowest of its column, if the last row is not full
     for axes in panels[len(maps.weights) :]:
         axes.set_axis_off()
-    bar = figure.colorbar(image, ax=panels, shrink=0.7, aspect=25, label="attention weight")
-    bar.outline.set_visible(False)
-    figure.suptitle(maps.title, fontsize=12, color=_INK, parse_math=False)
-    figure.supxlabel("key", fontsize=10, color=_QUIET)
-    figure.supylabel("query", fontsize=10, color=_QUIET)
+    figure.colorbar(image, ax=panels, shrink=0.7, aspect=25, label="attention weight")
+    figure.suptitle(maps.title, fontsize=12, parse_math=False)
+    figure.supxlabel("key", fontsize=10)
+    figure.supylabel("query", fontsize=10)
     return figure
-
-
-def _label(axes: Axes, labels: Sequence[str]) -> None:
-    """Puts the words on both axes and white lines between the cells; removes the frame."""
-    ticks = np.arange(len(labels))
-    words = [label.replace("$", r"\$") for label in labels]  # a word with dollar signs is not a formula
-    axes.set_xticks(ticks, words, fontsize=9, rotation=45, ha="right", rotation_mode="anchor")
-    axes.set_yticks(ticks, words, fontsize=9)
-    axes.set_xticks(ticks[1:] - 0.5, minor=True)
-    axes.set_yticks(ticks[1:] - 0.5, minor=True)
-    axes.grid(which="minor", color="white", linewidth=1)
-    axes.tick_params(which="both", length=0, labelcolor=_INK)
-    axes.spines[:].set_visible(False)
 
 
 def _write_numbers(axes: Axes, weights: FloatArray) -> None:
     for (row, column), weight in np.ndenumerate(weights):
-        colour = "white" if weight > _DARK else _INK
+        colour = "white" if weight > _DARK else "black"
         axes.text(column, row, f"{weight:.2f}", ha="center", va="center", fontsize=7.5, color=colour)

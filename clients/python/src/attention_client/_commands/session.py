@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn, get_args
 import typer
 
 from attention_client import AttentionClient, AttentionClientError, InvalidArgumentError
-from attention_client._connection.settings import DEFAULT_MAX_MESSAGE_BYTES, DEFAULT_TARGET
+from attention_client._connection.settings import DEFAULT_MAX_MESSAGE_BYTES, DEFAULT_TARGET, DEFAULT_TIMEOUT
 from attention_client._connection.tls import tls_files
 
 _CONNECTION = "Connection (before or after the command)"
@@ -97,9 +97,9 @@ def connect(
             _targets(server),
             credentials=tls_files(ca, certificate, private_key, tls=bool(tls)),
             token=token or os.environ.get(_TOKEN) or None,
+            timeout=DEFAULT_TIMEOUT if timeout is None else timeout,
             wait_for_ready=bool(wait),
             max_message_bytes=DEFAULT_MAX_MESSAGE_BYTES if max_message_bytes is None else max_message_bytes,
-            **({} if timeout is None else {"timeout": timeout}),
         )
     except InvalidArgumentError as error:
         raise typer.BadParameter(error.message) from error

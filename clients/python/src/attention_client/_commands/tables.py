@@ -22,7 +22,6 @@ from attention_client._values import AnyResult, Array, FloatArray
 
 _Row: TypeAlias = Sequence[str]
 _SHOWN_ELEMENTS = 6
-_EXAMPLE_LENGTH = 128
 _PRINT = Path("-")
 
 
@@ -166,16 +165,13 @@ def _full_parity(parity: ParityInfo | None) -> str:
 
 
 def _operations(cost: CostInfo | None) -> list[_Row]:
-    """Floating-point operations, with their total for an example sequence."""
+    """Floating-point operations."""
     if cost is None:
         return [("operations", "unknown")]
-    rows = _EXAMPLE_LENGTH * (cost.flops_per_query + cost.flops_per_key)
-    pairs = _EXAMPLE_LENGTH**2 * cost.flops_per_pair
     return [
         ("operations", f"{cost.flops_per_query:,} for each query row"),
         ("", f"{cost.flops_per_key:,} for each key row"),
         ("", f"{cost.flops_per_pair:,} for each pair of a query row and a key row"),
-        ("", f"{rows + pairs:,} for {_EXAMPLE_LENGTH} tokens: {rows:,} for rows, {pairs:,} for pairs"),
     ]
 
 

@@ -54,8 +54,9 @@ def _parameters(run: Callable[..., Summary], own: Mapping[str, Option]) -> Itera
         **texts_of(run, "Args:"),
         **texts_of(enrich, "Args:"),
         **texts_of(EnrichOptions, "Attributes:"),
-        **texts_of(make_app, "Arguments of the command:"),
+        **texts_of(make_command, "Arguments of the command:"),
     }
+    yield Parameter("ctx", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     for name in ("source", "output"):
         shown = typer.Argument(metavar=name.removesuffix("source").upper() or "INPUT", help=texts[name])
         yield Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=Annotated[str, shown])
@@ -83,14 +84,14 @@ def _parameters(run: Callable[..., Summary], own: Mapping[str, Option]) -> Itera
     yield from secure_options(SERVERS)
 
 
-def make_app(
+def make_command(
     run: Callable[..., Summary],
     description: str,
     *,
     default_servers: Callable[[], Sequence[str]] = list,
     own: Mapping[str, Option] = {},
-) -> typer.Typer:
-    """The command line of a function like `enrich`.
+) -> Callable[..., None]:
+    """The command of a function like `enrich`.
 
     Args:
         run: The function.
@@ -106,7 +107,8 @@ def make_app(
         as_json: Print the summary as JSON.
     """
 
-    def command(source: str, output: str, **given: Any) -> None:
+    def command(ctx: typer.Context, source: str, output: str, **given: Any) -> None:
+        _add_options_before(ctx, given)
         named = given["servers"] or default_servers()
         given["servers"] = [each.strip() for item in named for each in item.split(",") if each.strip()]
         if given["servers"]:
@@ -125,9 +127,17 @@ def make_app(
 
     set_parameters(command, list(_parameters(run, own)))
     command.__doc__ = description
-    made = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
-    made.command(name="enrich")(command)
-    return made
+    return command
+
+
+def _add_options_before(ctx: typer.Context, given: dict[str, Any]) -> None:
+    """Adds the options of the connection that stand before the command, if there is a list of commands."""
+    before = {name: value for name, value in (ctx.obj or {}).items() if value is not None}
+    if unknown := before.keys() & {"timeout", "wait", "max_message_bytes"}:
+        raise typer.BadParameter(f"enrich does not support {', '.join(map(_flag, sorted(unknown)))}")
+    for name, value in before.items():
+        own = {"server": "servers", "json": "as_json"}.get(name, name)
+        given[own] = given[own] or ([value] if own == "servers" else value)
 
 
 def _report(run: Callable[[], Summary], options: Collection[str], *, as_json: bool) -> None:
@@ -180,7 +190,7 @@ def _text(summary: Summary) -> str:
     return "\n".join(lines) + "\n"
 
 
-app = make_app(
+command = make_command(
     enrich,
     "Add context vectors, or embeddings of texts, to a table as a new column, computed on servers.\n\n"
     "Without --server, the server is that of the environment variable ATTENTION_SERVER, or 127.0.0.1:8001.",
