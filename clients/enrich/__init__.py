@@ -15,16 +15,10 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-try:
-    import attention_client.enrich
-    from attention_client.enrich import RETRY_SECONDS, EnrichError, EnrichOptions, Summary
-    from attention_client.enrich.options import check_values, read_options
-    from attention_client.enrich.outcome import UsageError
-except ModuleNotFoundError as error:
-    if error.name != "attention_client":
-        raise
-    needed = "attention_serving.enrich needs attention_client: pip install './clients/python[enrich]'"
-    raise ModuleNotFoundError(needed, name=error.name) from None
+import attention_client.enrich
+from attention_client.enrich import RETRY_SECONDS, EnrichError, EnrichOptions, Summary
+from attention_client.enrich.options import check_values, read_options
+from attention_client.enrich.outcome import UsageError
 
 if TYPE_CHECKING:
     from attention_client import TlsFiles

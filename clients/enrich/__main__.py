@@ -22,8 +22,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.command()(
     make_command(
         enrich,
-        "Add context vectors or embeddings to a table as a new column: on servers, in this process or on Ray.\n\n"
-        "Exactly one of --server and --model-repository is required.",
+        "Add context vectors or embeddings to a table as a new column: on servers, in this process or on "
+        "Ray.\n\nExactly one of --server and --model-repository is required.",
         own={
             "model_repository": (IN_PROCESS, "FOLDER", Path | None, None),
             "provider": (IN_PROCESS, None, Literal["cpu", "cuda"], "cpu"),

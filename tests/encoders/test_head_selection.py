@@ -1,6 +1,5 @@
 """Attention weights of some layers and heads: equal to those of all, and no larger than they are."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 from attention_client import AttentionClient, HeadSelection, InvalidArgumentError, TextInputs
 
 from attention_serving.artifact.encoder import ATTENTION_WEIGHTS
-from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import load_model
@@ -95,15 +94,3 @@ def test_a_single_module_has_heads_and_no_layers(attention: LoadedModel) -> None
     np.testing.assert_array_equal(chosen, every[[1, 0]])
     with pytest.raises(InvalidRequestError, match="is not a text encoder"):
         validate(asked(attention, 5, layers=(0,)), attention, limits)
-
-
-def test_the_limit_and_the_memory_are_those_of_the_selection(bert: LoadedModel) -> None:
-    length = 64
-    every = validate(asked(bert, length), bert, Limits()).form.held_bytes
-    one = validate(asked(bert, length, layers=(0,), heads=(0,)), bert, Limits()).form.held_bytes
-    layers, heads = 3, 4
-    assert every - one == 2 * (layers * heads - 1) * length * length * 4
-    bounded = Limits(max_result_bytes=math.ceil(one / 2))
-    assert validate(asked(bert, length, layers=(0,), heads=(0,)), bert, bounded).form.held_bytes == one
-    with pytest.raises(LimitExceededError, match="the result would be"):
-        validate(asked(bert, length), bert, bounded)

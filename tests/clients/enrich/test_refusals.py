@@ -60,11 +60,14 @@ def test_a_job_that_cannot_be_done_is_refused_before_anything_is_computed(
 
 
 WIDE = {
-    "lists": (vectors_of([[1.0, 2.0]] * 3, None, NARROW), "holds vectors of 2 numbers.* takes vectors of 4"),
+    "lists": (
+        vectors_of([[1.0, 2.0]] * 3, None, NARROW),
+        "cannot fit in the first 3 rows: its vectors have 2",
+    ),
     "fixed lists": (pa.array([NARROW], pa.list_(pa.list_(pa.float32(), 2))), "holds vectors of 2 numbers"),
     "flat lists": (
         pa.array([[1.0] * 5, [], None, [1.0] * 3]),
-        "holds lists of 3, 5 numbers.* multiples of 4",
+        "cannot fit in the first 4 rows: it holds 5 numbers, not a multiple of 4",
     ),
     "fixed flat lists": (pa.array([[1.0] * 6], pa.list_(pa.float32(), 6)), "holds lists of 6 numbers"),
     "tensors": (

@@ -3,7 +3,7 @@
 Notation: R rows of a batch, T rows of a sequence, Tq query rows, Tk key rows, H heads, d elements of a row.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +25,17 @@ class Cells:
         values: For each of the R rows its sequence, (T, d) float32 or (T,) int64, or its text; None if the
             cell is null or refused.
         refused: For each row whose cell is not null and holds no sequence, the reason for people.
+        misfits: The rows among them whose vectors have another width than the model's.
     """
 
     values: list[Any]
     refused: dict[int, str]
+    misfits: frozenset[int] = frozenset()
+
+    @property
+    def cannot_fit(self) -> bool:
+        """Whether at least one row holds vectors, and all of them are of other widths."""
+        return bool(self.misfits) and not any(value is not None and len(value) for value in self.values)
 
 
 def read_numbers(column: pa.Array, width: int | None) -> Cells:
@@ -55,7 +62,7 @@ def _read_vectors(column: pa.Array, width: int) -> Cells:
     inner: Any = column.type.value_type if _is_list(column.type) else None
     if _is_list(inner) and _is_number(inner.value_type):
         if pa.types.is_fixed_size_list(inner) and inner.list_size != width:
-            raise _misfit("vectors", [inner.list_size], width)
+            raise EnrichError(f"holds vectors of {inner.list_size} numbers; the model takes {width}")
         vectors, first, last = _lists(column)
         numbers, starts, ends = _lists(vectors)
         wrong = _of_wrong_width(vectors, ends - starts, first, last, width)
@@ -63,7 +70,8 @@ def _read_vectors(column: pa.Array, width: int) -> Cells:
         starts, ends = edges[first], edges[last]
     elif _is_number(inner):
         if pa.types.is_fixed_size_list(column.type) and column.type.list_size % width:
-            raise _misfit("lists", [column.type.list_size], width)
+            size = column.type.list_size
+            raise EnrichError(f"holds lists of {size} numbers, not a multiple of {width}, the model's width")
         numbers, starts, ends = _lists(column)
         wrong = {
             row: f"it holds {ends[row] - starts[row]} numbers, not a multiple of {width}, the model's width"
@@ -71,8 +79,10 @@ def _read_vectors(column: pa.Array, width: int) -> Cells:
         }
     else:
         raise EnrichError(f"is {column.type}; vectors are lists of numbers, or lists of lists of numbers")
+    misfits = frozenset(wrong)
     cells = _cells(column, starts, ends, *_numbers(numbers, FLOAT32), wrong)
-    return Cells([None if cell is None else cell.reshape(-1, width) for cell in cells.values], cells.refused)
+    values = [None if cell is None else cell.reshape(-1, width) for cell in cells.values]
+    return Cells(values, cells.refused, misfits)
 
 
 def _of_wrong_width(vectors: pa.Array, sizes: Array, first: Array, last: Array, width: int) -> dict[int, str]:
@@ -112,32 +122,6 @@ def read_texts(column: pa.Array) -> list[str | None]:
         raise EnrichError(f"is {found}; the model takes strings")
     texts: list[str | None] = column.to_pylist()
     return texts
-
-
-def check_widths(column: pa.Array, width: int) -> None:
-    """Refuses a column of vectors if none of its rows has vectors of the model's width.
-
-    Raises:
-        EnrichError: At least one row holds vectors, and all of them are of other widths.
-    """
-    column = _storage(column)
-    if pa.types.is_null(column.type) or pa.types.is_null(column.type.value_type):
-        return
-    content, starts, ends = _lists(column)
-    if _is_list(column.type.value_type):
-        _, starts, ends = _lists(content.drop_null())
-        sizes = np.unique(ends - starts)
-        if len(sizes) and width not in sizes:
-            raise _misfit("vectors", sizes, width)
-    else:
-        sizes = np.unique((ends - starts)[ends > starts])
-        if len(sizes) and (sizes % width).all():
-            raise _misfit("lists", sizes, width)
-
-
-def _misfit(holds: str, sizes: Iterable[int], width: int) -> EnrichError:
-    found, takes = ", ".join(map(str, sizes)), "vectors" if holds == "vectors" else "multiples"
-    return EnrichError(f"holds {holds} of {found} numbers; the model takes {takes} of {width}")
 
 
 def _check_tensor(data_type: pa.DataType, width: int) -> None:

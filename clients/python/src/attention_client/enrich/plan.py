@@ -11,7 +11,7 @@ import pyarrow as pa
 from attention_client.enrich import cells
 from attention_client.enrich.backends import POOLED_RANK, VECTORS_RANK, ModelSpec
 from attention_client.enrich.options import JobOptions, PassageLayout, Pool, Role
-from attention_client.enrich.outcome import EnrichError
+from attention_client.enrich.outcome import EnrichError, counted
 from attention_client.enrich.tables import BATCH_ROWS, Json, TableSource
 
 # A job that is killed loses at most one chunk: this many rows and, by the size of the file, bytes of input.
@@ -184,11 +184,10 @@ def _check_first_rows(source: TableSource, model: ModelSpec, options: JobOptions
     with closing(source.open(file.name)) as table:
         rows = next(table.batches(0, min(file.rows, BATCH_ROWS))).rows
     for role, width in widths.items():
-        try:
-            cells.check_widths(rows.column(options.columns[role]), width)
-        except EnrichError as error:
-            where = "the first row" if rows.num_rows == 1 else f"each of the first {rows.num_rows:,} rows"
-            raise EnrichError(f"column {options.columns[role]!r} {error}, in {where}") from error
+        found = cells.read_numbers(rows.column(options.columns[role]), width)
+        if found.cannot_fit:
+            reason, count = found.refused[min(found.misfits)], counted(rows.num_rows, "row", "rows")
+            raise EnrichError(f"column {options.columns[role]!r} cannot fit in the first {count}: {reason}")
 
 
 def _added_columns(model: ModelSpec, options: JobOptions, name: str) -> dict[str, pa.DataType]:
