@@ -85,22 +85,16 @@ LISTS = {
     name: [inputs(rows, words, seed=rows)[name] for rows, words in ((3, 5), (1, 2), (6, 5))]
     for name in inputs(1, 1)
 }
-MASKED = {"query": vectors(2, 3, 4), "attention_mask": mask(2, 3, 3)}
-NAMES = ["attention_weights", "context_vectors"]
 # The clients themselves refuse cases with this prefix: they send no request.
 REFUSED = "refused"
 QUERY, RAGGED, BATCH = vectors(5, 4), [vectors(rows, 4) for rows in (3, 1, 7)], vectors(3, 6, 4)
-CROSS_ONE = {"key": vectors(9, 6), "value": vectors(9, 5)}
 CASES = {
     "one": Case("attend", SELF, QUERY),
     "ragged": Case("attend", SELF, RAGGED, {"return_weights": True}),
     "lengths": Case("attend", SELF, BATCH, {"lengths": [6, 1, 3], "return_weights": True}),
-    "mask-keys": Case("attend", SELF, QUERY, {"mask": mask(5), "return_weights": True}),
-    "mask-pairs": Case("attend", SELF, QUERY, {"mask": mask(5, 5), "return_weights": True}),
     "mask-heads": Case("attend", SELF, QUERY, {"mask": mask(HEADS, 5, 5), "return_weights": True}),
     "mask-ragged": Case("attend", SELF, RAGGED, {"mask": [mask(n, n) for n in (3, 1, 7)]}),
     "mask-lengths": Case("attend", SELF, BATCH, {"mask": mask(3, HEADS, 6, 6), "lengths": [2, 6, 5]}),
-    "cross": Case("attend", CROSS, vectors(2, 4), {**CROSS_ONE, "return_weights": True}),
     "cross-lengths": Case(
         "attend",
         CROSS,
@@ -119,7 +113,6 @@ CASES = {
     "infer-batch": Case("infer", CAPTION, inputs(3, 5, 2), {"version": 1}),
     "infer-ragged": Case("infer", CAPTION, LISTS),
     "infer-outputs": Case("infer", CAPTION, LISTS, {"outputs": ["kept", "count"]}),
-    "infer-mask": Case("infer", SELF, MASKED, {"outputs": NAMES}),
     "infer-tokens": Case("infer", TEXT, {"token_ids": [np.array([2]), np.array([0, 1, 4])]}),
     "error-input": Case("infer", CAPTION, inputs(3, 5) | {"y": vectors(3)}),
     "refused-lists": Case("infer", CAPTION, LISTS | {"ids": LISTS["ids"][:2]}),
@@ -127,10 +120,6 @@ CASES = {
     "error-type": Case("infer", CAPTION, inputs(3, 5) | {"x": np.ones((3, 4), np.int64)}),
     "error-model": Case("attend", "absent", QUERY),
     "error-width": Case("attend", SELF, vectors(2, 3)),
-    "error-positions": Case("attend", SELF, QUERY, {"positions": np.arange(5)}),
-    "error-positions-ragged": Case(
-        "attend", SELF, RAGGED, {"positions": [np.arange(n) + 2 for n in (3, 1, 7)]}
-    ),
     "error-word": Case("attend_text", TEXT, "unheard"),
 }
 

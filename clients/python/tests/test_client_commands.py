@@ -74,6 +74,13 @@ def one_line(printed: str) -> str:
     return " ".join(printed.replace("│", " ").split())
 
 
+def test_models_are_listed_with_why_one_failed(run: Any):
+    lines = run("models").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1].split() == ["m", "3", "ready", "query", "float32", "(batch,", "8)", "8.3e-07"]
+    assert lines[-1] == "failed 1: failed: missed tolerance"
+
+
 def test_a_description_states_everything_and_what_is_unknown(run: Any):
     assert run("describe", "m", "--version", "3").splitlines() == [
         "name         m",

@@ -20,7 +20,8 @@ A status without a class of its own, such as UNIMPLEMENTED, is an AttentionClien
 """
 
 import re
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
@@ -164,38 +165,27 @@ def invalid(field: str, expected: str, found: object) -> InvalidArgumentError:
 
 def from_rpc_error(error: grpc.RpcError) -> AttentionClientError:
     """Converts the error of a call, including its google.rpc details."""
-    code, message = error.code(), error.details() or ""
-    details = _Details()
     try:
         status = rpc_status.from_call(error)  # type: ignore[arg-type]  # both kinds of RpcError are calls
     except ValueError:  # the details contradict the call's status and cannot be trusted
         status = None
-    if status is not None:
-        details = _details(status)
-    return _make(code, message, details, request_id=_request_id(error))
+    details = {} if status is None else _details(status)
+    return _make(error.code(), error.details() or "", details, request_id=_request_id(error))
 
 
 def from_stream_error(error: pb.StreamError) -> AttentionClientError:
     """Converts the error of one request of a stream."""
     code = _CODES.get(error.code, grpc.StatusCode.UNKNOWN)
-    return _make(code, error.message, _Details(error.reason, error.field))
-
-
-class _Details(NamedTuple):
-    """What the google.rpc details of a status say."""
-
-    reason: str = ""
-    field: str = ""
-    retry_after: float | None = None
+    return _make(code, error.message, {"reason": error.reason, "field": error.field})
 
 
 def _make(
-    code: grpc.StatusCode, message: str, details: _Details, *, request_id: str = ""
+    code: grpc.StatusCode, message: str, details: Mapping[str, Any], *, request_id: str = ""
 ) -> AttentionClientError:
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and (found := _TOO_LARGE.search(message)):
         return _too_large(found, request_id)
-    cls = _BY_REASON.get((code, details.reason)) or _BY_CODE.get(code, AttentionClientError)
-    return cls(message or code.value[1], code=code, request_id=request_id, **details._asdict())
+    cls = _BY_REASON.get((code, details.get("reason", ""))) or _BY_CODE.get(code, AttentionClientError)
+    return cls(message or code.value[1], code=code, request_id=request_id, **details)
 
 
 def _too_large(found: re.Match[str], request_id: str) -> MessageTooLargeError:
@@ -219,17 +209,16 @@ def _request_id(error: grpc.RpcError) -> str:
     return ""
 
 
-def _details(status: status_pb2.Status) -> _Details:
+def _details(status: status_pb2.Status) -> dict[str, Any]:
     """Reads the reason of ErrorInfo, the field of BadRequest's first violation, and RetryInfo."""
-    found = _Details()
+    found: dict[str, Any] = {}
     info, bad_request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
     retry = error_details_pb2.RetryInfo()
     for detail in status.details:
         if detail.Unpack(info) and info.domain == _DOMAIN:
-            found = found._replace(reason=info.reason)
+            found["reason"] = info.reason
         elif detail.Unpack(bad_request) and bad_request.field_violations:
-            found = found._replace(field=bad_request.field_violations[0].field)
+            found["field"] = bad_request.field_violations[0].field
         elif detail.Unpack(retry):
-            delay = retry.retry_delay
-            found = found._replace(retry_after=max(delay.seconds + delay.nanos / 1e9, 0.0))
+            found["retry_after"] = max(retry.retry_delay.ToTimedelta().total_seconds(), 0.0)
     return found

@@ -61,53 +61,16 @@ def tls_files(
     return TlsFiles(ca=ca, certificate=certificate, key=key)
 
 
-class Credentials:
-    """The credentials that a set of files gives. For one thread at a time."""
-
-    def __init__(self, files: TlsFiles) -> None:
-        """Reads the files.
-
-        Raises:
-            InvalidArgumentError: They cannot be used.
-        """
-        self._files = files
-        self._state = _state(files)
-        self.current = _load(files)
-        self._looked_at = time.monotonic()
-
-    def renewed(self) -> bool:
-        """Whether `current` has changed. Looks at the files if the last look was some time ago."""
-        now = time.monotonic()
-        if now - self._looked_at < CHECK_SECONDS:
-            return False
-        self._looked_at = now
-        state = _state(self._files)
-        if state == self._state:
-            return False
-        try:
-            found = _load(self._files)
-        except InvalidArgumentError as error:  # perhaps half written: looked at again
-            log.warning("renewed certificates are not used: %s", error)
-            return False
-        if _state(self._files) != state:
-            return False
-        self.current, self._state = found, state
-        return True
-
-
 def _state(files: TlsFiles) -> list[tuple[int, int, int] | None]:
     """What changes with the content of files, also if they are renewed by a change of symbolic links."""
-    return [_file_state(path) for path in (files.ca, files.certificate, files.key)]
-
-
-def _file_state(path: str | PathLike[str] | None) -> tuple[int, int, int] | None:
-    if path is None:
-        return None
-    try:
-        found = Path(path).stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    found: list[tuple[int, int, int] | None] = []
+    for path in (files.ca, files.certificate, files.key):
+        try:
+            stat = None if path is None else Path(path).stat()
+        except OSError:
+            stat = None
+        found.append(stat and (stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return found
 
 
 def _load(files: TlsFiles) -> grpc.ChannelCredentials:
@@ -159,11 +122,12 @@ class RenewingChannel(Generic[ChannelT]):
         Raises:
             InvalidArgumentError: The files cannot be used.
         """
-        self._credentials = Credentials(files)
+        self._files, self._state = files, _state(files)
+        self._looked_at = time.monotonic()
         self._open = open_channel
         self._lock = threading.Lock()
         self._is_closed = False
-        self._current = open_channel(self._credentials.current)
+        self._current = open_channel(_load(files))
         # The methods of the current channel, made when they are first called.
         self._methods: dict[tuple[str, str], Any] = {}
         # The number of calls in progress on each open channel.
@@ -178,8 +142,8 @@ class RenewingChannel(Generic[ChannelT]):
 
     def _call(self, kind: str, path: str, options: dict[str, Any], *arguments: Any, **given: Any) -> Any:
         with self._lock:
-            if not self._is_closed and self._credentials.renewed():
-                self._replace()
+            if not self._is_closed and (renewed := self._renewed()):
+                self._replace(renewed)
             channel = self._current
             if (kind, path) not in self._methods:
                 self._methods[kind, path] = getattr(channel, kind)(path, **options)
@@ -194,9 +158,28 @@ class RenewingChannel(Generic[ChannelT]):
         self._when_ended(call, release)
         return call
 
-    def _replace(self) -> None:
+    def _renewed(self) -> grpc.ChannelCredentials | None:
+        """The credentials of files that have changed. Looks at them if the last look was some time ago."""
+        now = time.monotonic()
+        if now - self._looked_at < CHECK_SECONDS:
+            return None
+        self._looked_at = now
+        state = _state(self._files)
+        if state == self._state:
+            return None
+        try:
+            found = _load(self._files)
+        except InvalidArgumentError as error:  # perhaps half written: looked at again
+            log.warning("renewed certificates are not used: %s", error)
+            return None
+        if _state(self._files) != state:
+            return None
+        self._state = state
+        return found
+
+    def _replace(self, credentials: grpc.ChannelCredentials) -> None:
         """Opens a channel with renewed credentials for later calls."""
-        replaced, self._current = self._current, self._open(self._credentials.current)
+        replaced, self._current = self._current, self._open(credentials)
         self._methods.clear()
         self._calls[self._current] = 0
         self._close_if_idle(replaced)
