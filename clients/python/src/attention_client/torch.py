@@ -132,13 +132,14 @@ class RemoteAttention(nn.Module):
                 context, weights = self._ask(
                     query, key, value, key_padding_mask, attn_mask, need_weights=need_weights
                 )
-                if weights is not None and average_attn_weights:
-                    weights = weights.mean(dim=-3)
-                return context, weights
             except SERVICE_FAILURES as error:
                 if self.fallback is None:
                     raise
                 log.warning("%s: computed by the fallback instead: %s", self.model, error)
+            else:
+                if weights is not None and average_attn_weights:
+                    weights = weights.mean(dim=-3)
+                return context, weights
         context, weights = self.fallback(
             query,
             key,
