@@ -61,9 +61,3 @@ def encoder_client(encoder_server: ServerProcess) -> Iterator[AttentionClient]:
 def sentence_http_port(sentence_server: ServerProcess) -> int:
     """The HTTP port of the server of one."""
     return http_port(sentence_server.log)
-
-
-@pytest.fixture(scope="session")
-def encoder_http_port(encoder_server: ServerProcess) -> int:
-    """The HTTP port of the server of all."""
-    return http_port(encoder_server.log)
