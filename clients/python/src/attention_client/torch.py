@@ -121,13 +121,13 @@ class RemoteAttention(nn.Module):
             RuntimeError: Gradients are needed, and there is no fallback.
             AttentionClientError: The call failed, and the fallback does not apply.
         """
-        needs_gradients = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
-        if needs_gradients and self.fallback is None:
-            raise RuntimeError(
-                "RemoteAttention computes no gradients; call it under torch.inference_mode(), or give it a"
-                " fallback"
-            )
-        if not needs_gradients:
+        if torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value)):
+            if self.fallback is None:
+                raise RuntimeError(
+                    "RemoteAttention computes no gradients; call it under torch.inference_mode(), or give it"
+                    " a fallback"
+                )
+        else:
             try:
                 context, weights = self._ask(
                     query, key, value, key_padding_mask, attn_mask, need_weights=need_weights
