@@ -101,6 +101,17 @@ def test_a_batch_one_sequence_a_list_and_both_together(client: AttentionClient) 
 
 
 @thorough
+@pytest.mark.parametrize(("wire", "tolerance"), [("fp16", 5e-3), ("bf16", 4e-2)])
+def test_real_numbers_at_half_the_bytes(server: ServerProcess, wire: Any, tolerance: float) -> None:
+    given = inputs(3, 5, 4)
+    with AttentionClient(server.target, wire=wire) as client:
+        found = client.infer(CAPTION, given).outputs
+    for name, output in expected(given).items():
+        assert found[name].dtype.name == TYPES[name]
+        np.testing.assert_allclose(found[name], output, atol=tolerance, rtol=tolerance)
+
+
+@thorough
 def test_named_outputs_of_the_asynchronous_client_and_of_the_open_inference_protocol(
     server: ServerProcess,
 ) -> None:

@@ -27,6 +27,9 @@ def sent(inputs: AttendInputs) -> pb.AttendRequest:
 WRONG_VECTORS = {
     "complex": (AttendInputs(ONE.astype(complex)), "query"),
     "booleans": (AttendInputs(ONE > 0), "query"),
+    "rank 1": (AttendInputs(np.ones(3)), "query"),
+    "mask of rank 0": (AttendInputs(ONE, mask=np.True_), "mask"),
+    "mask of another batch": (AttendInputs(BATCH, mask=np.ones((3, 3), bool)), "mask"),
     "no rows": (AttendInputs(np.ones((0, 4))), "query"),
     "no width": (AttendInputs(np.ones((3, 0))), "query"),
     "empty leading axis": (AttendInputs(np.ones((2, 0, 3, 4))), "query"),

@@ -122,6 +122,8 @@ def test_every_command_prints_json(run: Any):
     weights = json.loads(run("weights", "--model", "m", "--text", "a b", "--head", 1, "--json"))
     assert weights["labels"] == ["a", "b"]
     np.testing.assert_allclose(weights["heads"]["1"], [[0.04, 0.05], [0.06, 0.07]], rtol=1e-6)
+    weights = json.loads(run("weights", "--model", "m", "--ids", "-", "--json", input="[7, 5]"))
+    assert weights["labels"] == ["7", "5"]
     tokens = json.loads(run("tokens", "--model", "m", 5, 6, "--weights", "-", "--json"))
     assert np.shape(tokens["attention_weights"]) == (HEADS, 2, 2)
 
@@ -142,6 +144,7 @@ def test_texts_are_printed_with_their_words(run: Any, tmp_path: Path):
         assert (title, other) == ("short eat  (2, 7), m 3", "dessert  (1, 7), m 3")
         assert first.split() == ["short", *["0.0000"] * 6, "..."]
         assert second.startswith("  eat     0.0000")
+    assert "  6:9 'eat'" in run("text", "--model", "m", "short eat", "--offsets")
 
 
 @pytest.mark.parametrize(
