@@ -169,7 +169,9 @@ def configure(level: str, style: Literal["text", "json"] = "text", **fields: obj
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
+    # A library may add attributes of its own to every record, as Ray does; their names begin with an underscore.
+    own = vars(record).items()
+    return {key: value for key, value in own if key not in _STANDARD and not key.startswith("_")}
 
 
 def _quoted(value: Any) -> str:
