@@ -169,7 +169,7 @@ def configure(level: str, style: Literal["text", "json"] = "text", **fields: obj
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    # A library may add attributes of its own to every record, as Ray does; their names begin with an underscore.
+    # Some libraries, such as Ray, add attributes to every record. Their names begin with an underscore.
     own = vars(record).items()
     return {key: value for key, value in own if key not in _STANDARD and not key.startswith("_")}
 
