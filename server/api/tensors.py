@@ -139,7 +139,10 @@ class Output(NamedTuple):
                 np.pad(array, [(0, size - own) for own, size in zip(array.shape, self.shape, strict=True)])
                 for array in arrays
             ]
-        return [np.ascontiguousarray(narrowed(array, self.wire)) for array in arrays]
+        if self.wire != "FP32":
+            arrays = [narrowed(array, self.wire) for array in arrays]
+        # Those of a run with padding may be views with gaps.
+        return list(map(np.ascontiguousarray, arrays))
 
 
 Piece: TypeAlias = bytes | Output
@@ -168,14 +171,8 @@ class Reply:
         for piece in pieces:
             if isinstance(piece, bytes):
                 parts.append(piece)
-                continue
-            name, wire, shape = piece
-            arrays = result.outputs[name]
-            if wire == "FP32" and shape is None:
-                for array in arrays:  # those of a run with padding are views with gaps
-                    parts.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))  # noqa: PERF401
             else:
-                parts += piece.parts(arrays)
+                parts += piece.parts(result.outputs[piece.name])
         return parts
 
 

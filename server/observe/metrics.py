@@ -6,7 +6,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import cache, partial
+from functools import cache
 from importlib import metadata
 from itertools import chain, product
 from typing import Literal
@@ -103,7 +103,7 @@ class Metrics(Observer):
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self._ended: dict[tuple[str, str], Waiting[float]] = {}
+        self._ended = Waiting(self._count_calls)
         self._batches = Waiting(self._count_batches)
         self._calls = self._counter("attention_requests", "method", "code")
         self._call_seconds = self._histogram("attention_request_seconds", "method")
@@ -226,21 +226,20 @@ class Metrics(Observer):
             gauge.set(read(engine, calls))
         seen, self._seen_dropped_lines = self._seen_dropped_lines, logs.dropped_lines()
         self._dropped_lines().inc(self._seen_dropped_lines - seen)
-        for waiting in tuple(self._ended.values()):
-            waiting.flush()
+        self._ended.flush()
         self._batches.flush()
 
     def call_ended(self, method: str, code: str, seconds: float) -> None:
         """Counts a call that ended."""
-        key = method, code
-        waiting = self._ended.get(key) or self._ended.setdefault(
-            key, Waiting(partial(self._count_calls, *key))
-        )
-        waiting.add(seconds)
+        self._ended.add((method, code, seconds))
 
-    def _count_calls(self, method: str, code: str, seconds: list[float]) -> None:
-        self._calls(method, code).inc(len(seconds))
-        self._call_seconds(method).observe_all(seconds)
+    def _count_calls(self, calls: list[tuple[str, str, float]]) -> None:
+        ended: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        for method, code, seconds in calls:
+            ended[method, code].append(seconds)
+        for (method, code), durations in ended.items():
+            self._calls(method, code).inc(len(durations))
+            self._call_seconds(method).observe_all(durations)
 
     def batch_completed(self, report: BatchReport) -> None:
         """Counts a batch that ran."""

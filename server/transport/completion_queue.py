@@ -25,6 +25,7 @@ from attention_serving.server.threads import publish_name
 from attention_serving.server.transport.call import (
     FOREVER_SECONDS,
     NOT_READ,
+    OK,
     PATIENCE_SECONDS,
     SWEEP_SECONDS,
     Call,
@@ -177,7 +178,7 @@ class CompletionQueueCall(Call):
             operations.append(cygrpc.SendMessageOperation(message, NO_FLAGS))
             if len(message) > SURELY_SENT_BYTES:
                 self.watch_end()
-        number, text = code.value[0], details.encode(errors="replace")
+        number, text = 0 if code is OK else code.value[0], details.encode(errors="replace")
         operations.append(cygrpc.SendStatusFromServerOperation(trailing, number, text, NO_FLAGS))
         ended: Callable[[Any], None] = self._status_sent
         if not self._watches_end:  # a call that was answered soon: one batch and one event for both

@@ -94,11 +94,7 @@ def _split(graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInputs]) 
 
 def gather(results: Sequence[Outputs]) -> dict[str, list[Array]]:
     """The outputs of several sequences by name: one array per sequence, in their order."""
-    gathered: dict[str, list[Array]] = {}
-    for result in results:
-        for name, array in result.items():
-            gathered.setdefault(name, []).append(array)
-    return gathered
+    return {name: [result[name] for result in results] for name in results[0]}
 
 
 def _input(model: LoadedModel, spec: TensorSpec, sequences: Sequence[SequenceInputs]) -> Array:
