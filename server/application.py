@@ -5,8 +5,6 @@ import logging
 import os
 import time
 from contextlib import ExitStack, closing
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from attention_serving.server.canary import Canary
 from attention_serving.server.engine.engine import Engine
@@ -18,6 +16,7 @@ from attention_serving.server.errors import DeviceError
 from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.http.child import HttpProcess, http_process, needs_private_sockets
 from attention_serving.server.initial_models import initial_models, load_models, model_store
+from attention_serving.server.machine import temporary_folder
 from attention_serving.server.observe.logs import Recorder
 from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector
@@ -44,7 +43,7 @@ def run(settings: Settings, inbox: Inbox) -> None:
     with ExitStack() as stack:
         sockets = []
         if needs_private_sockets(settings):
-            sockets = [Path(stack.enter_context(TemporaryDirectory(prefix="attention-")), "grpc")]
+            sockets = [stack.enter_context(temporary_folder()) / "grpc"]
         application = stack.enter_context(closing(Application(settings)))
         server, metrics = application.server, application.metrics
         port = server.bind(sockets)

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -81,9 +80,7 @@ def run(settings: Settings, inbox: Inbox) -> None:
     certificates = current_certificates(settings.tls_files)
     guard = settings.guard() if settings.protect_metrics else None
     with ExitStack() as stack:
-        folder = Path(
-            stack.enter_context(TemporaryDirectory(prefix="attention-", ignore_cleanup_errors=True))
-        )
+        folder = stack.enter_context(machine.temporary_folder())
         reserved = [stack.enter_context(each) for each in reserve(settings.host, settings.port)]
         settings = settings.model_copy(update={"port": reserved[0].getsockname()[1]})
         registry = worker_registry(folder)
