@@ -20,7 +20,7 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 from attention_serving.artifact.manifest import BATCH_AXIS
 from attention_serving.export.adapted import AdaptedModule
 from attention_serving.export.errors import ExportError
-from attention_serving.export.rewrite import expand_masks, merge_heads
+from attention_serving.export.rewrite import expand_masks, merge_heads, read_sizes_once
 from attention_serving.export.signature import MASK_HEADS_AXIS, Signature, SignedModule, standard_layers
 
 OPSET = 23
@@ -48,6 +48,7 @@ def trace(module: nn.Module, signature: Signature) -> onnx_ir.Model:
         if MASK_HEADS_AXIS in spec.axes:
             value.shape = onnx_ir.Shape(spec.axes)
     _rename_inner_values(program.model)
+    read_sizes_once(program.model)
     expand_masks(program.model)
     merge_heads(program.model)
     return program.model
@@ -107,6 +108,7 @@ def finish(model: onnx_ir.Model, signature: Signature) -> onnx.ModelProto:
     """
     proto = onnx_ir.to_proto(model)
     _strip(proto)
+    _number(proto.graph)
     _check(proto, signature)
     return proto
 
@@ -224,6 +226,15 @@ def _strip(proto: onnx.ModelProto) -> None:
         del value.metadata_props[:]
     for initializer in proto.graph.initializer:
         del initializer.metadata_props[:]
+
+
+def _number(graph: onnx.GraphProto) -> None:
+    """Names operators by their place. The tracer counts those too that it has removed."""
+    for index, node in enumerate(graph.node):
+        node.name = f"{node.op_type}_{index}"
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _number(attribute.g)
 
 
 def _check(proto: onnx.ModelProto, signature: Signature) -> None:

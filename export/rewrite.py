@@ -1,4 +1,4 @@
-"""Builds operators, and rewrites Attention operators: full masks, and fewer operators around them.
+"""Builds operators, and rewrites those of a trace: sizes of axes, masks of Attention, what surrounds it.
 
 Shapes: B batch, T rows, Tq query rows, Tk key rows, H query heads, Hkv key and value heads, d width of one
 head, d_k and d_v those of a key and of a value head.
@@ -62,6 +62,41 @@ class Builder:
     def cut(self, value: Value, start: Value, end: Value, axis: int) -> Value:
         """The part of a value from `start` to before `end` along an axis; both are int64 scalars."""
         return self.op("Slice", value, self.vector(start), self.vector(end), self.integers([axis]))
+
+
+def read_sizes_once(model: onnx_ir.Model) -> None:
+    """Reads the size of each symbolic axis once, at the start, from the first input that has the axis.
+
+    Several inputs may have the same axis. From which of them the tracer reads it depends on where objects lie
+    in memory, but the same module must give the same bytes.
+    """
+    reads: dict[str, list[Node]] = {}
+    for node in model.graph:
+        if (name := _axis_read(node, model.graph.inputs)) is not None:
+            reads.setdefault(name, []).append(node)
+    sizes = []
+    for value in model.graph.inputs:
+        for axis, own in enumerate(_axes(value)):
+            if nodes := reads.pop(str(own), []):
+                size = onnx_ir.node("Shape", [value], {"start": axis, "end": axis + 1})
+                (output,) = size.outputs
+                output.name = f"size.{own}"
+                output.shape, output.type = nodes[0].outputs[0].shape, nodes[0].outputs[0].type
+                for node in nodes:
+                    onnx_ir.convenience.replace_all_uses_with(node.outputs[0], output)
+                    model.graph.remove(node, safe=True)
+                sizes.append(size)
+    if sizes:
+        model.graph.insert_before(model.graph[0], sizes)
+
+
+def _axis_read(node: Node, inputs: Sequence[Value]) -> str | None:
+    """The name of the axis whose size an operator reads from an input; None for any other operator."""
+    if node.op_type != "Shape" or node.inputs[0] not in inputs or "end" not in node.attributes:
+        return None
+    start, end = (node.attributes[name].as_int() for name in ("start", "end"))
+    name = _axes(node.inputs[0])[start]
+    return name if isinstance(name, str) and end == start + 1 else None
 
 
 def expand_masks(model: onnx_ir.Model) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from attention_serving.artifact.manifest import ATTENTION_GRAPHS, GraphKind
 from attention_serving.export.errors import ExportError
 from attention_serving.export.graph import finish, trace
-from attention_serving.export.rewrite import expand_masks
+from attention_serving.export.rewrite import expand_masks, read_sizes_once
 from attention_serving.export.signature import random_inputs, run_eager
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.config import AttentionConfig
@@ -195,3 +195,20 @@ def test_a_graph_that_cannot_be_served_is_refused(kind: type[MultiHeadAttention]
     signed = signature(module, PLAIN)
     with pytest.raises(ExportError, match=says):
         finish(trace(module, signed), signed)
+
+
+@pytest.mark.parametrize(("source", "axis"), [("query", 1), ("mask", 0)])
+def test_the_size_of_an_axis_is_read_from_the_first_input_that_has_it(source: str, axis: int) -> None:
+    """The tracer reads it from any of them, and the bytes of an artifact must not depend on that."""
+    model = onnx_ir.from_onnx_text(
+        f"""<ir_version: 10, opset_import: ["" : 23]>
+        agraph (float[batch, length, 8] query, bool[length] mask) => (int64[1] twice) {{
+            one = Shape <start: int = {axis}, end: int = {axis + 1}> ({source})
+            twice = Add (one, one)
+        }}"""
+    )
+    read_sizes_once(model)
+    shape, add = model.graph
+    found = [shape.attributes[name].as_int() for name in ("start", "end")]
+    assert (shape.inputs, found) == ((model.graph.inputs[0],), [1, 2])
+    assert add.inputs == (shape.outputs[0], shape.outputs[0])
