@@ -18,7 +18,7 @@ def message_fields(
     """The fields of the message between two bytes, in its order.
 
     Yields:
-        Number and wire type of each; where it begins, where its content begins, and where both end.
+        Number, wire type, offset of the field, offset of its content, and exclusive end offset of both.
 
     Raises:
         ValueError: The bytes are not a message.
@@ -46,7 +46,7 @@ def message_fields(
 
 
 def _varint(data: mmap.mmap | bytes | memoryview, at: int, end: int) -> tuple[int, int]:
-    """A number in base 128, lowest digits first, and where it ends."""
+    """Decodes a number in base 128, lowest digits first; returns it and its exclusive end offset."""
     value = 0
     for shift in range(0, MAX_VARINT_BITS, 7):
         if at >= end:
