@@ -7,7 +7,6 @@ mapping of a file that was truncated would end the process, whereas a read retur
 import os
 import re
 import stat
-import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,8 +26,6 @@ MAX_NAME = 256
 SHARED_MEMORY_IS_OFF = "shared memory is switched off; start the server with --allow-shared-memory"
 # Each region has an open file.
 MAX_REGIONS = 256
-# Buffers in one system call.
-MAX_BUFFERS = 512
 
 
 class Region:
@@ -96,15 +93,14 @@ class Region:
             InvalidRequestError: The file has become smaller.
         """
         at = self.offset + offset
-        for start in range(0, len(contents), MAX_BUFFERS):
-            parts = [memoryview(part).cast("B") for part in contents[start : start + MAX_BUFFERS]]
-            end = at + sum(part.nbytes for part in parts)
+        for part in contents:
+            content = memoryview(part).cast("B")
             # A write beyond the end would make the file larger.
-            if os.fstat(self._descriptor).st_size < end:
+            if os.fstat(self._descriptor).st_size < at + content.nbytes:
                 raise InvalidRequestError(field, f"shared memory {self.name!r} has become smaller")
-            if os.pwritev(self._descriptor, parts, at) != end - at:
+            if os.pwrite(self._descriptor, content, at) != content.nbytes:
                 raise EngineError(f"{field}: shared memory {self.name!r} could not be written")
-            at = end
+            at += content.nbytes
 
     def _check(self, field: str, offset: int, size: int) -> None:
         if not 0 <= offset <= self.size or not 0 <= size <= self.size - offset:
@@ -115,12 +111,11 @@ class Region:
 
 
 class SharedMemory:
-    """The registered regions, by name. Any thread may call its methods."""
+    """The registered regions, by name. Only one thread may change them; any thread may call `find`."""
 
     def __init__(self) -> None:
         """Begins without regions."""
         self._regions: dict[str, Region] = {}
-        self._lock = threading.Lock()
 
     def register(self, name: str, key: str, offset: int, size: int) -> None:
         """Registers a region.
@@ -139,19 +134,18 @@ class SharedMemory:
             raise InvalidRequestError("name", f"must have 1 to {MAX_NAME} characters")
         if size < 1:
             raise InvalidRequestError("byte_size", "must be at least 1")
-        region = Region(name, key, offset, size)
-        with self._lock:
-            if name in self._regions:
-                raise InvalidRequestError("name", f"{name!r} is registered already; unregister it first")
-            if len(self._regions) >= MAX_REGIONS:
-                raise LimitExceededError("name", f"{MAX_REGIONS} regions are registered, which is the limit")
-            self._regions[name] = region
+        if name in self._regions:
+            raise InvalidRequestError("name", f"{name!r} is registered already; unregister it first")
+        if len(self._regions) >= MAX_REGIONS:
+            raise LimitExceededError("name", f"{MAX_REGIONS} regions are registered, which is the limit")
+        self._regions[name] = Region(name, key, offset, size)
 
     def unregister(self, name: str = "") -> None:
         """Unregisters a region, or all of them. Requests in progress that use it are not disturbed."""
-        with self._lock:
-            for own in [name] if name else [*self._regions]:
-                self._regions.pop(own, None)
+        if name:
+            self._regions.pop(name, None)
+        else:
+            self._regions.clear()
 
     def regions(self, name: str = "") -> list[Region]:
         """The registered regions, or the one of a name.
@@ -159,10 +153,7 @@ class SharedMemory:
         Raises:
             RegionNotFoundError: No region of that name is registered.
         """
-        if name:
-            return [self.find("name", name)]
-        with self._lock:
-            return list(self._regions.values())
+        return [self.find("name", name)] if name else list(self._regions.values())
 
     def find(self, field: str, name: str) -> Region:
         """The region of a name.
@@ -170,8 +161,7 @@ class SharedMemory:
         Raises:
             RegionNotFoundError: No region of that name is registered.
         """
-        with self._lock:
-            found = self._regions.get(name)
+        found = self._regions.get(name)
         if found is None:
             raise RegionNotFoundError(
                 f"{field}: shared memory {name[:MAX_NAME]!r} is not registered", field=field

@@ -1,7 +1,7 @@
 """What the Open Inference Protocol has beside inference: state, models, statistics, settings, memory."""
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -99,7 +99,10 @@ class Handlers:
         root = logging.getLogger()
         wanted = _log_settings(root.level)
         for name, setting in request.settings.items():
-            field, current = _setting(name, wanted), wanted[name]
+            field = f"settings[{name}]"
+            if name not in wanted:
+                raise InvalidRequestError(field, f"is unknown; the settings are: {', '.join(wanted)}")
+            current = wanted[name]
             if setting.WhichOneof("parameter_choice") != (kind := FIELDS[type(current)]):
                 raise InvalidRequestError(field, f"must be of type {type(current).__name__}")
             wanted[name] = getattr(setting, kind)
@@ -117,12 +120,11 @@ class Handlers:
         """Returns the settings of Triton's own traces, which are off.
 
         Raises:
-            InvalidRequestError: A setting would be changed: neither reset nor set to its value.
+            InvalidRequestError: A setting is to be changed.
         """
-        for name, setting in request.settings.items():
-            field = _setting(name, TRACE_SETTINGS)
-            if list(setting.value) not in ([], [TRACE_SETTINGS[name]]):
-                raise InvalidRequestError(field, "cannot be changed: this server does not write such traces")
+        for name in request.settings:
+            says = "cannot be changed: this server does not write such traces"
+            raise InvalidRequestError(f"settings[{name}]", says)
         response = pb.TraceSettingResponse()
         for name, value in TRACE_SETTINGS.items():
             response.settings[name].value.append(value)
@@ -309,11 +311,3 @@ def _duration(own: Durations) -> pb.StatisticDuration:
 def _log_settings(level: int) -> dict[str, bool | int | str]:
     severities = {name: level <= severity for name, severity in SEVERITIES.items()}
     return {**severities, VERBOSE: int(level <= logging.DEBUG), FILE: "", FORMAT: "default"}
-
-
-def _setting(name: str, known: Collection[str]) -> str:
-    """The field of a setting that must be known, for errors."""
-    field = f"settings[{name}]"
-    if name not in known:
-        raise InvalidRequestError(field, f"is unknown; the settings are: {', '.join(known)}")
-    return field

@@ -77,18 +77,6 @@ def region_slice(field: str, given: Parameters, memory: SharedMemory | None) -> 
     return RegionSlice(memory.find(field, region), *bounds)
 
 
-def check_request(given: Parameters) -> None:
-    """Checks the parameters of a request.
-
-    Raises:
-        InvalidRequestError: The request belongs to a stateful sequence.
-    """
-    for name in SEQUENCE:
-        if given.get(name):
-            says = "is not supported by this server: its models keep no state"
-            raise InvalidRequestError(f"parameters[{name}]", says)
-
-
 def output_type(field: str, given: Parameters) -> str:
     """Checks the parameters of a requested output; the type of `datatype`, FP32 if it has none.
 

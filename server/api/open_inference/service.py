@@ -27,14 +27,12 @@ class ModelInfer(Inference):
     """Computes the outputs of one request."""
 
     kind, paths, id_path = pb.ModelInferRequest, tensors.PATHS, (pb.ModelInferResponse.ID_FIELD_NUMBER,)
+    is_slow = staticmethod(codec.is_slow)
 
     def __init__(self, engine: Engine, threads: CodecThreads, memory: SharedMemory | None = None) -> None:
         """Creates the method; `memory` is None if shared memory is switched off."""
         super().__init__(engine, threads)
         self._memory = memory
-
-    def _is_slow(self, parsed: Parsed[Any]) -> bool:
-        return codec.is_slow(parsed)
 
     def _decode(
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.server.api.attention.codec import DATA_TYPES, MASK_KINDS, facts, input_names, reply
+from attention_serving.server.api.attention.codec import DATA_TYPES, MASK_KINDS, encode, facts, input_names
 from attention_serving.server.api.tensors import DTYPES as ELEMENTS
+from attention_serving.server.api.tensors import Reply
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
@@ -77,7 +79,8 @@ def test_mask_bits_become_flags_lowest_first(
 
 
 def encoded(result: Result, model: LoadedModel) -> bytes:
-    return b"".join(reply(facts(Request(), model), model).parts(result))
+    known, has_heads = facts(Request(), model), bool(model.manifest.num_heads)
+    return b"".join(Reply(partial(encode, known=known, has_heads=has_heads)).parts(result))
 
 
 pairs = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4)

@@ -1,10 +1,10 @@
 """Large requests and replies: handled on codec threads, and dropped when their call has ended."""
 
 import math
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
@@ -13,42 +13,48 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api import inference
 from attention_serving.server.api.attention.service import Attend, AttendStream
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.method import LARGE_BYTES, of_names
+from attention_serving.server.api.method import LARGE_BYTES
 from attention_serving.server.coroutines import Task
-from attention_serving.server.engine.errors import DeadlineExceededError, EngineError
+from attention_serving.server.engine.errors import DeadlineExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.tokenizer import FEW_TEXTS
-from attention_serving.server.transport.call import Call
 from tests.server.api.messages import attend_request
 from tests.server.api.scripted import ScriptedCall, started
 from tests.server.samples import TEXT
 from tests.server.seams import WatchedEngine
-from tests.support.coroutines import run
 
-LARGE_REQUEST, LARGE_REPLY = 200, 500
+LARGE_REQUEST, LARGE_RESERVATION = 200, 1500
 SMALL, LARGE = attend_request([2]), attend_request([20])
 
 
-class SteppedThreads(CodecThreads):
+class Stepped(Executor):
     """Does what it is given when the test says, on the test's thread."""
 
     def __init__(self) -> None:
-        super().__init__(0)
+        self._waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, work: Callable[[], Any]) -> "Future[Any]":  # type: ignore[override]
+        future: Future[Any] = Future()
+        self._waiting.append((future, work))
+        return future
 
     def work(self) -> int:
         """Does what waits; returns how much that was. What follows from it waits then."""
-        count = self._queue.qsize()
-        self._queue.put(None)
-        self._run()
-        return count
+        waiting, self._waiting = self._waiting, []
+        for future, work in waiting:
+            try:
+                future.set_result(work())
+            except Exception as error:
+                future.set_exception(error)
+        return len(waiting)
 
 
 class World(NamedTuple):
     """The methods of an engine, for which few bytes are many."""
 
     engine: WatchedEngine
-    threads: SteppedThreads
+    threads: Stepped
     unary: Attend
     stream: AttendStream
 
@@ -65,9 +71,10 @@ def world(
     self_model: LoadedModel, text_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[World]:
     monkeypatch.setattr(inference, "LARGE_BYTES", LARGE_REQUEST)
-    monkeypatch.setattr(inference, "LARGE_REPLY_BYTES", LARGE_REPLY)
-    engine, threads = WatchedEngine([self_model, text_model], Limits()), SteppedThreads()
-    yield World(engine, threads, Attend(engine, threads), AttendStream(engine, threads))
+    monkeypatch.setattr(inference, "LARGE_RESERVATION_BYTES", LARGE_RESERVATION)
+    engine, stepped = WatchedEngine([self_model, text_model], Limits()), Stepped()
+    threads = CodecThreads(stepped)
+    yield World(engine, stepped, Attend(engine, threads), AttendStream(engine, threads))
     engine.close()
 
 
@@ -75,7 +82,7 @@ def world(
     ("request_", "before", "after"),
     [
         (SMALL, [0], 0),
-        (LARGE, [1, 1, 0], 0),  # parsed, and decoded; more is reserved than the result needs
+        (LARGE, [1, 1, 0], 0),  # parsed, and decoded
         (attend_request([9], return_weights=True), [0], 1),
         (attend_request([20], return_weights=True), [1, 1, 0], 1),
     ],
@@ -159,26 +166,14 @@ def test_a_request_of_a_stream_without_memory_is_refused_in_its_place(world: Wor
     assert pb.AttendStreamResponse.FromString(call.sent[1]).HasField("response")
 
 
-def fail(error: Exception) -> None:
-    raise error
-
-
-def test_work_that_fails_does_not_end_a_codec_thread(threads: CodecThreads) -> None:
-    for error in (ValueError("unexpected"), EngineError("expected")) * 2:
-        with pytest.raises(type(error), match="expected"):
-            run(threads.run(partial(fail, error), math.inf))
-    assert run(threads.run(lambda: threading.current_thread().name, math.inf)) == "codec"
-
-
 def test_work_that_is_too_late_or_whose_task_has_ended_is_not_done() -> None:
-    threads, done = SteppedThreads(), list[str]()
-    errors: list[Exception] = []
+    stepped, done = Stepped(), list[str]()
+    threads = CodecThreads(stepped)
 
     async def late() -> None:
-        try:
+        with pytest.raises(DeadlineExceededError):
             await threads.run(partial(done.append, "late"), 0.0)
-        except DeadlineExceededError as error:
-            errors.append(error)
+        done.append("refused")
 
     def now(callback: Callable[[], object]) -> None:
         callback()
@@ -187,16 +182,5 @@ def test_work_that_is_too_late_or_whose_task_has_ended_is_not_done() -> None:
     for task in (Task(late(), now), ended):
         task.resume()
     ended.close()
-    threads.work()
-    assert (done, len(errors)) == ([], 1)
-
-
-def test_a_request_of_names_has_a_limit_of_its_own() -> None:
-    handled: list[bytes] = []
-
-    def handle(request: bytes, _call: Call) -> None:
-        handled.append(request)
-
-    call = started(of_names(bytes, handle, right=None))
-    call.deliver(bytes(LARGE_BYTES + 1))
-    assert (handled, call.ended_with) == ([], grpc.StatusCode.INVALID_ARGUMENT)
+    stepped.work()
+    assert done == ["refused"]

@@ -1,8 +1,5 @@
 """The life of a server from `bind` over `start` to `stop`: what was accepted is answered."""
 
-import threading
-import time
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,7 +21,6 @@ from tests.server.api.served import (
     health,
     refusal,
 )
-from tests.server.api.test_both_transports import AT_ONCE_SECONDS
 from tests.server.seams import PATIENCE_SECONDS, Calls, Served
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -91,39 +87,3 @@ def test_calls_that_outlast_the_grace_end_with_unavailable(self_model: LoadedMod
         assert served.calls.ended(3) == {("Attend", "UNAVAILABLE"): 2, ("AttendStream", "UNAVAILABLE"): 1}
         stream.end()
     assert [run.tokens for run in served.engine.recorder.runs] == [2]
-
-
-class Caller:
-    """Opens calls all the time, on a connection of its own, and counts how they end."""
-
-    def __init__(self, served: Served) -> None:
-        self.codes: Counter[grpc.StatusCode] = Counter()
-        self._ended = threading.Event()
-        self._channel = served.connect()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._ended.is_set():
-            calls = [attend(self._channel) for _ in range(8)]
-            self.codes.update(call.code() for call in calls)
-
-    def end(self) -> None:
-        self._ended.set()
-        self._thread.join()
-        self._channel.close()
-
-
-def test_calls_that_race_the_end_of_a_server_are_answered_or_unavailable(self_model: LoadedModel) -> None:
-    codes: Counter[grpc.StatusCode] = Counter()
-    for _ in range(3):
-        with Served(self_model, max_concurrent_calls=64) as served:
-            callers = [Caller(served) for _ in range(3)]
-            served.calls.ended(100)
-            seconds = served.server.stop(PATIENCE_SECONDS)
-            time.sleep(0.02)  # for calls that come too late
-            for caller in callers:
-                caller.end()
-                codes += caller.codes
-            assert seconds < AT_ONCE_SECONDS
-    assert codes.keys() == {grpc.StatusCode.OK, UNAVAILABLE}

@@ -1,8 +1,6 @@
 """Which identity may call which method, with which model, and how much of the server it may hold."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import grpc
@@ -13,9 +11,8 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.protos.inference import open_inference_pb2 as oip
 from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from attention_serving.server.api.admission import Admission, IdentityAccount, IdentityPlaces, multiple_of
+from attention_serving.server.api.admission import Admission, IdentityAccount, check_share
 from attention_serving.server.engine.budget import MemoryBudget
-from attention_serving.server.engine.errors import OverloadedError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.http.exchange import access_question as question
 from attention_serving.server.security.guard import Guard
@@ -63,7 +60,6 @@ def headers_only(served: Served, method: str, metadata: Metadata) -> tuple[grpc.
         (ATTEND, (), (UNAUTHENTICATED, "CREDENTIALS_MISSING")),
         (STREAM, bearer("wrong"), (UNAUTHENTICATED, "TOKEN_INVALID")),
         (LOAD, bearer("old-token"), (UNAUTHENTICATED, "TOKEN_EXPIRED")),
-        (ATTEND, bearer("all-token") * 2, (UNAUTHENTICATED, "TOKEN_INVALID")),
         (ATTEND, bearer("reader-token"), (DENIED, "RIGHT_MISSING")),
         (STREAM, bearer("reader-token"), (DENIED, "RIGHT_MISSING")),
         (LOGS, bearer("caller-token"), (DENIED, "RIGHT_MISSING")),
@@ -141,7 +137,6 @@ def test_a_reader_sees_the_models_of_its_pattern(secured: Secured) -> None:
     ("token", "method", "model", "code"),
     [
         ("caller-token", ATTEND, SELF, OK),
-        ("caller-token", ATTEND, "", OK),
         ("caller-token", ATTEND, "absent", DENIED),
         ("caller-token", LOAD, "", DENIED),
         ("all-token", LOAD, SELF, OK),
@@ -184,91 +179,43 @@ def test_an_identity_at_its_limit_is_refused_and_others_are_not(
 
 
 GREEDY = Identity(source=Source.TOKEN, name="greedy", rights=Rights())
-MODEST = replace(GREEDY, name="modest")
-Taken = list[Callable[[], object]]
 
 
-def places_of(identity: Identity, places: IdentityPlaces, limit: int = 0) -> Taken:
-    """Takes as many places as the identity gets; returns what gives each back."""
-    taken: Taken = []
-    while True:
-        call = object()
-        try:
-            places.take(call, identity, limit)
-        except IdentityLimitError:
-            return taken
-        taken.append(partial(places.give_back, call))
+@pytest.mark.parametrize(
+    ("others", "places", "limit", "most"),
+    [(0, 100, 0, 80), (80, 100, 0, 16), (0, 100, 3, 3), (1, 2, 0, 1), (2, 2, 0, 1)],
+    ids=["alone", "beside a greedy one", "limit of its own", "few places", "none is free"],
+)
+def test_an_identity_gets_its_share_of_the_places(others: int, places: int, limit: int, most: int) -> None:
+    """A first one is always granted: the server's own limit is elsewhere."""
+    for held in range(most):
+        check_share("calls", held, others + held, places, limit)
+    with pytest.raises(IdentityLimitError, match=f"{most} calls of this identity are open, which is its"):
+        check_share("calls", most, others + most, places, limit)
 
 
-def memory_of(account: IdentityAccount, budget: MemoryBudget) -> Taken:
-    """Reserves 10 bytes after the other, as often as the account may; returns what releases each."""
-    taken: Taken = []
-    while True:
-        try:
-            taken.append(budget.reserve(10, account).release)
-        except OverloadedError:
-            return taken
-
-
-@pytest.mark.parametrize("kind", ["places", "memory"])
-def test_one_identity_gets_its_share_and_leaves_room(kind: str) -> None:
-    greedy: Callable[[], Taken]
-    modest: Callable[[], Taken]
-    if kind == "places":
-        places = IdentityPlaces("calls", 100, share=0.8)
-        greedy, modest = partial(places_of, GREEDY, places), partial(places_of, MODEST, places)
-    else:
-        budget, multiple = MemoryBudget(1000), multiple_of(0.8)
-        first, second = IdentityAccount(0, multiple), IdentityAccount(0, multiple)
-        greedy, modest = partial(memory_of, first, budget), partial(memory_of, second, budget)
-    taken = greedy()
-    assert len(taken) == 80
-    others = modest()
-    assert len(others) >= 15
-    for give_back in (*taken, *others):
-        give_back()
-    assert len(greedy()) == 80
-
-
-def test_an_identity_has_limits_of_its_own() -> None:
-    places = IdentityPlaces("calls", 100, share=0.8)
-    assert len(places_of(GREEDY, places, limit=3)) == 3
-    with pytest.raises(IdentityLimitError, match="3 calls of this identity are open, which is its limit"):
-        places.take(object(), GREEDY, 3)
-    places.take(object(), MODEST, 3)
-    account, budget = IdentityAccount(50, multiple_of(0.8)), MemoryBudget(1000)
-    assert len(memory_of(account, budget)) == 5
+def test_an_identity_gets_its_share_of_the_memory() -> None:
+    budget, greedy, modest = MemoryBudget(1000), IdentityAccount(0), IdentityAccount(50)
+    budget.reserve(600, greedy).add(200)
+    with pytest.raises(IdentityLimitError, match="is more than its share while 200 are free"):
+        budget.reserve(10, greedy)
+    for _ in range(5):
+        budget.reserve(10, modest)
     with pytest.raises(IdentityLimitError, match="would hold 51 bytes; its limit is 50"):
-        budget.reserve(1, account)
-    assert account.held_bytes == 50
-
-
-@pytest.mark.parametrize(("total", "share"), [(1, 0.5), (2, 0.5), (3, 0.5), (4, 1)])
-def test_with_few_places_each_identity_gets_one_and_a_share_of_one_sets_no_limit(
-    total: int, share: float
-) -> None:
-    places = IdentityPlaces("streams", total, share=share)
-    for number in range(total):
-        places.take(object(), replace(GREEDY, name=f"caller-{number}"))
-    if share == 1:
-        for _ in range(20):  # the server's own limit is elsewhere
-            places.take(object(), GREEDY)
+        budget.reserve(1, modest)
+    assert modest.held_bytes == 50
 
 
 def test_a_request_that_alone_exceeds_the_share_is_granted() -> None:
-    budget, multiple = MemoryBudget(1000), multiple_of(0.5)
-    greedy = IdentityAccount(0, multiple)
-    budget.reserve(600, greedy).add(300)
-    with pytest.raises(IdentityLimitError):
-        budget.reserve(10, greedy)
-    budget.reserve(50, IdentityAccount(0, multiple))
+    budget = MemoryBudget(1000)
+    budget.reserve(600, IdentityAccount(0)).add(300)
+    budget.reserve(50, IdentityAccount(0))
 
 
 def test_an_account_is_kept_while_something_is_held() -> None:
     budget, shares = MemoryBudget(1000), Admission(UNLIMITED, lambda *_: None)
     held = budget.reserve(10, shares.account_of(GREEDY))
-    for number in range(100):
-        shares.account_of(replace(GREEDY, name=f"caller-{number}"))
+    shares.account_of(replace(GREEDY, name="other"))
     assert shares.account_of(GREEDY).held_bytes == 10
     assert len(shares._accounts) == 1
     held.release()

@@ -62,16 +62,19 @@ def test_every_method_of_every_service_is_answered_as_its_kind(
     assert all(method.is_counted == name.startswith(ours) for name, method in table.items())
 
 
-def test_the_name_of_an_unknown_service_is_kept_while_it_is_watched() -> None:
+def test_each_change_is_sent_to_those_that_watch_and_nothing_is_kept_of_them() -> None:
     service, sent = HealthService(), list[bytes]()
     message = health_pb2.HealthCheckRequest(service="x" * 5000).SerializeToString()
     end = service.watch(message, ScriptedCall(), sent.append)
     unknown = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
     assert sent == [unknown.SerializeToString()]
-    watchers = service._servicer._send_response_callbacks
-    assert list(watchers) == ["x" * 5000]
+    service.set_models({"x" * 5000})
+    service.set_models({"x" * 5000})
+    serving = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+    assert sent == [unknown.SerializeToString(), serving.SerializeToString()]
     end()
-    assert not watchers
+    service.set_models(set())
+    assert (len(sent), service._watchers) == (2, {})
 
 
 UNKNOWN_COST = Cost(flops_per_query=0, flops_per_key=0, flops_per_pair=0)

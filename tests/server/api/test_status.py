@@ -26,7 +26,6 @@ EXPECTED = {
     "EngineError": ("INTERNAL", "INTERNAL"),
     "RunFailedError": ("INTERNAL", "RUN_FAILED"),
     "InvalidRequestError": ("INVALID_ARGUMENT", "INVALID_FIELD"),
-    "MalformedMessageError": ("INVALID_ARGUMENT", "INVALID_FIELD"),
     "LimitExceededError": ("INVALID_ARGUMENT", "LIMIT_EXCEEDED"),
     "ModelNotFoundError": ("NOT_FOUND", "MODEL_NOT_FOUND"),
     "RegionNotFoundError": ("NOT_FOUND", "REGION_NOT_FOUND"),

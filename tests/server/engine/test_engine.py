@@ -135,7 +135,7 @@ def test_a_coroutine_that_is_closed_withdraws_its_request(held: Held, place: str
 def test_a_request_expires_at_a_deadline_of_its_own(held: Held, place: ExpiryStage) -> None:
     caller = held.ask() if place is ExpiryStage.QUEUED else held.first
     for _ in range(2):
-        held.engine.expire(caller.request)
+        held.engine.fail(caller.request, DeadlineExceededError("late"))
     assert isinstance(caller.wait(), DeadlineExceededError)
     caller.task.close()
     assert held.recorder.failed == [(SELF, "DEADLINE_EXCEEDED")]
@@ -146,7 +146,7 @@ def test_a_request_expires_at_a_deadline_of_its_own(held: Held, place: ExpirySta
 def test_a_deadline_that_passes_after_the_result_changes_nothing(held: Held) -> None:
     held.gate.open()
     result = held.first.wait()
-    held.engine.expire(held.first.request)
+    held.engine.fail(held.first.request, DeadlineExceededError("late"))
     assert isinstance(result, Result)
     assert (held.recorder.failed, held.recorder.stages) == ([], [])
 
