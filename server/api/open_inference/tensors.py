@@ -13,9 +13,8 @@ from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.inputs import check_once
 from attention_serving.server.api.open_inference import parameters
 from attention_serving.server.api.protobuf_bytes import Buffer, Parsed
-from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.api.tensors import DTYPES, FLOATS, Allowance, Shape, from_bytes
-from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.errors import InvalidRequestError, UnsupportedError
 from attention_serving.server.engine.types import Array, Text
 
 BYTES = "BYTES"
@@ -37,37 +36,27 @@ MAX_AXES = 64
 InputTensor = pb.ModelInferRequest.InferInputTensor
 
 
-def decode_tensors(
-    parsed: Parsed[pb.ModelInferRequest],
-    allowance: Allowance,
-    memory: SharedMemory | None = None,
-) -> dict[str, Array]:
+def decode_tensors(parsed: Parsed[pb.ModelInferRequest], allowance: Allowance) -> dict[str, Array]:
     """Decodes the inputs of a request, by name. BYTES become arrays of `bytes` objects or views.
 
     Args:
         parsed: The request.
         allowance: What the request may take.
-        memory: The regions of shared memory that inputs may be in; None if there are none.
 
     Raises:
         InvalidRequestError: An input contradicts itself, is repeated, or is not in a known form.
         LimitExceededError: An input is too large.
         OverloadedError: The memory for its numbers is not available.
-        RegionNotFoundError: An input is in shared memory that is not registered.
-        UnsupportedError: An input is in shared memory, which is switched off.
+        UnsupportedError: An input is in shared memory.
     """
     contents = parsed.contents(RAW_CONTENTS)
-    raw, tensors, shared = iter(contents), dict[str, Array](), 0
+    raw, tensors = iter(contents), dict[str, Array]()
     for index, sent in enumerate(parsed.message.inputs):
         name = sent.name
         check_once(name, tensors)
         tensor = _checked(sent, allowance)
-        where = parameters.region_slice(name, parameters.read(sent.parameters), memory)
-        if where is not None:
-            allowance.take(name, where.size)
-            tensors[name] = tensor.raw(where.region.read(name, where.offset, where.size))
-            shared += 1
-            continue
+        if parameters.REGION in sent.parameters:
+            raise UnsupportedError(parameters.NO_SHARED_MEMORY)
         typed = [field for field in TYPED_FIELDS if ("inputs", index, "contents", field) in parsed.places]
         if not contents:
             tensors[name] = tensor.typed(typed, parsed, index)
@@ -78,8 +67,7 @@ def decode_tensors(
         else:
             tensors[name] = tensor.raw(data)
     if next(raw, None) is not None:
-        elsewhere = " outside shared memory" if shared else ""
-        has = f"has {len(contents)} entries; the request has {len(tensors) - shared} inputs{elsewhere}"
+        has = f"has {len(contents)} entries; the request has {len(tensors)} inputs"
         raise InvalidRequestError(RAW_CONTENTS, has)
     return tensors
 
@@ -109,7 +97,7 @@ class _Tensor(NamedTuple):
     allowance: Allowance
 
     def raw(self, data: Buffer) -> Array:
-        """Its elements from raw contents or shared memory."""
+        """Its elements from raw contents."""
         if self.datatype == BYTES:
             return self._bytes(split_bytes(self.name, data))
         return from_bytes(self.name, data, self.datatype, self.shape, self.allowance)

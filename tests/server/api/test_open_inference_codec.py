@@ -16,7 +16,7 @@ from attention_serving.server.api.open_inference.tensors import BYTES, CONTENTS
 from attention_serving.server.api.tensors import DTYPES, Allowance
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError, UnsupportedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
@@ -269,7 +269,6 @@ def made(message: Build | pb.ModelInferRequest, model: LoadedModel) -> pb.ModelI
 
 OUT = "outputs[context_vectors]"
 OTHER_BYTES = np.full((2, 3), 2, np.uint8).view(np.bool_)
-MISSING = "parameters[shared_memory_byte_size]: is missing"
 # The model, a message, and the beginning of what is said of it, which names the field at fault.
 INVALID: tuple[tuple[str, Build | pb.ModelInferRequest, str], ...] = (
     (SELF, raw("FP32", [2, 3], bytes(23)), "query: has 23 bytes; 2 x 3 elements of float32 need 24 bytes"),
@@ -309,7 +308,6 @@ INVALID: tuple[tuple[str, Build | pb.ModelInferRequest, str], ...] = (
     (SELF, outputs("context_vectors", "logits"), "outputs[logits]: is unknown; must be one of"),
     (SELF, outputs("embedding"), "outputs[embedding]: model 'tiny-self' is not a text encoder; its outputs"),
     (SELF, outputs("context_vectors", "context_vectors"), f"{OUT}: is requested twice; each output must"),
-    (SELF, with_output("shared_memory_region", "region"), f"{OUT}.{MISSING}"),
     (SELF, with_output("classification", 3), f"{OUT}.parameters[classification]: is not supported by this"),
     (SELF, with_output("datatype", "INT8"), f"{OUT}.parameters[datatype]: must be one of FP32, FP16, BF16"),
     (SELF, with_parameter("sequence_id", 7), "parameters[sequence_id]: is not supported by this server"),
@@ -368,6 +366,16 @@ def test_the_padding_of_a_response_is_reserved_before_the_run(self_model: Loaded
     budget = MemoryBudget(1000)
     decode_infer(lengths(1, 3)(self_model), self_model, allowance=Allowance(Limits(), budget.reserve(0)))
     assert budget.held_bytes == 96 + 96  # the rectangle, and the serialized response
+
+
+def test_tensors_in_shared_memory_are_refused(self_model: LoadedModel) -> None:
+    elsewhere = {"shared_memory_region": pb.InferParameter(string_param="r")}
+    sent = pb.ModelInferRequest.InferInputTensor(
+        name="query", datatype="FP32", shape=[1], parameters=elsewhere
+    )
+    for message in (pb.ModelInferRequest(inputs=[sent]), with_output("shared_memory_region", "r")):
+        with pytest.raises(UnsupportedError, match="send the tensors"):
+            decode_infer(made(message, self_model), self_model)
 
 
 def test_an_empty_contents_message_beside_raw_contents_is_accepted(self_model: LoadedModel) -> None:
