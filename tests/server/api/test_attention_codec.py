@@ -18,7 +18,7 @@ from attention_serving.server.engine.errors import EngineError, InvalidRequestEr
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Request, Result
-from tests.server.api.messages import attend_request, decode_attend
+from tests.server.api.messages import decode_attend
 from tests.support.eager import Array
 from tests.support.mutations import named
 
@@ -132,14 +132,6 @@ def test_a_model_that_returns_no_vectors_is_refused_before_it_runs(
         input_names(with_output(self_model, *axes))
 
 
-def test_one_row_per_sequence_is_serialized_as_sequences_of_one_row(self_model: LoadedModel) -> None:
-    rows = [np.arange(4, dtype=np.float32), np.ones(4, np.float32)]
-    data = encoded(Result({"context_vectors": rows}), with_output(self_model, "batch", 4))
-    context = pb.AttendResponse.FromString(data).context_vectors
-    assert (context.width, list(context.lengths)) == (4, [1, 1])
-    assert context.data == b"".join(row.tobytes() for row in rows)
-
-
 def test_an_output_of_a_module_that_is_called_attention_weights_is_not_the_weights_of_heads(
     self_model: LoadedModel,
 ) -> None:
@@ -182,12 +174,10 @@ INVALID = (
         "token_ids.ids: has 3 ids; the lengths sum to 4",
     ),
     (pb.AttendRequest(positions=[1]), "positions: need a query of vectors or token ids; the request has"),
-    (pb.AttendRequest(query=sequences(), positions=[1]), "positions: has 1 positions; the query has 3 rows"),
     (pb.AttendRequest(text=pb.TextSequences()), "text: has no sequences; at least one is required"),
     (pb.AttendRequest(query=sequences([1]), output_names=["x"]), "output_names: needs inputs, which name"),
     (pb.AttendRequest(mask=pb.AttentionMask(bits=b"1")), "mask.kind: is 0; must be one of keys, pairs"),
     (inputs(by_name(), by_name()), "query: is sent twice"),
-    (inputs(pb.NamedTensors(name="query", data_type=pb.DATA_TYPE_FP32)), "query: contains 0 tensors"),
     (inputs(by_name(shapes=[1] * 40)), "query: has 42 sizes for 1 tensors"),
     (inputs(by_name(data=b"1234567")), "query.data: has 7 bytes; 12 elements"),
     (
@@ -195,14 +185,12 @@ INVALID = (
         "query: tensor 0 has an axis without elements",
     ),
     (inputs(by_name(), return_weights=True), "return_weights: cannot be combined with inputs"),
-    (inputs(by_name(), query=attend_request([2]).query), "query: cannot be combined with inputs"),
     (inputs(by_name(), output_names=["x"]), "output_names: has 'x'; must be one of context_vectors"),
     (inputs(by_name(), output_names=["context_vectors"] * 2), "output_names: has 'context_vectors' twice"),
 )
 TOO_LARGE = (
     (pb.AttendRequest(query=sequences([1] * 5)), "query: contains 5 sequences; the limit is 4"),
     (inputs(by_name(num_tensors=MOST)), "query: contains 4294967295 sequences"),
-    (inputs(by_name(np.ones((5, 1, 4), np.float32))), "query: contains 5 sequences"),
 )
 
 

@@ -6,22 +6,18 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any, NamedTuple
 
-import grpc
 import pytest
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api import inference
 from attention_serving.server.api.attention.service import Attend, AttendStream
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.method import LARGE_BYTES
 from attention_serving.server.coroutines import Task
 from attention_serving.server.engine.errors import DeadlineExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.tokenizer import FEW_TEXTS
 from tests.server.api.messages import attend_request
 from tests.server.api.scripted import ScriptedCall, started
-from tests.server.samples import TEXT
 from tests.server.seams import WatchedEngine
 
 LARGE_REQUEST, LARGE_RESERVATION = 200, 1500
@@ -105,39 +101,12 @@ def test_what_is_large_is_decoded_and_encoded_on_codec_threads(
     assert world.held_bytes == 0
 
 
-def test_a_large_request_that_is_recognised_needs_no_codec_thread(world: World) -> None:
-    sent = []
-    for steps in (1, 0):
-        call = world.started()
-        call.deliver(LARGE.SerializeToString())
-        assert [world.threads.work() for _ in range(2)] == [steps] * 2
-        call.run_posted()
-        sent += call.sent
-    assert sent[0] == sent[1]
-
-
-def test_many_texts_are_decoded_on_a_codec_thread_whose_error_ends_the_call(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inference, "LARGE_BYTES", LARGE_BYTES)
-    texts = pb.TextSequences(texts=["?"] * (FEW_TEXTS + 1))
-    call = world.started()
-    call.deliver(pb.AttendRequest(model_name=TEXT, text=texts).SerializeToString())
-    assert (world.threads.work(), call.ended_with) == (1, grpc.StatusCode.INVALID_ARGUMENT)
-    call.complete()
-    assert world.held_bytes == 0
-
-
-@pytest.mark.parametrize("is_streamed", [False, True], ids=["unary", "stream"])
 @pytest.mark.parametrize("stage", ["parse", "decode", "encode"])
-def test_what_a_call_that_has_ended_gave_to_a_codec_thread_is_dropped(
-    world: World, stage: str, *, is_streamed: bool
-) -> None:
+def test_what_a_call_that_has_ended_gave_to_a_codec_thread_is_dropped(world: World, stage: str) -> None:
     """Its memory is held until the thread has left it."""
     request = attend_request([20], return_weights=True)
-    call = world.started(is_streamed=is_streamed)
-    message = pb.AttendStreamRequest(request=request) if is_streamed else request
-    call.deliver(message.SerializeToString())
+    call = world.started()
+    call.deliver(request.SerializeToString())
     if stage != "parse":
         world.threads.work()
     if stage == "encode":

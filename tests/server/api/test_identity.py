@@ -80,14 +80,7 @@ def test_a_known_caller_is_answered_and_health_is_open(secured: Secured) -> None
     for token in ("caller-token", signed()):
         assert answer(attend(channel, caller=token)) == [2]
     assert health(channel) == SERVING
-    triton = GRPCInferenceServiceStub(channel)
-    assert triton.ServerLive(oip.ServerLiveRequest(), timeout=PATIENCE_SECONDS).live
-    assert triton.ServerReady(oip.ServerReadyRequest(), timeout=PATIENCE_SECONDS).ready
-
-
-def test_a_message_that_is_too_large_is_not_looked_at(secured: Secured) -> None:
-    assert attend(secured.served.channel, 100_000).code() is UNAUTHENTICATED
-    assert attend(secured.served.channel, 100_000, caller="all-token").code() is EXHAUSTED
+    assert GRPCInferenceServiceStub(channel).ServerReady(oip.ServerReadyRequest()).ready
 
 
 def test_a_model_of_others_is_denied_before_anything_else_of_the_message(secured: Secured) -> None:
@@ -139,7 +132,6 @@ def test_a_reader_sees_the_models_of_its_pattern(secured: Secured) -> None:
         ("caller-token", ATTEND, SELF, OK),
         ("caller-token", ATTEND, "absent", DENIED),
         ("caller-token", LOAD, "", DENIED),
-        ("all-token", LOAD, SELF, OK),
         (None, ATTEND, SELF, UNAUTHENTICATED),
         ("all-token", "/other.Service/Method", "", grpc.StatusCode.INVALID_ARGUMENT),
     ],

@@ -19,7 +19,6 @@ from attention_serving.server.api.method import CallKind
 from attention_serving.server.api.methods import REFLECTION_V1, SERVICES, HealthService, all_methods
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.repository import FailedModel
 from attention_serving.server.security.peers import ACCESS_CHECK
 from tests.server.api.scripted import ScriptedCall
 from tests.server.samples import HEADS
@@ -95,13 +94,6 @@ def test_unknown_heads_and_cost_are_absent(self_model: LoadedModel) -> None:
     assert not described.HasField("num_heads")
     assert not described.HasField("cost")
     assert described.HasField("parity")
-
-
-def test_a_failed_model_is_described_with_its_reason_only() -> None:
-    described = describe(FailedModel("name", "2", "the reason"))
-    assert described == pb.Model(
-        name="name", version="2", state=pb.Model.STATE_FAILED, state_reason="the reason"
-    )
 
 
 def test_the_largest_length_of_an_axis_is_stated(cross_model: LoadedModel) -> None:

@@ -17,7 +17,7 @@ from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api import inference
 from attention_serving.server.api.attention.service import Attend, AttendStream
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.inference import MAX_ALIKE, Inference, RequestCache, _depends_on_form
+from attention_serving.server.api.inference import MAX_ALIKE, Inference, RequestCache
 from attention_serving.server.api.open_inference.service import ModelInfer, ModelStreamInfer
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.engine import Engine
@@ -26,7 +26,7 @@ from attention_serving.server.engine.limits import MIB
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.types import Array
-from tests.server.api.messages import decode_infer, raw_request, text_request
+from tests.server.api.messages import raw_request, text_request
 from tests.server.api.scripted import ScriptedCall
 from tests.server.samples import CROSS, SELF, TEXT, WIDTHS
 from tests.server.seams import SAME_FOR_ALL, costing
@@ -80,16 +80,6 @@ def methods(loaded: Repository, threads: CodecThreads) -> Iterator[dict[type[Inf
     kinds = (ModelInfer, ModelStreamInfer, Attend, AttendStream)
     yield {kind: Method(kind(engine, threads)) for kind in kinds}
     engine.close()
-
-
-@pytest.fixture
-def infer(methods: dict[type[Inference], Method]) -> Method:
-    return methods[ModelInfer]
-
-
-@pytest.fixture
-def attend(methods: dict[type[Inference], Method]) -> Method:
-    return methods[Attend]
 
 
 Models = dict[str, LoadedModel]
@@ -146,12 +136,6 @@ def as_numbers(models: Models, _: str) -> pb.ModelInferRequest:
     return message
 
 
-def of_tritons_client(models: Models, name: str) -> pb.ModelInferRequest:
-    message = infer_request(models[CROSS], name=name)
-    message.parameters["triton_enable_empty_final_response"].bool_param = True
-    return message
-
-
 def asserted_alike(method: Method, make: Callable[[str], Message]) -> None:
     """Requests that differ in vectors and id from the first are recognised, and answered as if they were not.
 
@@ -170,12 +154,11 @@ ALIKE: dict[str, tuple[type[Inference], Callable[[Models, str], Message]]] = {
     "raw": (ModelInfer, lambda models, name: infer_request(models[CROSS], 3, name=name)),
     "raw, reversed, weights": (ModelInfer, reversed_with_weights),
     "numbers": (ModelInfer, as_numbers),
-    "stream of Triton's client": (ModelStreamInfer, of_tritons_client),
+    "stream of raw": (ModelStreamInfer, lambda models, name: infer_request(models[CROSS], name=name)),
     "ragged, weights": (Attend, lambda *_: self_request(3, 1, 2, return_weights=True)),
     "FP16 out": (Attend, lambda *_: self_request(3, output_data_type=typed.DATA_TYPE_FP16)),
     "cross, large": (Attend, lambda *_: cross_request(1500, 2)),
     "named": (Attend, lambda *_: named_request(3, 2)),
-    "stream, no id": (AttendStream, lambda *_: streamed(cross_request(2), "")),
     "stream, named": (AttendStream, lambda _, name: streamed(named_request(2), name)),
 }
 
@@ -190,18 +173,10 @@ def test_requests_that_differ_in_vectors_and_id(
     asserted_alike(methods[kind], partial(make, models))
 
 
-@pytest.mark.parametrize("is_streamed", [False, True], ids=["unary", "stream"])
-def test_a_recognised_request_whose_run_was_padded(
-    models: Models, threads: CodecThreads, *, is_streamed: bool
-) -> None:
+def test_a_recognised_request_whose_run_was_padded(models: Models, threads: CodecThreads) -> None:
     """Its outputs are views of padded ones, with gaps between their rows."""
     engine = Engine(Repository([costing(models[CROSS], SAME_FOR_ALL)]))
-
-    def make(name: str) -> Message:
-        request = cross_request(2, 3, return_weights=True)
-        return streamed(request, name) if is_streamed else request
-
-    asserted_alike(Method((AttendStream if is_streamed else Attend)(engine, threads)), make)
+    asserted_alike(Method(Attend(engine, threads)), lambda _: cross_request(2, 3, return_weights=True))
     engine.close()
 
 
@@ -255,29 +230,10 @@ def test_other_requests_are_not_kept(
     assert not own.hits(data)
 
 
-def test_a_request_with_booleans_is_not_kept(self_model: LoadedModel) -> None:
-    """Only its content shows whether it is valid: booleans are 0 or 1."""
-    graphs = {
-        kind: graph.model_copy(
-            update={"inputs": tuple(spec.model_copy(update={"data_type": "bool"}) for spec in graph.inputs)}
-        )
-        for kind, graph in self_model.manifest.graphs.items()
-    }
-    manifest = self_model.manifest.model_copy(update={"graphs": graphs})
-    decoded, _ = decode_infer(infer_request(self_model), self_model)
-    assert _depends_on_form(decoded, self_model)
-    assert not _depends_on_form(decoded, dataclasses.replace(self_model, manifest=manifest))
-
-
-def test_an_id_that_is_not_utf8_is_refused_as_ever(infer: Method, self_model: LoadedModel) -> None:
-    data = infer_request(self_model).SerializeToString()
-    infer.decoded(data)
-    at = data.index(b"\x1a\x017")
-    assert not infer.hits(data[: at + 2] + b"\xff" + data[at + 3 :])
-
-
-def test_few_requests_of_one_size_are_kept(infer: Method, self_model: LoadedModel) -> None:
-    data = []
+def test_few_requests_of_one_size_are_kept(
+    methods: dict[type[Inference], Method], self_model: LoadedModel
+) -> None:
+    infer, data = methods[ModelInfer], []
     for rows in range(MAX_ALIKE + 1):
         message = infer_request(self_model)
         message.outputs.add(name="context_vectors").parameters[f"unknown {rows}"].bool_param = True
@@ -289,8 +245,11 @@ def test_few_requests_of_one_size_are_kept(infer: Method, self_model: LoadedMode
     assert [infer.hits(one) for one in data[:3]] == [True, True, False]
 
 
-def test_the_least_recently_used_is_dropped(attend: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_is_dropped(
+    methods: dict[type[Inference], Method], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(inference, "CACHED_SIZES", 3)
+    attend = methods[Attend]
     data = [self_request(rows).SerializeToString() for rows in range(1, 6)]
     for one in data:
         attend.decoded(one)

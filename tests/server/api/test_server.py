@@ -4,7 +4,7 @@ import dataclasses
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,6 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2 as reflection_pb
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.protos.inference import open_inference_pb2 as oip
-from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from attention_serving.server.api.methods import REFLECTION, REFLECTION_V1, SERVICES
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
@@ -25,20 +23,11 @@ from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.transport import options
 from attention_serving.server.transport.options import MAX_PATH_BYTES, UnixSocket
 from tests.server.api.served import OPTIONS, SERVING, answer, attend, health, watch
-from tests.server.samples import SELF, TEXT
+from tests.server.samples import SELF
 from tests.server.seams import PATIENCE_SECONDS, Calls, Served
 
 # What a client of HTTP/2 begins with: the preface, and a frame of settings without settings.
 CLIENT_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
-
-
-def has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as found:
-            found.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
 
 
 def test_a_port_in_use_is_refused() -> None:
@@ -49,15 +38,6 @@ def test_a_port_in_use_is_refused() -> None:
         second.bind()
     second.stop(0)
     first.stop(0)
-
-
-@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
-def test_a_server_listens_on_ipv6() -> None:
-    server = RpcServer(dataclasses.replace(OPTIONS, host="[::1]"), Calls())
-    try:
-        assert server.bind() > 0
-    finally:
-        server.stop(0)
 
 
 @pytest.mark.thorough
@@ -109,17 +89,6 @@ def test_reflection_lists_the_services_and_describes_their_files(
     assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 
 
-def test_the_batch_axis_of_texts_is_part_of_their_shape(text_model: LoadedModel) -> None:
-    """They have no other. That of other models is not: tests/end_to_end/test_tritonclient.py."""
-    with Served(text_model) as served:
-        stub, asked = GRPCInferenceServiceStub(served.channel), oip.ModelConfigRequest(name=TEXT)
-        config = stub.ModelConfig(asked, timeout=PATIENCE_SECONDS).config
-    assert (config.max_batch_size, config.HasField("dynamic_batching")) == (0, False)
-    (tensor,) = config.input
-    assert (tensor.name, tensor.data_type, list(tensor.dims)) == ("text", oip.TYPE_STRING, [-1])
-    assert [output.name for output in config.output] == ["context_vectors", "lengths"]
-
-
 @pytest.fixture
 def path() -> Iterator[Path]:
     """A path in a folder whose name is short, as that of a socket must be."""
@@ -127,19 +96,18 @@ def path() -> Iterator[Path]:
         yield Path(folder) / "socket"
 
 
-class OnSocket:
-    """A server on a port and a Unix domain socket."""
-
-    def __init__(self, path: Path, engine: Engine) -> None:
-        self.server = RpcServer(dataclasses.replace(OPTIONS, unix_socket=path), Calls())
-        targets = [f"unix:{path}", f"{OPTIONS.host}:{self.server.bind()}"]
-        self.channels = [grpc.insecure_channel(target) for target in targets]
-        self.server.start(engine)
-
-    def stop(self) -> None:
-        self.server.stop(PATIENCE_SECONDS)
-        for channel in self.channels:
-            channel.close()
+@contextmanager
+def on_socket(path: Path, engine: Engine) -> Iterator[tuple[RpcServer, grpc.Channel, grpc.Channel]]:
+    """A server, with its channels on a port and on a Unix domain socket."""
+    server = RpcServer(dataclasses.replace(OPTIONS, unix_socket=path), Calls())
+    port = server.bind()
+    server.start(engine)
+    with (
+        grpc.insecure_channel(f"{OPTIONS.host}:{port}") as first,
+        grpc.insecure_channel(f"unix:{path}") as own,
+    ):
+        yield server, first, own
+    server.stop(PATIENCE_SECONDS)
 
 
 @pytest.fixture
@@ -149,30 +117,25 @@ def engine(self_model: LoadedModel) -> Iterator[Engine]:
 
 
 def test_a_socket_answers_as_the_port_does_and_its_calls_outlast_a_drain(path: Path, engine: Engine) -> None:
-    serving = OnSocket(path, engine)
-    first, second = [attend(channel, 3).result() for channel in serving.channels]
-    assert first == second
-    assert serving.server.load().connections == 2
-    second = RpcServer(dataclasses.replace(OPTIONS, unix_socket=path), Calls())
-    with pytest.raises(BindError, match=f"{path}: another process listens on it"):
-        second.bind()
-    second.stop(0)
-    calls = [attend(serving.channels[0], rows) for rows in range(1, 20)]
-    assert answer(calls[0]) == [1]
-    serving.server.stop(PATIENCE_SECONDS)
-    assert {call.code() for call in calls} <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
-    assert attend(serving.channels[0]).code() is grpc.StatusCode.UNAVAILABLE
-    serving.stop()
+    with on_socket(path, engine) as (server, *channels):
+        first, second = [attend(channel, 3).result() for channel in channels]
+        assert first == second
+        assert server.load().connections == 2
+        with pytest.raises(BindError, match=f"{path}: another process listens on it"):
+            UnixSocket(path).prepare()
+        calls = [attend(channels[1], rows) for rows in range(1, 20)]
+        assert answer(calls[0]) == [1]
+        server.stop(PATIENCE_SECONDS)
+        assert {call.code() for call in calls} <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
 
 
 def test_a_later_server_keeps_its_socket_when_the_earlier_one_ends(path: Path, engine: Engine) -> None:
-    earlier = OnSocket(path, engine)
-    path.unlink()
-    later = OnSocket(path, engine)
-    earlier.stop()
-    assert list(path.parent.iterdir()) == [path]
-    assert answer(attend(later.channels[0])) == [2]
-    later.stop()
+    with ExitStack() as later:
+        with on_socket(path, engine):
+            path.unlink()
+            _, _, channel = later.enter_context(on_socket(path, engine))
+        assert list(path.parent.iterdir()) == [path]
+        assert answer(attend(channel)) == [2]
     assert list(path.parent.iterdir()) == []
 
 
