@@ -124,20 +124,6 @@ def test_a_message_after_the_end_of_the_call_is_not_handled(kind: Callable[[Hand
     assert call.ended_with is grpc.StatusCode.CANCELLED
 
 
-@every_kind
-def test_a_call_ends_once_its_status_was_sent(kind: Callable[[Handler], Method]) -> None:
-    """Until then it holds its place."""
-    handler = Handler()
-    calls = calls_of(kind(handler))
-    call = ScriptedCall()
-    call.begin(calls.serve)
-    assert calls.load().waiting == 1
-    call.deliver(b"a")
-    call.finish(grpc.StatusCode.ABORTED)
-    call.complete()
-    assert (call.is_closed, calls.load().waiting, handler.ended) == (True, 0, [b"a"])
-
-
 def test_replies_of_a_stream_keep_their_order_and_its_window() -> None:
     handler = Handler()
     call = started(ordered_stream(handler))
@@ -156,21 +142,6 @@ def test_replies_of_a_stream_keep_their_order_and_its_window() -> None:
     assert call.ended_with is None
     call.complete_send()
     assert (call.sent, call.ended_with) == ([b"a done", b"b done", b"c done"], grpc.StatusCode.OK)
-
-
-def test_a_server_stream_sends_one_message_at_a_time() -> None:
-    def watch(_message: bytes, _call: Call, send: Send) -> Callable[[], None]:
-        for message in (b"1", b"2"):
-            send(message)
-        return lambda: send(b"3")
-
-    call = started(Method(kind=CallKind.SERVER_STREAMING, handle=watch, right=None))
-    call.deliver(b"a")
-    assert call.sent == [b"1"]
-    call.complete_send()
-    assert call.sent == [b"1", b"2"]
-    call.cancel()
-    assert call.sent == [b"1", b"2"]
 
 
 @every_kind

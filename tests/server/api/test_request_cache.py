@@ -17,7 +17,7 @@ from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api import inference
 from attention_serving.server.api.attention.service import Attend, AttendStream
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.inference import MAX_ALIKE, Inference, RequestCache
+from attention_serving.server.api.inference import Inference, RequestCache
 from attention_serving.server.api.open_inference.service import ModelInfer, ModelStreamInfer
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.engine import Engine
@@ -123,13 +123,6 @@ def streamed(request: typed.AttendRequest, name: str) -> typed.AttendStreamReque
     return typed.AttendStreamRequest(id=name, request=request)
 
 
-def reversed_with_weights(models: Models, _: str) -> pb.ModelInferRequest:
-    message = infer_request(models[CROSS], 2, 3, "attention_weights")
-    message.inputs.reverse()
-    message.raw_input_contents.reverse()
-    return message
-
-
 def as_numbers(models: Models, _: str) -> pb.ModelInferRequest:
     message = infer_request(models[SELF])
     message.inputs[0].contents.fp32_contents.extend(np.frombuffer(message.raw_input_contents.pop(), "<f4"))
@@ -152,7 +145,6 @@ def asserted_alike(method: Method, make: Callable[[str], Message]) -> None:
 
 ALIKE: dict[str, tuple[type[Inference], Callable[[Models, str], Message]]] = {
     "raw": (ModelInfer, lambda models, name: infer_request(models[CROSS], 3, name=name)),
-    "raw, reversed, weights": (ModelInfer, reversed_with_weights),
     "numbers": (ModelInfer, as_numbers),
     "stream of raw": (ModelStreamInfer, lambda models, name: infer_request(models[CROSS], name=name)),
     "ragged, weights": (Attend, lambda *_: self_request(3, 1, 2, return_weights=True)),
@@ -228,21 +220,6 @@ def test_other_requests_are_not_kept(
     own, data = methods[kind], make(models).SerializeToString()
     assert own.answer(data) == own.answer(data)
     assert not own.hits(data)
-
-
-def test_few_requests_of_one_size_are_kept(
-    methods: dict[type[Inference], Method], self_model: LoadedModel
-) -> None:
-    infer, data = methods[ModelInfer], []
-    for rows in range(MAX_ALIKE + 1):
-        message = infer_request(self_model)
-        message.outputs.add(name="context_vectors").parameters[f"unknown {rows}"].bool_param = True
-        data.append(message.SerializeToString())
-        infer.decoded(data[-1])
-    assert [infer.hits(one) for one in data] == [False] + [True] * MAX_ALIKE
-    infer.recognised(data[1])
-    infer.decoded(data[0])
-    assert [infer.hits(one) for one in data[:3]] == [True, True, False]
 
 
 def test_the_least_recently_used_is_dropped(

@@ -1,7 +1,6 @@
-"""Where a server listens, and what it says of itself: health, reflection, configurations of models."""
+"""A server from `bind` over `start` to `stop`: addresses, health, reflection, and what a drain answers."""
 
 import dataclasses
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -20,14 +19,21 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.errors import BindError
 from attention_serving.server.grpc_server import RpcServer
-from attention_serving.server.transport import options
 from attention_serving.server.transport.options import MAX_PATH_BYTES, UnixSocket
-from tests.server.api.served import OPTIONS, SERVING, answer, attend, health, watch
+from tests.server.api.served import (
+    NOT_SERVING,
+    OPTIONS,
+    SERVING,
+    OpenStream,
+    Stopping,
+    answer,
+    attend,
+    health,
+    refusal,
+    watch,
+)
 from tests.server.samples import SELF
 from tests.server.seams import PATIENCE_SECONDS, Calls, Served
-
-# What a client of HTTP/2 begins with: the preface, and a frame of settings without settings.
-CLIENT_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 
 
 def test_a_port_in_use_is_refused() -> None:
@@ -38,21 +44,6 @@ def test_a_port_in_use_is_refused() -> None:
         second.bind()
     second.stop(0)
     first.stop(0)
-
-
-@pytest.mark.thorough
-def test_a_client_that_answers_no_ping_is_disconnected(
-    self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The core's own timeout of pings is a minute."""
-    monkeypatch.setattr(options, "KEEPALIVE_TIMEOUT_SECONDS", 1)
-    with (
-        Served(self_model, keepalive_seconds=1) as served,
-        socket.create_connection(served.address, timeout=30) as frozen,
-    ):
-        frozen.sendall(CLIENT_PREFACE)
-        while frozen.recv(1024):
-            pass
 
 
 def test_the_health_of_an_unknown_service_is_unknown(self_model: LoadedModel) -> None:
@@ -150,3 +141,67 @@ def test_a_path_that_cannot_be_used_is_refused(path: Path) -> None:
         with pytest.raises(BindError, match=says):
             UnixSocket(other).prepare()
     assert path.read_text() == "kept"
+
+
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.fixture
+def waiting() -> Iterator[tuple[RpcServer, Any]]:
+    """A server that is bound, and a call that waits for its start."""
+    server = RpcServer(OPTIONS, Calls())
+    with grpc.insecure_channel(f"{OPTIONS.host}:{server.bind()}") as channel:
+        yield server, attend(channel)
+    server.stop(PATIENCE_SECONDS)
+
+
+def test_calls_before_the_start_wait_for_it(waiting: tuple[RpcServer, Any], engine: Engine) -> None:
+    server, call = waiting
+    server.start(engine)
+    assert answer(call) == [2]
+    server.stop(PATIENCE_SECONDS)
+
+
+def test_a_server_that_stops_before_its_start_fails_the_calls_that_wait(
+    waiting: tuple[RpcServer, Any],
+) -> None:
+    server, call = waiting
+    server.stop(PATIENCE_SECONDS)
+    assert call.code() is UNAVAILABLE
+
+
+def test_a_drain_answers_what_was_accepted_and_refuses_the_rest(self_model: LoadedModel) -> None:
+    with Served.held(self_model) as served:
+        held, stream = attend(served.channel), OpenStream(served.channel)
+        for name in ("a", "b"):
+            stream.send(name)
+        assert served.engine.has_queued(3)
+        with served.connect() as other:
+            assert health(other) == SERVING
+            stopping = Stopping(served)
+            while health(other) is not None:  # a connection without an open call is closed
+                pass
+        assert refusal(attend(served.channel)) == (UNAVAILABLE, "SHUTTING_DOWN")
+        assert health(served.channel) == NOT_SERVING
+        assert stopping.goes_on
+        served.gate.open()
+        assert answer(held) == [2]
+        assert [next(stream.replies).id, next(stream.replies).id] == ["a", "b"]
+        assert refusal(stream.replies) == (UNAVAILABLE, "SHUTTING_DOWN")
+        stopping.wait()
+        stream.end()
+
+
+def test_calls_that_outlast_the_grace_end_with_unavailable(self_model: LoadedModel) -> None:
+    with Served.held(self_model) as served:
+        calls, stream = [attend(served.channel)], OpenStream(served.channel)
+        assert served.gate.entered.wait(PATIENCE_SECONDS)
+        calls.append(attend(served.channel, 3))
+        for _ in range(2):
+            stream.send()
+        assert served.engine.has_queued(4)
+        Stopping(served, 0).wait()
+        assert {call.code() for call in (*calls, stream.replies)} == {UNAVAILABLE}
+        assert served.calls.ended(3) == {("Attend", "UNAVAILABLE"): 2, ("AttendStream", "UNAVAILABLE"): 1}
+        stream.end()
+    assert [run.tokens for run in served.engine.recorder.runs] == [2]
