@@ -5,7 +5,6 @@ import struct
 from collections.abc import Sequence
 
 import numpy as np
-from google.protobuf.message import Message
 
 from attention_serving.protos.attention.v1 import attention_pb2 as attention_pb
 from attention_serving.protos.inference import open_inference_pb2 as pb
@@ -18,7 +17,6 @@ from attention_serving.server.api.tensors import DATATYPES, Allowance, Reply
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.validated_request import ValidatedRequest
 from attention_serving.server.engine.types import Array, Request
 from tests.server.samples import SELF
 
@@ -62,11 +60,6 @@ def attend_request(lengths: list[int], *, return_weights: bool = False) -> atten
         data=np.zeros((sum(lengths), 4), np.float32).tobytes(),
     )
     return attention_pb.AttendRequest(model_name=SELF, query=query, return_weights=return_weights)
-
-
-def reserved_bytes(message: Message, validated: ValidatedRequest) -> int:
-    """The memory that a received request reserves."""
-    return len(message.SerializeToString()) + validated.form.held_bytes
 
 
 def read_infer(data: bytes, limits: Limits | None = None) -> Parsed[pb.ModelInferRequest]:

@@ -56,15 +56,6 @@ def test_vectors_become_rows_of_their_type_without_a_copy(
     assert not found.rows.flags.writeable
 
 
-@given(lengths=lengths_of_sequences)
-def test_token_ids_become_rows(lengths: list[int]) -> None:
-    ids = list(range(sum(lengths)))
-    message = pb.AttendRequest(token_ids=pb.TokenSequences(lengths=lengths, ids=ids))
-    found = decode_attend(message).inputs["token_ids"]
-    assert (found.rows.tolist(), list(found.lengths)) == (ids, lengths)
-    assert found.rows.dtype == np.int64
-
-
 @given(kind=st.sampled_from(sorted(MASK_KINDS)), flags=st.lists(st.booleans(), max_size=40))
 def test_mask_bits_become_flags_lowest_first(
     kind: "pb.AttentionMask.Kind.ValueType", flags: list[bool]
@@ -158,7 +149,6 @@ INVALID = (
         "token_ids.ids: has 3 ids; the lengths sum to 4",
     ),
     (pb.AttendRequest(positions=[1]), "positions: need a query of vectors or token ids; the request has"),
-    (pb.AttendRequest(text=pb.TextSequences()), "text: has no sequences; at least one is required"),
     (pb.AttendRequest(query=sequences([1]), output_names=["x"]), "output_names: needs inputs, which name"),
     (pb.AttendRequest(mask=pb.AttentionMask(bits=b"1")), "mask.kind: is 0; must be one of keys, pairs"),
     (inputs(by_name(), by_name()), "query: is sent twice"),

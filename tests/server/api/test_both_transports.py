@@ -53,6 +53,7 @@ def calls_are_answered_or_refused(served: Served) -> None:
     assert code_of(served, bytes(2 << 20)) == "RESOURCE_EXHAUSTED"
     assert len(served.calls.ended(5)) == 3
     assert code_of(served, b"\xff", "/grpc.health.v1.Health/Check") == "INVALID_ARGUMENT"
+    assert code_of(served, GOOD * 2000, "/grpc.health.v1.Health/Check") == "INVALID_ARGUMENT"
     assert code_of(served, GOOD, "/nobody.Nothing/Attend") == "UNIMPLEMENTED"
 
 

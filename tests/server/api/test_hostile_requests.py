@@ -137,25 +137,21 @@ def infer(shape: Sequence[int]) -> Made:
     return Made(INFER, message.SerializeToString())
 
 
-def post(path: str, **document: Any) -> Made:
-    return Made(path, json.dumps(document, separators=(",", ":")).encode(), {})
-
-
 MOST = 2**32 - 1
 FP32 = typed.DATA_TYPE_FP32
 HUGE_SPANS = typed.EmbeddingOptions(spans=typed.Spans(lengths=[1] * 3000, starts=[0] * 3000, ends=[1] * 3000))
 # Each kind of query replaces the other, beside the contents of many inputs.
 REPLACED = typed.AttendRequest(inputs=[typed.NamedTensors(data=b"0")] * 5000).SerializeToString()
+TOKEN_LISTS = json.dumps({"model": SENTENCE, "input": [[1] * 10_000, *[[1]] * 800]}, separators=(",", ":"))
 LONGEST = typed.VectorSequences(data_type=FP32, width=MOST, lengths=[MOST] * 4096)
 EXTREME: dict[str, Made] = {
     "no elements": infer([2**31, 0, 64]),
     "empty sequences": attend(query=typed.VectorSequences(data_type=FP32, width=4, lengths=[0] * 60_000)),
     "longest sequences": attend(query=LONGEST),
     "tokens": attend(TEXT, token_ids=typed.TokenSequences(lengths=[1] * 30_000, ids=[1] * 30_000)),
-    "heads": attend(head_selection=typed.HeadSelection(layers=[MOST] * 6000, heads=[0] * 30_000)),
     "spans of texts": attend(SENTENCE, text=typed.TextSequences(texts=["a"] * 3000), embedding=HUGE_SPANS),
     "replaced queries": Made(ATTEND, REPLACED + b"\x1a\x00\x2a\x00" * 5000),
-    "token lists, JSON": post("/v1/embeddings", model=SENTENCE, input=[[1] * 10_000, *[[1]] * 800]),
+    "token lists, JSON": Made("/v1/embeddings", TOKEN_LISTS.encode(), {}),
 }
 
 

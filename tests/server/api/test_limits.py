@@ -7,7 +7,7 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.transport.completion_queue import ACCEPT_AHEAD
-from tests.server.api.messages import attend_request, reserved_bytes
+from tests.server.api.messages import attend_request
 from tests.server.api.served import SERVING, Opened, OpenStream, answer, attend, health, watch
 from tests.server.api.test_both_transports import unread
 from tests.server.samples import validated_of
@@ -95,7 +95,7 @@ def test_a_stream_is_received_up_to_its_window_and_cancelled_with_its_requests(
     self_model: LoadedModel,
 ) -> None:
     request = pb.AttendStreamRequest(id="0", request=attend_request([2]))
-    size = reserved_bytes(request, validated_of(self_model, [(2, 2)]))
+    size = request.ByteSize() + validated_of(self_model, [(2, 2)]).form.held_bytes
     limits = Limits(max_in_flight_bytes=(1 + WINDOW) * size)
     with Served.held(self_model, limits=limits, stream_window=WINDOW) as served:
         held = attend(served.channel)

@@ -19,6 +19,7 @@ from attention_serving.server.api.method import CallKind
 from attention_serving.server.api.methods import REFLECTION_V1, SERVICES, HealthService, all_methods
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models.repository import FailedModel
 from attention_serving.server.security.peers import ACCESS_CHECK
 from tests.server.api.scripted import ScriptedCall
 from tests.server.samples import HEADS
@@ -88,12 +89,12 @@ def test_an_attention_model_is_described_with_heads_and_cost(self_model: LoadedM
     assert optional == ["attention_mask", "attention_weights"]
 
 
-def test_unknown_heads_and_cost_are_absent(self_model: LoadedModel) -> None:
+def test_what_is_unknown_of_a_model_is_absent(self_model: LoadedModel) -> None:
     manifest = self_model.manifest.model_copy(update={"num_heads": 0, "cost": UNKNOWN_COST})
     described = describe(dataclasses.replace(self_model, manifest=manifest))
-    assert not described.HasField("num_heads")
-    assert not described.HasField("cost")
-    assert described.HasField("parity")
+    assert [described.HasField(name) for name in ("num_heads", "cost", "parity")] == [False, False, True]
+    failed = pb.Model(name="name", version="2", state=pb.Model.STATE_FAILED, state_reason="the reason")
+    assert describe(FailedModel("name", "2", "the reason")) == failed
 
 
 def test_the_largest_length_of_an_axis_is_stated(cross_model: LoadedModel) -> None:

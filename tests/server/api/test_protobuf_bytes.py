@@ -32,7 +32,6 @@ RAW = open_inference_tensors.RAW_CONTENTS
 Fields = dict[tuple[str | int, ...], list[bytes]]
 WIDE = (10_000, 100_000)
 content = st.binary(max_size=300)
-# Fields are found by their names' numbers, with the wire type of a submessage, a string or packed numbers.
 numbers = st.integers(0, 2**64 - 1)
 
 

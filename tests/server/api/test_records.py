@@ -84,10 +84,7 @@ def test_a_request_has_a_line_and_a_span_with_its_size_stages_and_code(
     assert (line["model"], line["version"], line["sequences"], line["rows"]) == (SELF, "1", 2, 7)
     assert line["trace_id"] == call.trace_id == f"{7:032x}"
     assert (line["bytes_in"], line["bytes_out"] > 7 * 4) == (request.ByteSize(), True)
-    seconds = [line[f"{stage}_ms"] for stage in STAGES]
-    assert min(seconds) >= 0
-    assert sum(seconds) <= line["total_ms"] + 0.01
-    assert "all-token" not in caplog.text
+    assert 0 < sum(line[f"{stage}_ms"] for stage in STAGES) <= line["total_ms"] + 0.01
 
     assert (call.kind, call.is_error, call.parent_id) == (2, False, f"{9:016x}")  # kind 2 is SERVER
     assert call.attributes == {

@@ -183,30 +183,17 @@ def with_timeout(models: Models) -> pb.ModelInferRequest:
     return message
 
 
-def in_half_precision(models: Models) -> pb.ModelInferRequest:
-    message = infer_request(models[SELF])
-    message.inputs[0].datatype = "FP16"
-    message.raw_input_contents[0] = np.ones((3, 4), np.float16).tobytes()
-    return message
-
-
-def with_much_beside(_: Models) -> typed.AttendRequest:
-    """A field that is not known, which is longer than what is kept."""
-    unknown = b"\x98\x06\x01" * inference.MAX_REST_BYTES
-    return typed.AttendRequest.FromString(self_request(2).SerializeToString() + unknown)
-
-
+HALF = typed.VectorSequences(data_type=typed.DATA_TYPE_FP16, width=4, lengths=[1], data=bytes(8))
 MASK = typed.AttentionMask(kind=typed.AttentionMask.KIND_KEYS, bits=b"\x07")
 # What vectors, texts, the time or other copies decide; what is rare; and what is too long.
 NOT_KEPT: dict[str, tuple[type[Inference], Callable[[Models], Message]]] = {
     "key lengths": (ModelInfer, with_lengths),
     "timeout": (ModelInfer, with_timeout),
-    "FP16": (ModelInfer, in_half_precision),
+    "FP16": (Attend, lambda _: typed.AttendRequest(model_name=SELF, query=HALF)),
     "tokens": (ModelInfer, lambda models: raw_request(models[TEXT], {"token_ids": np.array([[0, 1, 2]])})),
     "texts": (ModelInfer, lambda models: text_request(models[TEXT], [b"Life is short"])),
     "mask": (Attend, lambda _: self_request(3, mask=MASK)),
     "many sequences": (Attend, lambda _: self_request(*[1] * 9)),
-    "much beside the vectors": (Attend, with_much_beside),
 }
 
 
