@@ -12,8 +12,7 @@ A call of inference (`Method.is_inference`)
     `stream_idle_seconds` for its next message while no reply is outstanding.
 
 A call of any other method (liveness, readiness, health, metadata, reflection)
-    takes no place of inference. They have bounds of their own: `max_waiting_calls` of them wait, and as many
-    are open.
+    takes no place. A bound of their own, `max_waiting_calls` again, holds from their arrival to their end.
 
 Before both, HTTP/2 bounds the calls of one connection: the client's library makes further calls wait.
 
@@ -94,8 +93,8 @@ class Admission:
         calls: Calls of inference whose message has arrived.
         streams: Ordered streams among them.
         waiting: Calls of inference whose message has not arrived.
-        others: Calls of other methods whose message has arrived.
-        waiting_others: Calls of other methods whose message has not arrived.
+        others: Calls of other methods.
+        waiting_others: Those of them whose message has not arrived.
     """
 
     def __init__(
@@ -109,12 +108,12 @@ class Admission:
                 answered too late.
             guard: Authenticates and authorises calls; None allows everything.
         """
-        most = options.max_waiting_calls
         self.calls = Places(options.max_concurrent_calls, "calls are open")
         self.streams = Places(options.max_streams, "streams are open")
-        self.waiting = Places(most, "calls wait for their messages")
-        self.others = Places(most, "calls of health, metadata and reflection are open")
-        self.waiting_others = Places(most, "calls of health, metadata and reflection wait for their messages")
+        self.waiting = Places(options.max_waiting_calls, "calls wait for their messages")
+        self._needed = self.calls, self.waiting
+        self.others = Places(options.max_waiting_calls, "calls of health, metadata and reflection are open")
+        self.waiting_others: set[Call] = set()
         # The calls and streams of all identities, from their arrival.
         self._identified_calls = self._identified_streams = 0
         # Each lives as long as a call or a reservation that refers to it.
@@ -138,11 +137,15 @@ class Admission:
                 self._share(call, method, call.identity)
             if is_unary and call.deadline != math.inf:
                 self._check_deadline(call.deadline, caller_of(call))
-        waiting, needed = self._places(method)
-        for places in (waiting, *needed):
-            if len(places) >= places.limit:
-                raise places.all_taken()
-        waiting.add(call)
+            for places in self._needed if is_unary else (*self._needed, self.streams):
+                if len(places) >= places.limit:
+                    raise places.all_taken()
+            self.waiting.add(call)
+        else:
+            if len(self.others) >= self.others.limit:
+                raise self.others.all_taken()
+            self.others.add(call)
+            self.waiting_others.add(call)
         call.limit_wait(self._options.receive_timeout_seconds, self._not_received)
 
     def identify(self, call: Call, method: Method) -> None:
@@ -169,20 +172,17 @@ class Admission:
             OverloadedError: All places are taken.
         """
         call.latest = math.inf
-        waiting, needed = self._places(method)
-        waiting.discard(call)
-        for places in needed:
-            if len(places) >= places.limit:
-                raise places.all_taken()
-            places.add(call)
-
-    def _places(self, method: Method) -> "tuple[Places, tuple[Places, ...]]":
-        """Where a call of a method waits for its message, and what it takes when that has arrived."""
         if not method.is_inference:
-            return self.waiting_others, (self.others,)
-        if method.kind is CallKind.UNARY:
-            return self.waiting, (self.calls,)
-        return self.waiting, (self.calls, self.streams)
+            self.waiting_others.discard(call)
+            return
+        self.waiting.discard(call)
+        if len(self.calls) >= self.calls.limit:
+            raise self.calls.all_taken()
+        self.calls.add(call)
+        if method.kind is not CallKind.UNARY:
+            if len(self.streams) >= self.streams.limit:
+                raise self.streams.all_taken()
+            self.streams.add(call)
 
     def idle(self, call: Call) -> None:
         """Every reply of a stream has been sent: it waits for a request."""
@@ -191,9 +191,13 @@ class Admission:
 
     def leave(self, call: Call, method: Method) -> None:
         """The core is done with a call: what it held is free."""
-        waiting, needed = self._places(method)
-        for places in (waiting, *needed):
-            places.discard(call)
+        if method.is_inference:
+            self.calls.discard(call)
+            self.waiting.discard(call)
+            self.streams.discard(call)
+        else:
+            self.others.discard(call)
+            self.waiting_others.discard(call)
         if call.account is not None:
             self._count(call, method, -1)
 

@@ -4,17 +4,18 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeAlias
+from types import coroutine
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 
 from attention_serving.server.api.admission import DRAINING, Admission
 from attention_serving.server.api.errors import end_with
 from attention_serving.server.api.method import CallKind, Method
-from attention_serving.server.coroutines import Task, suspend
+from attention_serving.server.coroutines import Task, Wait, suspend
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import (
     DeadlineExceededError,
@@ -274,13 +275,14 @@ class OrderedReplies:
         self._answering.append(task)
         task.resume()
 
-    async def turn(self) -> bool:
+    @coroutine
+    def turn(self) -> Generator[Wait, Any, bool]:
         """Waits until the replies to all earlier requests have been sent.
 
         Returns:
             Whether the next reply is ready too.
         """
-        await suspend(self._await_turn)
+        yield self._await_turn
         return len(self._answering) > 1 and self._answering[1] in self._ready
 
     def _await_turn(self, task: Task) -> None:
@@ -301,11 +303,12 @@ class OrderedReplies:
             self._ready.discard(task)
             task.resume()
 
-    async def fewer_than(self, most: int) -> None:
+    @coroutine
+    def fewer_than(self, most: int) -> Generator[Wait, Any, None]:
         """Waits until fewer requests than that are without a sent reply."""
         self._most = most
         if len(self._answering) >= most:
-            await suspend(self._await_room)
+            yield self._await_room
 
     def _await_room(self, task: Task) -> None:
         self._waiting = task
