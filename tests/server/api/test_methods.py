@@ -17,12 +17,13 @@ from attention_serving.server.api.attention.service import describe
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.method import CallKind
 from attention_serving.server.api.methods import REFLECTION_V1, SERVICES, HealthService, all_methods
+from attention_serving.server.api.open_inference.handlers import Handlers
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import FailedModel
 from attention_serving.server.security.peers import ACCESS_CHECK
 from tests.server.api.scripted import ScriptedCall
-from tests.server.samples import HEADS
+from tests.server.samples import HEADS, TEXT
 from tests.server.seams import WatchedEngine
 
 FILES: list[Any] = [attention_pb2, open_inference_pb2, health_pb2, reflection_pb2]
@@ -39,8 +40,8 @@ def services() -> Iterator[ServiceDescriptor]:
 
 
 @pytest.fixture
-def engine(self_model: LoadedModel) -> Iterator[WatchedEngine]:
-    engine = WatchedEngine([self_model], Limits())
+def engine(self_model: LoadedModel, text_model: LoadedModel) -> Iterator[WatchedEngine]:
+    engine = WatchedEngine([self_model, text_model], Limits())
     yield engine
     engine.close()
 
@@ -75,6 +76,12 @@ def test_each_change_is_sent_to_those_that_watch_and_nothing_is_kept_of_them() -
     end()
     service.set_models(set())
     assert (len(sent), service._watchers) == (2, {})
+
+
+def test_the_batch_axis_of_texts_is_part_of_their_shape(engine: WatchedEngine) -> None:
+    handlers, request = Handlers(engine, lambda: True, None), open_inference_pb2.ModelConfigRequest(name=TEXT)
+    config = handlers.config(request, ScriptedCall()).config
+    assert (config.max_batch_size, [list(tensor.dims) for tensor in config.input]) == (0, [[-1]])
 
 
 UNKNOWN_COST = Cost(flops_per_query=0, flops_per_key=0, flops_per_pair=0)
