@@ -221,6 +221,7 @@ def rpc_options(settings: Settings) -> RpcOptions:
         send_timeout_seconds=settings.message_timeout_seconds,
         receive_timeout_seconds=settings.message_timeout_seconds,
         connection_age_seconds=settings.connection_age_seconds,
+        allow_shared_memory=settings.allow_shared_memory,
         max_streams=max(1, settings.max_concurrent_calls // 2),
         share_port=settings.workers > 1,
         transport=TransportKind(settings.transport),

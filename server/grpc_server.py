@@ -13,6 +13,7 @@ from attention_serving.server.api.admission import Admission
 from attention_serving.server.api.calls import CallLoad, CallObserver, Calls, Recorder
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.methods import HealthService, all_methods
+from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ModelControl
@@ -131,6 +132,7 @@ class RpcServer:
             self._health,
             lambda: self._serving,
             control,
+            SharedMemory() if self._options.allow_shared_memory else None,
             identify=admission.identify,
         )
         self._calls = calls = Calls(

@@ -25,6 +25,7 @@ from attention_serving.server.api.method import (
     require,
 )
 from attention_serving.server.api.open_inference import service as open_inference
+from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import InvalidRequestError, ModelNotFoundError
 from attention_serving.server.engine.models.control import ModelControl
@@ -47,6 +48,7 @@ def all_methods(
     health: "HealthService",
     is_serving: Callable[[], bool],
     control: ModelControl | None = None,
+    memory: SharedMemory | None = None,
     *,
     identify: Callable[[Call, Method], None],
 ) -> Mapping[str, Method]:
@@ -58,11 +60,12 @@ def all_methods(
         health: The state of the server.
         is_serving: Whether the server is ready for requests.
         control: Loads and unloads models on request; None if the models never change.
+        memory: The regions of shared memory; None if it is switched off.
         identify: Checks who calls, and the right for a method: `Admission.identify`.
     """
     methods = {
         **attention.methods(engine, threads),
-        **open_inference.methods(engine, is_serving, threads, control),
+        **open_inference.methods(engine, is_serving, threads, control, memory),
         **of_service(
             health_pb2.DESCRIPTOR.services_by_name["Health"], None, is_counted=False, Check=health.check
         ),

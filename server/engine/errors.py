@@ -5,6 +5,7 @@ EngineError
 │   └── LimitExceededError   the request exceeds a limit of this server
 ├── ModelNotFoundError       the model or version does not exist
 ├── ModelNotReadyError       the model exists but failed to load, or was taken out of service
+├── RegionNotFoundError      the region of shared memory is not registered
 ├── UnsupportedError         this server does not do what was asked for, or it is switched off
 ├── OverloadedError          too many requests are in flight; try again later
 ├── DeadlineExceededError    the deadline passed before the result was ready
@@ -85,6 +86,13 @@ class ModelNotReadyError(EngineError):
 
     code = Code.FAILED_PRECONDITION
     reason = "MODEL_NOT_READY"
+
+
+class RegionNotFoundError(EngineError):
+    """The region of shared memory is not registered."""
+
+    code = Code.NOT_FOUND
+    reason = "REGION_NOT_FOUND"
 
 
 class UnsupportedError(EngineError):

@@ -46,6 +46,7 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
         several = self.workers > 1
         rules = (
             ("unix_socket", self.unix_socket and several, ONE_WORKER),
+            ("allow_shared_memory", self.allow_shared_memory and several, ONE_WORKER),
             ("model_control", self.model_control == "explicit" and several, NOT_EXPLICIT),
             ("http_explore", self.http_explore and self.http_port is None, "needs HTTP; set http_port"),
             ("tls_key", (self.tls_key is None) != (self.tls_certificate is None), PAIR),

@@ -94,6 +94,9 @@ class Network(Section):
     """Time for a request to arrive and for a reply to be read, in seconds, 0 to 1000000. 0 sets no limit."""
     connection_age_seconds: Seconds = 0.0
     """Maximum age of a connection, give or take a tenth, in seconds, 0 to 1000000. 0 sets no limit."""
+    allow_shared_memory: bool = False
+    """Let clients on this machine pass tensors in system shared memory. They can then make the server read
+    and write every file in /dev/shm of the user that it runs as. Needs a single worker."""
     transport: Literal["completion-queue", "threaded"] = "completion-queue"
     """How calls are received: completion-queue is fast and uses grpcio's internal API; threaded is slower and
     works with every release of grpcio."""

@@ -60,6 +60,7 @@ class RpcOptions:
         connection_idle_seconds: How long a connection may be without calls. 0 sets no limit.
         connection_age_seconds: How long a connection may be open, give or take a tenth. 0 sets no limit.
         keepalive_seconds: How long a connection may be silent until the server sends a ping. 0 sends none.
+        allow_shared_memory: Whether callers may register regions of system shared memory.
         share_port: Whether other processes may listen on the same port and share its connections.
         transport: How calls are received.
     """
@@ -79,6 +80,7 @@ class RpcOptions:
     connection_idle_seconds: float = 7200
     connection_age_seconds: float = 0
     keepalive_seconds: float = 60
+    allow_shared_memory: bool = False
     share_port: bool = False
     transport: TransportKind = TransportKind.COMPLETION_QUEUE
 

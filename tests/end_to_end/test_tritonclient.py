@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from attention_client import AttentionClient
 
-from scripts.local_server import ServerProcess
+from scripts.local_server import ServerProcess, serving
 from tests.support import triton
+from tests.support.artifacts import link_tree
 from tests.support.eager import Array, assert_parity, attend
 from tests.support.systems import build
 
@@ -84,11 +85,9 @@ ANSWERS = [
     ("update_trace_settings", [None, {"trace_level": ["TIMESTAMPS"]}], "trace_level]: cannot be changed"),
     ("update_log_settings", [{"log_file": "x"}], "log_file]: cannot be changed while the server runs"),
     ("get_system_shared_memory_status", [], "{}"),
-    ("register_system_shared_memory", ["r", "/r", 8], "UNIMPLEMENTED: shared memory is not supported"),
-    ("unregister_system_shared_memory", [], "None"),
+    ("register_system_shared_memory", ["r", "/r", 8], "UNIMPLEMENTED: shared memory is switched off"),
     ("get_cuda_shared_memory_status", [], "{}"),
-    ("register_cuda_shared_memory", ["r", b64encode(b"x"), 0, 8], "UNIMPLEMENTED: shared memory is not"),
-    ("unregister_cuda_shared_memory", [], "None"),
+    ("register_cuda_shared_memory", ["r", b64encode(b"x"), 0, 8], "UNIMPLEMENTED: CUDA shared memory is not"),
 ]
 
 
@@ -120,6 +119,20 @@ def test_log_settings_change_the_level(server: ServerProcess, ask: Callable[...,
     ask("is_server_live")
     assert "call ended" in server.log.read_text()
     ask("update_log_settings", {"log_verbose_level": 0}, as_json=True)
+
+
+@pytest.mark.thorough
+def test_tensors_in_shared_memory(repository: Path, tmp_path: Path) -> None:
+    link_tree(repository / MODEL, tmp_path / "models" / MODEL)
+    with serving(tmp_path / "models", tmp_path / "log", "--allow-shared-memory") as server:
+        found = triton.in_another_process(triton.shared, server.target, MODEL, query(9), 64)
+        with AttentionClient(server.target) as client:
+            expected = client.attend(MODEL, query(9)).context_vectors
+        described = triton.ask(server.target, "get_server_metadata", as_json=True)
+    np.testing.assert_array_equal(found["found"], expected)
+    assert found["raw"] == [b""]
+    assert (found["regions"], found["left"]) == (["in", "out"], ["out"])
+    assert "system_shared_memory" in described["extensions"]
 
 
 def test_every_public_method_is_tried() -> None:

@@ -92,7 +92,8 @@ def test_every_option_can_be_set_with_a_variable(monkeypatch: pytest.MonkeyPatch
     values |= {"log_format": "json", "transport": "threaded", "max_memory": "1GiB", "latency": "lowest"}
     values |= {"model_control": "poll", "load_model": "m", "version_policy": "latest", "insecure": "true"}
     values |= {"log_requests": "all", "protect_metrics": "true", "http_explore": "true"}
-    names = [name for name in Settings.model_fields if name != "unix_socket"]  # which needs a single worker
+    one_process = {"unix_socket", "allow_shared_memory"}  # which need a single worker
+    names = [name for name in Settings.model_fields if name not in one_process]
     for name in names:
         value = values.get(name, "2097152" if "bytes" in name else "7")
         monkeypatch.setenv(f"ATTENTION_{name.upper()}", value)
@@ -105,6 +106,7 @@ def test_every_option_can_be_set_with_a_variable(monkeypatch: pytest.MonkeyPatch
     ("flags", "line"),
     [
         ("--unix-socket=/s --workers=2", "--unix-socket /s: needs a single worker; set workers to 1 (Path"),
+        ("--allow-shared-memory --workers=2", "--allow-shared-memory: needs a single worker"),
         ("--model-control=explicit --workers=2", "--model-control explicit: needs a single worker, because"),
         ("--http-explore", "--http-explore: needs HTTP; set http_port (Serve"),
         ("--tls-certificate=c", "--tls-key: is needed with tls_certificate, and"),

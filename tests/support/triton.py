@@ -180,3 +180,40 @@ async def _in_asyncio(target: str, model: str, queries: list[Array]) -> dict[str
             "single": single.as_numpy("context_vectors"),
             "streamed": streamed,
         }
+
+
+def shared(target: str, model: str, query: Array, width: int) -> dict[str, Any]:
+    """Computes a query in shared memory with the result in shared memory. Returns what was seen."""
+    from tritonclient.grpc import InferInput, InferRequestedOutput  # noqa: PLC0415
+    from tritonclient.utils import shared_memory  # noqa: PLC0415
+
+    size = query.size // query.shape[-1] * width * 4
+    region_in = shared_memory.create_shared_memory_region("in", "/triton-test-in", query.nbytes)
+    region_out = shared_memory.create_shared_memory_region("out", "/triton-test-out", size)
+    try:
+        shared_memory.set_shared_memory_region(region_in, [query])
+        with _client(target) as client:
+            client.unregister_system_shared_memory()
+            client.unregister_cuda_shared_memory()
+            client.register_system_shared_memory("in", "/triton-test-in", query.nbytes)
+            client.register_system_shared_memory("out", "/triton-test-out", size)
+            status = client.get_system_shared_memory_status(as_json=True)
+            tensor = InferInput("query", query.shape, "FP32")
+            tensor.set_shared_memory("in", query.nbytes)
+            wanted = InferRequestedOutput("context_vectors")
+            wanted.set_shared_memory("out", size)
+            result = client.infer(model, [tensor], outputs=[wanted])
+            output = result.get_output("context_vectors")
+            found = shared_memory.get_contents_as_numpy(region_out, np.float32, list(output.shape)).copy()
+            client.unregister_system_shared_memory("in")
+            left = client.get_system_shared_memory_status(as_json=True)
+            client.unregister_system_shared_memory()
+    finally:
+        shared_memory.destroy_shared_memory_region(region_in)
+        shared_memory.destroy_shared_memory_region(region_out)
+    return {
+        "regions": sorted(status["regions"]),
+        "left": sorted(left["regions"]),
+        "found": found,
+        "raw": list(result.get_response().raw_output_contents),
+    }

@@ -23,6 +23,7 @@ from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api import inputs
 from attention_serving.server.api.open_inference import parameters, response, tensors
 from attention_serving.server.api.protobuf_bytes import Parsed
+from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.api.tensors import Allowance, Reply
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
@@ -54,6 +55,7 @@ def decode(
     model: LoadedModel,
     deadline: float,
     allowance: Allowance,
+    memory: SharedMemory | None = None,
     *,
     in_stream: bool = False,
 ) -> tuple[Request, Reply]:
@@ -64,13 +66,15 @@ def decode(
         model: The model that it names.
         deadline: The call's deadline on `time.monotonic`'s clock.
         allowance: What the request may take.
+        memory: The regions of shared memory that tensors may be in; None if there are none.
         in_stream: Whether it belongs to a stream.
 
     Raises:
         InvalidRequestError: The message contradicts itself or does not fit the model.
         LimitExceededError: The message contains too much, or the response would be too large.
         OverloadedError: The memory of the request or of its response is not available.
-        UnsupportedError: A tensor is in shared memory.
+        RegionNotFoundError: A tensor is in shared memory that is not registered.
+        UnsupportedError: A tensor is in shared memory, which is switched off.
     """
     message, given = parsed.message, parameters.read(parsed.message.parameters)
     for name in parameters.SEQUENCE:
@@ -81,7 +85,7 @@ def decode(
     if len(message.inputs) > (most := len(model.inputs) + len(OTHER_INPUTS)):
         says = f"has {len(message.inputs)} entries; the model takes {most} at most"
         raise InvalidRequestError("inputs", says)
-    arrays = tensors.decode_tensors(parsed, allowance)
+    arrays = tensors.decode_tensors(parsed, allowance, memory)
     texts, *others = (arrays.pop(name, None) for name in OTHER_INPUTS)
     beside = {name: other for name, other in zip(OTHER_INPUTS[1:], others, strict=True) if other is not None}
     if texts is not None and beside:
@@ -111,12 +115,12 @@ def decode(
         deadline=min(deadline, deadline_after(microseconds / 1e6)) if microseconds > 0 else deadline,
     )
     request = encode_texts(request, model, allowance.limits, allowance.reservation)
-    outputs = response.plan(requested, parsed, request, model, sizes, allowance)
+    outputs = response.plan(requested, parsed, request, model, sizes, allowance, memory)
     known = response.known(request, model)
     if in_stream and given.get(parameters.WANTS_FINAL) is True:
         known += FINAL
-    # A timeout counts from the arrival of its request.
-    is_kept = parameters.TIMEOUT not in given
+    # A timeout counts from the arrival of its request, and regions can be replaced.
+    is_kept = parameters.TIMEOUT not in given and not any(own.where for own in outputs)
     return request, Reply(partial(response.encode, known=known, outputs=outputs), is_kept=is_kept)
 
 

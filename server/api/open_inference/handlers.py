@@ -11,8 +11,9 @@ from attention_serving.artifact.manifest import POSITIONS, TensorSpec
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server import VERSION
 from attention_serving.server.api.method import find_model, readable, require
-from attention_serving.server.api.open_inference import parameters, response
+from attention_serving.server.api.open_inference import response
 from attention_serving.server.api.open_inference.tensors import BYTES
+from attention_serving.server.api.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
 from attention_serving.server.api.tensors import DATATYPES
 from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.engine import Engine
@@ -45,6 +46,7 @@ TRACE_SETTINGS = {
     "trace_file": "",
     "trace_mode": "triton",
 }
+NO_CUDA = "CUDA shared memory is not supported by this server; use system shared memory, or send the tensors"
 
 
 class Handlers:
@@ -55,12 +57,16 @@ class Handlers:
         engine: Engine,
         is_serving: Callable[[], bool],
         control: ModelControl | None,
+        memory: SharedMemory | None,
     ) -> None:
         """Creates the handlers; the arguments are those of `methods`."""
-        self._engine, self._is_serving, self._control = engine, is_serving, control
+        self._engine, self._is_serving = engine, is_serving
+        self._control, self._memory = control, memory
         self._extensions = list(EXTENSIONS)
         if control is not None and control.is_explicit:
             self._extensions.append("model_repository")
+        if memory is not None:
+            self._extensions.append("system_shared_memory")
 
     def live(self, request: pb.ServerLiveRequest, call: Call) -> pb.ServerLiveResponse:
         """Replies true: a server that replies is live."""
@@ -124,11 +130,33 @@ class Handlers:
             response.settings[name].value.append(value)
         return response
 
-    def register_region(self, request: Message, call: Call) -> None:
-        """Refuses."""
-        raise UnsupportedError(parameters.NO_SHARED_MEMORY)
+    def register(self, request: pb.SystemSharedMemoryRegisterRequest, call: Call) -> None:
+        """Registers a region of shared memory."""
+        if self._memory is None:
+            raise UnsupportedError(SHARED_MEMORY_IS_OFF)
+        self._memory.register(request.name, request.key, request.offset, request.byte_size)
 
-    def without_regions(self, request: Message, call: Call) -> None:
+    def unregister(self, request: pb.SystemSharedMemoryUnregisterRequest, call: Call) -> None:
+        """Unregisters a region, or all of them. One that is not registered is no error."""
+        if self._memory is not None:
+            self._memory.unregister(request.name)
+
+    def regions(
+        self, request: pb.SystemSharedMemoryStatusRequest, call: Call
+    ) -> pb.SystemSharedMemoryStatusResponse:
+        """Lists the registered regions, or the one of a name."""
+        response = pb.SystemSharedMemoryStatusResponse()
+        for region in self._memory.regions(request.name) if self._memory else ():
+            status = response.regions[region.name]
+            status.name, status.key = region.name, region.key
+            status.offset, status.byte_size = region.offset, region.size
+        return response
+
+    def register_cuda(self, request: pb.CudaSharedMemoryRegisterRequest, call: Call) -> None:
+        """Refuses."""
+        raise UnsupportedError(NO_CUDA)
+
+    def without_cuda(self, request: Message, call: Call) -> None:
         """Lists and unregisters no regions. Load generators call it before they begin."""
 
     def model_metadata(self, request: pb.ModelMetadataRequest, call: Call) -> pb.ModelMetadataResponse:

@@ -5,9 +5,10 @@ clients encode or trace, have no effect.
 """
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.api.shared_memory import SHARED_MEMORY_IS_OFF, Region, SharedMemory
 from attention_serving.server.api.tensors import FLOATS
 from attention_serving.server.engine.errors import InvalidRequestError, UnsupportedError
 
@@ -24,9 +25,25 @@ WANTS_FINAL = "triton_enable_empty_final_response"
 DATATYPE = "datatype"
 # A parameter of this server for embeddings: the number of leading elements of each.
 DIMENSIONS = "dimensions"
-# A parameter of tensors that are elsewhere, in place of contents.
-REGION = "shared_memory_region"
-NO_SHARED_MEMORY = "shared memory is not supported by this server; send the tensors"
+REGION, REGION_OFFSET, REGION_SIZE = REGIONS = (
+    "shared_memory_region",
+    "shared_memory_offset",
+    "shared_memory_byte_size",
+)
+
+
+class RegionSlice(NamedTuple):
+    """Where a tensor is in shared memory.
+
+    Attributes:
+        region: The region.
+        offset: Where the tensor begins in the region, in bytes.
+        size: The bytes that are set aside for it.
+    """
+
+    region: Region
+    offset: int
+    size: int
 
 
 def read(parameters: Mapping[str, pb.InferParameter]) -> Parameters:
@@ -35,15 +52,37 @@ def read(parameters: Mapping[str, pb.InferParameter]) -> Parameters:
     return {name: choice and getattr(parameters[name], choice) for name, choice in choices.items()}
 
 
+def region_slice(field: str, given: Parameters, memory: SharedMemory | None) -> RegionSlice | None:
+    """Where a tensor's parameters say that it is in shared memory; None if they do not.
+
+    Raises:
+        InvalidRequestError: The name of the region or the size is missing, or one of them has a wrong type.
+        RegionNotFoundError: The region is not registered.
+        UnsupportedError: Shared memory is switched off.
+    """
+    if not given or given.keys().isdisjoint(REGIONS):
+        return None
+    region, bounds = given.get(REGION), []
+    if not isinstance(region, str) or not region:
+        raise InvalidRequestError(f"{field}.parameters[{REGION}]", "must be the name of a region")
+    if REGION_SIZE not in given:
+        raise InvalidRequestError(f"{field}.parameters[{REGION_SIZE}]", "is missing")
+    for name in (REGION_OFFSET, REGION_SIZE):
+        found = given.get(name, 0)
+        if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+            raise InvalidRequestError(f"{field}.parameters[{name}]", "must be a number of bytes, at least 0")
+        bounds.append(found)
+    if memory is None:
+        raise UnsupportedError(SHARED_MEMORY_IS_OFF)
+    return RegionSlice(memory.find(field, region), *bounds)
+
+
 def output_type(field: str, given: Parameters) -> str:
     """Checks the parameters of a requested output; the type of `datatype`, FP32 if it has none.
 
     Raises:
         InvalidRequestError: The output is to be classified, or the type is not one of real numbers.
-        UnsupportedError: The output is to be written to shared memory.
     """
-    if REGION in given:
-        raise UnsupportedError(NO_SHARED_MEMORY)
     if given.get(CLASSIFICATION):
         says = "is not supported by this server; request the output without it"
         raise InvalidRequestError(f"{field}.parameters[{CLASSIFICATION}]", says)

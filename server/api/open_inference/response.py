@@ -4,7 +4,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,10 +12,14 @@ from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, EMBEDDING
 from attention_serving.artifact.manifest import BATCH_AXIS, TensorSpec
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.open_inference import parameters
+from attention_serving.server.api.open_inference.parameters import RegionSlice
 from attention_serving.server.api.open_inference.tensors import BYTES
 from attention_serving.server.api.protobuf_bytes import Parsed, head
+from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.api.tensors import (
     DATATYPES,
+    FLOAT32,
+    FLOATS,
     Allowance,
     Output,
     Piece,
@@ -52,12 +56,14 @@ class Planned(NamedTuple):
         wire: The type in which real numbers are sent.
         shape: Its shape, padding included.
         content: The datatype and the content of an output that describes texts; None for one of the model.
+        where: Where in shared memory it is written; None if it is sent. Its raw entry is then empty.
     """
 
     name: str
     wire: str
     shape: Shape
     content: tuple[str, bytes] | None
+    where: RegionSlice | None
 
 
 def requested(message: pb.ModelInferRequest, model: LoadedModel) -> Sequence[str]:
@@ -91,6 +97,7 @@ def plan(
     model: LoadedModel,
     sizes: Mapping[str, int],
     allowance: Allowance,
+    memory: SharedMemory | None,
 ) -> list[Planned]:
     """What is known of the outputs of a response, whose size is checked before the request is queued.
 
@@ -102,12 +109,12 @@ def plan(
         sizes: Size of each symbolic axis that the request pads to. An axis that is not here is as long as its
             longest sequence.
         allowance: What the response may take. The memory of padding is reserved.
+        memory: The regions of shared memory that outputs may be written to; None if there are none.
 
     Raises:
-        InvalidRequestError: A parameter of an output is wrong.
+        InvalidRequestError: A parameter of an output is wrong, or it does not fit into its region.
         LimitExceededError: The response would be too large.
         OverloadedError: The memory of the padding, or of the tokens, is not available.
-        UnsupportedError: An output is to be written to shared memory.
     """
     lengths = {
         str(spec.axes[1]): request.inputs[spec.name].lengths
@@ -120,8 +127,13 @@ def plan(
     outputs, size = list[Planned](), 0
     given = {output.name: parameters.read(output.parameters) for output in parsed.message.outputs}
     for name in requested:
-        wire, content = parameters.output_type(f"outputs[{name}]", given.get(name, {})), None
+        field, own_parameters = f"outputs[{name}]", given.get(name, {})
+        wire = parameters.output_type(field, own_parameters)
+        where, content = parameters.region_slice(field, own_parameters, memory), None
         if name == TOKENS and name not in model.outputs:
+            if where is not None:
+                says = "has no fixed size and cannot be written to shared memory"
+                raise InvalidRequestError(field, says)
             shape, tokens = token_texts(request, model, sizes.get(str(model.inputs[0].axes[1]), 0), allowance)
             content, own_bytes = (BYTES, tokens), 0  # they have a limit of their own
         else:
@@ -134,8 +146,12 @@ def plan(
                 own = next(iter(request.inputs.values())).lengths if request.inputs else ()
                 content = DATATYPES[dtype], np.array(own, dtype).tobytes()
             own_bytes = count * dtype.itemsize
+            if where is not None:
+                sent = count * (FLOATS[wire] if dtype == FLOAT32 else dtype).itemsize
+                where.region.check_write(field, where.offset, where.size, sent)
+                where = where._replace(size=sent)
         size += own_bytes
-        outputs.append(Planned(name, wire, shape, content))
+        outputs.append(Planned(name, wire, shape, content, where))
     with_id = size + len(parsed.id.encode())
     if with_id > (most := allowance.limits.max_result_bytes):
         field = f"outputs[{ATTENTION_WEIGHTS}]" if request.return_weights else parsed.message.inputs[0].name
@@ -198,18 +214,29 @@ def encode(result: Result, known: bytes, outputs: Sequence[Planned]) -> list[Pie
         result: The outputs of each sequence.
         known: The result of `known`.
         outputs: The result of `plan`.
+
+    Raises:
+        InvalidRequestError: A region of shared memory has become smaller.
     """
     response, raw = pb.ModelInferResponse(), list[Piece]()
-    for name, wire, shape, content in outputs:
+    for name, wire, shape, content, where in outputs:
         described = response.outputs.add(name=name, shape=shape)
         own: Piece
+        parts: Sequence[Any]
         if content is not None:
             described.datatype, own = content
-            size = len(own)
+            size, parts = len(own), [own]
         else:
             arrays = result.outputs[name]
             is_padded = any(array.shape != shape[1:] for array in arrays)
             own = Output(name, wire, shape[1:] if is_padded else None)
             described.datatype, size = datatype_of(arrays[0], wire), own.size(arrays)
+            parts = own.parts(arrays) if where is not None else []
+        if where is not None:
+            where.region.write(name, where.offset, parts)
+            described.parameters[parameters.REGION].string_param = where.region.name
+            described.parameters[parameters.REGION_OFFSET].int64_param = where.offset
+            described.parameters[parameters.REGION_SIZE].int64_param = where.size
+            own, size = b"", 0
         raw += [head(RAW_OUTPUT_CONTENTS, size), own]
     return [known + response.SerializeToString(), *raw]

@@ -11,6 +11,7 @@ from attention_serving.server.api.method import Method, of_service
 from attention_serving.server.api.open_inference import codec, tensors
 from attention_serving.server.api.open_inference.handlers import Handlers
 from attention_serving.server.api.protobuf_bytes import Parsed, field, text_field
+from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.api.tensors import Allowance, Reply
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
@@ -28,10 +29,15 @@ class ModelInfer(Inference):
     kind, paths, id_path = pb.ModelInferRequest, tensors.PATHS, (pb.ModelInferResponse.ID_FIELD_NUMBER,)
     is_slow = staticmethod(codec.is_slow)
 
+    def __init__(self, engine: Engine, threads: CodecThreads, memory: SharedMemory | None = None) -> None:
+        """Creates the method; `memory` is None if shared memory is switched off."""
+        super().__init__(engine, threads)
+        self._memory = memory
+
     def _decode(
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
     ) -> tuple[Request, Reply]:
-        return codec.decode(parsed, model, deadline, allowance, in_stream=self.is_stream)
+        return codec.decode(parsed, model, deadline, allowance, self._memory, in_stream=self.is_stream)
 
 
 class ModelStreamInfer(ModelInfer):
@@ -53,6 +59,7 @@ def methods(
     is_serving: Callable[[], bool],
     threads: CodecThreads,
     control: ModelControl | None = None,
+    memory: SharedMemory | None = None,
 ) -> dict[str, Method]:
     """Each method by its full name.
 
@@ -61,11 +68,12 @@ def methods(
         is_serving: Whether the server is ready for requests.
         threads: Decode and encode what is large.
         control: Loads and unloads models on request; None if the models never change.
+        memory: The regions of shared memory; None if it is switched off.
     """
-    own = Handlers(engine, is_serving, control)
+    own = Handlers(engine, is_serving, control, memory)
     return {
-        f"/{SERVICE.full_name}/ModelInfer": ModelInfer(engine, threads).method(),
-        f"/{SERVICE.full_name}/ModelStreamInfer": ModelStreamInfer(engine, threads).method(),
+        f"/{SERVICE.full_name}/ModelInfer": ModelInfer(engine, threads, memory).method(),
+        f"/{SERVICE.full_name}/ModelStreamInfer": ModelStreamInfer(engine, threads, memory).method(),
         **of_service(SERVICE, None, ServerLive=own.live, ServerReady=own.ready),
         **of_service(
             SERVICE,
@@ -82,12 +90,12 @@ def methods(
             Right.ADMIN,
             RepositoryModelLoad=own.load,
             RepositoryModelUnload=own.unload,
-            SystemSharedMemoryStatus=own.without_regions,
-            SystemSharedMemoryRegister=own.register_region,
-            SystemSharedMemoryUnregister=own.without_regions,
-            CudaSharedMemoryStatus=own.without_regions,
-            CudaSharedMemoryRegister=own.register_region,
-            CudaSharedMemoryUnregister=own.without_regions,
+            SystemSharedMemoryStatus=own.regions,
+            SystemSharedMemoryRegister=own.register,
+            SystemSharedMemoryUnregister=own.unregister,
+            CudaSharedMemoryStatus=own.without_cuda,
+            CudaSharedMemoryRegister=own.register_cuda,
+            CudaSharedMemoryUnregister=own.without_cuda,
             TraceSetting=own.trace_settings,
             LogSettings=own.log_settings,
         ),

@@ -13,8 +13,9 @@ from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.inputs import check_once
 from attention_serving.server.api.open_inference import parameters
 from attention_serving.server.api.protobuf_bytes import Buffer, Parsed
+from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.api.tensors import DTYPES, FLOATS, Allowance, Shape, from_bytes
-from attention_serving.server.engine.errors import InvalidRequestError, UnsupportedError
+from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.types import Array, Text
 
 BYTES = "BYTES"
@@ -36,27 +37,37 @@ MAX_AXES = 64
 InputTensor = pb.ModelInferRequest.InferInputTensor
 
 
-def decode_tensors(parsed: Parsed[pb.ModelInferRequest], allowance: Allowance) -> dict[str, Array]:
+def decode_tensors(
+    parsed: Parsed[pb.ModelInferRequest],
+    allowance: Allowance,
+    memory: SharedMemory | None = None,
+) -> dict[str, Array]:
     """Decodes the inputs of a request, by name. BYTES become arrays of `bytes` objects or views.
 
     Args:
         parsed: The request.
         allowance: What the request may take.
+        memory: The regions of shared memory that inputs may be in; None if there are none.
 
     Raises:
         InvalidRequestError: An input contradicts itself, is repeated, or is not in a known form.
         LimitExceededError: An input is too large.
         OverloadedError: The memory for its numbers is not available.
-        UnsupportedError: An input is in shared memory.
+        RegionNotFoundError: An input is in shared memory that is not registered.
+        UnsupportedError: An input is in shared memory, which is switched off.
     """
     contents = parsed.contents(RAW_CONTENTS)
-    raw, tensors = iter(contents), dict[str, Array]()
+    raw, tensors, shared = iter(contents), dict[str, Array](), 0
     for index, sent in enumerate(parsed.message.inputs):
         name = sent.name
         check_once(name, tensors)
         tensor = _checked(sent, allowance)
-        if parameters.REGION in sent.parameters:
-            raise UnsupportedError(parameters.NO_SHARED_MEMORY)
+        where = parameters.region_slice(name, parameters.read(sent.parameters), memory)
+        if where is not None:
+            allowance.take(name, where.size)
+            tensors[name] = tensor.raw(where.region.read(name, where.offset, where.size))
+            shared += 1
+            continue
         typed = [field for field in TYPED_FIELDS if ("inputs", index, "contents", field) in parsed.places]
         if not contents:
             tensors[name] = tensor.typed(typed, parsed, index)
@@ -67,7 +78,8 @@ def decode_tensors(parsed: Parsed[pb.ModelInferRequest], allowance: Allowance) -
         else:
             tensors[name] = tensor.raw(data)
     if next(raw, None) is not None:
-        has = f"has {len(contents)} entries; the request has {len(tensors)} inputs"
+        elsewhere = " outside shared memory" if shared else ""
+        has = f"has {len(contents)} entries; the request has {len(tensors) - shared} inputs{elsewhere}"
         raise InvalidRequestError(RAW_CONTENTS, has)
     return tensors
 
@@ -97,7 +109,7 @@ class _Tensor(NamedTuple):
     allowance: Allowance
 
     def raw(self, data: Buffer) -> Array:
-        """Its elements from raw contents."""
+        """Its elements from raw contents or shared memory."""
         if self.datatype == BYTES:
             return self._bytes(split_bytes(self.name, data))
         return from_bytes(self.name, data, self.datatype, self.shape, self.allowance)

@@ -13,6 +13,7 @@ from attention_serving.server.api.attention import named_tensors
 from attention_serving.server.api.open_inference import codec
 from attention_serving.server.api.open_inference.tensors import BYTES, PATHS, decode_tensors
 from attention_serving.server.api.protobuf_bytes import Parsed, reader
+from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.api.tensors import DATATYPES, Allowance, Reply
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.limits import Limits
@@ -77,14 +78,15 @@ def decode_infer(
     model: LoadedModel,
     deadline: float = math.inf,
     allowance: Allowance = UNCOUNTED,
+    memory: SharedMemory | None = None,
 ) -> tuple[Request, Reply]:
     """Decodes a message as it is received."""
-    return codec.decode(read_infer(message.SerializeToString()), model, deadline, allowance)
+    return codec.decode(read_infer(message.SerializeToString()), model, deadline, allowance, memory)
 
 
-def decode_inputs(message: pb.ModelInferRequest) -> dict[str, Array]:
+def decode_inputs(message: pb.ModelInferRequest, memory: SharedMemory | None = None) -> dict[str, Array]:
     """Decodes the inputs of a message as it is received."""
-    return decode_tensors(read_infer(message.SerializeToString()), UNCOUNTED)
+    return decode_tensors(read_infer(message.SerializeToString()), UNCOUNTED, memory)
 
 
 def decode_attend(

@@ -16,7 +16,7 @@ from attention_serving.server.api.open_inference.tensors import BYTES, CONTENTS
 from attention_serving.server.api.tensors import DTYPES, Allowance
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError, UnsupportedError
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
@@ -304,11 +304,3 @@ def test_the_padding_of_a_response_is_reserved_before_the_run(self_model: Loaded
     budget = MemoryBudget(1000)
     decode_infer(lengths(1, 3)(self_model), self_model, allowance=Allowance(Limits(), budget.reserve(0)))
     assert budget.held_bytes == 96 + 96  # the rectangle, and the serialized response
-
-
-def test_tensors_in_shared_memory_are_refused(self_model: LoadedModel) -> None:
-    elsewhere, message = pb.InferParameter(string_param="r"), typed_message("FP32", [1])
-    message.inputs[0].parameters["shared_memory_region"].CopyFrom(elsewhere)
-    for build in (lambda _: message, with_output("shared_memory_region", string_param="r")):
-        with pytest.raises(UnsupportedError, match="send the tensors"):
-            decode_infer(build(self_model), self_model)

@@ -28,6 +28,7 @@ EXPECTED = {
     "InvalidRequestError": ("INVALID_ARGUMENT", "INVALID_FIELD"),
     "LimitExceededError": ("INVALID_ARGUMENT", "LIMIT_EXCEEDED"),
     "ModelNotFoundError": ("NOT_FOUND", "MODEL_NOT_FOUND"),
+    "RegionNotFoundError": ("NOT_FOUND", "REGION_NOT_FOUND"),
     "ModelNotReadyError": ("FAILED_PRECONDITION", "MODEL_NOT_READY"),
     "UnsupportedError": ("UNIMPLEMENTED", "UNSUPPORTED"),
     "OverloadedError": ("RESOURCE_EXHAUSTED", "OVERLOADED"),
