@@ -379,10 +379,7 @@ class Engine:
             self._failed(batch, sequences, error)
             return
         complete = self._deliver(sequences, outputs)
-        try:
-            self._report(batch.model, graph, sequences, complete, started, times)
-        except Exception:  # monitoring must not break what it monitors
-            log.exception("observer failed")
+        self._report(batch.model, graph, sequences, complete, started, times)
         for request in complete:
             request.end(_outcome(request))
 
@@ -444,7 +441,7 @@ class Engine:
         answered = [ended - request.queued_at for request in complete]
         report = BatchReport(model.name, rows, padding, waits, times, answered)
         model.statistics.add_run(report)
-        self._observer.batch_completed(report)
+        self._observe(lambda observer: observer.batch_completed(report))
 
     def _observe(self, report: Callable[[Observer], None]) -> None:
         """Calls the observer. Its failure is logged: monitoring must not break what it monitors."""

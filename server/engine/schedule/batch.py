@@ -53,9 +53,7 @@ class Batch:
         self.graph, self._lengths = shape.graph, shape.lengths
         self._max_bytes = min(limits.max_batch_bytes, max_bytes)
         self._max_seconds = max_seconds
-        # A sequence in blocks, and any of some models, runs alone.
-        alone = model.runs_alone or shape.graph is not head.request.form.graph
-        self._max_sequences = 1 if alone else limits.max_batch_sequences
+        self._max_sequences = 1 if shape.runs_alone else limits.max_batch_sequences
         self.sequences = [head]
         self.seconds = self.seconds_alone = shape.seconds
         self.is_parallel = False
@@ -209,7 +207,7 @@ class Batch:
 
     def _admits(self, sequence: SequenceInputs) -> bool:
         """Whether the batch may become larger, and is not so long that the sequence should run in another."""
-        if self.is_full or sequence.shape.graph is not sequence.request.form.graph:  # in blocks: alone
+        if self.is_full or sequence.shape.runs_alone:
             return False
         if sequence.request is not self.sequences[0].request and self._takes(FULL_AT_CALL_COSTS):
             return False
