@@ -186,8 +186,6 @@ def versions(repository: Path, name: str) -> list[str]:
     return sorted((path.name for path in folders if is_version(path.name) and path.is_dir()), key=int)
 
 
-
-
 def load_model(
     folder: Path,
     device: Device,

@@ -242,7 +242,7 @@ def _linear(weights: Callable[[int], Array], power: float, rows: Array, spans: A
     np.add.accumulate(totals, axis=0, out=totals)
     np.add.accumulate(own, out=sizes[1:])
     first, last = spans.T
-    found = totals[last]
+    found: Array = totals[last]
     found -= totals[first]
     found /= ((sizes[last] - sizes[first]) ** power)[:, np.newaxis]
     return found.astype(np.float32)

@@ -82,7 +82,7 @@ def test_a_coroutine_that_is_closed_withdraws_its_request(self_model: LoadedMode
 def test_a_request_expires_once_at_a_deadline_of_its_own(held: Held, place: ExpiryStage) -> None:
     request = held.submit([(2, 2)]) if place is ExpiryStage.QUEUED else held.first
     for _ in range(2):
-        held.engine.expire(request)
+        held.engine.fail(request, DeadlineExceededError("late"))
     with pytest.raises(DeadlineExceededError):
         outcome(request)
     assert held.recorder.failed == [(SELF, "DEADLINE_EXCEEDED")]
@@ -93,7 +93,7 @@ def test_a_request_expires_once_at_a_deadline_of_its_own(held: Held, place: Expi
 def test_a_deadline_that_passes_after_the_result_changes_nothing(held: Held) -> None:
     held.gate.open()
     outcome(held.first)
-    held.engine.expire(held.first)
+    held.engine.fail(held.first, DeadlineExceededError("late"))
     assert (held.recorder.failed, held.recorder.expired) == ([], [])
 
 

@@ -12,9 +12,6 @@ from hypothesis import strategies as st
 from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
 from attention_serving.server.engine import model as model_module
 from attention_serving.server.engine.model import (
-    BLOCK_SCORE_BYTES,
-    LEAST_BLOCK_ROWS,
-    MOST_BLOCK_ROWS,
     WHOLE_SCORE_BYTES,
     LoadedModel,
 )
@@ -160,15 +157,6 @@ def test_a_sequence_of_several_blocks_runs_in_them_if_its_scores_need_much_memor
     keys = LONGEST_WHOLE**2
     rows = cross_model.block_rows(keys)
     assert (graph_of(whole, rows, keys), graph_of(whole, rows + 1, keys)) == (whole, blocks)
-
-
-@pytest.mark.parametrize("key_length", [1, 8_192, 10_000_000])
-def test_the_scores_of_a_block_are_bounded_unless_that_would_need_too_small_blocks(
-    cross_model: LoadedModel, key_length: int
-) -> None:
-    rows = cross_model.block_rows(key_length)
-    assert LEAST_BLOCK_ROWS <= rows <= MOST_BLOCK_ROWS
-    assert rows == LEAST_BLOCK_ROWS or 4 * HEADS * rows * key_length <= BLOCK_SCORE_BYTES
 
 
 @pytest.mark.usefixtures("short_blocks")
