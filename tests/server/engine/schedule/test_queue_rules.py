@@ -65,8 +65,6 @@ def test_a_model_that_sees_padding_pays_for_the_lengths_graph(
     dear = {**model.costs, GraphKind.LENGTHS: RunCost(call=2.5, row=0, pair=0)}
     queue = queue_of(Limits(), *requests_of(dataclasses.replace(model, costs=dear), 5, 4, 5))
     assert [next_lengths(queue) for _ in range(3)] == expected
-    several = queue_of(Limits(), *requests_of(dataclasses.replace(model, costs=dear), 5, 4, 6, 3))
-    assert next_lengths(several) == [5, 4, 6, 3]  # which pay for it together
 
 
 def test_without_a_lengths_graph_only_equal_lengths_run_together(model: LoadedModel) -> None:
