@@ -126,10 +126,3 @@ def test_equals_the_library(
         context, _ = checkpoint.module(rows, **options)
     assert expected.abs().mean() > 0.1
     torch.testing.assert_close(context, expected, rtol=RTOL, atol=ATOL)
-
-
-def test_the_query_and_key_norms_of_qwen3_are_refused_by_name(tmp_path: Path) -> None:
-    config = transformers.Qwen3Config(num_key_value_heads=2, head_dim=4, **SIZES, **TOKENS)
-    path = save_published(transformers.Qwen3Model(config), tmp_path)
-    with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.k_norm\.weight: normalises"):
-        load_checkpoint(path, layout="llama", prefix="layers.1.self_attn.", heads=HEADS)

@@ -58,11 +58,6 @@ def test_the_published_sentence_gives_the_published_context_vectors() -> None:
     np.testing.assert_allclose(context[0], expected, rtol=0, atol=table.tolerance)
 
 
-def test_text_refuses_a_configuration_for_cross_attention() -> None:
-    with pytest.raises(ValueError, match="cross=True"):
-        TextAttention(sentence_tokenizer("a b"), AttentionConfig(d_query=4, cross=True))
-
-
 @pytest.mark.parametrize("name", ["sentence-self-attention", "stacked-multi-head", "dropout-multi-head"])
 def test_the_seed_alone_decides_the_weights(name: str) -> None:
     before = torch.get_rng_state()
