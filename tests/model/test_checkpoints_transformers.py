@@ -42,8 +42,7 @@ def llama(kv_heads: int, **options: Any) -> Model:
 
 
 def qwen2() -> Model:
-    sizes = SIZES | TOKENS | ROPE | {"num_key_value_heads": 2}
-    return transformers.Qwen2Model(transformers.Qwen2Config(**sizes))
+    return transformers.Qwen2Model(transformers.Qwen2Config(**SIZES, **TOKENS, **ROPE, num_key_value_heads=2))
 
 
 def vit() -> Model:
@@ -87,13 +86,11 @@ CASES: dict[str, tuple[str, Callable[[], Model], str, Attention]] = {
 }
 
 
-def save_published(model: Model, folder: Path) -> Path:
-    """What is uploaded: names of the published checkpoints, whatever they are in memory."""
-    model.save_pretrained(folder)
-    return folder / "model.safetensors"
-
-
-def save_state_dict(model: Model, folder: Path) -> Path:
+def save(model: Model, folder: Path, *, published: bool) -> Path:
+    """What is uploaded, with the names of the published checkpoints; or the names in memory."""
+    if published:
+        model.save_pretrained(folder)
+        return folder / "model.safetensors"
     torch.save(model.state_dict(), folder / "model.pt")
     return folder / "model.pt"
 
@@ -107,18 +104,18 @@ def random_weights(model: Model) -> Model:
     return model.eval()
 
 
-@pytest.mark.parametrize("save", [save_published, save_state_dict])
+@pytest.mark.parametrize("published", [True, False], ids=["published", "in memory"])
 @pytest.mark.parametrize(("layout", "make", "prefix", "attention"), CASES.values(), ids=CASES)
 def test_equals_the_library(
-    tmp_path: Path, layout: str, make: Callable[[], Model], prefix: str, attention: Attention, save: Any
+    tmp_path: Path, layout: str, make: Callable[[], Model], prefix: str, attention: Attention, published: bool
 ) -> None:
     model, rows = random_weights(make()), torch.randn(2, LENGTH, D)
-    if layout == "vit" and save is save_published:
+    if layout == "vit" and published:
         prefix = "encoder.layer.1.attention."
     if layout == "clip":
         name = next(name for name in model.state_dict() if name.endswith(f"{prefix}q_proj.weight"))
         prefix = name.removesuffix("q_proj.weight")
-    path = save(model, tmp_path)
+    path = save(model, tmp_path, published=published)
     checkpoint = load_checkpoint(path, layout=layout, prefix=prefix, heads=HEADS, rotary_theta=THETA)
     options = {"positions": POSITIONS} if checkpoint.module.config.rotary_theta else {}
     with torch.inference_mode():
