@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from attention_client import AttentionClient
 from attention_client._commands.app import app
-from attention_client._commands.weights_page import PageAnswer, save
+from attention_client._commands.weights_page import page_answer, save
 from attention_client._models import PatternInfo
 from typer.testing import CliRunner
 
@@ -73,7 +73,7 @@ def test_a_file_of_two_precisions(
         ([], "give one of --text, --ids and --query"),
         (["--text", "a", "--compare", "n"], "--compare needs --html"),
         (["--text", "a", "--key", "[[1]]"], "--key and --value need --query"),
-        (["--text", "a", "--html", "/nonesuch/a.html"], "the folder does not exist"),
+        (["--query", "[[[1]], [[2]]]"], "has 3 axes; one sequence has 2"),
         (["--text", "a", "--html", "a.html", "--layer", "0"], "a page has all layers and heads"),
     ],
 )
@@ -114,7 +114,7 @@ def test_the_page_in_a_browser(explored: ServerProcess, tmp_path: Path) -> None:
 def write_answer(path: Path, weights: Any, mask: Any = None) -> None:
     """Writes the page of an answer with these weights: (L, H, Tq, Tk)."""
     layers, _, queries, keys = weights.shape
-    answer = PageAnswer(
+    answer = page_answer(
         model=path.stem,
         version="7",
         subject=f"query ({queries}, {keys})",
