@@ -147,20 +147,25 @@ def open_loop(endpoint: Endpoint, rate: float, seconds: float, seed: int) -> Loa
     caller.finish()  # establishes the connection before the schedule starts
     due = poisson(rate, seconds, seed=seed)
     meter = _Meter(endpoint.pid)
-    sender = threading.Thread(target=_send_when_due, args=(caller, due + clock() + HEAD_START))
-    sender.start()
-    completions = [caller.finish() for _ in range(len(due))]
-    sender.join()
-    result = meter.read(completions)
+    result = meter.read(send_when_due(caller, due + clock() + HEAD_START))
     caller.close()
     return result
 
 
-def _send_when_due(caller: Caller, due: NDArray[np.int64]) -> None:
-    for moment in due.tolist():
-        if (wait := moment - clock()) > 0:
-            time.sleep(wait / 1e9)
-        caller.start(moment)
+def send_when_due(caller: Caller, due: NDArray[np.int64]) -> list[Completion]:
+    """Sends a request at each moment of `clock`; returns how they ended, once all have."""
+
+    def send() -> None:
+        for moment in due.tolist():
+            if (wait := moment - clock()) > 0:
+                time.sleep(wait / 1e9)
+            caller.start(moment)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    completions = [caller.finish() for _ in range(len(due))]
+    sender.join()
+    return completions
 
 
 def _open(endpoint: Endpoint) -> Caller:

@@ -4,8 +4,9 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 import numpy as np
@@ -105,28 +106,23 @@ def stop(actors: list[Actor]) -> None:
         actor.join(CALL_SECONDS)
 
 
-def unary(target: str, question: Question, tally: Tally, *, reconnects: bool = False) -> Actor:
-    """Calls until one fails: on one connection, or each on a new one."""
-
-    def call(channel: grpc.Channel) -> bool:
-        stub = AttentionServiceStub(channel)
-        return count(stub.Attend.future(question.message, timeout=CALL_SECONDS), question, tally)
-
-    def step() -> bool:
-        with grpc.insecure_channel(target, OWN_CONNECTION) as channel:
-            return call(channel)
-
-    if reconnects:
-        return Actor(step)
+def unary(target: str, question: Question, tally: Tally) -> Actor:
+    """Calls on one connection until one fails."""
     channel = grpc.insecure_channel(target, OWN_CONNECTION)
-    return Actor(lambda: call(channel), channel.close)
+    attend = AttentionServiceStub(channel).Attend
+    return Actor(
+        lambda: count(attend.future(question.message, timeout=CALL_SECONDS), question, tally), channel.close
+    )
 
 
-def retrying(target: str, question: Question, tally: Tally) -> Actor:
-    """Calls of attention_client with retries, which go on whatever happens."""
-    client = AttentionClient(target, max_retries=4, wait_for_ready=True, timeout=CALL_SECONDS)
+def retrying(
+    targets: str | Sequence[str], question: Question, tally: Tally, *, pause: float = 0, **options: Any
+) -> Actor:
+    """Calls of attention_client with retries, which go on whatever happens, with a pause before each."""
+    client = AttentionClient(targets, **options)
 
     def step() -> None:
+        time.sleep(pause)
         try:
             result = client.attend(MODEL, question.rows)
         except AttentionClientError as error:

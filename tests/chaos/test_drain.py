@@ -6,18 +6,19 @@ import signal
 import subprocess
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from benchmarks.processes import is_running
+from benchmarks.processes import free_ports, is_running
 from scripts.local_server import ServerProcess
 from tests.chaos import callers
-from tests.chaos.callers import CALL_SECONDS, OK, Actor, Question, Tally
+from tests.chaos.callers import CALL_SECONDS, OK, Question, Tally
 from tests.chaos.figures import Figures, scaled
 from tests.chaos.http2 import RawConnection
 from tests.chaos.process import MODEL, OWN_CONNECTION, server_of, wait_until
@@ -31,9 +32,9 @@ GRACE_SECONDS = 10
 RACING, CERTAIN = 64, 4
 # A supervisor doubles its pause before each restart of a worker; a new one starts with a short pause.
 KILLS_PER_SERVER = 4
+PATIENT: dict[str, Any] = {"max_retries": 4, "wait_for_ready": True, "timeout": CALL_SECONDS}
 ALLOWED = {
-    **{kind: {OK, UNAVAILABLE} for kind in ("connections", "new connections", "streams", "idle streams")},
-    "racing": {OK, UNAVAILABLE},
+    **{kind: {OK, UNAVAILABLE} for kind in ("connections", "streams", "idle streams", "racing")},
     "accepted": {OK},
     "with retries": {OK},
     # RST_STREAM with REFUSED_STREAM: no part of the call was processed.
@@ -50,21 +51,18 @@ def small() -> Question:
 def test_drains_under_load(wide: Path, tmp_path: Path, small: Question) -> None:
     """SIGTERM: accepted calls are answered, others end with UNAVAILABLE, and the exit is prompt."""
     long, tallies = Question(1000), {kind: Tally() for kind in ALLOWED}
-    patient = tallies["with retries"]
-    with Figures(f"drain: {DRAINS} times SIGTERM under load") as figures, ExitStack() as stack:
-        exits, port, retry = [], 0, None
+    (port,), patient = free_ports(), tallies["with retries"]
+    options = (f"--port={port}", f"--grace-seconds={GRACE_SECONDS}")
+    with Figures(f"drain: {DRAINS} times SIGTERM under load") as figures:
+        retry, exits = callers.retrying(f"127.0.0.1:{port}", small, patient, **PATIENT), []
         for _ in range(DRAINS):
-            with server_of(wide, tmp_path, f"--port={port}", f"--grace-seconds={GRACE_SECONDS}") as server:
-                port = server.port
-                if retry is None:
-                    retry = callers.retrying(server.target, small, patient)
-                    stack.callback(callers.stop, [retry])
+            with server_of(wide, tmp_path, *options) as server:
                 exits.append(drain(server, small, long, tallies))
         # The client with retries meets one more server before it stops.
-        with server_of(wide, tmp_path, f"--port={port}"):
+        with server_of(wide, tmp_path, *options):
             answered = patient.statuses[OK]
             assert wait_until(lambda: patient.statuses[OK] > answered + 10), "retries are stuck"
-            stack.close()
+            callers.stop([retry])
         for kind, tally in tallies.items():
             figures.among(f"calls: {kind}", dict(tally.statuses), ALLOWED[kind])
         figures.equal("accepted calls answered", tallies["accepted"].statuses[OK], CERTAIN * DRAINS)
@@ -75,7 +73,13 @@ def test_drains_under_load(wide: Path, tmp_path: Path, small: Question) -> None:
 def drain(server: ServerProcess, small: Question, long: Question, tallies: dict[str, Tally]) -> float:
     """Drains one server under load; returns the seconds from the last answer to its exit."""
     quiet = threading.Event()
-    actors = load(server.target, small, tallies, quiet)
+    actors = []
+    for _ in range(2):
+        actors += [
+            callers.unary(server.target, small, tallies["connections"]),
+            callers.stream(server.target, small, tallies["streams"], quiet=quiet),
+            callers.stream(server.target, small, tallies["idle streams"], window=0),
+        ]
     with (
         RawConnection(server.port) as half,
         RawConnection(server.port),
@@ -104,21 +108,8 @@ def drain(server: ServerProcess, small: Question, long: Question, tallies: dict[
         half.receive_for(2)
         tallies["half-sent"].statuses.update(call.end for call in half.calls.values())
     callers.stop(actors)
-    answered = ("connections", "new connections", "streams", "racing", "accepted")
+    answered = ("connections", "streams", "racing", "accepted")
     return ended - max(signalled, *(tallies[kind].last_answer for kind in answered))
-
-
-def load(target: str, small: Question, tallies: dict[str, Tally], quiet: threading.Event) -> list[Actor]:
-    """Starts callers of every kind; those of streams send nothing more once `quiet` is set."""
-    actors = []
-    for _ in range(2):
-        actors += [
-            callers.unary(target, small, tallies["connections"]),
-            callers.unary(target, small, tallies["new connections"], reconnects=True),
-            callers.stream(target, small, tallies["streams"], quiet=quiet),
-            callers.stream(target, small, tallies["idle streams"], window=0),
-        ]
-    return actors
 
 
 def test_killed_workers(wide: Path, tmp_path: Path, small: Question) -> None:
@@ -128,7 +119,7 @@ def test_killed_workers(wide: Path, tmp_path: Path, small: Question) -> None:
     with Figures(f"kill -9 of a worker, {KILLS} times") as figures:
         for first in range(0, KILLS, KILLS_PER_SERVER):
             with server_of(wide, tmp_path, "--workers=2") as server:
-                retry = [callers.retrying(server.target, small, patient) for _ in range(2)]
+                retry = [callers.retrying(server.target, small, patient, **PATIENT) for _ in range(2)]
                 for kill in range(first, min(first + KILLS_PER_SERVER, KILLS)):
                     victim = workers(server)[kill % 2]
                     actors = [callers.unary(server.target, small, direct) for _ in range(8)]

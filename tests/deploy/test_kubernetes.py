@@ -68,10 +68,6 @@ def check_schemas(documents: list[Document]) -> None:
             validate.validate(document, VERSION, strict=True)
 
 
-def test_the_schemas_accept_each_resource() -> None:
-    check_schemas(DOCUMENTS)
-
-
 @needs_kubectl
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_what_kustomize_renders_is_valid_and_its_names_meet_each_other(overlay: str) -> None:

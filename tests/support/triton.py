@@ -4,7 +4,6 @@ tritonclient and protos/ both define the package `inference`, and protobuf allow
 in a process.
 """
 
-import asyncio
 import atexit
 import multiprocessing
 import queue
@@ -156,30 +155,6 @@ def _answer(result: Any, error: Any) -> Any:
     response = result.get_response()
     final = response.parameters["triton_final_response"].bool_param if response.parameters else None
     return response.id, result.as_numpy("context_vectors"), final
-
-
-def in_asyncio(target: str, model: str, queries: list[Array]) -> dict[str, Any]:
-    """What the client of asyncio sees: each kind of method once, and a stream of several requests."""
-    return asyncio.run(_in_asyncio(target, model, queries))
-
-
-async def _in_asyncio(target: str, model: str, queries: list[Array]) -> dict[str, Any]:
-    from tritonclient.grpc import aio  # noqa: PLC0415
-
-    async def requests() -> Any:
-        for index, query in enumerate(queries):
-            yield {"model_name": model, "inputs": _tensors({"query": query}), "request_id": str(index)}
-
-    async with aio.InferenceServerClient(target) as client:
-        streamed = [_answer(result, error) async for result, error in client.stream_infer(requests())]
-        single = await client.infer(model, _tensors({"query": queries[0]}))
-        return {
-            "live": await client.is_server_live(),
-            "unknown": await client.is_model_ready("nonesuch"),
-            "versions": (await client.get_model_metadata(model, as_json=True))["versions"],
-            "single": single.as_numpy("context_vectors"),
-            "streamed": streamed,
-        }
 
 
 def shared(target: str, model: str, query: Array, width: int) -> dict[str, Any]:
