@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
-from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
+from hpack import Decoder, Encoder
 from hyperframe.frame import (
     DataFrame,
     Frame,
@@ -25,8 +25,6 @@ FRAME_HEADER_BYTES = 9
 FRAME_BYTES = 1 << 14
 # What a sender may send on a connection before the receiver says more.
 CONNECTION_WINDOW = (1 << 16) - 1
-# The header that was put into the table of headers last, as HPACK refers to it.
-NEWEST = b"\xbe"
 PREFIX = struct.Struct(">BI")
 """What precedes each message: whether it is compressed, and its length."""
 CODES = {code.value[0]: code.name for code in grpc.StatusCode}
@@ -64,15 +62,10 @@ class RawConnection:
         settings = {SettingsFrame.INITIAL_WINDOW_SIZE: window, SettingsFrame.ENABLE_PUSH: 0}
         self._socket.sendall(PREFACE + SettingsFrame(settings=settings).serialize())
 
-    def open(self, method: str, *, references: int = 0) -> int:
-        """Opens a call by its headers only; returns its stream.
-
-        With references, the call ends with its headers, which refer to one header of 4 KB that many times.
-        That header is sent with the first call; the others are not put into the table of headers, which has
-        room for one of this size.
-        """
+    def open(self, method: str) -> int:
+        """Opens a call by its headers only; returns its stream."""
         stream = 2 * len(self.calls) + 1
-        headers: list[Any] = [
+        headers = [
             (":method", "POST"),
             (":scheme", "http"),
             (":path", method),
@@ -80,12 +73,8 @@ class RawConnection:
             ("te", "trailers"),
             ("content-type", "application/grpc"),
         ]
-        flags = ["END_HEADERS", *(["END_STREAM"] if references else [])]
-        if references:
-            large = [] if self.calls else [("a", "b" * 4000)]
-            headers = [*(NeverIndexedHeaderTuple(*pair) for pair in headers), *large]
         self.calls[stream] = RawCall()
-        self._send(HeadersFrame(stream, self._encoder.encode(headers) + NEWEST * references, flags=flags))
+        self._send(HeadersFrame(stream, self._encoder.encode(headers), flags=["END_HEADERS"]))
         return stream
 
     def send_part(self, stream: int, message: bytes, size: int) -> None:

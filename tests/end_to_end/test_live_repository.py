@@ -1,4 +1,4 @@
-"""A repository that changes while requests are answered: on request and by polling, in one process or two."""
+"""A repository that changes on request while requests are answered."""
 
 import json
 import shutil
@@ -97,20 +97,3 @@ def test_versions_change_under_load_without_a_failed_request(exported: Path, fol
         assert ask(server.target, "load_model", OTHER) is None
         assert ask(server.target, "is_model_ready", OTHER) is True
     assert set(answers) == set(VERSIONS)
-
-
-@pytest.mark.thorough
-def test_every_worker_follows_the_repository_without_a_failed_request(exported: Path, folder: Path) -> None:
-    options = ("--model-control=poll", "--repository-poll-seconds=0.1", "--version-policy=latest")
-    log = folder.parent / "log"
-
-    def wait_for_both(event: str) -> None:
-        wait_until(lambda: log.read_text().count(f" {event} ") == 2)
-
-    with serving(folder, log, "--workers=2", *options) as server, callers(server.target):
-        for version in list(VERSIONS)[1:]:
-            add(exported, folder, version)
-            wait_for_both(f"model ready model={NAME} version={version}")
-        shutil.rmtree(folder / OTHER)
-        wait_for_both(f"model freed model={OTHER}")
-        assert "start the server with --model-control explicit" in ask(server.target, "load_model", NAME)

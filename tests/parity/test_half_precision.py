@@ -2,25 +2,21 @@
 
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 import torch
 from attention_client import AttendInputs, AttentionClient
 
-from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from scripts.local_server import ServerProcess
 from tests.support.eager import Array, attend
 from tests.support.systems import build
 
 pytestmark = pytest.mark.thorough
-SELF, WIDTH, HEADS = "multi-head-64x4", 64, 4
+SELF, WIDTH = "multi-head-64x4", 64
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 # One unit in the last place, relative, and what rounding adds near zero.
 LAST_PLACE = {"fp16": 2**-10, "bf16": 2**-7}
 NEAR_ZERO = 1e-5
-FP32_RTOL, FP32_ATOL = 1e-4, 1e-5
 EACH = pytest.mark.parametrize("wire", HALVES)
 
 
@@ -32,16 +28,6 @@ def queries(*lengths: int) -> list[Array]:
 def rounded(array: Array, wire: str) -> Array:
     """The numbers that the type of the wire has for those of an array."""
     found: Array = torch.from_numpy(array).to(HALVES[wire]).float().numpy()
-    return found
-
-
-def bits(array: Array, wire: str) -> bytes:
-    data: bytes = torch.from_numpy(array).to(HALVES[wire]).view(torch.uint16).numpy().tobytes()
-    return data
-
-
-def values(data: bytes, wire: str) -> Array:
-    found: Array = torch.from_numpy(np.frombuffer(data, "<u2").copy()).view(HALVES[wire]).float().numpy()
     return found
 
 
@@ -65,22 +51,3 @@ def test_results_and_weights_of_a_list(server: ServerProcess, wire: Any) -> None
         assert_rounded(weights, eager_weights, wire)
     for found, context in zip(streamed.context_vectors, result.context_vectors, strict=True):
         assert_rounded(found, context, wire)
-
-
-@EACH
-def test_open_inference_inputs_and_outputs(server: ServerProcess, wire: str) -> None:
-    batch = np.stack(queries(6, 6))
-    request = pb.ModelInferRequest(model_name=SELF, raw_input_contents=[bits(batch, wire)])
-    request.inputs.add(name="query", datatype=wire.upper(), shape=batch.shape)
-    # Only the first output has a type.
-    request.outputs.add(name="context_vectors").parameters["datatype"].string_param = wire.upper()
-    request.outputs.add(name="attention_weights")
-    with grpc.insecure_channel(server.target) as channel:
-        response = GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=60)
-    assert [output.datatype for output in response.outputs] == [wire.upper(), "FP32"]
-    context = values(response.raw_output_contents[0], wire).reshape(batch.shape)
-    weights = np.frombuffer(response.raw_output_contents[1], "<f4").reshape(2, HEADS, 6, 6)
-    for at, query in enumerate(batch):
-        eager_context, eager_weights = attend(build(SELF), rounded(query, wire))
-        assert_rounded(context[at], eager_context, wire)
-        np.testing.assert_allclose(weights[at], eager_weights, rtol=FP32_RTOL, atol=FP32_ATOL)
