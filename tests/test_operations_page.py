@@ -5,7 +5,6 @@ import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import yaml
@@ -27,19 +26,6 @@ ALERTS = ROOT / "deploy/dashboards/prometheus/rules/alerts.yml"
 
 def test_the_page_is_current() -> None:
     assert generated(REFERENCE) == REFERENCE
-
-
-def test_a_setting_is_stated_with_its_unit_and_with_its_default_as_it_is_typed() -> None:
-    found = re.findall(
-        r"^\| `--([a-z-]+)` \| `ATTENTION_\w+` \| ([^|]*) \| ([^|]*) \|", REFERENCE, re.MULTILINE
-    )
-    stated = {flag.replace("-", "_"): (unit, default) for flag, unit, default in found}
-    assert sorted(stated) == sorted(Settings.model_fields)
-    for name in ("port", "max_connections", "message_timeout_seconds"):
-        settings = Settings.model_validate({"model_repository": ROOT, name: stated[name][1]})
-        assert getattr(settings, name) == Settings.model_fields[name].default
-    texts = {name for name, field in Settings.model_fields.items() if str in get_args(field.annotation)}
-    assert not [name for name in texts if stated[name][0] == "number"]
 
 
 def test_every_mentioned_setting_exists() -> None:

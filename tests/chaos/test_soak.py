@@ -14,12 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 from attention_client import AttentionClient, AttentionClientError
 
-from attention_serving.protos.attention.v1 import attention_pb2 as typed
-from attention_serving.protos.inference import open_inference_pb2 as pb
 from benchmarks.processes import process_tree
 from scripts.local_server import ServerProcess
 from tests.chaos import callers
@@ -42,8 +39,7 @@ from tests.chaos.process import (
 from tests.server.http.clients import ask, http_port
 from tests.server.samples import SELF
 from tests.support.contradictions import good_and_contradicted
-from tests.support.eager import ATOL, RTOL, Array
-from tests.support.mutations import ATTEND, Good, good_requests, mutated
+from tests.support.mutations import ATTEND, mutated
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
 # Of the contradictory messages, as many again are changed byte by byte.
@@ -59,54 +55,6 @@ ALLOWED = {
     },
     "impatient": {"OK", "RESOURCE_EXHAUSTED", "CANCELLED", "DEADLINE_EXCEEDED"},
 }
-Step = Callable[[], object]
-
-
-def requests_to(name: str) -> list[Good]:
-    """One sequence of a few lengths, and several at once."""
-    batches = [(1,), (37,), (128,), (3, 50, 1, 17, 128)]
-    messages = [attend_message(name, *map(random_rows, lengths)) for lengths in batches]
-    return [Good(ATTEND, message.SerializeToString()) for message in messages]
-
-
-def good_calls(target: str, requests: list[Good], tally: Tally, rng: random.Random, pause: float = 0) -> Step:
-    """Unary calls, one after another; a connection serves a hundred of them.
-
-    An answer is right if it is that of a server which has nothing else to do, whose parity other tests show.
-    """
-    channels = [grpc.insecure_channel(target, OWN_CONNECTION)]
-
-    def call(request: Good) -> Array:
-        method: Any = channels[0].unary_unary(request.method)
-        return numbers(request, method(request.data, timeout=CALL_SECONDS))
-
-    expected = [call(request) for request in requests]
-
-    def step() -> None:
-        if rng.random() < 0.01:
-            channels.pop().close()
-            channels.append(grpc.insecure_channel(target, OWN_CONNECTION))
-        at = rng.randrange(len(requests))
-        try:
-            found = call(requests[at])
-        except grpc.RpcError as error:
-            tally.failed(error)
-        else:
-            is_alike = found.shape == expected[at].shape
-            tally.answered(right=is_alike and np.allclose(found, expected[at], rtol=RTOL, atol=ATOL))
-        time.sleep(pause)
-
-    return step
-
-
-def numbers(request: Good, reply: bytes) -> Array:
-    """All context vectors and attention weights of a reply."""
-    if request.method == ATTEND:
-        answer = typed.AttendResponse.FromString(reply)
-        data = [answer.context_vectors.data, answer.attention_weights.data]
-    else:
-        data = [*pb.ModelInferResponse.FromString(reply).raw_output_contents]
-    return np.frombuffer(b"".join(data), np.float32)
 
 
 def streams(target: str, question: Question, tally: Tally, rng: random.Random) -> None:
@@ -121,7 +69,7 @@ def streams(target: str, question: Question, tally: Tally, rng: random.Random) -
             tally.failed(error)
 
 
-def hostile(target: str, port: int, tally: Tally, rng: random.Random) -> Step:
+def hostile(target: str, port: int, tally: Tally, rng: random.Random) -> Callable[[], None]:
     """Messages that no good client sends, of both protocols and over HTTP. Each is refused, or answered."""
     channel = grpc.insecure_channel(target, OWN_CONNECTION)
     sources = good_and_contradicted()
@@ -140,7 +88,7 @@ def hostile(target: str, port: int, tally: Tally, rng: random.Random) -> Step:
     return step
 
 
-def impatient(target: str, tally: Tally, rng: random.Random) -> Step:
+def impatient(target: str, tally: Tally, rng: random.Random) -> Callable[[], None]:
     """Calls with deadlines of 1 to 20 ms, and calls that are cancelled before, during or after their run."""
     method: Any = grpc.insecure_channel(target, OWN_CONNECTION).unary_unary(ATTEND)
     messages = [attend_message(MODEL, random_rows(rows)).SerializeToString() for rows in (6, 128, 1000)]
@@ -188,19 +136,16 @@ def visitors(port: int, rng: random.Random) -> None:
     time.sleep(0.05)
 
 
-def steps(server: ServerProcess, tallies: dict[str, Tally]) -> Iterator[Step]:
-    """What each caller repeats."""
+def start(server: ServerProcess, tallies: dict[str, Tally]) -> Iterator[Actor]:
+    """Starts every caller."""
     target, port, rng = server.target, server.port, random.Random(0)  # noqa: S311 - not for secrets
-    short = [*good_requests(), *requests_to(MODEL), *requests_to("rotary-768x12")]
-    long = Good(ATTEND, attend_message(MODEL, random_rows(2048)).SerializeToString())
-    for _ in range(3):
-        yield good_calls(target, short, tallies["good"], rng)
-    yield good_calls(target, [long], tallies["good"], rng, pause=1)
-    yield partial(streams, target, Question(37), tallies["streams"], rng)
-    yield hostile(target, http_port(server.log), tallies["hostile"], rng)
-    yield impatient(target, tallies["impatient"], rng)
-    yield partial(idlers, port, rng)
-    yield partial(visitors, port, rng)
+    for rows, pause in ((1, 0), (37, 0), (128, 0), (2048, 1)):
+        yield callers.retrying(target, Question(rows), tallies["good"], pause=pause, max_retries=0)
+    yield Actor(partial(streams, target, Question(37), tallies["streams"], rng))
+    yield Actor(hostile(target, http_port(server.log), tallies["hostile"], rng))
+    yield Actor(impatient(target, tallies["impatient"], rng))
+    yield Actor(partial(idlers, port, rng))
+    yield Actor(partial(visitors, port, rng))
 
 
 def test_soak(models: Path, tmp_path: Path) -> None:
@@ -211,7 +156,7 @@ def test_soak(models: Path, tmp_path: Path) -> None:
         server_of(models, tmp_path, "--message-timeout-seconds=5", "--http-port=0") as server,
     ):
         idle = readings(server.process.pid)
-        actors = [Actor(step) for step in [*steps(server, tallies)]]
+        actors = list(start(server, tallies))
         try:
             time.sleep(SOAK_SECONDS * WARM_SHARE)
             warm = sample(server)

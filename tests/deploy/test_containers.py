@@ -105,14 +105,6 @@ def test_the_server_is_process_1_and_ends_by_itself_when_it_is_stopped(models: s
 
 
 @needs(SERVER)
-def test_the_probe_of_the_image_tells_whether_the_server_serves(container: str, with_tls: str) -> None:
-    for server in (container, with_tls):
-        docker("exec", server, "python", "-m", "server.probe")
-    with pytest.raises(RuntimeError, match="UNAVAILABLE"):
-        docker("exec", container, "python", "-m", "server.probe", "127.0.0.1:1")
-
-
-@needs(SERVER)
 def test_the_image_names_the_locked_packages_and_no_others(container: str) -> None:
     code = "import importlib.metadata as m; print(*[f'{d.name}=={d.version}' for d in m.distributions()])"
     found = dict(each.split("==") for each in python(container, code).split())
