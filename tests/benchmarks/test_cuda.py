@@ -31,8 +31,6 @@ def test_a_step_that_failed_or_was_cut_off_leaves_the_findings_of_the_others(tmp
     assert "| m | bf16 | 0 | 0 | MISSED: no kernel | none |" in text
     assert "| onnx | not ended after 1 s |" in text
     assert "- onnx, fp32 8 6: out of memory" in text
-    assert "no GPU took part" in text
-    assert "## Through the server" not in text
     assert set(STEPS) == set(MODULES) - {"check"}
 
 

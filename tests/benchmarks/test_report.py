@@ -1,11 +1,10 @@
-"""Rounds, ratios and the report, with systems that measure nothing; and the models of checkouts."""
+"""Rounds, ratios and the report, with systems that measure nothing."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import report
 from benchmarks.channel import CallFailedError
-from benchmarks.checkout import Checkout
 from benchmarks.run import EAGER, ECHO, ONNX, SERVICE, STREAM, TYPED, AtRate, Findings
 from benchmarks.systems import Measurement, measure_in_rounds, ratio, spread
 from benchmarks.workload import NARROW, QUICK, SHORT, WIDE, Cell
@@ -65,14 +64,3 @@ def test_a_report_has_targets_tables_plots_and_what_failed(tmp_path: Path) -> No
     assert len(list(tmp_path.glob("*.png"))) == 2
     nothing = report.write(Findings(failures=["service: refused"]), {}, tmp_path).read_text()
     assert nothing.count("| not measured |") == 5
-
-
-def test_checkouts_share_models_only_of_equal_exporters(
-    tmp_path: Path,
-) -> None:
-    for name, code in (("one", "1"), ("same", "1"), ("other", "2")):
-        for package in ("artifact", "export", "model"):
-            (tmp_path / name / package).mkdir(parents=True)
-            (tmp_path / name / package / "file.py").write_text(code)
-    one, same, other = (Checkout(tmp_path / name).repository(tmp_path) for name in ("one", "same", "other"))
-    assert one == same != other

@@ -4,7 +4,8 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.support.eager import ATOL, RTOL, Array, attend
 
 CALL_SECONDS = 60.0
 OK = "OK"
+ATTEND = "/attention.v1.AttentionService/Attend"
 
 
 class Question:
@@ -169,6 +171,28 @@ def stream(
         return False
 
     return Actor(step, channel.close)
+
+
+@contextmanager
+def headers_only(channel: grpc.Channel, count: int) -> Iterator[list[Any]]:
+    """Calls that send their headers, and no message until the block ends."""
+    over = threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        over.wait(CALL_SECONDS)
+        yield from ()
+
+    method: Any = channel.stream_unary(ATTEND)
+    try:
+        yield [method.future(messages()) for _ in range(count)]
+    finally:
+        over.set()
+
+
+def unread(channel: grpc.Channel, message: pb.AttendRequest) -> Any:
+    """A call by a caller who reads nothing: a client that expects a stream reads only when asked to."""
+    method: Any = channel.unary_stream(ATTEND, pb.AttendRequest.SerializeToString)
+    return method(message)
 
 
 def count(call: "grpc.Future[pb.AttendResponse]", question: Question, tally: Tally) -> bool:

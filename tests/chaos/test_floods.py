@@ -9,12 +9,11 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from scripts.local_server import ServerProcess
+from tests.chaos import callers
 from tests.chaos.figures import Figures
-from tests.chaos.http2 import RawConnection
 from tests.chaos.process import (
     MIB,
     MODEL,
@@ -31,7 +30,6 @@ from tests.server.samples import SELF
 from tests.support.prometheus import calls_ended
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
-ATTEND = "/attention.v1.AttentionService/Attend"
 OK, REFUSED = "OK", "RESOURCE_EXHAUSTED"
 SMALL, LONG = attend_message(MODEL, random_rows(6)), attend_message(MODEL, random_rows(8192))
 # Calls whose answers nobody reads that are sent at a time.
@@ -65,27 +63,27 @@ def growth(figures: Figures, server: ServerProcess, idle: int, bound: float) -> 
 
 
 def test_large_answers_that_nobody_reads(models: Path, tmp_path: Path) -> None:
-    """369 answers of 8 MiB on a connection whose window stays closed: memory is bounded, and it is cut."""
-    count, limit_mib, send_seconds = 369, 256, 5.0
+    """240 answers of 8 MiB that a connection does not read: memory is bounded, and it is cut."""
+    count, limit_mib, send_seconds = 240, 256, 5.0
     options = (f"--max-in-flight-bytes={limit_mib}MiB", f"--message-timeout-seconds={send_seconds}")
-    message = attend_message(SELF, random_rows(1024, 4), return_weights=True).SerializeToString()
+    message = attend_message(SELF, random_rows(1024, 4), return_weights=True)
     with (
-        Figures("flood: 369 answers of 8 MiB that nobody reads") as figures,
+        Figures("flood: 240 answers of 8 MiB that nobody reads") as figures,
         server_of(models, tmp_path, *options) as server,
-        RawConnection(server.port, window=0) as reader,
+        connected(server) as reader,
     ):
-        idle = reset_peak(server.process.pid)
+        idle, calls = reset_peak(server.process.pid), []
         for sent in range(1, count + 1):
-            reader.call(ATTEND, message)
+            calls.append(callers.unread(reader, message))
             if sent % GROUP == 0:
                 # A server that counts what it holds ends none of them; one that forgets it ends all at once.
                 wait_until(lambda goal=sent: calls_ended(server.metrics_port) >= goal, 1.0)  # type: ignore[misc]
-                reader.receive(0.001)
         wait_until(lambda: settled(server), 30)
         # Beyond the limit: the arenas of two runs with their scores, and the messages being written.
         growth(figures, server, idle, limit_mib + 192)
-        reader.receive_for(3 * send_seconds)
-        figures.equal("calls open 3 times the send timeout later", reader.open_calls, 0)
+        wait_until(lambda: not any(call.is_active() for call in calls), 3 * send_seconds)
+        open_calls = sum(call.is_active() for call in calls)
+        figures.equal("calls open 3 times the send timeout later", open_calls, 0)
         with connected(server) as channel:
             small = attend_message(SELF, random_rows(6, 4))
             is_answered(figures, "a small call afterwards", AttentionServiceStub(channel).Attend, small)
@@ -96,25 +94,6 @@ def settled(server: ServerProcess) -> bool:
     before = busy_seconds(server.process.pid)
     time.sleep(0.5)
     return busy_seconds(server.process.pid) - before < 0.05
-
-
-def test_calls_that_send_headers_only(wide: Path, tmp_path: Path) -> None:
-    """256 calls of one connection whose message never comes: others are served, and the calls end."""
-    limit = 3
-    with (
-        Figures("flood: 256 calls that send headers only") as figures,
-        server_of(wide, tmp_path, f"--message-timeout-seconds={limit}") as server,
-        RawConnection(server.port) as holder,
-        connected(server) as channel,
-    ):
-        for _ in range(256):
-            holder.open(ATTEND)
-        holder.receive(0.2)
-        health = health_pb2_grpc.HealthStub(channel).Check
-        is_answered(figures, "health check", health, health_pb2.HealthCheckRequest())
-        is_answered(figures, "small call", AttentionServiceStub(channel).Attend, SMALL)
-        holder.receive_for(3 * limit)
-        figures.equal("held calls after 3 times the limit", holder.open_calls, 0)
 
 
 # The scores of 12 heads as a whole would take 3,072 MiB for each sequence.

@@ -5,8 +5,7 @@ tests/server/api has the refusals. This measures what such a message costs a ser
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +75,6 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes], str]] = {
         REFUSED,
     ),
     "64 M ones as INT64": (INFER, ones_as_int64, REFUSED),
-    "300 k inputs": (
-        INFER,
-        lambda: infer(SELF, "query", "FP32", [1]) + packed((INPUTS,), b"\x0a\x01a") * 300_000,
-        REFUSED,
-    ),
     "20 M unknown fields": (INFER, lambda: b"\xf8\x7f\x01" * 20_000_000, REFUSED),
     "a shape of 60 M axes": (INFER, lambda: packed((INPUTS, 3), b"\1" * (60 * MIB)), REFUSED),
     "60 M ids": (ATTEND, lambda: texts() + packed((4, 2), b"\1" * (60 * MIB)), INVALID),
@@ -91,55 +85,40 @@ FLOOR = next(iter(HOSTILE))
 calls and with the interpreter's lock held: 90 ms for 64 MiB where memory is new, 30 ms where it is reused."""
 
 
-@pytest.fixture(scope="module")
-def hostile_server(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with server_of(artifacts, tmp_path_factory.mktemp("hostile")) as process:
-        yield process
-
-
-def attack(target: str, name: str) -> tuple[str, int]:
-    """Sends a message; returns status and reason, and the size of the message.
-
-    Runs in a process of its own: the interpreter of this one must not delay the small requests.
-    """
-    method, build, _ = HOSTILE[name]
-    message = build()
-    with grpc.insecure_channel(target, OWN_CONNECTION) as channel:
-        grpc.channel_ready_future(channel).result(PATIENCE_SECONDS)
-        call: Any = channel.unary_unary(method).future(message, timeout=PATIENCE_SECONDS)
-        status, info = rpc_status.from_call(call), error_details_pb2.ErrorInfo()
-        is_explained = status is not None and status.details and status.details[0].Unpack(info)
-        return f"{call.code().name} {info.reason if is_explained else call.details()}", len(message)
-
-
-def attacked(server: ServerProcess, generator: ProcessPoolExecutor, name: str) -> tuple[str, int, float, int]:
+def attacked(server: ServerProcess, name: str) -> tuple[str, int, float, int]:
     """Sends a message once, beside a small request every 10 ms on another connection.
 
-    Returns its outcome and bytes, the delay of the others in seconds, and how many bytes the server grew.
+    Returns its status and reason, its bytes, the delay of others in seconds, and the server's growth.
     """
-    seconds: list[float] = []
-    with grpc.insecure_channel(server.target, OWN_CONNECTION) as other:
+    method, build, _ = HOSTILE[name]
+    message, seconds = build(), list[float]()
+    with (
+        grpc.insecure_channel(server.target, OWN_CONNECTION) as channel,
+        grpc.insecure_channel(server.target, OWN_CONNECTION) as other,
+    ):
         small: Any = AttentionServiceStub(other).Attend
         small(attend_request([4]), timeout=PATIENCE_SECONDS)
+        grpc.channel_ready_future(channel).result(PATIENCE_SECONDS)
         before = reset_peak(server.process.pid)
-        attacking = generator.submit(attack, server.target, name)
-        while not (seconds and attacking.done()):
+        call: Any = channel.unary_unary(method).future(message, timeout=PATIENCE_SECONDS)
+        while not (seconds and call.done()):
             started = time.perf_counter()
             small(attend_request([4]), timeout=PATIENCE_SECONDS)
             seconds.append(time.perf_counter() - started)
             time.sleep(max(0.0, 0.01 - seconds[-1]))
+        status, info = rpc_status.from_call(call), error_details_pb2.ErrorInfo()
+        is_explained = status is not None and status.details and status.details[0].Unpack(info)
+        outcome = f"{call.code().name} {info.reason if is_explained else call.details()}"
     delay = max(seconds) - statistics.median(seconds)
-    return *attacking.result(), delay, readings(server.process.pid).peak - before
+    return outcome, len(message), delay, readings(server.process.pid).peak - before
 
 
-def test_hostile_messages_are_answered_without_delay_or_memory(
-    hostile_server: ServerProcess, generator: ProcessPoolExecutor
-) -> None:
+def test_hostile_messages_are_answered_without_delay_or_memory(artifacts: Path, tmp_path: Path) -> None:
     floor = 0.0
-    with Figures("hostile messages") as figures:
+    with Figures("hostile messages") as figures, server_of(artifacts, tmp_path) as server:
         for name, (_, _, answer) in HOSTILE.items():
-            attacked(hostile_server, generator, name)  # the first message of a size makes the allocator grow
-            found = [attacked(hostile_server, generator, name) for _ in range(REPEATS)]
+            attacked(server, name)  # the first message of a size makes the allocator grow
+            found = [attacked(server, name) for _ in range(REPEATS)]
             outcomes, sizes, delays, growths = zip(*found, strict=True)
             delay = statistics.median(delays)
             floor = delay if name == FLOOR else floor

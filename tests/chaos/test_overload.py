@@ -8,8 +8,8 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import NamedTuple
 
+import grpc
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -27,10 +27,10 @@ from benchmarks.load import (
 from benchmarks.wire import METHODS, Api
 from benchmarks.workload import MIDDLE, AttentionKind, Model
 from tests.chaos.figures import Figures, scaled
-from tests.chaos.http2 import CODES
 from tests.chaos.process import MIB, MODEL, readings, reset_peak, server_of
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 OK, REFUSED, EXPIRED = "OK", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"
 SERVED = Model(AttentionKind.SELF, 768, 12, served_as=MODEL)
 # A server may limit the calls of one connection; more would wait in the generator, unseen by the server.
@@ -75,27 +75,18 @@ def test_goodput(
         figures.at_most("resident peak, MiB", peak / MIB, idle / MIB + MAX_MEMORY_MIB + SLACK_MIB)
 
 
-class Outcomes(NamedTuple):
-    """How each call of a schedule ended.
-
-    Attributes:
-        due: When each call was due, in seconds after the start of the schedule.
-        seconds: From then until its end.
-        codes: Its status code.
-    """
-
-    due: NDArray[np.float64]
-    seconds: NDArray[np.float64]
-    codes: NDArray[np.str_]
-
-
-def overload(endpoint: Endpoint, due: NDArray[np.int64], deadline_seconds: float) -> Outcomes:
+def overload(
+    endpoint: Endpoint, due: NDArray[np.int64], deadline_seconds: float
+) -> list[tuple[float, float, str]]:
     """Sends a call at each moment of a schedule, on several connections, and waits for the end of all.
 
     Args:
         endpoint: The server.
         due: Nanoseconds after the start at which each call is sent.
         deadline_seconds: From then until its deadline.
+
+    Returns:
+        For each call, the seconds from the start until it was due, and from then until its end; its status.
     """
     callers, requests = [], encoded_requests(endpoint)
     with ExitStack() as stack, ThreadPoolExecutor(CONNECTIONS) as pool:
@@ -109,17 +100,15 @@ def overload(endpoint: Endpoint, due: NDArray[np.int64], deadline_seconds: float
         origin = clock() + HEAD_START
         shares = [due[at::CONNECTIONS] + origin for at in range(CONNECTIONS)]
         ends = [end for own in pool.map(send_when_due, callers, shares) for end in own]
-    started = np.array([end.started for end in ends], np.int64)
-    return Outcomes(
-        due=(started - origin) / 1e9,
-        seconds=(np.array([end.ended for end in ends], np.int64) - started) / 1e9,
-        codes=np.array([CODES[end.status.code()] for end in ends]),
-    )
+    return [
+        ((end.started - origin) / 1e9, (end.ended - end.started) / 1e9, CODES[end.status.code()])
+        for end in ends
+    ]
 
 
-def report(figures: Figures, outcomes: Outcomes, rate: float, deadline: float) -> None:
+def report(figures: Figures, outcomes: list[tuple[float, float, str]], rate: float, deadline: float) -> None:
     """Adds what happened to the calls, beside the capacity."""
-    due, seconds, codes = outcomes
+    due, seconds, codes = map(np.array, zip(*outcomes, strict=True))
     in_time, ended = (codes == OK) & (seconds <= deadline), due + seconds
     # The queue fills in the first second or deadline; what is measured is the state after it.
     since = min(deadline, OVERLOAD_SECONDS / 2)

@@ -1,8 +1,6 @@
 """A soak: every kind of caller at once, good and bad, while threads, descriptors and memory stay flat."""
 
-import os
 import random
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,7 +20,6 @@ from scripts.local_server import ServerProcess
 from tests.chaos import callers
 from tests.chaos.callers import CALL_SECONDS, Actor, Question, Tally
 from tests.chaos.figures import Figures, scaled
-from tests.chaos.http2 import RawConnection
 from tests.chaos.process import (
     MIB,
     MODEL,
@@ -30,7 +27,6 @@ from tests.chaos.process import (
     Readings,
     attend_message,
     gauges_in_use,
-    is_serving,
     random_rows,
     readings,
     server_of,
@@ -115,37 +111,24 @@ def counted(tally: Tally, call: Callable[[], object]) -> None:
         tally.answered()
 
 
-def idlers(port: int, rng: random.Random) -> None:
-    """Callers who leave after some seconds: of answers that they did not read, of messages sent in part."""
-    message = attend_message(SELF, random_rows(256, 4), return_weights=True).SerializeToString()
-    with RawConnection(port, window=0) as reader, RawConnection(port) as sender:
+def idlers(target: str, rng: random.Random) -> None:
+    """Callers who leave after some seconds: of answers that they did not read, of calls without a message."""
+    message = attend_message(SELF, random_rows(256, 4), return_weights=True)
+    with grpc.insecure_channel(target, OWN_CONNECTION) as channel, callers.headers_only(channel, 8):
         for _ in range(4):
-            reader.call(ATTEND, message)
-            sender.open(ATTEND)
-            sender.send_part(sender.open(ATTEND), message, rng.randrange(len(message)))
-        reader.receive_for(rng.uniform(0.5, 8))
-
-
-def visitors(port: int, rng: random.Random) -> None:
-    """Connections that are opened and closed: without a byte, with garbage, and with a health check."""
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as visitor:
-        if rng.random() < 0.5:
-            visitor.sendall(os.urandom(rng.randrange(1, 400)))
-            visitor.recv(64)
-    is_serving(f"127.0.0.1:{port}")
-    time.sleep(0.05)
+            callers.unread(channel, message)
+        time.sleep(rng.uniform(0.5, 8))
 
 
 def start(server: ServerProcess, tallies: dict[str, Tally]) -> Iterator[Actor]:
     """Starts every caller."""
-    target, port, rng = server.target, server.port, random.Random(0)  # noqa: S311 - not for secrets
+    target, rng = server.target, random.Random(0)  # noqa: S311 - not for secrets
     for rows, pause in ((1, 0), (37, 0), (128, 0), (2048, 1)):
         yield callers.retrying(target, Question(rows), tallies["good"], pause=pause, max_retries=0)
     yield Actor(partial(streams, target, Question(37), tallies["streams"], rng))
     yield Actor(hostile(target, http_port(server.log), tallies["hostile"], rng))
     yield Actor(impatient(target, tallies["impatient"], rng))
-    yield Actor(partial(idlers, port, rng))
-    yield Actor(partial(visitors, port, rng))
+    yield Actor(partial(idlers, target, rng))
 
 
 def test_soak(models: Path, tmp_path: Path) -> None:
@@ -194,7 +177,8 @@ def sample(server: ServerProcess) -> Readings:
 def empty(figures: Figures, server: ServerProcess, idle: Readings) -> None:
     """Adds whether the server lives and holds nothing once every caller has left."""
     figures.equal("errors in the log", server.log.read_text().count(" ERROR "), 0)
-    figures.equal("SERVING at the end", is_serving(server.target), expected=True)
+    with AttentionClient(server.target) as client:
+        client.wait_until_ready(5)
     wait_until(lambda: not any(gauges_in_use(server).values()), 15)
     held = gauges_in_use(server)
     figures.at_least("gauges of what requests hold", len(held), 1)

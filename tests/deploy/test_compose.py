@@ -10,7 +10,6 @@ from attention_serving.server.api.methods import SERVICES as REPORTED
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import EXIT_SECONDS
 from scripts.local_server import ROOT
-from tests.chaos.servers import ENVOY_CONFIGURATION
 
 DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = DOCUMENT["services"]
@@ -58,5 +57,7 @@ def test_prometheus_scrapes_the_server_under_the_job_name_of_the_rules() -> None
 
 
 def test_envoy_asks_for_a_service_that_the_server_reports() -> None:
-    (cluster,) = yaml.safe_load(ENVOY_CONFIGURATION.read_text())["static_resources"]["clusters"]
+    (cluster,) = yaml.safe_load((ROOT / "deploy/envoy/envoy.yaml").read_text())["static_resources"][
+        "clusters"
+    ]
     assert cluster["health_checks"][0]["grpc_health_check"]["service_name"] in REPORTED

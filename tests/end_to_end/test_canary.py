@@ -64,11 +64,8 @@ def test_a_model_damaged_in_memory_is_taken_out_of_service_and_its_neighbour_goe
         assert_serves()
         overwrite(weights, flip_signs(healthy))
         wait_until(lambda: " ERROR model taken out of service " in log.read_text())
-        samples = scrape(server.metrics_port)
-        for model, failures in ((MAPPED, 1), (CROSS, 0)):
-            labels = {"model": model, "version": "1"}
-            assert value(samples, "attention_canary_failures_total", **labels) == failures
-            assert value(samples, "attention_model_ready", **labels) == (model == CROSS)
+        labels = {"model": MAPPED, "version": "1"}
+        assert value(scrape(server.metrics_port), "attention_canary_failures_total", **labels) == 1
         assert health() == [NOT_SERVING, SERVING]
         with pytest.raises(FailedPreconditionError, match="differs from eager PyTorch by "):
             client.attend(MAPPED, QUERY)

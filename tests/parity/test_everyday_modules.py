@@ -189,12 +189,3 @@ def test_what_a_module_does_not_take_is_refused(everyday_server: Served, field: 
     with pytest.raises(InvalidArgumentError, match=f"model '{NAMES[ENCODER]}' {message}") as refusal:
         everyday_server.client.attend(NAMES[ENCODER], BATCH, **options)
     assert refusal.value.field == field
-
-
-def test_the_typed_api_describes_a_module(everyday_server: Served) -> None:
-    info = everyday_server.client.model(NAMES[ENCODER])
-    tensors = [(t.name, t.data_type, t.axes, t.optional) for t in (*info.inputs, *info.outputs)]
-    axes = ("batch", "length", 16)
-    assert tensors == [("x", "float32", axes, False), ("context_vectors", "float32", axes, False)]
-    assert (info.state, info.description, info.num_heads) == ("ready", ENCODER, None)
-    assert info.parameters == sum(parameter.numel() for parameter in ROWS[ENCODER].module().parameters())

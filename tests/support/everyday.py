@@ -73,18 +73,6 @@ class SelfAttention(nn.Module):
         return self.attention(x, x, x, key_padding_mask=key_padding_mask, average_attn_weights=False)
 
 
-class WideCrossAttention(nn.Module):
-    """Query, key and value of three widths."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(WIDTH, HEADS, kdim=12, vdim=20, batch_first=True)
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor) -> Tensor:
-        context: Tensor = self.attention(query, key, value, key_padding_mask=key_padding_mask)[0]
-        return context
-
-
 class Sdpa(nn.Module):
     """Projections around scaled_dot_product_attention, whose mask they pass on."""
 
@@ -196,12 +184,9 @@ ENCODER = "encoder, causal, keys, norm first"
 WITH_WEIGHTS = ("context_vectors", "weights")
 # Each row shows a mask, a layer or a library that no other row shows.
 ROWS: dict[str, Row] = {
-    # nn.MultiheadAttention over one sequence and over two
+    # nn.MultiheadAttention
     "self, keys, weights of heads": Row(
         SelfAttention, f"{X}; key_padding_mask: B T bool", outputs=WITH_WEIGHTS
-    ),
-    "cross, three widths": Row(
-        WideCrossAttention, "query: B T 16; key: B S 12; value: B S 20; key_padding_mask: B S bool"
     ),
     # scaled_dot_product_attention
     "sdpa, (1, 1, Tq, Tk) of a buffer": Row(CausalSdpa, X),
