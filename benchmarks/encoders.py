@@ -188,10 +188,9 @@ def _submitting(model: InProcessModel) -> Encode:
 def served(repository: Path, precisions: Sequence[str], log: Path) -> Iterator[dict[str, Encode]]:
     """This project's server, asked by one client in one call."""
     with serving(repository, log) as process, AttentionClient(process.target) as client:
-        found: dict[str, Encode] = {}
-        for name in precisions:
-            found[f"this project through the server, {name}"] = partial(_asking, client, name)
-        yield found
+        yield {
+            f"this project through the server, {name}": partial(_asking, client, name) for name in precisions
+        }
 
 
 def _asking(client: AttentionClient, name: str, texts: Sequence[str]) -> Embeddings:

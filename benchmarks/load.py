@@ -86,12 +86,7 @@ def poisson(rate: float, seconds: float, *, seed: int) -> NDArray[np.int64]:
         rate: Average requests per second.
         seconds: Duration of the process.
         seed: Seed of the random generator.
-
-    Raises:
-        ValueError: `rate` or `seconds` is not positive.
     """
-    if rate <= 0 or seconds <= 0:
-        raise ValueError(f"rate={rate}, seconds={seconds}: both must be positive")
     rng = np.random.default_rng(seed)
     count = max(1, int(rate * seconds))
     # Given their number, the arrivals of a Poisson process are uniform over its duration.
@@ -102,7 +97,8 @@ def poisson(rate: float, seconds: float, *, seed: int) -> NDArray[np.int64]:
 def encoded_requests(endpoint: Endpoint) -> tuple[EncodedRequest, ...]:
     """Encodes all requests that are sent to an endpoint in turn."""
     pool, size = sequences(endpoint.model, endpoint.lengths), endpoint.per_request
-    groups = [pool[at : at + size] for at in range(0, len(pool), size)]
+    full = pool * -(-size // len(pool))  # repeats a small pool to fill one request
+    groups = [full[at : at + size] for at in range(0, len(full), size)]
     return tuple(
         EncodedRequest(
             encode(endpoint.api, endpoint.model, group),

@@ -5,7 +5,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,17 +45,6 @@ Rounds = Mapping[str, Sequence[Measurement | None]]
 """The measurements of a cell: for each system one of each round, None where it failed."""
 
 
-class System(Protocol):
-    """Something that is measured, by its name in reports."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    def measure(self, cell: Cell, /) -> Measurement:
-        """Measures once. Raises MeasurementError or CallFailedError."""
-
-
 @dataclass(frozen=True)
 class Served:
     """A server under load."""
@@ -73,7 +61,7 @@ class Served:
         server = self.server
         return Endpoint(server.address, server.pid, self.api, cell.model, cell.lengths, count)
 
-    def measure(self, cell: Cell, /) -> Measurement:
+    def measure(self, cell: Cell) -> Measurement:
         """Measures the server once in a closed loop."""
         single = cell.per_request > 1 and self.api is not Api.ATTENTION
         in_flight = cell.per_request if single else cell.in_flight
@@ -103,11 +91,14 @@ class InProcess:
     repository: Path
     seconds: float
 
-    def measure(self, cell: Cell, /) -> Measurement:
+    def measure(self, cell: Cell) -> Measurement:
         """Measures the library once."""
         size = cell.per_request if cell.per_request > 1 else cell.in_flight
         arguments = (self.repository, cell.model, cell.lengths, size, self.seconds)
         return Measurement(*self.worker.submit(compute.measure, self.prepare, *arguments).result())
+
+
+System = Served | InProcess
 
 
 def measure_in_rounds(

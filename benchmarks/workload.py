@@ -57,15 +57,10 @@ class Model:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Either a single length, or lengths from 1 to `longest` with a lognormal distribution.
-
-    Attributes:
-        count: Number of different sequences that are sent in turn; 0 for the usual one.
-    """
+    """Either a single length, or lengths from 1 to `longest` with a lognormal distribution."""
 
     longest: int
     mixed: bool = False
-    count: int = 0
 
     @property
     def name(self) -> str:
@@ -75,8 +70,8 @@ class Lengths:
     @property
     def pool(self) -> int:
         """Number of different sequences that are sent in turn."""
-        if self.count or self.mixed:
-            return self.count or MIXED_POOL
+        if self.mixed:
+            return MIXED_POOL
         return LONG_POOL if self.longest >= LONG_ROWS else UNIFORM_POOL
 
     def draw(self, count: int, *, seed: int = 0) -> list[int]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks import report
 from benchmarks.channel import CallFailedError
@@ -32,7 +33,8 @@ class Invented:
 def test_each_round_begins_with_another_system_and_failures_are_kept() -> None:
     order: list[str] = []
     failures: list[str] = []
-    found = measure_in_rounds(CELL, [Invented("a", order), Invented("b", order)], 3, failures)
+    systems: list[Any] = [Invented("a", order), Invented("b", order)]
+    found = measure_in_rounds(CELL, systems, 3, failures)
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert found["a"] == [None, measured(4), measured(5)]
     assert failures == [f"a, {CELL.name}: refused"]
