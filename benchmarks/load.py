@@ -50,12 +50,10 @@ class MeasurementWindow:
     Attributes:
         seconds: Minimum duration.
         warm_seconds: Minimum duration of the load before it.
-        requests_each: Minimum number of requests, as a multiple of those in flight.
     """
 
     seconds: float
     warm_seconds: float
-    requests_each: int = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +114,7 @@ def closed_loop(endpoint: Endpoint, in_flight: int, window: MeasurementWindow) -
         caller.start()
     _exchange(caller, window.warm_seconds, in_flight)
     meter = _Meter(endpoint.pid)
-    completions = _exchange(caller, window.seconds, window.requests_each * in_flight)
+    completions = _exchange(caller, window.seconds, 2 * in_flight)
     result = meter.read(completions)
     for _ in range(in_flight):
         caller.finish()

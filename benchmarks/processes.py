@@ -10,10 +10,10 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import NamedTuple
 
 LIBRARIES = ("grpcio", "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "protobuf", "torch")
 STOP_SECONDS = 30
@@ -22,8 +22,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 STATE, PARENT, USER_TICKS, SYSTEM_TICKS = 0, 1, 11, 12  # fields of /proc/PID/stat after the name
 
 
-@dataclass(frozen=True)
-class ServerAddress:
+class ServerAddress(NamedTuple):
     """The address of a server, and the process whose processor time is attributed to it; 0 if unknown."""
 
     address: str

@@ -6,7 +6,6 @@ from statistics import median
 
 import matplotlib as mpl
 from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
 
 from benchmarks.markdown import table, text
 from benchmarks.run import EAGER, ECHO, ONNX, SERVICE, STREAM, TYPED, Findings
@@ -149,7 +148,6 @@ def _plot(grid: Grid, folder: Path, name: str, axis: str, metric: Metric) -> str
         panels.setdefault(f"width {width}" if by_length else f"{cell.lengths.name} x {width}", []).append(
             cell
         )
-    figure: Figure
     figure, axes = plt.subplots(1, max(1, len(panels)), figsize=(4.5 * max(1, len(panels)), 4), squeeze=False)
     for ax, (title, cells) in zip(axes.flat, panels.items(), strict=False):
         for system in systems_of(grid):

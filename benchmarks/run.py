@@ -20,7 +20,6 @@ from benchmarks.systems import (
     InProcess,
     Measurement,
     Served,
-    System,
     agree,
     measure_in_rounds,
     of,
@@ -106,7 +105,7 @@ def run(
         ]
         for name, address in peers.items():
             served.append(Served(name, ServerAddress(address, 0), Api.OPEN_INFERENCE, generator, window))
-        alone: list[System] = [
+        alone = [
             InProcess(ONNX, onnx, compute.onnx_run, repository, plan.compute_seconds),
             InProcess(EAGER, torch, compute.eager_run, repository, plan.compute_seconds),
         ]

@@ -5,6 +5,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,11 +99,8 @@ class InProcess:
         return Measurement(*self.worker.submit(compute.measure, self.prepare, *arguments).result())
 
 
-System = Served | InProcess
-
-
 def measure_in_rounds(
-    cell: Cell, systems: Sequence[System], rounds: int, failures: list[str]
+    cell: Cell, systems: Sequence[Served | InProcess], rounds: int, failures: list[str]
 ) -> dict[str, list[Measurement | None]]:
     """Measures each system once in each round. Each round begins with another system."""
     found: dict[str, list[Measurement | None]] = {system.name: [] for system in systems}
@@ -126,8 +124,7 @@ def agree(found: list[Array], expected: list[Array]) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(NamedTuple):
     """The median of some values, the smallest and the largest."""
 
     median: float

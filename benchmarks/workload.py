@@ -146,7 +146,6 @@ class Plan:
         shares: Rates of the open loop, as shares of a system's rate in the cell's closed loop.
     """
 
-    name: str
     models: tuple[Model, ...]
     lengths: tuple[Lengths, ...]
     in_flight: tuple[int, ...]
@@ -167,7 +166,6 @@ class Plan:
 
 BATCHES = tuple(Cell(model, MIXED, 4, BATCH_REQUEST) for model in (NARROW, WIDE))
 FULL = Plan(
-    name="full",
     models=tuple(Model(kind, model.width, model.heads) for model in (NARROW, WIDE) for kind in AttentionKind),
     lengths=(SHORT, MIDDLE, LONG, MIXED),
     in_flight=(1, 8, 32),
@@ -178,7 +176,6 @@ FULL = Plan(
     open_cells=(Cell(WIDE, SHORT, 32), Cell(WIDE, MIXED, 32), Cell(NARROW, SHORT, 32)),
 )
 QUICK = Plan(
-    name="quick",
     models=(NARROW, WIDE),
     lengths=(SHORT, MIXED),
     in_flight=(1, 32),

@@ -58,6 +58,7 @@ def proven(records: list[Record]) -> list[Record]:
     for model, precision in dict.fromkeys((one["module"], one["precision"]) for one in records):
         own = [one for one in records if (one["module"], one["precision"]) == (model, precision)]
         missed = [one["graph"] or one.get("problem", "") for one in own if not one["holds"]]
+        kinds = [name.split()[0] for one in own for name in one.get("host", ())]
         rows.append(
             {
                 "model": model,
@@ -65,15 +66,10 @@ def proven(records: list[Record]) -> list[Record]:
                 "outputs compared": sum(one.get("cases", 0) for one in own),
                 "largest error": max(one.get("error", 0.0) for one in own),
                 "tolerance": f"MISSED: {'; '.join(missed)}" if missed else "holds",
-                "operators on the host": _kinds(own),
+                "operators on the host": Counter(kinds),
             }
         )
     return rows
-
-
-def _kinds(records: list[Record]) -> dict[str, int]:
-    """The kinds of operators that some graphs leave on the host, and how many there are of each."""
-    return Counter(name.split()[0] for one in records for name in one.get("host", ()))
 
 
 def _rates(records: list[Record]) -> list[Record]:
