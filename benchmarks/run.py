@@ -114,7 +114,7 @@ def run(
             valid = _valid(model, served, onnx, repository, findings.failures)
             for cell in plan.cells(model):
                 report_progress(cell.name)
-                systems = [*alone, *valid]
+                systems: list[Served | InProcess] = [*alone, *valid]
                 findings.grid[cell] = measure_in_rounds(cell, systems, plan.rounds, findings.failures)
             for cell in plan.open_cells:
                 if cell.model == model:
