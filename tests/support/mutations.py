@@ -123,12 +123,12 @@ def mutated(good: Good, rng: random.Random) -> bytes:
 
 
 def _changed(data: bytes, rng: random.Random) -> bytes:
-    """Another bit, another end, or some bytes more."""
+    """Another byte, another end, or some bytes more."""
     at = rng.randrange(len(data) + 1)
     match rng.randrange(3):
         case 0:
-            flipped = bytes(byte ^ 1 << rng.randrange(8) for byte in data[at : at + 1])
-            return data[:at] + flipped + data[at + 1 :]
+            byte = rng.choice((0, 1, 2, 127, 128, 255, rng.randrange(256)))
+            return data[:at] + bytes([byte]) + data[at + 1 :]
         case 1:
             return data[:at]
     return data[:at] + rng.randbytes(rng.randrange(1, 20)) + data[at:]
