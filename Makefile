@@ -42,7 +42,7 @@ chaos: env ## measure overload, floods, drains, the drill and a soak: CHAOS=quic
 interop: env ## run clients of other projects (KServe, MLServer) against a server; installs them under build/
 	$(PYTHON) -m scripts.interop --repository $(REPOSITORY)
 
-drill: env ## the part of chaos with several servers, also through the program ENVOY
+drill: env ## the part of chaos with several servers
 	CHAOS=$(CHAOS) CHAOS_REPORT=$(CHAOS_REPORT) $(PYTHON) -m pytest -n0 -s tests/chaos/test_drill.py
 
 images: ## build the images; IMAGES, TAG and BUILD_OPTIONS choose what and how
