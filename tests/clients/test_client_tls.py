@@ -17,6 +17,7 @@ from attention_client import (
     UnavailableError,
 )
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from grpc_server import Service, running
 
 from tests.clients.tls_server import TlsServer, tls_server
 from tests.support.certificates import Authority, Mounted, Pair, key_pem, new_key
@@ -56,6 +57,17 @@ def test_a_client_shows_its_certificate_and_is_refused_without(server: TlsServer
     bare: Any = {"credentials": TlsFiles(ca=files.ca), "wait_for_ready": False, "max_retries": 0}
     with AttentionClient(server.target, **bare) as client, pytest.raises(UnavailableError):
         client.models()
+
+
+def test_a_client_that_encrypts_and_a_server_that_does_not_or_the_reverse_are_told_apart(
+    server: TlsServer,
+) -> None:
+    bare = AttentionClient(server.target, max_retries=0, timeout=5)
+    with bare, pytest.raises(AttentionClientError, match=r"pass credentials=TlsFiles\(ca=FILE\)"):
+        bare.models()
+    with running(Service()) as target, AttentionClient(target, credentials=TlsFiles(), timeout=0.5) as client:
+        expected = "the server does not use TLS: omit credentials"
+        pytest.raises(AttentionClientError, client.models).match(expected)
 
 
 def test_renewed_files_are_used_without_a_new_client_unless_they_cannot_be_used(

@@ -14,12 +14,14 @@ from grpc_server import Service, reserved_port, running, unavailable
 from attention_client import (
     AsyncAttentionClient,
     AttentionClient,
+    AttentionClientError,
     ClientClosedError,
     DeadlineExceededError,
     InvalidArgumentError,
     LimitExceededError,
     MessageTooLargeError,
     ResourceExhaustedError,
+    UnauthenticatedError,
     UnavailableError,
 )
 
@@ -152,6 +154,16 @@ def test_several_targets_are_used_in_turn_without_those_that_are_down_and_names_
 
 
 @EVERY_CALL
+@pytest.mark.parametrize("token", [None, "wrong"])
+def test_a_client_without_a_token_is_told_how_to_pass_one(call: Call, token: str | None):
+    refusing = Service(lambda context: context.abort(grpc.StatusCode.UNAUTHENTICATED, "a token is required"))
+    with running(refusing) as target, pytest.raises(UnauthenticatedError) as caught:
+        call(target, token=token)
+    hint = "; pass token= to the client (--token or ATTENTION_TOKEN on the command line)"
+    assert str(caught.value) == caught.value.message == f"a token is required{'' if token else hint}"
+
+
+@EVERY_CALL
 def test_metadata_and_the_token_are_sent_with_every_call(call: Call):
     service = Service()
     with running(service) as target:
@@ -199,7 +211,7 @@ def test_both_clients_have_the_same_methods_and_the_asynchronous_one_needs_a_run
         one, other = getattr(AttentionClient, name), getattr(AsyncAttentionClient, name)
         assert [*inspect.signature(one).parameters] == [*inspect.signature(other).parameters]
         assert inspect.iscoroutinefunction(other) == (name != "attend_stream")
-    with pytest.raises(RuntimeError, match="event loop"):
+    with pytest.raises(AttentionClientError, match="while an event loop runs"):
         AsyncAttentionClient()
 
 

@@ -175,7 +175,11 @@ class AsyncConnection(BaseConnection):
         await asyncio.gather(*(each.channel.close() for each in self._all_channels()))
 
     def _open_channel(self, credentials: grpc.ChannelCredentials | None) -> Channel:
-        asyncio.get_running_loop()  # raises an error unless a loop runs
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError as error:
+            message = "AsyncAttentionClient must be created while an event loop runs, as in asyncio.run"
+            raise AttentionClientError(message) from error
         return super()._open_channel(credentials)
 
     def _run(self, steps: Coroutine[Any, Any, _ResultT]) -> Any:

@@ -4,6 +4,7 @@ Each step is a coroutine. Those of the synchronous client never wait: what they 
 that `finish` runs them to their end. Those of the asynchronous client are awaited by the caller.
 """
 
+import re
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -54,6 +55,7 @@ from attention_client.errors import (
     CallCancelledError,
     ClientClosedError,
     DeadlineExceededError,
+    UnauthenticatedError,
     UnavailableError,
     from_rpc_error,
     invalid,
@@ -65,6 +67,9 @@ _ResultT = TypeVar("_ResultT")
 _PROBE_SECONDS = 0.05
 # How gRPC's core ends a call whose last attempt was not answered in time; the status is CANCELLED.
 _ATTEMPT_ENDED = "perAttemptRecvTimeout"
+# How it reports that a server with TLS closed an unencrypted connection, and that a server has no TLS.
+_CLOSED_AT_ONCE = re.compile(r"last error: .*(?:Socket closed|Connection reset by peer)")
+_NOT_TLS = "WRONG_VERSION_NUMBER"
 HEALTH_REQUEST = health_pb2.HealthCheckRequest(service="")
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 # More than the memory of any machine holds.
@@ -134,6 +139,7 @@ class BaseConnection:
             expected = "grpc.ChannelCredentials, TlsFiles or None"
             raise invalid("credentials", expected, type_name(credentials))
         self._metadata = read_metadata(metadata, token, self._targets, credentials)
+        self._encrypts = credentials is not None
         self._timeout = seconds(timeout)
         self._wait_for_ready = wait_for_ready
         self._wire = one_of("wire", wire, DATA_TYPES)
@@ -295,14 +301,30 @@ class BaseConnection:
     async def _refined(self, error: Exception, timeout: float | None = None) -> AttentionClientError:
         """The error to raise, with what the connection knows and the call's status does not."""
         found = self._as_client_error(error)
-        if not isinstance(found, DeadlineExceededError) or found.reason:
-            return found
-        # The timeout passed before the server sent a status, which would state a reason.
-        within = "before the timeout" if timeout is None else f"within {timeout:g} s"
-        if failure := await self._connection_failure():
-            return UnavailableError(f"no connection to {self._name} {within}: {failure}")
-        message = found.message if timeout is None else f"{self._name} did not answer {within}"
-        return DeadlineExceededError(message, reason="DEADLINE_EXCEEDED", request_id=found.request_id)
+        if isinstance(found, DeadlineExceededError) and not found.reason:
+            # The timeout passed before the server sent a status, which would state a reason.
+            within = "before the timeout" if timeout is None else f"within {timeout:g} s"
+            if failure := await self._connection_failure():
+                found = UnavailableError(f"no connection to {self._name} {within}: {failure}")
+            else:
+                message = found.message if timeout is None else f"{self._name} did not answer {within}"
+                request_id = found.request_id
+                found = DeadlineExceededError(message, reason="DEADLINE_EXCEEDED", request_id=request_id)
+        if hint := self._hint(found):
+            found.message = f"{found.message}; {hint}"
+            found.args = (found.message,)
+        return found
+
+    def _hint(self, error: AttentionClientError) -> str:
+        """What to change if the token or the credentials may be why a call failed; otherwise empty."""
+        has_token = any(key == "authorization" for key, _ in self._metadata)
+        if isinstance(error, UnauthenticatedError) and not has_token:
+            return "pass token= to the client (--token or ATTENTION_TOKEN on the command line)"
+        if self._encrypts and _NOT_TLS in error.message:
+            return "the server does not use TLS: omit credentials (--tls, --ca, --certificate)"
+        if not self._encrypts and _CLOSED_AT_ONCE.search(error.message):
+            return "if the server uses TLS, pass credentials=TlsFiles(ca=FILE) (--tls or --ca FILE)"
+        return ""
 
     def _as_client_error(self, error: Exception) -> AttentionClientError:
         """Converts what gRPC raises; a closed channel makes it raise exceptions other than RpcError."""
