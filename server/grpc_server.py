@@ -132,7 +132,7 @@ class RpcServer:
             self._health,
             lambda: self._serving,
             control,
-            SharedMemory() if self._options.allow_shared_memory else None,
+            SharedMemory(is_on=self._options.allow_shared_memory),
             identify=admission.identify,
         )
         self._calls = calls = Calls(

@@ -47,8 +47,8 @@ def all_methods(
     threads: CodecThreads,
     health: "HealthService",
     is_serving: Callable[[], bool],
-    control: ModelControl | None = None,
-    memory: SharedMemory | None = None,
+    control: ModelControl | None,
+    memory: SharedMemory,
     *,
     identify: Callable[[Call, Method], None],
 ) -> Mapping[str, Method]:
@@ -60,7 +60,7 @@ def all_methods(
         health: The state of the server.
         is_serving: Whether the server is ready for requests.
         control: Loads and unloads models on request; None if the models never change.
-        memory: The regions of shared memory; None if it is switched off.
+        memory: The regions of shared memory.
         identify: Checks who calls, and the right for a method: `Admission.identify`.
     """
     methods = {

@@ -55,7 +55,7 @@ def decode(
     model: LoadedModel,
     deadline: float,
     allowance: Allowance,
-    memory: SharedMemory | None = None,
+    memory: SharedMemory,
     *,
     in_stream: bool = False,
 ) -> tuple[Request, Reply]:
@@ -66,7 +66,7 @@ def decode(
         model: The model that it names.
         deadline: The call's deadline on `time.monotonic`'s clock.
         allowance: What the request may take.
-        memory: The regions of shared memory that tensors may be in; None if there are none.
+        memory: The regions of shared memory that tensors may be in.
         in_stream: Whether it belongs to a stream.
 
     Raises:

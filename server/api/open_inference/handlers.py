@@ -13,7 +13,7 @@ from attention_serving.server import VERSION
 from attention_serving.server.api.method import find_model, readable, require
 from attention_serving.server.api.open_inference import response
 from attention_serving.server.api.open_inference.tensors import BYTES
-from attention_serving.server.api.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
+from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.api.tensors import DATATYPES
 from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.engine import Engine
@@ -57,7 +57,7 @@ class Handlers:
         engine: Engine,
         is_serving: Callable[[], bool],
         control: ModelControl | None,
-        memory: SharedMemory | None,
+        memory: SharedMemory,
     ) -> None:
         """Creates the handlers; the arguments are those of `methods`."""
         self._engine, self._is_serving = engine, is_serving
@@ -65,7 +65,7 @@ class Handlers:
         self._extensions = list(EXTENSIONS)
         if control is not None and control.is_explicit:
             self._extensions.append("model_repository")
-        if memory is not None:
+        if memory.is_on:
             self._extensions.append("system_shared_memory")
 
     def live(self, request: pb.ServerLiveRequest, call: Call) -> pb.ServerLiveResponse:
@@ -132,21 +132,18 @@ class Handlers:
 
     def register(self, request: pb.SystemSharedMemoryRegisterRequest, call: Call) -> None:
         """Registers a region of shared memory."""
-        if self._memory is None:
-            raise UnsupportedError(SHARED_MEMORY_IS_OFF)
         self._memory.register(request.name, request.key, request.offset, request.byte_size)
 
     def unregister(self, request: pb.SystemSharedMemoryUnregisterRequest, call: Call) -> None:
         """Unregisters a region, or all of them. One that is not registered is no error."""
-        if self._memory is not None:
-            self._memory.unregister(request.name)
+        self._memory.unregister(request.name)
 
     def regions(
         self, request: pb.SystemSharedMemoryStatusRequest, call: Call
     ) -> pb.SystemSharedMemoryStatusResponse:
         """Lists the registered regions, or the one of a name."""
         response = pb.SystemSharedMemoryStatusResponse()
-        for region in self._memory.regions(request.name) if self._memory else ():
+        for region in self._memory.regions(request.name):
             status = response.regions[region.name]
             status.name, status.key = region.name, region.key
             status.offset, status.byte_size = region.offset, region.size

@@ -4,7 +4,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,10 +12,9 @@ from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, EMBEDDING
 from attention_serving.artifact.manifest import BATCH_AXIS, TensorSpec
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.open_inference import parameters
-from attention_serving.server.api.open_inference.parameters import RegionSlice
 from attention_serving.server.api.open_inference.tensors import BYTES
 from attention_serving.server.api.protobuf_bytes import Parsed, head
-from attention_serving.server.api.shared_memory import SharedMemory
+from attention_serving.server.api.shared_memory import SharedMemory, Slice
 from attention_serving.server.api.tensors import (
     DATATYPES,
     FLOAT32,
@@ -63,7 +62,7 @@ class Planned(NamedTuple):
     wire: str
     shape: Shape
     content: tuple[str, bytes] | None
-    where: RegionSlice | None
+    where: Slice | None
 
 
 def requested(message: pb.ModelInferRequest, model: LoadedModel) -> Sequence[str]:
@@ -97,7 +96,7 @@ def plan(
     model: LoadedModel,
     sizes: Mapping[str, int],
     allowance: Allowance,
-    memory: SharedMemory | None,
+    memory: SharedMemory,
 ) -> list[Planned]:
     """What is known of the outputs of a response, whose size is checked before the request is queued.
 
@@ -109,12 +108,14 @@ def plan(
         sizes: Size of each symbolic axis that the request pads to. An axis that is not here is as long as its
             longest sequence.
         allowance: What the response may take. The memory of padding is reserved.
-        memory: The regions of shared memory that outputs may be written to; None if there are none.
+        memory: The regions of shared memory that outputs may be written to.
 
     Raises:
-        InvalidRequestError: A parameter of an output is wrong, or it does not fit into its region.
+        InvalidRequestError: A parameter of an output is wrong, or it does not fit into shared memory.
         LimitExceededError: The response would be too large.
         OverloadedError: The memory of the padding, or of the tokens, is not available.
+        RegionNotFoundError: An output is to be written to shared memory that is not registered.
+        UnsupportedError: An output is to be written to shared memory, which is switched off.
     """
     lengths = {
         str(spec.axes[1]): request.inputs[spec.name].lengths
@@ -129,13 +130,10 @@ def plan(
     for name in requested:
         field, own_parameters = f"outputs[{name}]", given.get(name, {})
         wire = parameters.output_type(field, own_parameters)
-        where, content = parameters.region_slice(field, own_parameters, memory), None
+        where, content = parameters.place(field, own_parameters, memory), None
         if name == TOKENS and name not in model.outputs:
-            if where is not None:
-                says = "has no fixed size and cannot be written to shared memory"
-                raise InvalidRequestError(field, says)
             shape, tokens = token_texts(request, model, sizes.get(str(model.inputs[0].axes[1]), 0), allowance)
-            content, own_bytes = (BYTES, tokens), 0  # they have a limit of their own
+            content, sent, own_bytes = (BYTES, tokens), len(tokens), 0  # they have a limit of their own
         else:
             spec = model.outputs.get(name, LENGTHS_SPEC)
             shape = tuple([padded.get(axis, 0) if isinstance(axis, str) else axis for axis in spec.axes])
@@ -146,10 +144,9 @@ def plan(
                 own = next(iter(request.inputs.values())).lengths if request.inputs else ()
                 content = DATATYPES[dtype], np.array(own, dtype).tobytes()
             own_bytes = count * dtype.itemsize
-            if where is not None:
-                sent = count * (FLOATS[wire] if dtype == FLOAT32 else dtype).itemsize
-                where.region.check_write(field, where.offset, where.size, sent)
-                where = where._replace(size=sent)
+            sent = count * FLOATS[wire].itemsize if dtype == FLOAT32 else own_bytes
+        if where is not None:
+            where = where.shortened(sent)
         size += own_bytes
         outputs.append(Planned(name, wire, shape, content, where))
     with_id = size + len(parsed.id.encode())
@@ -222,18 +219,16 @@ def encode(result: Result, known: bytes, outputs: Sequence[Planned]) -> list[Pie
     for name, wire, shape, content, where in outputs:
         described = response.outputs.add(name=name, shape=shape)
         own: Piece
-        parts: Sequence[Any]
         if content is not None:
             described.datatype, own = content
-            size, parts = len(own), [own]
+            size = len(own)
         else:
             arrays = result.outputs[name]
             is_padded = any(array.shape != shape[1:] for array in arrays)
             own = Output(name, wire, shape[1:] if is_padded else None)
             described.datatype, size = datatype_of(arrays[0], wire), own.size(arrays)
-            parts = own.parts(arrays) if where is not None else []
         if where is not None:
-            where.region.write(name, where.offset, parts)
+            where.write([own] if isinstance(own, bytes) else own.parts(arrays))
             described.parameters[parameters.REGION].string_param = where.region.name
             described.parameters[parameters.REGION_OFFSET].int64_param = where.offset
             described.parameters[parameters.REGION_SIZE].int64_param = where.size

@@ -28,6 +28,7 @@ def allowing(limits: Limits | None = None) -> Allowance:
 
 
 UNCOUNTED = allowing()
+NO_REGIONS = SharedMemory()
 Output = pb.ModelInferRequest.InferRequestedOutputTensor
 
 
@@ -78,13 +79,13 @@ def decode_infer(
     model: LoadedModel,
     deadline: float = math.inf,
     allowance: Allowance = UNCOUNTED,
-    memory: SharedMemory | None = None,
+    memory: SharedMemory = NO_REGIONS,
 ) -> tuple[Request, Reply]:
     """Decodes a message as it is received."""
     return codec.decode(read_infer(message.SerializeToString()), model, deadline, allowance, memory)
 
 
-def decode_inputs(message: pb.ModelInferRequest, memory: SharedMemory | None = None) -> dict[str, Array]:
+def decode_inputs(message: pb.ModelInferRequest, memory: SharedMemory = NO_REGIONS) -> dict[str, Array]:
     """Decodes the inputs of a message as it is received."""
     return decode_tensors(read_infer(message.SerializeToString()), UNCOUNTED, memory)
 

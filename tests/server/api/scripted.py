@@ -30,7 +30,7 @@ UNLIMITED = RpcOptions(
 class ScriptedTransport(Transport):
     """The transport of one call, which is never started."""
 
-    listen = start = stop = post = NotImplemented  # type: ignore[assignment]
+    listen = start = stop = post = NotImplemented
 
 
 class ScriptedCall(Call):

@@ -33,7 +33,7 @@ from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.http import embeddings, schemas
 from attention_serving.server.http import infer as http_infer
 from tests.encoders.repository import SENTENCE, SENTENCE_MODELS
-from tests.server.api.messages import read_attend, read_infer
+from tests.server.api.messages import NO_REGIONS, read_attend, read_infer
 from tests.server.samples import SELF, TEXT
 from tests.support.artifacts import cached_repositories
 from tests.support.contradictions import Made, contradicted, good_and_contradicted
@@ -62,7 +62,7 @@ def decode(made: Made, models: Callable[[str, str], LoadedModel], limits: Limits
     message: typed.AttendRequest | pb.ModelInferRequest = parsed.message
     model = models(message.model_name, message.model_version)
     if isinstance(message, pb.ModelInferRequest):
-        request, _ = open_inference_codec.decode(parsed, model, math.inf, allowance)
+        request, _ = open_inference_codec.decode(parsed, model, math.inf, allowance, NO_REGIONS)
     elif message.inputs:
         request, _ = named_tensors.decode(parsed, model, math.inf, allowance)
     else:

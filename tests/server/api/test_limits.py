@@ -1,11 +1,15 @@
 """Limits of calls, streams, messages and connections of a real server."""
 
+import socket
+
 import grpc
 import pytest
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.server import grpc_server
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.transport import options
 from attention_serving.server.transport.completion_queue import ACCEPT_AHEAD
 from tests.server.api.messages import attend_request
 from tests.server.api.served import SERVING, Opened, OpenStream, answer, attend, health, watch
@@ -16,6 +20,8 @@ from tests.server.seams import PATIENCE_SECONDS, Served, wait_until
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 PLACES, FLOOD = 8, 5 * ACCEPT_AHEAD
 WINDOW = 3
+# What a client of HTTP/2 begins with: the preface, and a frame of settings without settings.
+CLIENT_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 
 
 def test_calls_without_a_message_take_no_place_and_are_bounded(self_model: LoadedModel) -> None:
@@ -73,6 +79,30 @@ def test_connections_beyond_the_limit_are_closed(self_model: LoadedModel) -> Non
         assert served.server.load().connections == 2
         with served.connect() as third:
             assert attend(third).code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_connection_without_calls_is_closed(
+    self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_server, "COUNT_SECONDS", 0.0)
+    with Served(self_model, connection_idle_seconds=0.2) as served:
+        assert answer(attend(served.channel)) == [2]
+        wait_until(lambda: not served.server.load().connections)
+
+
+@pytest.mark.thorough
+def test_a_client_that_answers_no_ping_is_disconnected(
+    self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The core's own timeout of pings is a minute."""
+    monkeypatch.setattr(options, "KEEPALIVE_TIMEOUT_SECONDS", 1)
+    with (
+        Served(self_model, keepalive_seconds=1) as served,
+        socket.create_connection(served.address, timeout=30) as frozen,
+    ):
+        frozen.sendall(CLIENT_PREFACE)
+        while frozen.recv(1024):
+            pass
 
 
 def test_a_reply_that_is_not_read_keeps_its_place_until_it_is(self_model: LoadedModel) -> None:

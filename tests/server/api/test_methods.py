@@ -18,6 +18,7 @@ from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.method import CallKind
 from attention_serving.server.api.methods import REFLECTION_V1, SERVICES, HealthService, all_methods
 from attention_serving.server.api.open_inference.handlers import Handlers
+from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import FailedModel
@@ -49,7 +50,9 @@ def engine(self_model: LoadedModel, text_model: LoadedModel) -> Iterator[Watched
 def test_every_method_of_every_service_is_answered_as_its_kind(
     engine: WatchedEngine, threads: CodecThreads
 ) -> None:
-    table = all_methods(engine, threads, HealthService(), lambda: True, identify=lambda *_: None)
+    table = all_methods(
+        engine, threads, HealthService(), lambda: True, None, SharedMemory(), identify=lambda *_: None
+    )
     expected = {
         f"/{service.full_name}/{method.name}": KINDS[method.client_streaming, method.server_streaming]
         for service in services()
@@ -79,8 +82,8 @@ def test_each_change_is_sent_to_those_that_watch_and_nothing_is_kept_of_them() -
 
 
 def test_the_batch_axis_of_texts_is_part_of_their_shape(engine: WatchedEngine) -> None:
-    handlers, request = Handlers(engine, lambda: True, None), open_inference_pb2.ModelConfigRequest(name=TEXT)
-    config = handlers.config(request, ScriptedCall()).config
+    handlers = Handlers(engine, lambda: True, None, SharedMemory())
+    config = handlers.config(open_inference_pb2.ModelConfigRequest(name=TEXT), ScriptedCall()).config
     assert (config.max_batch_size, [list(tensor.dims) for tensor in config.input]) == (0, [[-1]])
 
 

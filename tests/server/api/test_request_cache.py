@@ -17,8 +17,9 @@ from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api import inference
 from attention_serving.server.api.attention.service import Attend, AttendStream
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.inference import Inference, RequestCache
+from attention_serving.server.api.inference import Inference, RequestCache, _depends_on_form
 from attention_serving.server.api.open_inference.service import ModelInfer, ModelStreamInfer
+from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotFoundError
@@ -26,7 +27,7 @@ from attention_serving.server.engine.limits import MIB
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.types import Array
-from tests.server.api.messages import raw_request, text_request
+from tests.server.api.messages import decode_infer, raw_request, text_request
 from tests.server.api.scripted import ScriptedCall
 from tests.server.samples import CROSS, SELF, TEXT, WIDTHS
 from tests.server.seams import SAME_FOR_ALL, costing
@@ -77,8 +78,10 @@ def _not_decoded(*_: object) -> None:
 def methods(loaded: Repository, threads: CodecThreads) -> Iterator[dict[type[Inference], Method]]:
     """The methods of one engine, by their classes."""
     engine = Engine(loaded)
-    kinds = (ModelInfer, ModelStreamInfer, Attend, AttendStream)
-    yield {kind: Method(kind(engine, threads)) for kind in kinds}
+    yield {
+        **{kind: Method(kind(engine, threads, SharedMemory())) for kind in (ModelInfer, ModelStreamInfer)},
+        **{kind: Method(kind(engine, threads)) for kind in (Attend, AttendStream)},
+    }
     engine.close()
 
 
@@ -209,6 +212,19 @@ def test_other_requests_are_not_kept(
     assert not own.hits(data)
 
 
+def test_a_request_with_booleans_is_not_kept(self_model: LoadedModel) -> None:
+    """Only its content shows whether it is valid: booleans are 0 or 1."""
+    (spec,) = self_model.inputs
+    graphs = {
+        kind: graph.model_copy(update={"inputs": (spec.model_copy(update={"data_type": "bool"}),)})
+        for kind, graph in self_model.manifest.graphs.items()
+    }
+    manifest = self_model.manifest.model_copy(update={"graphs": graphs})
+    decoded, _ = decode_infer(infer_request(self_model), self_model)
+    assert _depends_on_form(decoded, self_model)
+    assert not _depends_on_form(decoded, dataclasses.replace(self_model, manifest=manifest))
+
+
 def test_the_least_recently_used_is_dropped(
     methods: dict[type[Inference], Method], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +242,7 @@ def test_a_model_that_was_replaced_is_not_used_and_freed(models: Models, threads
     freed = weakref.ref(replaced)
     repository = Repository([replaced])
     engine = Engine(repository)
-    infer = Method(ModelInfer(engine, threads))
+    infer = Method(ModelInfer(engine, threads, SharedMemory()))
     data = infer_request(models[SELF]).SerializeToString()
     infer.decoded(data)
     assert infer.hits(data)
