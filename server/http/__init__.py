@@ -4,11 +4,11 @@ Requests become messages of protos/inference/open_inference.proto, and replies b
 Models, limits, rights and metrics are those of the gRPC server.
 
 app.py         the routes as a Starlette router; errors as answers; the pages
-routes.py      the table of all routes; openapi.py: its description
+routes.py      the table of all routes
 infer.py       bodies of inference as messages, and replies as bodies
 embeddings.py  OpenAI's endpoints
 schemas.py     pydantic models of JSON bodies, and JSON of messages
 exchange.py    one request: its body, call and answer; what requests share: the gRPC server, memory, places
-server.py      uvicorn, with limits of time and number; the program of the process beside a server
+server.py      uvicorn, with limits of time and number; the program of the process
 child.py       this process as the server sees it, and where it finds the gRPC server
 """

@@ -4,7 +4,6 @@ Source of the hooks: uvicorn.server and uvicorn.protocols.http.httptools_impl of
 """
 
 import asyncio
-import errno
 import logging
 import math
 import os
@@ -31,19 +30,15 @@ from attention_serving.server.observe import logs
 from attention_serving.server.security.peers import names_in
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import StopRequest, handle_signals
-from attention_serving.server.supervision import HEARTBEAT_SECONDS, State, run_child
+from attention_serving.server.supervision import HEARTBEAT_SECONDS, SERVES, run_child
 from attention_serving.server.tls import current_certificates, renewing_context
 
 # How long a client may take for a handshake, and to answer the end of a connection. An idle one does not.
 HANDSHAKE_SECONDS, GOODBYE_SECONDS = 10.0, 0.5
 # Seconds of work on one large body share the cores with the server's runs, and with small calls.
 LARGE_BODIES_NICE = 5
-# Why a connection cannot be accepted: the process or the system has no descriptors or no memory left.
-NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # The request line and the headers together; also what a body has between two pieces of its data.
 MAX_HEAD_BYTES = 1 << 16
-# Parsing a chunk takes about a microsecond, however small it is.
-MAX_CHUNKS = 1 << 16
 # Requests of a connection that wait for the answer to an earlier one.
 MAX_PIPELINED = 16
 # How long a connection may be without a request.
@@ -68,7 +63,6 @@ class Connection(HttpToolsProtocol):
     _in_head = True
     # Bytes that the parser has received since the last ones that it has passed on.
     _unparsed = 0
-    _chunks = 0
     # The part of a request that must arrive in time, and since when the connection waits for its client.
     _awaited, _since = "", 0.0
     _read_timer: asyncio.TimerHandle | None = None
@@ -125,15 +119,9 @@ class Connection(HttpToolsProtocol):
         """Checks the head, and begins to answer the request."""
         self._check_head()
         super().on_headers_complete()
-        self._in_head, self._unparsed, self._chunks = False, 0, 0
+        self._in_head, self._unparsed = False, 0
         self._unset_keepalive_if_required()
         self._await("")
-
-    def on_chunk_header(self) -> None:
-        """Counts the chunks of a body."""
-        self._chunks += 1
-        if self._chunks > MAX_CHUNKS:
-            raise _invalid(413, f"the body has more than {MAX_CHUNKS} chunks")
 
     def on_body(self, body: bytes) -> None:
         """Takes a part of a body."""
@@ -267,7 +255,7 @@ class HttpServer(uvicorn.Server):
         Raises:
             TlsError: A certificate cannot be used.
         """
-        settings, grace = options.settings, options.settings.grace_seconds
+        settings = options.settings
         self._service = Service(options)
         super().__init__(
             uvicorn.Config(
@@ -279,7 +267,7 @@ class HttpServer(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=IDLE_SECONDS,
-                timeout_graceful_shutdown=None if math.isinf(grace) else math.ceil(grace),
+                timeout_graceful_shutdown=math.ceil(settings.grace_seconds),
             )
         )
         self._connect = partial(Connection, settings, self.config, self.server_state, {})
@@ -287,10 +275,9 @@ class HttpServer(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves, and returns when the requests in progress have been answered."""
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(_log_error)
         # Work on large bodies holds the interpreter's lock most of the time: more threads would not finish it
         # sooner, and each would take turns from the event loop.
+        loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(1, "large-bodies", initializer=_lower_priority))
         await super().serve(sockets)
         await self._service.close()
@@ -304,7 +291,7 @@ class HttpServer(uvicorn.Server):
         """Accepts connections.
 
         asyncio accepts up to `backlog` connections in a row. If there are no descriptors, it logs a traceback
-        for each of them, and tries each again after a second.
+        for each of them, and tries each again after a second: with one in a row, once a second.
         """
         options: dict[str, Any] = {}
         if self._certificates is not None:
@@ -320,60 +307,38 @@ class HttpServer(uvicorn.Server):
         self.started = True
 
 
-async def serve(options: HttpOptions, sockets: list[socket.socket], pipe: Any = None) -> None:
-    """Serves until the process is asked to stop, and returns when requests in progress have been answered.
-
-    Args:
-        options: What the process does.
-        sockets: Where it listens.
-        pipe: The pipe to its parent, which learns that it serves, and asks it to stop; None if it has none.
-
-    Raises:
-        TlsError: A certificate cannot be used.
-    """
-    # Their events say what this server's own log says too, or nothing about requests.
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)
-    for library in ("asyncio", "grpc"):
-        logging.getLogger(library).setLevel(logging.INFO)
+async def _serve(options: HttpOptions, descriptors: list[int], pipe: Any) -> None:
+    """Serves until a signal asks to stop, or the pipe closes, and requests in progress have been answered."""
     loop, server = asyncio.get_running_loop(), HttpServer(options)
 
-    def stop_at_signal(request: StopRequest) -> None:
+    def stop(request: StopRequest) -> None:
         log.info("draining", extra=request.fields)
         server.should_exit = True
 
-    def stop_at_order() -> None:  # or at the end of the pipe
+    def parent_has_ended() -> None:
         loop.remove_reader(pipe.fileno())
-        server.should_exit = True
+        stop(StopRequest({"reason": "the server has ended"}))
 
     def announce() -> None:
         with suppress(OSError):  # the parent has ended
-            pipe.send(State.SERVING)
+            pipe.send(SERVES)
         loop.call_later(HEARTBEAT_SECONDS, announce)
 
-    handle_signals(stop_at_signal)
-    if pipe is None:
-        host, port = sockets[0].getsockname()[:2]
-        log.info("serving", extra={"host": host, "http_port": port, "target": options.targets[0]})
-    else:
-        loop.add_reader(pipe.fileno(), stop_at_order)
-        os.set_blocking(pipe.fileno(), False)  # a parent that is stopped does not stop the loop
-        announce()
-    await server.serve(sockets)
+    handle_signals(stop)
+    loop.add_reader(pipe.fileno(), parent_has_ended)
+    os.set_blocking(pipe.fileno(), False)  # a parent that is stopped does not stop the loop
+    announce()
+    await server.serve([socket.socket(fileno=each) for each in descriptors])
 
 
 def _child(pipe: Any, assignment: tuple[HttpOptions, list[int]]) -> None:
     options, descriptors = assignment
     logs.configure(options.settings.log_level, options.settings.log_format, process="http")
-    asyncio.run(serve(options, [socket.socket(fileno=each) for each in descriptors], pipe))
-
-
-def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """As asyncio does, without the traceback of a connection that cannot be accepted now."""
-    error = context.get("exception")
-    if isinstance(error, OSError) and error.errno in NO_ROOM:
-        log.error("connections wait", extra={"reason": error.strerror})
-    else:
-        loop.default_exception_handler(context)
+    # Their events say what this server's own log says too, or nothing about requests.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    for library in ("asyncio", "grpc"):
+        logging.getLogger(library).setLevel(logging.INFO)
+    asyncio.run(_serve(options, descriptors, pipe))
 
 
 def _lower_priority() -> None:

@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from http import HTTPStatus
 from pathlib import Path
 from socketserver import TCPServer
-from typing import Any
+from typing import Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler
 
 from prometheus_client import (
@@ -46,7 +46,6 @@ RETRY_SECONDS = 0.5
 STATUSES = {
     Code.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
     Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
-    Code.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
 }
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
@@ -146,10 +145,6 @@ class MetricsEndpoint(ThreadingWSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
-    def get_environ(self) -> dict[str, Any]:
-        """The request, with the port of its client, which tells connections of one address apart."""
-        return {**super().get_environ(), "REMOTE_PORT": str(self.client_address[1])}
-
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that the library uses
         """Logs nothing: scrapes are frequent."""
 
@@ -170,8 +165,7 @@ def _guarded(metrics: Any, refresh: Callable[[], None], guard: Guard | None) -> 
                 if guard is not None:
                     token = environ.get("HTTP_AUTHORIZATION")
                     sent = () if token is None else (("authorization", token),)
-                    client = f"{environ['REMOTE_ADDR']}:{environ['REMOTE_PORT']}"
-                    guard.identify(sent, tuple, lambda: client).require(Right.READ)
+                    guard.identify(sent, tuple).require(Right.READ)
                 refresh()
                 return metrics(environ, start_response)
         except EngineError as error:
@@ -223,8 +217,16 @@ def worker_registry(folder: Path) -> CollectorRegistry:
 
 PROCESS = "process"
 MOST_PROCESSES = 2048
-# Process ids by the name of the process, such as `worker-0`; None while it does not run.
-Processes = Callable[[], Mapping[str, int | None]]
+
+
+class Process(Protocol):
+    """A process of the service.
+
+    Attributes:
+        pid: Its id; None while it does not run.
+    """
+
+    pid: int | None
 
 
 class ProcessesCollector(Collector):
@@ -234,13 +236,14 @@ class ProcessesCollector(Collector):
     resident memory of each.
     """
 
-    def __init__(self, processes: Processes) -> None:
+    def __init__(self, own: str, children: Mapping[str, Process]) -> None:
         """Reads nothing yet.
 
         Args:
-            processes: The processes of the service. Called at every scrape, on any thread.
+            own: The name of this process.
+            children: The other processes of the service by their names, such as `worker-0`.
         """
-        self._processes = processes
+        self._own, self._children = own, children
 
     def describe(self) -> Iterable[Metric]:
         """Names of the metrics, which a client may ask for."""
@@ -249,7 +252,8 @@ class ProcessesCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """The metrics of every process that is running."""
         families = dict[str, Metric]()
-        for name, pid in self._processes().items():
+        children = {name: child.pid for name, child in self._children.items()}
+        for name, pid in {self._own: os.getpid(), **children}.items():
             for own in _collector(pid).collect() if pid is not None else ():  # what can be read
                 family = families.setdefault(own.name, Metric(own.name, own.documentation, own.type))
                 for sample in own.samples:

@@ -9,7 +9,8 @@ import pytest
 
 from attention_serving.server.errors import ServerError
 from attention_serving.server.threads import PeriodicThread, Watched
-from tests.server.security.samples import eventually, looking_often
+from tests.server.seams import wait_until
+from tests.server.security.samples import looking_often
 
 BAD = "bad"
 
@@ -94,7 +95,7 @@ def test_what_cannot_be_used_changes_nothing_and_is_reported_once_it_stays(
 def test_the_thread_looks_by_itself(followed: Followed) -> None:
     followed.watched.start()
     followed.path.write_text("two")
-    assert eventually(lambda: followed.reported == ["two"])
+    wait_until(lambda: followed.reported == ["two"])
     followed.watched.close()
 
 

@@ -123,13 +123,11 @@ class Front(NamedTuple):
 
 
 @contextmanager
-def front(
-    target: str | Scripted, *, authorize: bool = False, is_private: bool = False, **given: Any
-) -> Iterator[Front]:
+def front(target: str | Scripted, *, is_private: bool = False, **given: Any) -> Iterator[Front]:
     """Serves HTTP in front of a gRPC server with some settings until the block ends."""
     targets = (target if isinstance(target, str) else f"{HOST}:{target.port}",)
     settings = Settings.model_validate({"model_repository": ".", "grace_seconds": 5, **given})
-    options = HttpOptions(settings=settings, targets=targets, is_private=is_private, authorize=authorize)
+    options = HttpOptions(settings=settings, targets=targets, is_private=is_private)
     sockets, created = listen(HOST, 0), Future[HttpServer]()
     port = sockets[0].getsockname()[1]
 

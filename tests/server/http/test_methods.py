@@ -1,6 +1,6 @@
 """Every route but inference: the message that the gRPC server receives, the JSON of its reply, and errors.
 
-Also the description of the routes, its page, and the examples of docs/http.md.
+Also the examples of docs/http.md.
 """
 
 import base64
@@ -19,12 +19,10 @@ from tritonclient import http as triton
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.http.child import HttpOptions
 from attention_serving.server.http.exchange import Service
-from attention_serving.server.http.openapi import document
-from attention_serving.server.http.routes import ROUTES
 from attention_serving.server.settings import Settings
 from scripts.local_server import serving
 from tests.server.http.clients import HOST, INFER, REQUEST, ask, http_port
-from tests.server.http.scripted import SERVICE, Scripted
+from tests.server.http.scripted import Scripted
 from tests.server.samples import ROOT
 
 LOAD = "/v2/repository/r/models/m/load"
@@ -240,33 +238,6 @@ def test_a_token_that_metadata_cannot_carry(port: int, token: str, status: int, 
     answer = ask(port, INFER, REQUEST, {"Authorization": f"Bearer {token}"})
     assert answer.status == status
     assert answer.error.startswith(error)
-
-
-def test_every_method_of_the_service_has_a_route() -> None:
-    own, streamed = {"Embeddings", "EncoderModels"}, {"ModelStreamInfer"}
-    assert {method.name for method in SERVICE.methods} - streamed == {route.name for route in ROUTES} - own
-
-
-def test_the_description_names_every_route_and_its_references_exist(port: int) -> None:
-    answer = ask(port, "/openapi.json")
-    assert answer.json == document()
-    described = answer.json["paths"]
-    expected = {(path, route.verb.lower()) for route in ROUTES for path in route.paths}
-    assert {(path, verb) for path, verbs in described.items() for verb in verbs} == expected
-    names = [operation["operationId"] for verbs in described.values() for operation in verbs.values()]
-    assert len(set(names)) == len(names)
-    for kind, name in re.findall(r'"\$ref": "#/components/(\w+)/(\w+)"', answer.body.decode()):
-        assert name in answer.json["components"][kind]
-    infer = described["/v2/models/{model}/infer"]["post"]
-    assert set(infer["requestBody"]["content"]) == {"application/json", "application/octet-stream"}
-
-
-def test_the_page_of_the_description_needs_no_other_host(port: int) -> None:
-    answer = ask(port, "/docs")
-    assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    assert answer.headers["x-content-type-options"] == "nosniff"
-    assert b'http-equiv="Content-Security-Policy" content="default-src \'none\';' in answer.body
-    assert b"//" not in answer.body
 
 
 @pytest.mark.thorough

@@ -8,6 +8,7 @@ import sys
 import time
 from importlib.metadata import distributions
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -178,10 +179,10 @@ grpcio="{installed["grpcio"]}",python="{platform.python_version()}"}} 1
 
 
 def test_each_process_has_its_own_values_until_it_ends() -> None:
-    registry, processes = CollectorRegistry(), {"own": os.getpid()}
-    registry.register(ProcessesCollector(lambda: processes))
+    registry, child = CollectorRegistry(), SimpleNamespace(pid=None)
+    registry.register(ProcessesCollector("own", {"other": child}))
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        processes["other"] = other.pid
+        child.pid = other.pid
         samples = published(registry)
         other.kill()
     started = [value(samples, "process_start_time_seconds", process=name) for name in ("own", "other")]

@@ -46,7 +46,7 @@ def sampling(
 
 def begun(traces: Traces, *metadata: tuple[str, str | bytes]) -> Span | None:
     """The span of a new call, as the recorder asks for it."""
-    return None if traces.skips(metadata) else traces.begin("/a/B", metadata)
+    return traces.begin("/a/B", metadata)
 
 
 def test_a_malformed_context_or_state_is_left_out_and_not_logged(
@@ -106,16 +106,6 @@ def test_a_ratio_samples_about_that_share_of_new_traces(monkeypatch: pytest.Monk
     assert len({span.get_span_context().trace_id for span in sampled}) == len(sampled)
 
 
-def test_the_grpc_server_follows_what_is_decided_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
-    for ratio in (0, 1):
-        with sampling(monkeypatch, ratio) as first, sampling(monkeypatch, 1 - ratio) as second:
-            span, headers = first.begin_http("GET /v2", ())
-            call = begun(second, *headers)
-            assert (span is not None) is (call is not None) is (ratio == 1)
-            if span is not None and call is not None:
-                assert call.get_span_context().trace_id == span.get_span_context().trace_id
-
-
 def add(traces: Traces) -> None:
     span = begun(traces)
     assert span is not None
@@ -148,14 +138,13 @@ def test_what_is_queued_is_sent_before_the_end_with_opentelemetrys_variables(
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
     with collecting() as collector:
         monkeypatch.setenv(ENDPOINT, collector.url)
-        traces = Traces(role="http")
+        traces = Traces()
         add(traces)
         traces.close(PATIENCE_SECONDS)
         (span,) = collector.spans
     assert span.name == "a/B"
     assert span.resource["service.name"] == "mine"
     assert span.resource["deployment.environment.name"] == "test"
-    assert span.resource["attention.process"] == "http"
 
 
 URL = "http://127.0.0.1:4317"
@@ -184,9 +173,6 @@ def test_variables_switch_traces_on_and_off(environment: dict[str, str], are_on:
 class Broken:
     """Traces that fail at every step."""
 
-    def skips(self, _metadata: object) -> bool:
-        return False
-
     def __getattr__(self, name: str) -> Callable[..., object]:
         def step(*_arguments: object) -> object:
             raise RuntimeError(name)
@@ -200,5 +186,3 @@ def test_a_fault_of_the_traces_breaks_no_call(monkeypatch: pytest.MonkeyPatch) -
     call = SimpleNamespace(method="/a/B", metadata=())
     is_stream = True
     assert recorder(call, is_stream) is None  # type: ignore[arg-type]
-    scope = {"method": "GET", "path": "/", "scheme": "http", "headers": []}
-    recorder.http_ended(recorder.http_request(scope, "/"), 200)

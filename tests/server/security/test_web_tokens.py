@@ -7,33 +7,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-import grpc
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed448, rsa
 
-from attention_serving.server.engine.errors import OverloadedError
-from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.errors import IdentityError
 from attention_serving.server.security import web_tokens
-from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.rights import (
     ExpiredTokenError,
     Identity,
     InvalidTokenError,
     KeysUnavailableError,
     Rights,
-    Source,
 )
 from attention_serving.server.security.token_file import digest_of
 from attention_serving.server.security.web_tokens import (
     ALGORITHMS,
     LEEWAY_SECONDS,
-    MAX_FAILURES,
     Keys,
     WebTokens,
     check_url,
@@ -41,12 +34,11 @@ from attention_serving.server.security.web_tokens import (
     read_keys,
     shown,
 )
-from tests.server.seams import PATIENCE_SECONDS, Served
+from tests.server.seams import wait_until
 from tests.server.security.samples import (
     AUDIENCE,
     ISSUER,
     FixedKeys,
-    eventually,
     key_set,
     looking_often,
     part,
@@ -56,9 +48,6 @@ from tests.server.security.samples import (
     signed_with_the_public_key,
     unsigned,
 )
-
-OK, UNAUTHENTICATED = grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED
-EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.fixture
@@ -71,8 +60,8 @@ def tokens(keys: FixedKeys) -> WebTokens:
     return WebTokens(keys, issuer=ISSUER, audience=AUDIENCE)
 
 
-def identity_of(tokens: WebTokens, token: str, client: str = "10.0.0.1:1") -> Identity:
-    return tokens.of_token(token, digest_of(token), lambda: client)
+def identity_of(tokens: WebTokens, token: str) -> Identity:
+    return tokens.of_token(token, digest_of(token))
 
 
 DAMAGED = "the token is damaged, or its signature is wrong"
@@ -84,7 +73,7 @@ def test_a_good_token_is_taken(algorithm: str) -> None:
     tokens = WebTokens(FixedKeys(public_jwk(algorithm, alg=algorithm)), issuer=ISSUER, audience=AUDIENCE)
     expires = int(time.time()) + 60
     found = identity_of(tokens, signed(algorithm, exp=expires, scope="openid infer:a-* admin"))
-    assert (found.source, found.name) == (Source.WEB_TOKEN, "someone")
+    assert (found.source, found.name) == ("jwt", "someone")
     assert found.rights == Rights(infer=("a-*",), admin=("*",))
     assert found.expires == expires + LEEWAY_SECONDS
 
@@ -133,16 +122,6 @@ def test_a_token_expires_a_little_after_its_end(tokens: WebTokens) -> None:
     assert identity_of(tokens, signed(exp=10**400)).expires > now  # of any size
 
 
-def test_a_token_that_is_not_valid_yet_becomes_valid(
-    tokens: WebTokens, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    token = signed(nbf=int(time.time()) + LEEWAY_SECONDS + 1000)
-    with pytest.raises(InvalidTokenError, match="not valid yet"):
-        identity_of(tokens, token)
-    monkeypatch.setattr(web_tokens, "LEEWAY_SECONDS", 2000)
-    assert identity_of(tokens, token).name == "someone"
-
-
 @pytest.fixture
 def decode(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """PyJWT's function, which counts the verifications."""
@@ -152,44 +131,16 @@ def decode(monkeypatch: pytest.MonkeyPatch) -> Mock:
 
 
 def test_a_token_is_verified_once_for_each_key_set(tokens: WebTokens, keys: FixedKeys, decode: Mock) -> None:
-    token, wrong = signed(), signed(key="two", kid="one")
+    token = signed()
     for _ in range(3):
         assert identity_of(tokens, token).name == "someone"
-        with pytest.raises(InvalidTokenError):
-            identity_of(tokens, wrong)
-    assert decode.call_count == 2
+    assert decode.call_count == 1
     keys.keys = read_keys(key_set(public_jwk("RS256", "two")))
     for _ in range(2):  # its issuer may have published the key again since
         with pytest.raises(InvalidTokenError, match="not one of the issuer's"):
             identity_of(tokens, token)
-    assert (decode.call_count, keys.wanted) == (2, 2)
+    assert (decode.call_count, keys.wanted) == (1, 2)
     assert identity_of(tokens, signed(key="two")).name == "someone"
-    assert decode.call_count == 3
-
-
-def test_failed_verifications_are_limited_for_the_connections_of_an_address_that_they_came_from(
-    tokens: WebTokens, decode: Mock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    second = time.time()
-    monkeypatch.setattr(time, "time", lambda: second)
-    good = signed()
-    identity_of(tokens, good)
-    decode.reset_mock()
-    stem = signed()[:-6]
-    wrong = [f"{stem}{number:05d}A" for number in range(MAX_FAILURES + 1)]
-    clients = ["10.0.0.1:1", "10.0.0.1:2"]
-    for number, token in enumerate(wrong[:MAX_FAILURES]):
-        with pytest.raises(InvalidTokenError):
-            identity_of(tokens, token, clients[number % 2])
-    for client in clients:
-        with pytest.raises(OverloadedError):
-            identity_of(tokens, wrong[MAX_FAILURES], client)
-        assert identity_of(tokens, good, client).name == "someone"
-    assert decode.call_count == MAX_FAILURES
-    assert identity_of(tokens, signed(sub="neighbour"), "10.0.0.1:3").name == "neighbour"
-    assert identity_of(tokens, signed(sub="other"), "10.0.0.2:1").name == "other"
-    monkeypatch.setattr(time, "time", lambda: second + 1)
-    assert identity_of(tokens, signed(sub="another"), clients[0]).name == "another"
 
 
 def test_what_is_kept_is_bounded(tokens: WebTokens, decode: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,26 +165,6 @@ def test_rights_are_in_the_claim_of_the_settings(keys: FixedKeys) -> None:
         (None, Rights()),
     ):
         assert identity_of(tokens, signed(scope="admin", permissions=claim)).rights == rights
-
-
-def codes(channel: grpc.Channel, *tokens: str) -> list[grpc.StatusCode]:
-    method: Any = channel.unary_unary("/inference.GRPCInferenceService/ServerMetadata")
-    metadata = [(("authorization", f"Bearer {token}"),) for token in tokens]
-    return [method.future(b"", metadata=each, timeout=PATIENCE_SECONDS).code() for each in metadata]
-
-
-def test_over_grpc_the_connection_of_forged_tokens_is_refused_and_a_newcomer_is_served(
-    self_model: LoadedModel, tokens: WebTokens, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(web_tokens, "MAX_FAILURES", 3)
-    monkeypatch.setattr(web_tokens, "time", SimpleNamespace(time=lambda: 100.0))  # all in one second
-    forged = [f"{signed()[:-6]}{number:05d}A" for number in range(4)]
-    with Served(self_model, guard=Guard(None, tokens)) as served, served.connect() as other:
-        known, new = (signed(sub=name) for name in ("known", "new"))
-        assert codes(served.channel, known) == [OK]
-        assert codes(served.channel, *forged) == [*3 * [UNAUTHENTICATED], EXHAUSTED]
-        assert codes(served.channel, new, known) == [EXHAUSTED, OK]
-        assert codes(other, new) == [OK]
 
 
 OCT = {"kty": "oct", "k": "c2VjcmV0", "kid": "shared", "alg": "HS256"}
@@ -352,7 +283,7 @@ def test_keys_are_fetched_when_a_new_one_is_wanted_but_not_at_once_again_and_aft
     issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with keys_of(issuer.url) as keys:
-        assert eventually(lambda: has(keys, "one"))
+        wait_until(lambda: has(keys, "one"))
         issuer.keys = key_set(public_jwk("ES256"), public_jwk("ES256", "two"))
         monkeypatch.setattr(web_tokens, "PAUSE_SECONDS", 1000)
         keys.want()
@@ -361,9 +292,9 @@ def test_keys_are_fetched_when_a_new_one_is_wanted_but_not_at_once_again_and_aft
         monkeypatch.setattr(web_tokens, "PAUSE_SECONDS", 0)
         monkeypatch.setattr(web_tokens, "REFRESH_SECONDS", 0.1)
         keys.want()
-        assert eventually(lambda: has(keys, "one", "two"))
+        wait_until(lambda: has(keys, "one", "two"))
         issuer.keys = key_set(public_jwk("ES256", "three"))
-        assert eventually(lambda: has(keys, "three"))
+        wait_until(lambda: has(keys, "three"))
 
 
 @pytest.mark.parametrize(
@@ -376,17 +307,17 @@ def test_keys_stay_if_a_later_fetch_fails_and_those_of_an_issuer_that_comes_late
 ) -> None:
     good = issuer.keys
     with keys_of(issuer.url) as keys:
-        assert eventually(lambda: has(keys, "one"))
+        wait_until(lambda: has(keys, "one"))
         issuer.status, issuer.keys, issuer.location = status, content, location
         before = issuer.fetches
         keys.want()
-        assert eventually(lambda: issuer.fetches > before + 2)  # it is tried again without being asked
+        wait_until(lambda: issuer.fetches > before + 2)  # it is tried again without being asked
         assert has(keys, "one")
-        assert eventually(lambda: "not reloaded" in caplog.text)
+        wait_until(lambda: "not reloaded" in caplog.text)
         with keys_of(issuer.url) as late:
             assert late.current is None
             issuer.status, issuer.keys, issuer.location = 200, good, ""
-            assert eventually(lambda: has(late, "one"))
+            wait_until(lambda: has(late, "one"))
 
 
 @pytest.mark.parametrize(
@@ -418,5 +349,5 @@ def test_keys_of_a_file_are_rotated(tmp_path: Path, caplog: pytest.LogCaptureFix
     with keys_of(path) as keys:
         assert has(keys, "one")
         path.write_text(json.dumps(key_set(public_jwk("ES256", "two"))))
-        assert eventually(lambda: has(keys, "two"))
+        wait_until(lambda: has(keys, "two"))
     assert "other users may change the file" in caplog.text

@@ -17,19 +17,18 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from attention_serving.server.api.admission import client_of, peer_identities
+from attention_serving.server.api.admission import peer_identities
 from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.observe.prometheus import MetricsEndpoint
-from attention_serving.server.security.peers import CLIENT as CLIENT_KEY
-from attention_serving.server.security.peers import FORWARDED, forward, names_in, read_forwarded
+from attention_serving.server.security.peers import FORWARDED, forward, names_in
 from attention_serving.server.tls import watch
 from attention_serving.server.tls.files import CurrentCertificates, TlsFiles
 from attention_serving.server.transport import TransportKind, create_transport
 from attention_serving.server.transport.call import Call
 from attention_serving.server.transport.options import private_credentials, tls_credentials
 from tests.server.http.scripted import Scripted, front
-from tests.server.seams import PATIENCE_SECONDS
-from tests.server.security.samples import eventually, looking_often
+from tests.server.seams import PATIENCE_SECONDS, wait_until
+from tests.server.security.samples import looking_often
 from tests.support.certificates import (
     HOST,
     HOUR,
@@ -66,7 +65,7 @@ class Answering:
     """
 
     def __init__(self, kind: TransportKind, current: CurrentCertificates, folder: Path) -> None:
-        self._callers: queue.SimpleQueue[tuple[tuple[str, ...], str]] = queue.SimpleQueue()
+        self._callers: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
         self._transport = create_transport(kind, {"grpc.so_reuseport": 0}, max_calls=64)
         self.port = self._transport.listen(f"{HOST}:0", tls_credentials(current))
         self.open_socket, self.private_socket = f"unix:{folder}/open", f"unix:{folder}/private"
@@ -74,15 +73,15 @@ class Answering:
         self._transport.listen(self.private_socket, private_credentials())
         self._transport.start(self._serve, lambda: False)
 
-    def next_caller(self) -> tuple[tuple[str, ...], str]:
-        """The names in the certificate of the next call's client, and its connection."""
+    def next_caller(self) -> tuple[str, ...]:
+        """The names in the certificate of the next call's client."""
         return self._callers.get(timeout=PATIENCE_SECONDS)
 
     def close(self) -> None:
         self._transport.stop(0, lambda: None)
 
     async def _serve(self, call: Call) -> None:
-        self._callers.put((peer_identities(call), client_of(call)))
+        self._callers.put(peer_identities(call))
         await call.message()
         call.reply(REPLY)
 
@@ -175,7 +174,7 @@ def test_a_face_with_mutual_tls(face: Face, hello: bytes, tmp_path: Path) -> Non
         renewed = OTHER.issue()
         with connected(port, context(AUTHORITY.pem, CLIENT)) as kept:
             mounted.write(renewed, OTHER.pem)
-            assert eventually(lambda: speaks(OTHER.pem, NEW_CLIENT))
+            wait_until(lambda: speaks(OTHER.pem, NEW_CLIENT))
             kept.sendall(hello)
             assert kept.recv(1)
         both = AUTHORITY.pem + OTHER.pem
@@ -216,7 +215,6 @@ def test_names(names: list[str], common_name: str, expected: tuple[str, ...]) ->
     pem = CLIENTS.issue(*names, common_name=common_name).certificate
     assert names_in(pem) == expected
     assert names_in(ssl.PEM_cert_to_DER_cert(pem.decode())) == expected
-    assert read_forwarded(forward(expected)[1]) == expected
 
 
 def test_a_name_is_not_cut_off_at_a_zero_byte() -> None:
@@ -254,22 +252,20 @@ def call(channel: grpc.Channel, *metadata: tuple[str, str | bytes]) -> None:
 
 
 def test_the_private_socket_alone_may_name_another(server: Answering) -> None:
-    claim = (forward(["root", "Zoë"]), (CLIENT_KEY, "10.0.0.1:7"))
+    claim = forward(["root", "Zoë"])
     local = grpc.local_channel_credentials(grpc.LocalConnectionType.UDS)
     with grpc.secure_channel(server.private_socket, local) as channel:
-        call(channel, *claim)
-        assert server.next_caller() == (("root", "Zoë"), "10.0.0.1:7")
+        call(channel, claim)
+        assert server.next_caller() == ("root", "Zoë")
         call(channel)
-        assert server.next_caller()[0] == ()
+        assert server.next_caller() == ()
     with grpc.insecure_channel(server.open_socket) as channel:
-        call(channel, *claim)
-        names, client = server.next_caller()
-        assert (names, client == "10.0.0.1:7") == ((), False)
+        call(channel, claim)
+        assert server.next_caller() == ()
     credentials = grpc.ssl_channel_credentials(AUTHORITY.pem, JOB.key, JOB.certificate)
     with grpc.secure_channel(f"{HOST}:{server.port}", credentials) as channel:
-        call(channel, *claim)
-        names, client = server.next_caller()
-        assert (names, client == "10.0.0.1:7") == (("job.example", "A job"), False)
+        call(channel, claim)
+        assert server.next_caller() == ("job.example", "A job")
 
 
 def test_http_names_its_client(server: Answering, files: TlsFiles, tmp_path: Path) -> None:
@@ -277,10 +273,7 @@ def test_http_names_its_client(server: Answering, files: TlsFiles, tmp_path: Pat
         context = client_context(AUTHORITY.pem, JOB, tmp_path)
         connection = http.client.HTTPSConnection(HOST, running.port, timeout=30, context=context)
         # A client cannot name itself.
-        connection.request(
-            "GET", "/v2/health/live", headers={FORWARDED: "WyJyb290Il0=", CLIENT_KEY: "1.1.1.1:1"}
-        )
-        own = connection.sock.getsockname()
+        connection.request("GET", "/v2/health/live", headers={FORWARDED: "WyJyb290Il0="})
         assert connection.getresponse().status == 200
         connection.close()
-    assert server.next_caller() == (("job.example", "A job"), f"{own[0]}:{own[1]}")
+    assert server.next_caller() == ("job.example", "A job")
