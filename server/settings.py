@@ -173,7 +173,7 @@ class IdentityAndRights(Section):
     """Require a token with the right read for metrics; otherwise everyone may read them."""
 
     def guard(self, reloaded: Reloaded = unreported) -> Guard | None:
-        """The guard that they ask for, or None if everyone may do everything. Its owner closes it.
+        """The guard that they ask for, or None if everyone may do everything.
 
         Args:
             reloaded: Called when tokens or keys have changed.

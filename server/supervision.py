@@ -121,25 +121,15 @@ class Child:
 
     def _run_once(self) -> tuple[ExitKind, str]:
         """Runs one process to its end; returns why it ended, for metrics and for people."""
-        connection, childs_end = Pipe()
+        try:
+            process, connection = self._spawn()
+        except OSError as error:
+            return "not_started", f"{self._name} could not be started: {error.strerror}"
+        self._process, self.pid = process, process.pid
+        if self._draining.is_set():  # since the last look
+            process.terminate()
+        log.info("%s started", self.kind, extra=self._fields | {"pid": self.pid})
         with connection:
-            # Arguments and environment variables would be visible to other users, and would need encoding.
-            connection.send(self.assignment)
-            descriptor = childs_end.fileno()
-            command = [sys.executable, "-m", self.module, str(descriptor)]
-            try:
-                # In its own process group: of the signals that a terminal sends to a group, only the parent
-                # receives one, and it drains the children.
-                with childs_end:
-                    self._process = process = Popen(  # noqa: S603
-                        command, stdin=DEVNULL, pass_fds=[descriptor, *self.descriptors], process_group=0
-                    )
-            except OSError as error:
-                return "not_started", f"{self._name} could not be started: {error.strerror}"
-            if self._draining.is_set():  # since the last look
-                process.terminate()
-            self.pid = process.pid
-            log.info("%s started", self.kind, extra=self._fields | {"pid": self.pid})
             is_silent, failure = self._watch(process, connection)
         status = process.wait()
         self.pid, self.serves = None, False
@@ -148,6 +138,26 @@ class Child:
         if status < 0:
             return "killed", failure or f"{self._name} was killed by signal {-status}"
         return "exited", failure or f"{self._name} ended with status {status}"
+
+    def _spawn(self) -> tuple["Popen[bytes]", Any]:
+        """Starts a process; returns it with this end of the pipe to it.
+
+        Raises:
+            OSError: The system cannot start a process.
+        """
+        connection, childs_end = Pipe()
+        # Arguments and environment variables would be visible to other users, and would need encoding. The
+        # pipe's buffer is larger than any assignment.
+        connection.send(self.assignment)
+        with childs_end:
+            descriptor = childs_end.fileno()
+            command = [sys.executable, "-m", self.module, str(descriptor)]
+            # In its own process group: of the signals that a terminal sends to a group, only the parent
+            # receives one, and it drains the children.
+            process = Popen(  # noqa: S603
+                command, stdin=DEVNULL, pass_fds=[descriptor, *self.descriptors], process_group=0
+            )
+        return process, connection
 
     def _watch(self, process: "Popen[bytes]", connection: Any) -> tuple[bool, str]:
         """Receives what a process sends until its pipe closes; kills one that is silent while it serves.

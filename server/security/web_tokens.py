@@ -97,10 +97,6 @@ class Keys:
         """A token names a key that is not there: it may be new. Returns at once. For any thread."""
         self._next = min(self._next, self._fetched + PAUSE_SECONDS)
 
-    def close(self) -> None:
-        """Ends the thread. A fetch in progress is not waited for."""
-        self._watched.close()
-
     def _fetch_if_due(self) -> dict[str, Any] | None:
         """What the URL returned last; None before the first fetch.
 
@@ -206,10 +202,6 @@ class WebTokens:
         self._rights_claim = rights_claim
         # Identities by the SHA-256 of tokens, with the key set that they hold for.
         self._known: tuple[KeySet | None, dict[bytes, Identity]] = None, {}
-
-    def close(self) -> None:
-        """Ends the thread that follows the keys."""
-        self._keys.close()
 
     def of_token(self, token: str, digest: bytes) -> Identity:
         """The identity of a token, given with its SHA-256.

@@ -121,11 +121,6 @@ def test_an_option_that_needs_another_is_refused_without_it(flags: str, line: st
     assert found.startswith(f"error: {line}")
 
 
-@pytest.mark.parametrize("given", ["67108864", "64MiB", "64 mib", "0.0625GiB"])
-def test_sizes_take_units(given: str) -> None:
-    assert settings("--max-message-bytes", given).max_message_bytes == 64 * MIB
-
-
 @pytest.mark.parametrize(
     ("flag", "value", "reason"),
     [

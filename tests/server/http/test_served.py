@@ -1,8 +1,5 @@
 """HTTP in front of a real gRPC server: the numbers of gRPC, rights, and the page that draws attention."""
 
-import base64
-import hashlib
-import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -42,10 +39,10 @@ def served(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Served]:
     """A server that knows some identities."""
-    guard = Guard(watched(write_tokens(tmp_path_factory.mktemp("served") / "tokens.json", *ENTRIES)))
-    with Served(self_model, cross_model, guard=guard) as served:
+    table = watched(write_tokens(tmp_path_factory.mktemp("served") / "tokens.json", *ENTRIES))
+    with Served(self_model, cross_model, guard=Guard(table)) as served:
         yield served
-    guard.close()
+    table.close()
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +135,3 @@ def test_the_page_of_the_explorer_needs_no_token_and_is_the_clients(port: int) -
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert answer.headers["content-security-policy"] == "frame-ancestors 'none'"
     assert answer.headers["x-content-type-options"] == "nosniff"
-    text = answer.body.decode()
-    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]+)">', text)
-    (script,) = re.findall("<script>(.*?)</script>", text, re.DOTALL)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    for directive in ("default-src 'none'", f"script-src 'sha256-{digest}'", "connect-src 'self'"):
-        assert f"{directive};" in policy

@@ -95,17 +95,6 @@ def test_the_decision_of_the_caller_is_followed_if_the_sampler_follows_callers(
         assert (f"{context.trace_id:032x}", context.trace_state["vendor"]) == (TRACE, "1")
 
 
-def test_a_ratio_samples_about_that_share_of_new_traces(monkeypatch: pytest.MonkeyPatch) -> None:
-    with sampling(monkeypatch, 0.1) as traces:
-        sampled = [span for span in (begun(traces) for _ in range(CALLS)) if span is not None]
-    with sampling(monkeypatch, 0) as none, sampling(monkeypatch, 1) as every:
-        assert [begun(none) for _ in range(50)] == [None] * 50
-        assert None not in [begun(every) for _ in range(50)]
-    # Outside with a probability of 1 in 10 ** 9: the standard deviation is 13.4.
-    assert abs(len(sampled) - CALLS / 10) < 6.2 * 13.4
-    assert len({span.get_span_context().trace_id for span in sampled}) == len(sampled)
-
-
 def add(traces: Traces) -> None:
     span = begun(traces)
     assert span is not None

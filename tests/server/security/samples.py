@@ -70,9 +70,6 @@ class FixedKeys(Keys):
     def want(self) -> None:
         self.wanted += 1
 
-    def close(self) -> None:
-        pass
-
 
 @cache
 def private_key(algorithm: str, name: str = "one") -> Any:

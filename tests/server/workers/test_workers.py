@@ -198,7 +198,6 @@ def test_what_happens_while_models_load_ends_the_service(
 CAUSES = {
     "port": ("--port={port}", "cannot listen on 127.0.0.1:{port}"),
     "metrics port": ("--metrics-port={port}", "cannot listen on 127.0.0.1:{port} for metrics"),
-    "http port": ("--http-port={port}", "cannot listen on 127.0.0.1:{port} for HTTP"),
     "repository": ("--model-repository={folder}/absent", "model repository {folder}/absent does not exist"),
     "certificate": ("--tls-certificate={folder}/c --tls-key={folder}/c", "{folder}/c: cannot be read"),
     "public address": ("--host=0.0.0.0", "0.0.0.0 can be reached from other machines"),
