@@ -96,7 +96,6 @@ LARGE, CALLER = "Content-Length: 1048576", "Authorization: Bearer caller-token"
     [
         (INFER, [LARGE], 401),
         (INFER, [LARGE, "Authorization: Bearer reader-token"], 403),
-        (INFER, [LARGE, CALLER, CALLER], 401),
         (f"/v2/models/{CROSS}/infer", [LARGE, CALLER], 403),
         (f"/v2/repository/models/{SELF}/load", [LARGE, CALLER], 403),
         ("/v1/embeddings", [LARGE], 401),
