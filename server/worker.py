@@ -56,7 +56,7 @@ def serve(connection: Any, assignment: Assignment) -> None:
         # The port is not bound earlier: the system would distribute connections to it at once.
         port = application.server.bind(sockets)
         log.info("listening", extra={"port": port, **application.start()})
-        beat()
+        connection.send(SERVES)
         PeriodicThread("heartbeat", beat, HEARTBEAT_SECONDS).start()
         application.drain(inbox)
     log.info("stopped")
