@@ -13,7 +13,7 @@ from attention_serving.server.engine.run import cuda
 from attention_serving.server.engine.run.provider import Provider, ProviderError
 from attention_serving.server.errors import DeviceError
 from attention_serving.server.grpc_server import RpcServer
-from attention_serving.server.http.child import HttpProcess, needs_private_sockets
+from attention_serving.server.http.child import HttpProcess
 from attention_serving.server.initial_models import initial_models, load_models, model_store
 from attention_serving.server.machine import temporary_folder
 from attention_serving.server.observe.logs import Recorder
@@ -41,7 +41,7 @@ def run(settings: Settings, inbox: Inbox) -> None:
     """
     with ExitStack() as stack:
         sockets = []
-        if needs_private_sockets(settings):
+        if settings.http_port is not None:
             sockets = [stack.enter_context(temporary_folder()) / "grpc"]
         application = stack.enter_context(closing(Application(settings)))
         server, metrics = application.server, application.metrics
@@ -54,7 +54,7 @@ def run(settings: Settings, inbox: Inbox) -> None:
             certificates=server.certificates,
             guard=server.guard if settings.protect_metrics else None,
         )
-        http = HttpProcess(settings, port, sockets)
+        http = HttpProcess(settings, sockets)
         stack.callback(http.close)
         metrics.registry.register(ProcessesCollector("server", {"http": http}))
         ports = {"host": settings.host, "port": port, "metrics_port": endpoint.port, **http.ports}

@@ -18,7 +18,7 @@ from prometheus_client.multiprocess import mark_process_dead
 from attention_serving.server import machine
 from attention_serving.server.addresses import reserve
 from attention_serving.server.errors import WorkerError
-from attention_serving.server.http.child import HttpProcess, needs_private_sockets
+from attention_serving.server.http.child import HttpProcess
 from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector, worker_registry
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import EXIT_SECONDS, LAST_SECONDS, Inbox, StopRequest
@@ -60,7 +60,7 @@ def assignments(settings: Settings, folder: Path) -> Iterator[Assignment]:
         share = settings.threads or len(machine.share_of_cores(threads, settings.workers, worker))
         own = settings.model_copy(update={"threads": share})
         cores = frozenset(machine.share_of_cores(allowed, settings.workers, worker))
-        sockets = [folder / f"grpc-{worker}"] if needs_private_sockets(settings) else []
+        sockets = [folder / f"grpc-{worker}"] if settings.http_port is not None else []
         yield Assignment(worker, own, cores, folder, sockets)
 
 
@@ -84,7 +84,7 @@ def run(settings: Settings, inbox: Inbox) -> None:
             registry, settings.host, settings.metrics_port, certificates=certificates, guard=guard
         )
         assigned = list(assignments(settings, folder))
-        http = HttpProcess(settings, settings.port, [path for each in assigned for path in each.sockets])
+        http = HttpProcess(settings, [path for each in assigned for path in each.sockets])
         stack.callback(http.close)
         ports = {"host": settings.host, "port": settings.port, "metrics_port": endpoint.port, **http.ports}
         log.info("ports bound", extra=ports)

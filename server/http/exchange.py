@@ -21,7 +21,6 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, OverloadedError
 from attention_serving.server.http import schemas
-from attention_serving.server.http.child import HttpOptions
 from attention_serving.server.observe.logs import http_ended
 from attention_serving.server.observe.records import (
     PARENT,
@@ -32,6 +31,7 @@ from attention_serving.server.observe.records import (
     sent_request_id,
 )
 from attention_serving.server.security import peers
+from attention_serving.server.settings import Settings
 from attention_serving.server.transport.options import METADATA_BYTES
 
 T = TypeVar("T")
@@ -58,10 +58,6 @@ OPTIONS = (
     # Sizes are limited by this process and by the gRPC server.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # Each channel is a connection of its own, so that several reach several workers.
-    ("grpc.use_local_subchannel_pool", 1),
-    # A proxy of the environment is not between two processes of one service.
-    ("grpc.enable_http_proxy", 0),
     # A stopped process of the server is noticed: its calls end, and it gets no more. The server allows a ping
     # every 10 s. gRPC's core waits a minute for the answer to a ping, whatever the timeout of keepalive is.
     ("grpc.keepalive_time_ms", 11_000),
@@ -82,30 +78,25 @@ class Service:
     """What all requests of one process share. Belongs to one event loop.
 
     Attributes:
-        options: What the process does.
+        settings: Settings of the server.
         budget: Memory of all requests in progress.
         max_requests: Inference requests that may be in progress.
         places: Those that may begin now.
         calls: Calls in progress on each connection to the gRPC server; the least recently used one is first.
     """
 
-    def __init__(self, options: HttpOptions) -> None:
+    def __init__(self, settings: Settings, targets: Sequence[str]) -> None:
         """Connects to the gRPC server with the first call.
 
         Args:
-            options: Where the server is.
+            settings: Settings of the server.
+            targets: The private socket of each of its processes, as unix:PATH.
         """
-        settings = self.settings = options.settings
-        self.options = options
+        self.settings = settings
         self.budget = MemoryBudget(settings.memory_for_requests)
         self.places = self.max_requests = settings.max_concurrent_calls * settings.workers
         local = grpc.local_channel_credentials(grpc.LocalConnectionType.UDS)
-        self.calls = {
-            grpc.aio.secure_channel(target, local, OPTIONS)
-            if options.is_private
-            else grpc.aio.insecure_channel(target, OPTIONS): 0
-            for target in options.targets
-        }
+        self.calls = {grpc.aio.secure_channel(target, local, OPTIONS): 0 for target in targets}
 
     def channel(self) -> grpc.aio.Channel:
         """The connection with the fewest calls; of equal ones, each in turn.

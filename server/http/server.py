@@ -24,7 +24,6 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from attention_serving.server.addresses import BACKLOG
 from attention_serving.server.http.app import create_application
-from attention_serving.server.http.child import HttpOptions
 from attention_serving.server.http.exchange import CONNECTION, JSON, Service
 from attention_serving.server.observe import logs
 from attention_serving.server.security.peers import names_in
@@ -246,17 +245,17 @@ def _invalid(status: int, reason: str) -> HTTPException:
 class HttpServer(uvicorn.Server):
     """Listens with what uvicorn cannot be told, and watches its connections. Belongs to one event loop."""
 
-    def __init__(self, options: HttpOptions) -> None:
+    def __init__(self, settings: Settings, targets: Sequence[str]) -> None:
         """Listens with `serve`, until `should_exit` is set.
 
         Args:
-            options: What the process does.
+            settings: Settings of the server.
+            targets: The private socket of each process of the gRPC server, as unix:PATH.
 
         Raises:
             TlsError: A certificate cannot be used.
         """
-        settings = options.settings
-        self._service = Service(options)
+        self._service = Service(settings, targets)
         super().__init__(
             uvicorn.Config(
                 create_application(self._service),
@@ -307,9 +306,9 @@ class HttpServer(uvicorn.Server):
         self.started = True
 
 
-async def _serve(options: HttpOptions, descriptors: list[int], pipe: Any) -> None:
+async def _serve(settings: Settings, targets: list[str], descriptors: list[int], pipe: Any) -> None:
     """Serves until a signal asks to stop, or the pipe closes, and requests in progress have been answered."""
-    loop, server = asyncio.get_running_loop(), HttpServer(options)
+    loop, server = asyncio.get_running_loop(), HttpServer(settings, targets)
 
     def stop(request: StopRequest) -> None:
         log.info("draining", extra=request.fields)
@@ -331,14 +330,14 @@ async def _serve(options: HttpOptions, descriptors: list[int], pipe: Any) -> Non
     await server.serve([socket.socket(fileno=each) for each in descriptors])
 
 
-def _child(pipe: Any, assignment: tuple[HttpOptions, list[int]]) -> None:
-    options, descriptors = assignment
-    logs.configure(options.settings.log_level, options.settings.log_format, process="http")
+def _child(pipe: Any, assignment: tuple[Settings, list[str], list[int]]) -> None:
+    settings, targets, descriptors = assignment
+    logs.configure(settings.log_level, settings.log_format, process="http")
     # Their events say what this server's own log says too, or nothing about requests.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     for library in ("asyncio", "grpc"):
         logging.getLogger(library).setLevel(logging.INFO)
-    asyncio.run(_serve(options, descriptors, pipe))
+    asyncio.run(_serve(settings, targets, descriptors, pipe))
 
 
 def _lower_priority() -> None:

@@ -17,7 +17,6 @@ from google.rpc import error_details_pb2, status_pb2
 from tritonclient import http as triton
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.http.child import HttpOptions
 from attention_serving.server.http.exchange import Service
 from attention_serving.server.settings import Settings
 from scripts.local_server import serving
@@ -206,7 +205,7 @@ def test_retry_info_becomes_retry_after(scripted: Scripted, port: int) -> None:
 
 async def test_the_connection_with_the_fewest_calls_is_next_and_equal_ones_take_turns() -> None:
     settings = Settings.model_validate({"model_repository": "."})
-    service = Service(HttpOptions(settings=settings, targets=(f"{HOST}:1",) * 2))
+    service = Service(settings, ["unix:a", "unix:b"])
     one, other = service.channel(), service.channel()
     assert one is not other
     assert service.channel() is one

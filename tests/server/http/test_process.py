@@ -15,8 +15,6 @@ from typing import Any
 import grpc
 import pytest
 
-from attention_serving.server.http.child import options_of
-from attention_serving.server.settings import Settings
 from tests.chaos.process import readings, reset_peak
 from tests.server.http.clients import HOST, REQUEST, answer_on, ask, connected, head
 from tests.server.samples import SELF
@@ -79,22 +77,6 @@ def test_compressed_bodies_do_not_take_more_memory_than_is_reserved(artifacts: P
         peak = readings(pid).peak - idle
     assert set(statuses) <= {413, 503}
     assert peak < (128 + 64) * MIB
-
-
-@pytest.mark.parametrize(
-    ("given", "target", "connections"),
-    [
-        ({}, "127.0.0.1:7", 1),
-        ({"host": "0.0.0.0"}, "127.0.0.1:7", 1),  # noqa: S104
-        ({"host": "[::]"}, "[::1]:7", 1),
-        ({"host": "::1"}, "[::1]:7", 1),
-        ({"host": "localhost", "workers": 3}, "localhost:7", 12),
-        ({"unix_socket": "/a/b"}, "unix:/a/b", 1),
-    ],
-)
-def test_the_target_of_a_server(given: dict[str, object], target: str, connections: int) -> None:
-    options = options_of(Settings.model_validate({"model_repository": ".", **given}), 7)
-    assert options.targets == (target,) * connections
 
 
 @pytest.mark.thorough

@@ -33,21 +33,22 @@ ENTRIES = (
 
 
 @pytest.fixture(scope="module")
-def served(
-    self_model: LoadedModel,
-    cross_model: LoadedModel,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Served]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("served")
+
+
+@pytest.fixture(scope="module")
+def served(self_model: LoadedModel, cross_model: LoadedModel, folder: Path) -> Iterator[Served]:
     """A server that knows some identities."""
-    table = watched(write_tokens(tmp_path_factory.mktemp("served") / "tokens.json", *ENTRIES))
-    with Served(self_model, cross_model, guard=Guard(table)) as served:
+    table = watched(write_tokens(folder / "tokens.json", *ENTRIES))
+    with Served(self_model, cross_model, guard=Guard(table), unix_socket=folder / "grpc") as served:
         yield served
     table.close()
 
 
 @pytest.fixture(scope="module")
-def port(served: Served) -> Iterator[int]:
-    with front(served.target, tokens="unread", http_port=0, http_explore=True) as running:
+def port(folder: Path, served: Served) -> Iterator[int]:  # noqa: ARG001 - which serves
+    with front(f"unix:{folder}/grpc", tokens="unread", http_explore=True, http_port=0) as running:
         yield running.port
 
 

@@ -269,7 +269,7 @@ def test_the_private_socket_alone_may_name_another(server: Answering) -> None:
 
 
 def test_http_names_its_client(server: Answering, files: TlsFiles, tmp_path: Path) -> None:
-    with front(server.private_socket, is_private=True, **settings_of(files)) as running:
+    with front(server.private_socket, **settings_of(files)) as running:
         context = client_context(AUTHORITY.pem, JOB, tmp_path)
         connection = http.client.HTTPSConnection(HOST, running.port, timeout=30, context=context)
         # A client cannot name itself.
