@@ -162,7 +162,9 @@ class Admission:
         """
         if self._guard is None or method.right is None:
             return
-        identity = self._guard.identify(call.metadata, partial(peer_identities, call))
+        identity = self._guard.identify(
+            call.metadata, partial(peer_identities, call), partial(client_of, call)
+        )
         identity.require(method.right)
         call.identity = identity
         if call.record is not None:
@@ -254,7 +256,13 @@ def peer_identities(call: Call) -> tuple[str, ...]:
     context = call.authentication()
     if certificates := context.get(CERTIFICATE):
         return peers.names_in(certificates[0])
-    return peers.forwarded(context, call.metadata)
+    claimed = peers.claimed(context, call.metadata, peers.FORWARDED)
+    return () if claimed is None else peers.read_forwarded(claimed)
+
+
+def client_of(call: Call) -> str:
+    """The connection of the caller, as ADDRESS:PORT. Through the HTTP process, that of its client."""
+    return str(peers.claimed(call.authentication(), call.metadata, peers.CLIENT) or call.peer)
 
 
 def multiple_of(share: float) -> float:

@@ -4,7 +4,7 @@ Requests become messages of protos/inference/open_inference.proto, and replies b
 Models, limits, rights and metrics are those of the gRPC server.
 
 app.py         the routes as a Starlette router; errors as answers; the pages
-routes.py      the table of all routes
+routes.py      the table of all routes; openapi.py: its description
 infer.py       bodies of inference as messages, and replies as bodies
 embeddings.py  OpenAI's endpoints
 schemas.py     pydantic models of JSON bodies, and JSON of messages

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from attention_serving.server.engine.errors import EngineError, OverloadedError
 from attention_serving.server.http import embeddings
 from attention_serving.server.http.exchange import Exchange, Reply, Service
+from attention_serving.server.http.openapi import document
 from attention_serving.server.http.routes import ROUTES, Handler
 from attention_serving.server.http.schemas import to_json
 
@@ -41,6 +42,7 @@ STATUSES = {
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
+DOCS = Path(__file__).with_name("docs.html")
 # A checkout has the page in the client's distribution, from which the build of this one copies it.
 EXPLORER = Path(__file__).with_name("explorer.html")
 if not EXPLORER.exists():
@@ -61,9 +63,10 @@ def create_application(service: Service) -> Router:
     for route in ROUTES:
         for path in route.paths:
             found[path][route.verb] = route.handle
+    found["/openapi.json"]["GET"] = _openapi
+    found["/docs"]["GET"] = partial(_page, DOCS.read_bytes())
     if service.settings.http_explore:
-        page = Reply([EXPLORER.read_bytes()], headers=PAGE_HEADERS)
-        found["/explore"]["GET"] = partial(_page, page)
+        found["/explore"]["GET"] = partial(_page, EXPLORER.read_bytes())
         found["/explore/models"]["GET"] = _explorer_models
     routes = [Route(path, Endpoint(service, path, handlers)) for path, handlers in found.items()]
     return Router(routes, redirect_slashes=False, default=Endpoint(service, "", {}))
@@ -115,7 +118,7 @@ class Endpoint:
         if verb in self._handlers:
             return self._handlers[verb]
         if not self._handlers:
-            raise HTTPException(404, f"{path}: there is no such path")
+            raise HTTPException(404, f"{path}: there is no such path; /docs lists them")
         allowed = ", ".join(sorted(self._handlers))
         raise HTTPException(405, f"{path}: the method is {verb[:20]}; must be {allowed}", {"allow": allowed})
 
@@ -153,8 +156,12 @@ def _retry_seconds(error: grpc.aio.AioRpcError) -> float:
     return float(retry.retry_delay.ToMicroseconds() / 1e6)
 
 
-async def _page(page: Reply, _exchange: Exchange) -> Reply:
-    return page
+async def _openapi(_exchange: Exchange) -> Reply:
+    return Reply.of_json(document())
+
+
+async def _page(content: bytes, _exchange: Exchange) -> Reply:
+    return Reply([content], headers=PAGE_HEADERS)
 
 
 async def _explorer_models(exchange: Exchange) -> Reply:

@@ -242,6 +242,9 @@ class Exchange:
         metadata += self._forwarded(PARENT, STATE, "authorization")
         if names := self._connection.peer_identities:
             metadata.append(peers.forward(names))
+        if self.service.settings.has_identities and self.scope["client"]:  # tokens that fail count for it
+            host, port = self.scope["client"]
+            metadata.append((peers.CLIENT, f"{host}:{port}"))
         size = sum(len(name) + len(value) + HEADER_BYTES for name, value in metadata)
         if size > MAX_FORWARDED_BYTES:
             message = f"the headers that are passed on take {size} bytes; the limit is {MAX_FORWARDED_BYTES}"

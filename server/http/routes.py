@@ -1,18 +1,26 @@
-"""The table of all routes: what answers each, and the JSON of its reply.
+"""The table of all routes: what answers each, what its body must be, and the JSON of its reply.
 
 Paths and bodies are those of Triton's HTTP protocol, which contain those of KServe, and those of OpenAI.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from google.protobuf.message_factory import GetMessageClass
+from pydantic import BaseModel
 
 from attention_serving.protos.inference.open_inference_pb2 import DESCRIPTOR
 from attention_serving.server.http import embeddings, infer, schemas
 from attention_serving.server.http.exchange import TIMEOUT_SECONDS, Exchange, Reply
-from attention_serving.server.http.schemas import Body, to_json, values_of
+from attention_serving.server.http.schemas import (
+    Body,
+    EmbeddingRequest,
+    InferenceRequest,
+    to_json,
+    values_of,
+)
 
 Handler: TypeAlias = "Callable[[Exchange], Awaitable[Reply]]"
 
@@ -28,23 +36,34 @@ FIELDS = {
 TRACE_LEVEL = "trace_level"
 
 
-class Route(NamedTuple):
-    """What answers one verb on some paths, in which names of parameters are in braces."""
+@dataclass(frozen=True)
+class Route:
+    """What answers one verb on some paths.
 
-    verb: str
-    paths: tuple[str, ...]
-    handle: Handler
-
-
-def _rpc(rpc: str, paths: tuple[str, ...], body: Any = None, answer: Callable[[Any], Any] = to_json) -> Route:
-    """A route that calls a method of gRPC.
-
-    Args:
-        rpc: Name of the method.
-        paths: Its paths.
-        body: The model of the JSON of a POST; None for a GET.
-        answer: Makes the JSON of the answer from the reply.
+    Attributes:
+        name: Its name in the description; that of the method of gRPC if it calls one.
+        paths: Its paths, with parameters in braces.
+        summary: What it does.
+        handle: Answers a request.
+        body: What the JSON of a POST must be; None for a GET.
     """
+
+    name: str
+    paths: tuple[str, ...]
+    summary: str
+    handle: Handler
+    body: type[BaseModel] | None = None
+
+    @property
+    def verb(self) -> str:
+        """GET or POST."""
+        return "GET" if self.body is None else "POST"
+
+
+def _rpc(
+    rpc: str, paths: tuple[str, ...], summary: str, body: Any = None, answer: Callable[[Any], Any] = to_json
+) -> Route:
+    """A route that calls a method of gRPC; `answer` makes the JSON from its reply."""
     # Waiting for models to load or to unload is not bounded: they may be large.
     timeout_seconds = None if rpc in ("RepositoryModelLoad", "RepositoryModelUnload") else TIMEOUT_SECONDS
     described, method = SERVICE.methods_by_name[rpc], f"/{SERVICE.full_name}/{rpc}"
@@ -70,7 +89,7 @@ def _rpc(rpc: str, paths: tuple[str, ...], body: Any = None, answer: Callable[[A
         # The protocol reports "not ready" as status 400.
         return Reply.of_json(answer(reply), 200 if getattr(reply, "ready", True) else 400)
 
-    return Route("GET" if body is None else "POST", paths, handle)
+    return Route(rpc, paths, summary, handle, body)
 
 
 def _trace_settings(reply: Any) -> dict[str, Any]:
@@ -103,37 +122,41 @@ def _after(paths: tuple[str, ...], end: str) -> tuple[str, ...]:
 
 def _shared_memory(kind: str, path: str, region: type[Body]) -> tuple[Route, ...]:
     name, some = f"{kind}SharedMemory", (f"/v2/{path}", f"/v2/{path}/region/{{region}}")
+    status, end = "One registered region of shared memory, or all.", "Unregisters one region, or all."
     return (
-        _rpc(f"{name}Status", _after(some, "/status"), answer=_regions),
-        _rpc(f"{name}Register", (f"{some[1]}/register",), region),
-        _rpc(f"{name}Unregister", _after(some, "/unregister"), Body),
+        _rpc(f"{name}Status", _after(some, "/status"), status, answer=_regions),
+        _rpc(f"{name}Register", (f"{some[1]}/register",), "Registers a region of shared memory.", region),
+        _rpc(f"{name}Unregister", _after(some, "/unregister"), end, Body),
     )
 
 
 MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 REPOSITORY = ("/v2/repository", "/v2/repository/{repository}")
 NAMED = ("/v2/repository/models/{model}", "/v2/repository/{repository}/models/{model}")
-STATISTICS = ("/v2/models/stats", *_after(MODEL, "/stats"))
+EMBEDDINGS, ENCODERS = ("/v1/embeddings",), ("/v1/models", "/v1/models/{model}")
+INFER, STATISTICS = _after(MODEL, "/infer"), ("/v2/models/stats", *_after(MODEL, "/stats"))
+INDEX, LOAD, UNLOAD = _after(REPOSITORY, "/index"), _after(NAMED, "/load"), _after(NAMED, "/unload")
 TRACES, LOGGING = ("/v2/trace/setting", "/v2/models/{model}/trace/setting"), ("/v2/logging",)
+NOT_READY = "ready for requests; status 400 if it is not."
 # The first path that fits is taken: the busiest first, and those of a model later, which would take "stats".
 ROUTES = (
-    Route("POST", _after(MODEL, "/infer"), infer.infer),
-    Route("POST", ("/v1/embeddings",), embeddings.embed),
-    Route("GET", ("/v1/models", "/v1/models/{model}"), embeddings.models),
-    _rpc("ServerLive", ("/v2/health/live",)),
-    _rpc("ServerReady", ("/v2/health/ready",)),
-    _rpc("ServerMetadata", ("/v2",)),
-    _rpc("ModelStatistics", STATISTICS),
-    _rpc("ModelReady", _after(MODEL, "/ready")),
-    _rpc("ModelMetadata", MODEL),
-    _rpc("ModelConfig", _after(MODEL, "/config"), answer=_config),
-    _rpc("RepositoryIndex", _after(REPOSITORY, "/index"), schemas.RepositoryIndex, _models),
-    _rpc("RepositoryModelLoad", _after(NAMED, "/load"), schemas.RepositoryChange),
-    _rpc("RepositoryModelUnload", _after(NAMED, "/unload"), schemas.RepositoryChange),
-    _rpc("TraceSetting", TRACES, answer=_trace_settings),
-    _rpc("TraceSetting", TRACES, schemas.TraceSettings, _trace_settings),
-    _rpc("LogSettings", LOGGING, answer=_log_settings),
-    _rpc("LogSettings", LOGGING, schemas.LogSettings, _log_settings),
+    Route("ModelInfer", INFER, "Computes the outputs of a model.", infer.infer, InferenceRequest),
+    Route("Embeddings", EMBEDDINGS, "Computes embeddings of texts.", embeddings.embed, EmbeddingRequest),
+    Route("EncoderModels", ENCODERS, "The text encoders that are ready.", embeddings.models),
+    _rpc("ServerLive", ("/v2/health/live",), "Whether the server is live."),
+    _rpc("ServerReady", ("/v2/health/ready",), f"Whether the server is {NOT_READY}"),
+    _rpc("ServerMetadata", ("/v2",), "Name, version and extensions of the server."),
+    _rpc("ModelStatistics", STATISTICS, "Statistics of a model, or of all."),
+    _rpc("ModelReady", _after(MODEL, "/ready"), f"Whether a model is {NOT_READY}"),
+    _rpc("ModelMetadata", MODEL, "Versions, inputs and outputs of a model."),
+    _rpc("ModelConfig", _after(MODEL, "/config"), "A model as Triton configures it.", answer=_config),
+    _rpc("RepositoryIndex", INDEX, "All models and their states.", schemas.RepositoryIndex, _models),
+    _rpc("RepositoryModelLoad", LOAD, "Loads a model, also again.", schemas.RepositoryChange),
+    _rpc("RepositoryModelUnload", UNLOAD, "Unloads a model.", schemas.RepositoryChange),
+    _rpc("TraceSetting", TRACES, "The settings of traces.", answer=_trace_settings),
+    _rpc("TraceSetting", TRACES, "Changes them.", schemas.TraceSettings, _trace_settings),
+    _rpc("LogSettings", LOGGING, "What the server logs.", answer=_log_settings),
+    _rpc("LogSettings", LOGGING, "Changes what it logs.", schemas.LogSettings, _log_settings),
     *_shared_memory("System", "systemsharedmemory", schemas.SystemRegion),
     *_shared_memory("Cuda", "cudasharedmemory", schemas.CudaRegion),
 )

@@ -134,7 +134,7 @@ class InputTensor(Body):
     datatype: str
     shape: Annotated[list[Natural], Field(max_length=MAX_AXES)]
     parameters: Entries = {}
-    data: Any = None
+    data: Annotated[Any, Field(json_schema_extra={"type": "array"})] = None
 
 
 class RequestedOutput(Body):
@@ -170,7 +170,7 @@ class EmbeddingRequest(Body):
     model_config = ConfigDict(extra="forbid")
 
     model: str
-    input: Any
+    input: Annotated[Any, Field(json_schema_extra={"type": ["string", "array"]})]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
     user: str | None = None

@@ -38,6 +38,8 @@ HANDSHAKE_SECONDS, GOODBYE_SECONDS = 10.0, 0.5
 LARGE_BODIES_NICE = 5
 # The request line and the headers together; also what a body has between two pieces of its data.
 MAX_HEAD_BYTES = 1 << 16
+# Parsing a chunk takes about a microsecond, however small it is.
+MAX_CHUNKS = 1 << 16
 # Requests of a connection that wait for the answer to an earlier one.
 MAX_PIPELINED = 16
 # How long a connection may be without a request.
@@ -62,6 +64,7 @@ class Connection(HttpToolsProtocol):
     _in_head = True
     # Bytes that the parser has received since the last ones that it has passed on.
     _unparsed = 0
+    _chunks = 0
     # The part of a request that must arrive in time, and since when the connection waits for its client.
     _awaited, _since = "", 0.0
     _read_timer: asyncio.TimerHandle | None = None
@@ -118,9 +121,15 @@ class Connection(HttpToolsProtocol):
         """Checks the head, and begins to answer the request."""
         self._check_head()
         super().on_headers_complete()
-        self._in_head, self._unparsed = False, 0
+        self._in_head, self._unparsed, self._chunks = False, 0, 0
         self._unset_keepalive_if_required()
         self._await("")
+
+    def on_chunk_header(self) -> None:
+        """Counts the chunks of a body."""
+        self._chunks += 1
+        if self._chunks > MAX_CHUNKS:
+            raise _invalid(413, f"the body has more than {MAX_CHUNKS} chunks")
 
     def on_body(self, body: bytes) -> None:
         """Takes a part of a body."""

@@ -46,6 +46,7 @@ RETRY_SECONDS = 0.5
 STATUSES = {
     Code.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
     Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
+    Code.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
 }
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
@@ -145,6 +146,10 @@ class MetricsEndpoint(ThreadingWSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
+    def get_environ(self) -> dict[str, Any]:
+        """The request, with the port of its client, which tells connections of one address apart."""
+        return {**super().get_environ(), "REMOTE_PORT": str(self.client_address[1])}
+
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that the library uses
         """Logs nothing: scrapes are frequent."""
 
@@ -165,7 +170,8 @@ def _guarded(metrics: Any, refresh: Callable[[], None], guard: Guard | None) -> 
                 if guard is not None:
                     token = environ.get("HTTP_AUTHORIZATION")
                     sent = () if token is None else (("authorization", token),)
-                    guard.identify(sent, tuple).require(Right.READ)
+                    client = f"{environ['REMOTE_ADDR']}:{environ['REMOTE_PORT']}"
+                    guard.identify(sent, tuple, lambda: client).require(Right.READ)
                 refresh()
                 return metrics(environ, start_response)
         except EngineError as error:

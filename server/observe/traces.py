@@ -10,8 +10,10 @@ Names follow OpenTelemetry's conventions: https://opentelemetry.io/docs/specs/se
 
 import logging
 import os
+import re
 import threading
 from collections.abc import Mapping
+from random import getrandbits
 from typing import Any
 
 from opentelemetry.context import Context
@@ -19,6 +21,8 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace import span as trace_span
 from opentelemetry.trace.propagation import tracecontext
@@ -40,6 +44,8 @@ CLOSE_SECONDS = 1.5
 CANCEL_SECONDS = 1.0
 # Codes of gRPC that are the server's fault, of the same conventions.
 ERRORS = frozenset(("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"))
+# What samples new traces, as the description of a sampler begins, which the specification defines.
+NEW_TRACES = re.compile(r"(?:ParentBased\{root:)?(?:AlwaysOffSampler|TraceIdRatioBased\{([^}]+)\})")
 
 
 class Traces:
@@ -57,15 +63,31 @@ class Traces:
             logging.getLogger(reader.__name__).setLevel(logging.ERROR)
         self._server = {"server.address": host, "server.port": port or ""}
         self._exporter = OTLPSpanExporter()
-        self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
+        self._ids = _Ids()
+        self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False, id_generator=self._ids)
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer(NAME, VERSION)
         self._propagator = tracecontext.TraceContextTextMapPropagator()
+        self._follows_caller = isinstance(self._provider.sampler, ParentBased)
+        found = NEW_TRACES.match(self._provider.sampler.get_description())
+        ratio = float(found[1] or 0) if found else 1.0
+        # Of the ids of new traces, the sampler takes those whose lower half is less.
+        self._bound = TraceIdRatioBased.get_bound_for_rate(ratio)
 
     def begin(self, method: str, metadata: Metadata) -> Span | None:
-        """Starts the span of a call over gRPC, given its method and metadata; None if it is not sampled."""
-        carrier = {}
-        if callers_trace(metadata) is not None:
+        """Starts the span of a call over gRPC, given its method and metadata; None if it is not sampled.
+
+        The library takes 5 of the 100 microseconds of a small call for one that is not sampled, and 20 if its
+        caller has sent a context. What it would decide is found out before, in 1 to 2 microseconds.
+        """
+        caller, carrier = callers_trace(metadata), {}
+        if caller is None:
+            if self._ids.next_trace & TraceIdRatioBased.TRACE_ID_LIMIT >= self._bound:
+                self._ids.next_trace = getrandbits(128)
+                return None
+        elif self._follows_caller and not caller[1]:
+            return None
+        else:
             carrier = {key: value for key, value in metadata if key in (PARENT, STATE)}
         context = self._propagator.extract(carrier, Context())
         span = self._tracer.start_span(method.removeprefix("/"), context, SpanKind.SERVER)
@@ -140,6 +162,22 @@ class Traces:
             self._exporter.shutdown()
             # A thread that is still inside gRPC can hold up the end of the interpreter.
             closing.join(CANCEL_SECONDS)
+
+
+class _Ids(RandomIdGenerator):
+    """Draws the id of the next trace ahead, because a sampler decides by it.
+
+    Attributes:
+        next_trace: That id, of 128 random bits.
+    """
+
+    def __init__(self) -> None:
+        self.next_trace = getrandbits(128)
+
+    def generate_trace_id(self) -> int:
+        """The id that was drawn."""
+        drawn, self.next_trace = self.next_trace, getrandbits(128)
+        return drawn
 
 
 def _resource() -> Resource:

@@ -36,7 +36,9 @@ class Guard:
         self._table = table
         self._web_tokens = web_tokens
 
-    def identify(self, metadata: Metadata, certificates: Callable[[], tuple[str, ...]]) -> Identity:
+    def identify(
+        self, metadata: Metadata, certificates: Callable[[], tuple[str, ...]], client: Callable[[], str] = str
+    ) -> Identity:
         """The identity of a call: that of its token, or else that of its certificate.
 
         A token that is not valid is an error even if the certificate is: what the caller asked for is
@@ -45,22 +47,23 @@ class Guard:
         Args:
             metadata: The metadata of the call.
             certificates: Returns the names in the verified client certificate.
+            client: Returns the connection of the caller, as ADDRESS:PORT. Failed verifications count for it.
 
         Raises:
             CredentialsError: The caller is unknown.
             EngineError: It cannot be found out now.
         """
         token = bearer_token(metadata)
-        identity = self._of_certificate(certificates()) if token is None else self._of_token(token)
+        identity = self._of_certificate(certificates()) if token is None else self._of_token(token, client)
         identity.check_expiry(time.time())
         return identity
 
-    def _of_token(self, token: str) -> Identity:
+    def _of_token(self, token: str, client: Callable[[], str]) -> Identity:
         digest = digest_of(token)
         if self._table is not None and (identity := self._table.value.get(digest)) is not None:
             return identity
         if self._web_tokens is not None and token.count(".") == DOTS:
-            return self._web_tokens.of_token(token, digest)
+            return self._web_tokens.of_token(token, digest, client)
         raise InvalidTokenError("the token is not one of this server's: it is wrong, or was revoked")
 
     def _of_certificate(self, names: tuple[str, ...]) -> Identity:

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 # Metadata of a call that the HTTP process makes: the names in the certificate of its client, as a JSON list
-# of texts. The server reads it only if the call came through its private socket: nobody else can claim it.
-FORWARDED = "attention-peer-identities-bin"
+# of texts, and the connection of the client, as ADDRESS:PORT. The server reads them only if the call came
+# through its private socket: no other caller can claim them.
+FORWARDED, CLIENT = "attention-peer-identities-bin", "attention-client"
 # The property of gRPC's authentication context that says what secures a connection, and what it says of those
 # through the private socket: see `RpcServer.bind`.
 SECURITY, LOCAL = "transport_security_type", b"local"
@@ -57,15 +58,21 @@ def forward(names: Sequence[str]) -> tuple[str, bytes]:
     return FORWARDED, json.dumps(names).encode()
 
 
-def forwarded(
-    context: Mapping[str, Sequence[bytes]], metadata: Iterable[tuple[str, str | bytes]]
-) -> tuple[str, ...]:
-    """The names of its client that the HTTP process states; empty if the call is from anybody else.
+def read_forwarded(value: str | bytes) -> tuple[str, ...]:
+    """The names in the value of such metadata."""
+    return tuple(json.loads(value))
+
+
+def claimed(
+    context: Mapping[str, Sequence[bytes]], metadata: Iterable[tuple[str, str | bytes]], name: str
+) -> str | bytes | None:
+    """What the HTTP process says about its client; None if the call is from anybody else.
 
     Args:
         context: gRPC's authentication context of the call.
         metadata: The metadata of the call. It is read only if the call is from the HTTP process.
+        name: What is asked for: FORWARDED or CLIENT.
     """
     if LOCAL not in context.get(SECURITY, ()):
-        return ()
-    return next((tuple(json.loads(value)) for key, value in metadata if key == FORWARDED), ())
+        return None
+    return next((value for key, value in metadata if key == name), None)

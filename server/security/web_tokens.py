@@ -1,9 +1,10 @@
 """Verifies JSON Web Tokens (RFC 7519), with public keys of a JWK set (RFC 7517) in a file or behind a URL.
 
-Each good token is verified once: its identity is kept until the keys change. The verification runs on the
+Each token is verified once: the result is kept until the token expires. The first verification runs on the
 thread that takes calls. It takes 70 us (RS256) to 500 us (ES384); to hand it to another thread and back costs
-about as much, and both would need the interpreter. No lock is held: single reads and writes of dictionaries
-are atomic, and two threads that verify the same token at the same time store the same result.
+about as much, and both would need the interpreter. How many tokens may fail is limited for each address. No
+lock is held: single reads and writes of dictionaries are atomic, and two threads that verify the same token
+at the same time store the same result.
 
 PyJWT fetches and reads the keys. Its cache is not used: it fetches on the thread that asks for a key, which
 is the one that takes calls.
@@ -11,6 +12,7 @@ is the one that takes calls.
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -20,8 +22,10 @@ from urllib.parse import urlsplit
 import jwt
 
 from attention_serving.server.addresses import is_loopback_address
+from attention_serving.server.engine.errors import OverloadedError
 from attention_serving.server.errors import IdentityError
 from attention_serving.server.security.rights import (
+    CredentialsError,
     ExpiredTokenError,
     Identity,
     InvalidTokenError,
@@ -43,8 +47,10 @@ REFRESH_SECONDS, PAUSE_SECONDS = 3600.0, 10.0
 # How far the clocks of the issuer and of this machine may differ, in seconds.
 LEEWAY_SECONDS = 30.0
 REQUIRED = ["exp", "iss", "aud", "sub"]
-# Tokens whose identities are kept. When there are more, all are verified again.
+# Tokens whose results are kept, verified or failed. When there are more, all are verified again.
 MAX_KNOWN = 10_000
+# Failed verifications of an address a second: 100 of 500 us take a twentieth of the thread that takes calls.
+MAX_FAILURES = 100
 MAX_SUBJECT = 200
 # Seconds since 1970 that a float holds exactly.
 FOREVER = 2**53
@@ -185,6 +191,13 @@ def _keys_in(where: str, content: Any) -> KeySet | None:
         raise IdentityError(f"{where}: {error}") from None
 
 
+class UndecidedError(InvalidTokenError):
+    """The token may be good later, so that it must not be remembered as one that failed.
+
+    It is not valid yet, or the issuer may have published its key since.
+    """
+
+
 class WebTokens:
     """The identities of JSON Web Tokens. For any thread."""
 
@@ -200,15 +213,23 @@ class WebTokens:
         self._keys = keys
         self._issuer, self._audience = issuer, audience
         self._rights_claim = rights_claim
-        # Identities by the SHA-256 of tokens, with the key set that they hold for.
-        self._known: tuple[KeySet | None, dict[bytes, Identity]] = None, {}
+        # Results by the SHA-256 of tokens, with the key set that they hold for.
+        self._known: tuple[KeySet | None, dict[bytes, Identity | CredentialsError]] = None, {}
+        # Failed verifications of this second, for each connection and for each address.
+        self._second, self._failures = 0, Counter[str]()
 
-    def of_token(self, token: str, digest: bytes) -> Identity:
+    def of_token(self, token: str, digest: bytes, client: Callable[[], str] = str) -> Identity:
         """The identity of a token, given with its SHA-256.
+
+        Args:
+            token: The token.
+            digest: Its SHA-256.
+            client: Returns the connection that it arrived on, as ADDRESS:PORT.
 
         Raises:
             CredentialsError: The token is not valid now.
             KeysUnavailableError: There are no keys yet.
+            OverloadedError: Too many tokens of this address have failed.
         """
         keys = self._keys.current
         if keys is None:
@@ -219,8 +240,38 @@ class WebTokens:
             self._known = keys, known
         found = known.get(digest)
         if found is None:
-            found = known[digest] = self._identity(self._claims(token, keys))
+            connection = client()
+            self._check_failures(connection)
+            try:
+                found = self._identity(self._claims(token, keys))
+            except CredentialsError as error:
+                self._failures.update((connection, _address(connection)))
+                if isinstance(error, UndecidedError):
+                    raise
+                found = error
+            known[digest] = found
+        if isinstance(found, CredentialsError):
+            # A copy: tracebacks, which keep the calls, would gather in the one that is remembered.
+            raise type(found)(found.message)
         return found
+
+    def _check_failures(self, connection: str) -> None:
+        """Refuses to try a token that arrived on a connection.
+
+        Past the limit of an address, its connections on which a token has failed are refused. Its other
+        connections are not, so that callers who share the address of an attacker are served: a forged token
+        then takes a new connection, which costs the attacker more than the verification costs the server.
+
+        Raises:
+            OverloadedError: Too many have failed.
+        """
+        if (second := int(time.time())) != self._second:
+            self._second, self._failures = second, Counter()
+        failures = self._failures
+        if failures[_address(connection)] >= MAX_FAILURES and connection in failures:
+            raise OverloadedError(
+                "too many tokens of this address are not valid; try again later", retry_after=1
+            )
 
     def _claims(self, token: str, keys: KeySet) -> dict[str, Any]:
         """The claims of a token that is valid now. Its key decides about the algorithm."""
@@ -228,7 +279,7 @@ class WebTokens:
             key = find_key(keys, jwt.get_unverified_header(token).get("kid"))
             if key is None:
                 self._keys.want()
-                raise InvalidTokenError("the key that signed the token is not one of the issuer's")
+                raise UndecidedError("the key that signed the token is not one of the issuer's")
             claims: dict[str, Any] = jwt.decode(
                 token,
                 key,
@@ -240,7 +291,7 @@ class WebTokens:
         except jwt.ExpiredSignatureError:
             raise ExpiredTokenError("the token has expired; get a new one") from None
         except jwt.ImmatureSignatureError:
-            raise InvalidTokenError("the token is not valid yet") from None
+            raise UndecidedError("the token is not valid yet") from None
         except CLEAR as error:
             raise InvalidTokenError(f"the token is not valid: {error}") from None
         except BROKEN:
@@ -259,3 +310,8 @@ class WebTokens:
             rights=Rights.known(text for text in texts if isinstance(text, str)),
             expires=min(int(claims["exp"]), FOREVER) + LEEWAY_SECONDS,
         )
+
+
+def _address(connection: str) -> str:
+    """The address of a connection, without its port."""
+    return connection.rpartition(":")[0]

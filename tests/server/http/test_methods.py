@@ -1,6 +1,6 @@
 """Every route but inference: the message that the gRPC server receives, the JSON of its reply, and errors.
 
-Also the examples of docs/http.md.
+Also the description of the routes, its page, and the examples of docs/http.md.
 """
 
 import base64
@@ -18,10 +18,11 @@ from tritonclient import http as triton
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.http.exchange import Service
+from attention_serving.server.http.routes import ROUTES
 from attention_serving.server.settings import Settings
 from scripts.local_server import serving
 from tests.server.http.clients import HOST, INFER, REQUEST, ask, http_port
-from tests.server.http.scripted import Scripted
+from tests.server.http.scripted import SERVICE, Scripted
 from tests.server.samples import ROOT
 
 LOAD = "/v2/repository/r/models/m/load"
@@ -237,6 +238,32 @@ def test_a_token_that_metadata_cannot_carry(port: int, token: str, status: int, 
     answer = ask(port, INFER, REQUEST, {"Authorization": f"Bearer {token}"})
     assert answer.status == status
     assert answer.error.startswith(error)
+
+
+def test_every_method_of_the_service_has_a_route() -> None:
+    own, streamed = {"Embeddings", "EncoderModels"}, {"ModelStreamInfer"}
+    assert {method.name for method in SERVICE.methods} - streamed == {route.name for route in ROUTES} - own
+
+
+def test_the_description_names_every_route_and_its_references_exist(port: int) -> None:
+    answer = ask(port, "/openapi.json")
+    described, components = answer.json["paths"], answer.json["components"]
+    expected = {(path, route.verb.lower()) for route in ROUTES for path in route.paths}
+    assert {(path, verb) for path, verbs in described.items() for verb in verbs} == expected
+    names = [operation["operationId"] for verbs in described.values() for operation in verbs.values()]
+    assert len(set(names)) == len(names)
+    found = re.findall(r'"\$ref": ?"#/components/(\w+)/(\w+)"', answer.body.decode())
+    assert ("schemas", "InferenceRequest") in found
+    assert not [name for kind, name in found if name not in components[kind]]
+    infer = described["/v2/models/{model}/infer"]["post"]
+    assert set(infer["requestBody"]["content"]) == {"application/json", "application/octet-stream"}
+
+
+def test_the_page_of_the_description_needs_no_other_host(port: int) -> None:
+    answer = ask(port, "/docs")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert b'http-equiv="Content-Security-Policy" content="default-src \'none\';' in answer.body
+    assert b"//" not in answer.body
 
 
 @pytest.mark.thorough

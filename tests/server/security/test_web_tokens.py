@@ -7,15 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import grpc
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed448, rsa
 
+from attention_serving.server.engine.errors import OverloadedError
+from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.errors import IdentityError
 from attention_serving.server.security import web_tokens
+from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.rights import (
     ExpiredTokenError,
     Identity,
@@ -26,6 +31,7 @@ from attention_serving.server.security.rights import (
 from attention_serving.server.security.token_file import digest_of
 from attention_serving.server.security.web_tokens import (
     LEEWAY_SECONDS,
+    MAX_FAILURES,
     Keys,
     WebTokens,
     check_url,
@@ -33,7 +39,7 @@ from attention_serving.server.security.web_tokens import (
     read_keys,
     shown,
 )
-from tests.server.seams import wait_until
+from tests.server.seams import PATIENCE_SECONDS, Served, wait_until
 from tests.server.security.samples import (
     AUDIENCE,
     ISSUER,
@@ -59,8 +65,8 @@ def tokens(keys: FixedKeys) -> WebTokens:
     return WebTokens(keys, issuer=ISSUER, audience=AUDIENCE)
 
 
-def identity_of(tokens: WebTokens, token: str) -> Identity:
-    return tokens.of_token(token, digest_of(token))
+def identity_of(tokens: WebTokens, token: str, client: str = "10.0.0.1:1") -> Identity:
+    return tokens.of_token(token, digest_of(token), lambda: client)
 
 
 DAMAGED = "the token is damaged, or its signature is wrong"
@@ -121,6 +127,16 @@ def test_a_token_expires_a_little_after_its_end(tokens: WebTokens) -> None:
     assert identity_of(tokens, signed(exp=10**400)).expires > now  # of any size
 
 
+def test_a_token_that_is_not_valid_yet_becomes_valid(
+    tokens: WebTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = signed(nbf=int(time.time()) + LEEWAY_SECONDS + 1000)
+    with pytest.raises(InvalidTokenError, match="not valid yet"):
+        identity_of(tokens, token)
+    monkeypatch.setattr(web_tokens, "LEEWAY_SECONDS", 2000)
+    assert identity_of(tokens, token).name == "someone"
+
+
 @pytest.fixture
 def decode(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """PyJWT's function, which counts the verifications."""
@@ -130,16 +146,43 @@ def decode(monkeypatch: pytest.MonkeyPatch) -> Mock:
 
 
 def test_a_token_is_verified_once_for_each_key_set(tokens: WebTokens, keys: FixedKeys, decode: Mock) -> None:
-    token = signed()
+    token, wrong = signed(), signed(key="two", kid="one")
     for _ in range(3):
         assert identity_of(tokens, token).name == "someone"
-    assert decode.call_count == 1
+        with pytest.raises(InvalidTokenError):
+            identity_of(tokens, wrong)
+    assert decode.call_count == 2
     keys.keys = read_keys(key_set(public_jwk("RS256", "two")))
     for _ in range(2):  # its issuer may have published the key again since
         with pytest.raises(InvalidTokenError, match="not one of the issuer's"):
             identity_of(tokens, token)
-    assert (decode.call_count, keys.wanted) == (1, 2)
+    assert (decode.call_count, keys.wanted) == (2, 2)
     assert identity_of(tokens, signed(key="two")).name == "someone"
+
+
+def test_failed_verifications_are_limited_for_the_connections_of_an_address_that_they_came_from(
+    tokens: WebTokens, decode: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = time.time()
+    monkeypatch.setattr(time, "time", lambda: second)
+    good = signed()
+    identity_of(tokens, good)
+    decode.reset_mock()
+    stem = signed()[:-6]
+    wrong = [f"{stem}{number:05d}A" for number in range(MAX_FAILURES + 1)]
+    clients = ["10.0.0.1:1", "10.0.0.1:2"]
+    for number, token in enumerate(wrong[:MAX_FAILURES]):
+        with pytest.raises(InvalidTokenError):
+            identity_of(tokens, token, clients[number % 2])
+    for client in clients:
+        with pytest.raises(OverloadedError):
+            identity_of(tokens, wrong[MAX_FAILURES], client)
+        assert identity_of(tokens, good, client).name == "someone"
+    assert decode.call_count == MAX_FAILURES
+    assert identity_of(tokens, signed(sub="neighbour"), "10.0.0.1:3").name == "neighbour"
+    assert identity_of(tokens, signed(sub="other"), "10.0.0.2:1").name == "other"
+    monkeypatch.setattr(time, "time", lambda: second + 1)
+    assert identity_of(tokens, signed(sub="another"), clients[0]).name == "another"
 
 
 def test_what_is_kept_is_bounded(tokens: WebTokens, decode: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +207,28 @@ def test_rights_are_in_the_claim_of_the_settings(keys: FixedKeys) -> None:
         (None, Rights()),
     ):
         assert identity_of(tokens, signed(scope="admin", permissions=claim)).rights == rights
+
+
+def codes(channel: grpc.Channel, *tokens: str) -> list[grpc.StatusCode]:
+    method: Any = channel.unary_unary("/inference.GRPCInferenceService/ServerMetadata")
+    metadata = [(("authorization", f"Bearer {token}"),) for token in tokens]
+    return [method.future(b"", metadata=each, timeout=PATIENCE_SECONDS).code() for each in metadata]
+
+
+def test_over_grpc_the_connection_of_forged_tokens_is_refused_and_a_newcomer_is_served(
+    self_model: LoadedModel, tokens: WebTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_tokens, "MAX_FAILURES", 3)
+    monkeypatch.setattr(web_tokens, "time", SimpleNamespace(time=lambda: 100.0))  # all in one second
+    ok, unauthenticated = grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED
+    exhausted = grpc.StatusCode.RESOURCE_EXHAUSTED
+    forged = [f"{signed()[:-6]}{number:05d}A" for number in range(4)]
+    known, new = (signed(sub=name) for name in ("known", "new"))
+    with Served(self_model, guard=Guard(None, tokens)) as served, served.connect() as other:
+        assert codes(served.channel, known) == [ok]
+        assert codes(served.channel, *forged) == [*3 * [unauthenticated], exhausted]
+        assert codes(served.channel, new, known) == [exhausted, ok]
+        assert codes(other, new) == [ok]
 
 
 OCT = {"kty": "oct", "k": "c2VjcmV0", "kid": "shared", "alg": "HS256"}

@@ -17,9 +17,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from attention_serving.server.api.admission import peer_identities
+from attention_serving.server.api.admission import client_of, peer_identities
 from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.observe.prometheus import MetricsEndpoint
+from attention_serving.server.security.peers import CLIENT as CLIENT_KEY
 from attention_serving.server.security.peers import FORWARDED, forward, names_in
 from attention_serving.server.tls import watch
 from attention_serving.server.tls.files import CurrentCertificates, TlsFiles
@@ -65,7 +66,7 @@ class Answering:
     """
 
     def __init__(self, kind: TransportKind, current: CurrentCertificates, folder: Path) -> None:
-        self._callers: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
+        self._callers: queue.SimpleQueue[tuple[tuple[str, ...], str]] = queue.SimpleQueue()
         self._transport = create_transport(kind, {"grpc.so_reuseport": 0}, max_calls=64)
         self.port = self._transport.listen(f"{HOST}:0", tls_credentials(current))
         self.open_socket, self.private_socket = f"unix:{folder}/open", f"unix:{folder}/private"
@@ -73,15 +74,15 @@ class Answering:
         self._transport.listen(self.private_socket, private_credentials())
         self._transport.start(self._serve, lambda: False)
 
-    def next_caller(self) -> tuple[str, ...]:
-        """The names in the certificate of the next call's client."""
+    def next_caller(self) -> tuple[tuple[str, ...], str]:
+        """The names in the certificate of the next call's client, and its connection."""
         return self._callers.get(timeout=PATIENCE_SECONDS)
 
     def close(self) -> None:
         self._transport.stop(0, lambda: None)
 
     async def _serve(self, call: Call) -> None:
-        self._callers.put(peer_identities(call))
+        self._callers.put((peer_identities(call), client_of(call)))
         await call.message()
         call.reply(REPLY)
 
@@ -252,28 +253,32 @@ def call(channel: grpc.Channel, *metadata: tuple[str, str | bytes]) -> None:
 
 
 def test_the_private_socket_alone_may_name_another(server: Answering) -> None:
-    claim = forward(["root", "Zoë"])
+    claim = (forward(["root", "Zoë"]), (CLIENT_KEY, "10.0.0.1:7"))
     local = grpc.local_channel_credentials(grpc.LocalConnectionType.UDS)
     with grpc.secure_channel(server.private_socket, local) as channel:
-        call(channel, claim)
-        assert server.next_caller() == ("root", "Zoë")
+        call(channel, *claim)
+        assert server.next_caller() == (("root", "Zoë"), "10.0.0.1:7")
         call(channel)
-        assert server.next_caller() == ()
+        assert server.next_caller()[0] == ()
     with grpc.insecure_channel(server.open_socket) as channel:
-        call(channel, claim)
-        assert server.next_caller() == ()
+        call(channel, *claim)
+        names, client = server.next_caller()
+        assert (names, client == "10.0.0.1:7") == ((), False)
     credentials = grpc.ssl_channel_credentials(AUTHORITY.pem, JOB.key, JOB.certificate)
     with grpc.secure_channel(f"{HOST}:{server.port}", credentials) as channel:
-        call(channel, claim)
-        assert server.next_caller() == ("job.example", "A job")
+        call(channel, *claim)
+        names, client = server.next_caller()
+        assert (names, client == "10.0.0.1:7") == (("job.example", "A job"), False)
 
 
 def test_http_names_its_client(server: Answering, files: TlsFiles, tmp_path: Path) -> None:
-    with front(server.private_socket, **settings_of(files)) as running:
+    with front(server.private_socket, tokens="unread", **settings_of(files)) as running:
         context = client_context(AUTHORITY.pem, JOB, tmp_path)
         connection = http.client.HTTPSConnection(HOST, running.port, timeout=30, context=context)
         # A client cannot name itself.
-        connection.request("GET", "/v2/health/live", headers={FORWARDED: "WyJyb290Il0="})
+        claim = {FORWARDED: "WyJyb290Il0=", CLIENT_KEY: "1.1.1.1:1"}
+        connection.request("GET", "/v2/health/live", headers=claim)
+        own = connection.sock.getsockname()
         assert connection.getresponse().status == 200
         connection.close()
-    assert server.next_caller() == ("job.example", "A job")
+    assert server.next_caller() == (("job.example", "A job"), f"{own[0]}:{own[1]}")
