@@ -26,7 +26,6 @@ from attention_serving.artifact.tolerance import Tolerance
 CERTIFICATE_FILE = "certificate.json"
 MAX_CERTIFICATE_BYTES = 1 << 20
 MAX_SIGNATURES = 100
-SHOWN_DIGITS = 16
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Final = "tag:attention-serving,2026:parity/v1"
@@ -147,9 +146,9 @@ def check_certificate(folder: Path, manifest: Manifest, keys: Sequence[PublicKey
     return Certificate(proof=statement.predicate, files=len(statement.subject), key=key.keyid)
 
 
-def seal(payload: bytes, key: PrivateKey, payload_type: str = PAYLOAD_TYPE) -> str:
+def seal(payload: bytes, key: PrivateKey) -> str:
     """Signs a payload; returns the envelope as JSON."""
-    envelope = Envelope(payload, payload_type, {})
+    envelope = Envelope(payload, PAYLOAD_TYPE, {})
     envelope.sign(key)
     return json.dumps(envelope.to_dict(), indent=2) + "\n"
 
@@ -167,7 +166,6 @@ def unseal(path: Path, content: bytes, keys: Sequence[PublicKey]) -> tuple[bytes
     """
     try:
         found = json.loads(content)
-        claimed = {each.get("keyid") for each in found["signatures"]}
         # The library needs ids, of which each names one signature.
         signatures = [{**each, "keyid": str(number)} for number, each in enumerate(found["signatures"])]
         envelope = Envelope.from_dict({**found, "signatures": signatures})
@@ -184,8 +182,6 @@ def unseal(path: Path, content: bytes, keys: Sequence[PublicKey]) -> tuple[bytes
                 if envelope.payload_type != PAYLOAD_TYPE:
                     raise ArtifactError(path, f"does not contain a payload of type {PAYLOAD_TYPE}")
                 return envelope.payload, key
-    if known := [key.keyid for key in keys if key.keyid in claimed]:
-        raise ArtifactError(path, f"has a wrong signature of key {known[0][:SHOWN_DIGITS]}")
     raise ArtifactError(path, "is not signed with a trusted key")
 
 
@@ -204,15 +200,10 @@ def _check_subject(path: Path, statement: _Statement, manifest: Manifest) -> Non
         )
     signed = {subject.name: subject.digest.get("sha256") for subject in statement.subject}
     found = _digests(path.parent, manifest)
-    for name, digest in found.items():
-        if name not in signed:
-            raise ArtifactError(path, f"does not cover {name}")
-        if signed[name] != digest:
-            raise ArtifactError(
-                path, f"is that of another {name}: the artifact was changed after it was signed"
-            )
-    if lacking := sorted(signed.keys() - found.keys()):
-        raise ArtifactError(path, f"covers {lacking[0][:128]}, which the artifact lacks")
+    if differing := sorted(name for name, _ in signed.items() ^ found.items()):
+        raise ArtifactError(
+            path, f"does not fit {differing[0][:128]}: the artifact was changed after it was signed"
+        )
 
 
 def _digests(folder: Path, manifest: Manifest) -> dict[str, str]:

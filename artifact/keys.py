@@ -15,7 +15,6 @@ from attention_serving.artifact.manifest import read_bounded
 
 __all__ = ["KeyFileError", "PrivateKey", "PublicKey", "private_key", "read_private_key", "read_public_keys"]
 
-PUBLIC = "PUBLIC KEY"
 BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----\s*", re.DOTALL)
 # Keys have some hundred bytes.
 MAX_KEY_FILE_BYTES = 1 << 20
@@ -73,14 +72,12 @@ def _read(path: Path) -> bytes:
 
 
 def _load(path: Path, label: str, block: bytes) -> PublicKey:
-    if label != PUBLIC:
-        raise KeyFileError(
-            f"{path}: contains a {label}; it must contain public keys only (openssl pkey -pubout)"
-        )
     try:
         key = serialization.load_pem_public_key(block)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise KeyFileError(f"{path}: contains a public key that cannot be read") from error
+        raise KeyFileError(
+            f"{path}: contains a {label} that cannot be read as a public key (openssl pkey -pubout)"
+        ) from error
     if not isinstance(key, Ed25519PublicKey):
         raise KeyFileError(f"{path}: contains a public key that is not an Ed25519 key")
     return _public_key(key)

@@ -83,7 +83,7 @@ def measure(
             run.run(plan, cache, server_option or (), peers, findings, console.print)
         finally:  # an interrupted run reports what it measured
             conditions |= {
-                "extent": f"{plan.name}, {plan.rounds} rounds, {plan.seconds:g} s for each measurement",
+                "extent": f"{'quick' if quick else 'full'}, {plan.rounds} rounds of {plan.seconds:g} s each",
                 "duration": f"{time.monotonic() - started:,.0f} s",
                 "server options": " ".join(server_option or ()) or "defaults",
                 "load average before": f"{load:.2f}",

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from itertools import cycle
 from typing import Any
 
@@ -113,11 +112,7 @@ class UnaryCaller:
         self._channel.close()
 
 
-class _Tag(Enum):
-    OPENED = auto()
-    SENT = auto()
-    RECEIVED = auto()
-    ENDED = auto()
+OPENED, SENT, RECEIVED, ENDED = range(4)  # tags of the events of a stream
 
 
 class StreamCaller:
@@ -129,13 +124,13 @@ class StreamCaller:
         self._unsent: deque[EncodedRequest] = deque()
         self._unanswered: deque[tuple[EncodedRequest, int]] = deque()
         self._sending = False
-        self._pending_events = len((_Tag.OPENED, _Tag.ENDED))
+        self._pending_events = len((OPENED, ENDED))
         opening = (
             cygrpc.SendInitialMetadataOperation(None, NO_FLAGS),
             cygrpc.ReceiveStatusOnClientOperation(NO_FLAGS),
         )
         metadata = (cygrpc.ReceiveInitialMetadataOperation(NO_FLAGS),)
-        self._call = self._channel.open(method, ((opening, _Tag.ENDED), (metadata, _Tag.OPENED)))
+        self._call = self._channel.open(method, ((opening, ENDED), (metadata, OPENED)))
         self._request_message()
 
     def start(self, since: int | None = None) -> None:
@@ -163,19 +158,19 @@ class StreamCaller:
         """
         while True:
             event = self._next_event()
-            if event.tag is _Tag.ENDED:
+            if event.tag == ENDED:
                 raise CallFailedError(_describe(event.batch_operations[1]))
-            if event.tag is _Tag.SENT:
+            if event.tag == SENT:
                 self._sending = False
                 self._send()
-            if event.tag is _Tag.RECEIVED and (message := event.batch_operations[0].message()) is not None:
+            if event.tag == RECEIVED and (message := event.batch_operations[0].message()) is not None:
                 self._request_message()
                 response: bytes = message
                 return response
 
     def close(self) -> None:
         """Ends the stream and closes the connection, which requires that all its events are fetched."""
-        self._operate(cygrpc.SendCloseFromClientOperation(NO_FLAGS), _Tag.SENT)
+        self._operate(cygrpc.SendCloseFromClientOperation(NO_FLAGS), SENT)
         while self._pending_events:
             self._next_event()
         self._channel.close()
@@ -183,12 +178,12 @@ class StreamCaller:
     def _send(self) -> None:
         if self._unsent and not self._sending:
             self._sending = True
-            self._operate(cygrpc.SendMessageOperation(self._unsent.popleft().data, NO_FLAGS), _Tag.SENT)
+            self._operate(cygrpc.SendMessageOperation(self._unsent.popleft().data, NO_FLAGS), SENT)
 
     def _request_message(self) -> None:
-        self._operate(cygrpc.ReceiveMessageOperation(NO_FLAGS), _Tag.RECEIVED)
+        self._operate(cygrpc.ReceiveMessageOperation(NO_FLAGS), RECEIVED)
 
-    def _operate(self, operation: Any, tag: _Tag) -> None:
+    def _operate(self, operation: Any, tag: int) -> None:
         self._pending_events += 1
         self._call.operate((operation,), tag)
 

@@ -10,15 +10,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-
-from benchmarks.channel import CallFailedError, call_once
 from benchmarks.compute import VERSION, save_weights
 from benchmarks.processes import ServerAddress, free_ports, running, worker
 from benchmarks.workload import AttentionKind, Model
 
 ROOT = Path(__file__).resolve().parents[1]
-HEALTH_CHECK = b"/grpc.health.v1.Health/Check"
 READY_SECONDS = 120
 POLL_SECONDS = 0.1
 
@@ -93,18 +89,10 @@ class Checkout:
         with running(command, log, self.environment, self.root) as process:
             address = f"127.0.0.1:{port}"
             until = time.monotonic() + READY_SECONDS
-            while not _is_ready(address):
+            while " serving " not in log.read_text():
                 if process.poll() is not None:
                     raise RuntimeError(f"the server of {self.root} ended:\n{log.read_text()}")
                 if time.monotonic() > until:
                     raise TimeoutError(f"the server of {self.root} is not ready:\n{log.read_text()}")
                 time.sleep(POLL_SECONDS)
             yield ServerAddress(address, process.pid)
-
-
-def _is_ready(address: str) -> bool:
-    try:
-        response = call_once(address, HEALTH_CHECK, HealthCheckRequest().SerializeToString())
-    except CallFailedError:
-        return False
-    return bool(HealthCheckResponse.FromString(response).status == HealthCheckResponse.SERVING)

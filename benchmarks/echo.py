@@ -63,13 +63,9 @@ def _reply_to(call: Any, method: str | bytes, operation: Any) -> Callable[[Any],
             cygrpc.SendStatusFromServerOperation((), cygrpc.StatusCode.ok, b"", NO_FLAGS),
             cygrpc.ReceiveCloseOnServerOperation(NO_FLAGS),
         )
-        call.start_server_batch(operations, _finished)
+        call.start_server_batch(operations, lambda _event: None)  # nothing remains to be done
 
     return reply
-
-
-def _finished(_event: Any) -> None:
-    """Called when a response was sent; nothing remains to be done."""
 
 
 if __name__ == "__main__":

@@ -39,8 +39,6 @@ SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "se
 # Heads of narrow models have 32 elements, as those of MiniLM; others have 64.
 NARROW = 384
 WORDS = [f"w{number}" for number in range(30_000)]
-# Of sentence-transformers by default.
-BATCH = 32
 # Requests that are computed at the same time, in process.
 REQUESTS = 2
 Embeddings = NDArray[np.float32]
@@ -134,11 +132,7 @@ def sentence_transformers(folder: Path) -> dict[str, Encode]:
     from sentence_transformers import SentenceTransformer  # noqa: PLC0415
 
     model: Any = SentenceTransformer(str(folder), device="cpu")
-    return {
-        "sentence-transformers, torch": lambda texts: model.encode(
-            list(texts), batch_size=BATCH, show_progress_bar=False
-        )
-    }
+    return {"sentence-transformers, torch": lambda texts: model.encode(list(texts), show_progress_bar=False)}
 
 
 def write_repository(folder: Path, repository: Path) -> list[str]:
@@ -188,10 +182,9 @@ def _submitting(model: InProcessModel) -> Encode:
 def served(repository: Path, precisions: Sequence[str], log: Path) -> Iterator[dict[str, Encode]]:
     """This project's server, asked by one client in one call."""
     with serving(repository, log) as process, AttentionClient(process.target) as client:
-        found: dict[str, Encode] = {}
-        for name in precisions:
-            found[f"this project through the server, {name}"] = partial(_asking, client, name)
-        yield found
+        yield {
+            f"this project through the server, {name}": partial(_asking, client, name) for name in precisions
+        }
 
 
 def _asking(client: AttentionClient, name: str, texts: Sequence[str]) -> Embeddings:

@@ -50,12 +50,10 @@ class MeasurementWindow:
     Attributes:
         seconds: Minimum duration.
         warm_seconds: Minimum duration of the load before it.
-        requests_each: Minimum number of requests, as a multiple of those in flight.
     """
 
     seconds: float
     warm_seconds: float
-    requests_each: int = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,12 +84,7 @@ def poisson(rate: float, seconds: float, *, seed: int) -> NDArray[np.int64]:
         rate: Average requests per second.
         seconds: Duration of the process.
         seed: Seed of the random generator.
-
-    Raises:
-        ValueError: `rate` or `seconds` is not positive.
     """
-    if rate <= 0 or seconds <= 0:
-        raise ValueError(f"rate={rate}, seconds={seconds}: both must be positive")
     rng = np.random.default_rng(seed)
     count = max(1, int(rate * seconds))
     # Given their number, the arrivals of a Poisson process are uniform over its duration.
@@ -102,7 +95,8 @@ def poisson(rate: float, seconds: float, *, seed: int) -> NDArray[np.int64]:
 def encoded_requests(endpoint: Endpoint) -> tuple[EncodedRequest, ...]:
     """Encodes all requests that are sent to an endpoint in turn."""
     pool, size = sequences(endpoint.model, endpoint.lengths), endpoint.per_request
-    groups = [pool[at : at + size] for at in range(0, len(pool), size)]
+    full = pool * -(-size // len(pool))  # repeats a small pool to fill one request
+    groups = [full[at : at + size] for at in range(0, len(full), size)]
     return tuple(
         EncodedRequest(
             encode(endpoint.api, endpoint.model, group),
@@ -120,7 +114,7 @@ def closed_loop(endpoint: Endpoint, in_flight: int, window: MeasurementWindow) -
         caller.start()
     _exchange(caller, window.warm_seconds, in_flight)
     meter = _Meter(endpoint.pid)
-    completions = _exchange(caller, window.seconds, window.requests_each * in_flight)
+    completions = _exchange(caller, window.seconds, 2 * in_flight)
     result = meter.read(completions)
     for _ in range(in_flight):
         caller.finish()
@@ -147,20 +141,25 @@ def open_loop(endpoint: Endpoint, rate: float, seconds: float, seed: int) -> Loa
     caller.finish()  # establishes the connection before the schedule starts
     due = poisson(rate, seconds, seed=seed)
     meter = _Meter(endpoint.pid)
-    sender = threading.Thread(target=_send_when_due, args=(caller, due + clock() + HEAD_START))
-    sender.start()
-    completions = [caller.finish() for _ in range(len(due))]
-    sender.join()
-    result = meter.read(completions)
+    result = meter.read(send_when_due(caller, due + clock() + HEAD_START))
     caller.close()
     return result
 
 
-def _send_when_due(caller: Caller, due: NDArray[np.int64]) -> None:
-    for moment in due.tolist():
-        if (wait := moment - clock()) > 0:
-            time.sleep(wait / 1e9)
-        caller.start(moment)
+def send_when_due(caller: Caller, due: NDArray[np.int64]) -> list[Completion]:
+    """Sends a request at each moment of `clock`; returns how they ended, once all have."""
+
+    def send() -> None:
+        for moment in due.tolist():
+            if (wait := moment - clock()) > 0:
+                time.sleep(wait / 1e9)
+            caller.start(moment)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    completions = [caller.finish() for _ in range(len(due))]
+    sender.join()
+    return completions
 
 
 def _open(endpoint: Endpoint) -> Caller:

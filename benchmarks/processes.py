@@ -3,16 +3,17 @@
 import multiprocessing
 import os
 import platform
+import re
 import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import NamedTuple
 
 LIBRARIES = ("grpcio", "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "protobuf", "torch")
 STOP_SECONDS = 30
@@ -21,8 +22,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 STATE, PARENT, USER_TICKS, SYSTEM_TICKS = 0, 1, 11, 12  # fields of /proc/PID/stat after the name
 
 
-@dataclass(frozen=True)
-class ServerAddress:
+class ServerAddress(NamedTuple):
     """The address of a server, and the process whose processor time is attributed to it; 0 if unknown."""
 
     address: str
@@ -116,9 +116,10 @@ def cores() -> int:
 
 def machine() -> dict[str, str]:
     """Returns processor, cores, memory and kernel."""
-    memory = int(_first("meminfo", "MemTotal").split()[0]) / (1 << 20)
+    processor = re.search(r"^model name\s*: (.*)$", (PROC / "cpuinfo").read_text(), re.MULTILINE)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     return {
-        "processor": _first("cpuinfo", "model name"),
+        "processor": processor[1] if processor else "unknown",
         "cores": f"{cores()} of {os.cpu_count()}",
         "memory": f"{memory:.1f} GiB",
         "kernel": f"{platform.system()} {platform.release()}",
@@ -129,11 +130,3 @@ def library_versions() -> dict[str, str]:
     """Returns the versions of Python and of those libraries that are installed."""
     installed = {found.name: found.version for found in distributions() if found.name in LIBRARIES}
     return {"python": platform.python_version(), **dict(sorted(installed.items()))}
-
-
-def _first(file: str, key: str) -> str:
-    for line in (PROC / file).read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == key:
-            return value.strip()
-    return "unknown"

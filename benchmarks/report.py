@@ -1,14 +1,13 @@
 """The report of a run in Markdown: targets, rates, latencies, ratios, plots, and the method."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
 import matplotlib as mpl
 from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
 
+from benchmarks.markdown import table, text
 from benchmarks.run import EAGER, ECHO, ONNX, SERVICE, STREAM, TYPED, Findings
 from benchmarks.systems import (
     PERCENTS,
@@ -25,7 +24,6 @@ from benchmarks.systems import (
 from benchmarks.workload import BATCHES, NARROW, SHORT, AttentionKind, Cell
 
 METHOD = Path(__file__).with_name("method.md")
-NOTHING = "-"
 Grid = dict[Cell, dict[str, list[Measurement | None]]]
 
 
@@ -48,42 +46,28 @@ def write(findings: Findings, conditions: dict[str, str], folder: Path) -> Path:
         "At fixed rates, µs": _at_rates(findings),
         "Ratios": _ratios(grid),
         "Plots": "\n\n".join(f"![{name}]({name}.png)" for name in plots),
-        "Not measured": "\n".join(f"- {text} ({count} times)" for text, count in counted),
+        "Not measured": "\n".join(f"- {failure} ({count} times)" for failure, count in counted),
         "How it was measured": METHOD.read_text().rstrip(),
         "Conditions": "\n".join(f"- {name}: {value}" for name, value in conditions.items()),
     }
-    text = "".join(f"\n## {title}\n\n{body}\n" for title, body in sections.items() if body)
+    body = "".join(f"\n## {title}\n\n{body}\n" for title, body in sections.items() if body)
     path = folder / "report.md"
     path.write_text(
         "# Benchmark\n\nA case names the length and width of a sequence and the load; the load generator "
         "uses the same cores. Figures are medians over rounds; ratios are taken round by round, with their "
-        f"range in parentheses.\n{text}"
+        f"range in parentheses.\n{body}"
     )
     return path
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a Markdown table; all columns but the first are aligned to the right."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def number(value: float | None) -> str:
-    """Formats a number with three significant digits and thousands separators."""
-    if value is None:
-        return NOTHING
-    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2  # noqa: PLR2004 - of three digits
-    return f"{float(f'{value:.3g}'):,.{digits}f}"
-
-
 def middle(value: Spread | None) -> str:
     """Formats a median."""
-    return number(value.median if value else None)
+    return text(value.median if value else None)
 
 
 def with_range(value: Spread | None) -> str:
     """Formats the median of a ratio and its range."""
-    return NOTHING if value is None else f"{value.median:.2f} ({value.low:.2f} to {value.high:.2f})"
+    return "-" if value is None else f"{value.median:.2f} ({value.low:.2f} to {value.high:.2f})"
 
 
 def systems_of(grid: Grid) -> list[str]:
@@ -112,8 +96,8 @@ def _at_rates(findings: Findings) -> str:
         (
             f"{one.cell.lengths.name} x {one.cell.model.width}",
             one.system,
-            f"{number(one.rate)} ({one.share:.0%})",
-            *map(number, one.latencies),
+            f"{text(one.rate)} ({one.share:.0%})",
+            *map(text, one.latencies),
             f"{one.requests:,}",
             str(one.failures),
         )
@@ -164,7 +148,6 @@ def _plot(grid: Grid, folder: Path, name: str, axis: str, metric: Metric) -> str
         panels.setdefault(f"width {width}" if by_length else f"{cell.lengths.name} x {width}", []).append(
             cell
         )
-    figure: Figure
     figure, axes = plt.subplots(1, max(1, len(panels)), figsize=(4.5 * max(1, len(panels)), 4), squeeze=False)
     for ax, (title, cells) in zip(axes.flat, panels.items(), strict=False):
         for system in systems_of(grid):

@@ -20,7 +20,6 @@ from benchmarks.systems import (
     InProcess,
     Measurement,
     Served,
-    System,
     agree,
     measure_in_rounds,
     of,
@@ -106,7 +105,7 @@ def run(
         ]
         for name, address in peers.items():
             served.append(Served(name, ServerAddress(address, 0), Api.OPEN_INFERENCE, generator, window))
-        alone: list[System] = [
+        alone = [
             InProcess(ONNX, onnx, compute.onnx_run, repository, plan.compute_seconds),
             InProcess(EAGER, torch, compute.eager_run, repository, plan.compute_seconds),
         ]
@@ -115,7 +114,7 @@ def run(
             valid = _valid(model, served, onnx, repository, findings.failures)
             for cell in plan.cells(model):
                 report_progress(cell.name)
-                systems = [*alone, *valid]
+                systems: list[Served | InProcess] = [*alone, *valid]
                 findings.grid[cell] = measure_in_rounds(cell, systems, plan.rounds, findings.failures)
             for cell in plan.open_cells:
                 if cell.model == model:

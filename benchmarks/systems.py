@@ -5,7 +5,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,17 +46,6 @@ Rounds = Mapping[str, Sequence[Measurement | None]]
 """The measurements of a cell: for each system one of each round, None where it failed."""
 
 
-class System(Protocol):
-    """Something that is measured, by its name in reports."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    def measure(self, cell: Cell, /) -> Measurement:
-        """Measures once. Raises MeasurementError or CallFailedError."""
-
-
 @dataclass(frozen=True)
 class Served:
     """A server under load."""
@@ -73,7 +62,7 @@ class Served:
         server = self.server
         return Endpoint(server.address, server.pid, self.api, cell.model, cell.lengths, count)
 
-    def measure(self, cell: Cell, /) -> Measurement:
+    def measure(self, cell: Cell) -> Measurement:
         """Measures the server once in a closed loop."""
         single = cell.per_request > 1 and self.api is not Api.ATTENTION
         in_flight = cell.per_request if single else cell.in_flight
@@ -103,7 +92,7 @@ class InProcess:
     repository: Path
     seconds: float
 
-    def measure(self, cell: Cell, /) -> Measurement:
+    def measure(self, cell: Cell) -> Measurement:
         """Measures the library once."""
         size = cell.per_request if cell.per_request > 1 else cell.in_flight
         arguments = (self.repository, cell.model, cell.lengths, size, self.seconds)
@@ -111,7 +100,7 @@ class InProcess:
 
 
 def measure_in_rounds(
-    cell: Cell, systems: Sequence[System], rounds: int, failures: list[str]
+    cell: Cell, systems: Sequence[Served | InProcess], rounds: int, failures: list[str]
 ) -> dict[str, list[Measurement | None]]:
     """Measures each system once in each round. Each round begins with another system."""
     found: dict[str, list[Measurement | None]] = {system.name: [] for system in systems}
@@ -135,8 +124,7 @@ def agree(found: list[Array], expected: list[Array]) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(NamedTuple):
     """The median of some values, the smallest and the largest."""
 
     median: float

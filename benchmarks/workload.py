@@ -57,15 +57,10 @@ class Model:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Either a single length, or lengths from 1 to `longest` with a lognormal distribution.
-
-    Attributes:
-        count: Number of different sequences that are sent in turn; 0 for the usual one.
-    """
+    """Either a single length, or lengths from 1 to `longest` with a lognormal distribution."""
 
     longest: int
     mixed: bool = False
-    count: int = 0
 
     @property
     def name(self) -> str:
@@ -75,8 +70,8 @@ class Lengths:
     @property
     def pool(self) -> int:
         """Number of different sequences that are sent in turn."""
-        if self.count or self.mixed:
-            return self.count or MIXED_POOL
+        if self.mixed:
+            return MIXED_POOL
         return LONG_POOL if self.longest >= LONG_ROWS else UNIFORM_POOL
 
     def draw(self, count: int, *, seed: int = 0) -> list[int]:
@@ -151,7 +146,6 @@ class Plan:
         shares: Rates of the open loop, as shares of a system's rate in the cell's closed loop.
     """
 
-    name: str
     models: tuple[Model, ...]
     lengths: tuple[Lengths, ...]
     in_flight: tuple[int, ...]
@@ -172,7 +166,6 @@ class Plan:
 
 BATCHES = tuple(Cell(model, MIXED, 4, BATCH_REQUEST) for model in (NARROW, WIDE))
 FULL = Plan(
-    name="full",
     models=tuple(Model(kind, model.width, model.heads) for model in (NARROW, WIDE) for kind in AttentionKind),
     lengths=(SHORT, MIDDLE, LONG, MIXED),
     in_flight=(1, 8, 32),
@@ -183,7 +176,6 @@ FULL = Plan(
     open_cells=(Cell(WIDE, SHORT, 32), Cell(WIDE, MIXED, 32), Cell(NARROW, SHORT, 32)),
 )
 QUICK = Plan(
-    name="quick",
     models=(NARROW, WIDE),
     lengths=(SHORT, MIXED),
     in_flight=(1, 32),

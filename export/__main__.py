@@ -16,7 +16,7 @@ from rich.table import Table
 from attention_serving.artifact.keys import KeyFileError
 from attention_serving.artifact.names import ModelId
 from attention_serving.export import VERSION, options
-from attention_serving.export.errors import ArtifactExistsError, ExportError
+from attention_serving.export.errors import ExportError
 from attention_serving.export.options import Source
 from attention_serving.export.precision import Precision
 from attention_serving.model.checkpoints.layouts import LAYOUTS
@@ -159,10 +159,7 @@ def _failures_in_one_line() -> Iterator[None]:
     try:
         yield
     except (ExportError, KeyFileError, OSError, ValueError) as error:
-        message = str(error)
-        if isinstance(error, ArtifactExistsError):
-            message = message.replace("(replace=True)", "(--replace)")
-        errors.print(f"error: {message}")
+        errors.print(f"error: {error}")
         raise typer.Exit(FAILURE) from None
 
 

@@ -52,6 +52,11 @@ class Mask:
         """(key axis,) or (query axis, key axis)."""
         return tuple(axis for axis in self.axes[1:] if isinstance(axis, str))
 
+    @property
+    def opposite(self) -> Meaning:
+        """What its elements would say if those that hide attended."""
+        return Meaning.ATTENDS if self.meaning is Meaning.HIDES else Meaning.HIDES
+
     def encoded(self, allowed: Tensor, real: torch.dtype) -> Tensor:
         """The mask as the module takes it.
 

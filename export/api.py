@@ -93,7 +93,7 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
         KeyFileError: `sign_key` is not the file of such a key.
     """
     # PyTorch takes seconds to import; see export/__init__.py.
-    from attention_serving.export.artifact import ArtifactWriter, showing, source_digest  # noqa: PLC0415
+    from attention_serving.export.artifact import ArtifactWriter, show, source_digest  # noqa: PLC0415
     from attention_serving.export.module import ModuleInputs, module_spec  # noqa: PLC0415
     from attention_serving.export.target import Target  # noqa: PLC0415
 
@@ -105,7 +105,7 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
     stated: dict[str, object] = {"inputs": taken, "outputs": list(output_names), "description": description}
     source = source_digest(module, stated | {"precision": precision, "tolerance": accepted})
     target.check(source)
-    with showing(progress) as step:
-        step("runs in eager PyTorch")
-        spec = module_spec(module, taken, output_names, description, tolerance or FP32_TOLERANCE)
-        return ArtifactWriter(spec, target, precision, accepted, source, step).publish(key)
+    progress = progress or show
+    progress("runs in eager PyTorch")
+    spec = module_spec(module, taken, output_names, description, tolerance or FP32_TOLERANCE)
+    return ArtifactWriter(spec, target, precision, accepted, source, progress).publish(key)

@@ -5,8 +5,7 @@ import json
 import logging
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +14,6 @@ import onnx
 import onnx_ir
 import torch
 from onnx.external_data_helper import set_external_data
-from rich.console import Console
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 
@@ -62,23 +60,10 @@ Progress = Callable[[str], object]
 UNCHANGED = "unchanged: the repository holds this very artifact"
 
 
-def silent(_: str) -> None:
-    """Shows no progress."""
-
-
-@contextmanager
-def showing(progress: Callable[[str], object] | None = None) -> Iterator[Progress]:
-    """The given progress; or one that shows the current step if standard error is a terminal."""
-    if progress is not None or not sys.stderr.isatty():
-        yield progress or silent
-        return
-    console = Console(file=sys.stderr, highlight=False)
-    with console.status("") as status:
-
-        def show(step: str) -> None:
-            console.print(step) if step == UNCHANGED else status.update(step)
-
-        yield show
+def show(step: str) -> None:
+    """Prints a step on standard error if that is a terminal."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"{step}\n")
 
 
 def write_artifact(
@@ -91,7 +76,7 @@ def write_artifact(
     tolerance: Tolerance | None = None,
     replace: bool = False,
     sign_key: PrivateKey | None = None,
-    progress: Progress = silent,
+    progress: Progress = show,
 ) -> tuple[Path, Manifest]:
     """Exports a module into `<repository>/<name>/<version>/`.
 
@@ -109,7 +94,8 @@ def write_artifact(
             the precision.
         replace: Whether to replace a different artifact of the same name and version.
         sign_key: Signs a certificate of what was proven on this machine. Default: there is none.
-        progress: Called with a description of each step.
+        progress: Called with a description of each step. Default: shown on standard error if that is a
+            terminal.
 
     Returns:
         The artifact's folder and its manifest.
@@ -158,7 +144,7 @@ class ArtifactWriter:
     precision: Precision
     tolerance: Tolerance
     source: str
-    progress: Progress = silent
+    progress: Progress = show
 
     def publish(self, sign_key: PrivateKey | None) -> tuple[Path, Manifest]:
         """Writes the artifact to a temporary folder and moves it into place.
@@ -250,7 +236,7 @@ class ArtifactWriter:
                 s.kind: Graph(file=GRAPH_FILES[s.kind], inputs=s.inputs, outputs=s.outputs)
                 for s in signatures
             },
-            max_lengths=dict(spec.max_lengths),
+            max_lengths=dict(signatures[0].max_lengths),
             encoder=spec.encoder,
             tokenizer=TOKENIZER_FILE if spec.tokenizer is not None else None,
             weights=WEIGHTS_FILE if (folder / WEIGHTS_FILE).exists() else None,

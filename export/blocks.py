@@ -12,9 +12,10 @@ rows of a block, C key rows that they may attend to. "T rows of heads" are (B, T
 whichever the operator takes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
@@ -104,7 +105,7 @@ class _BlockLoop:
         rows = outer.op("Min", outer.op("Max", block_rows, one), length)  # R
         count = outer.op("Div", outer.op("Sub", outer.op("Add", length, rows), one), rows)  # N
         # N times R rows of heads
-        blocks = outer.op("Loop", count, outer.true(), body=self._body(length, rows))
+        blocks = outer.op("Loop", count, outer.constant(np.True_), body=self._body(length, rows))
         padded = self._joined(blocks)  # N * R rows of heads
         total = outer.op("Mul", count, rows)
         return outer.cut(padded, outer.op("Sub", total, length), total, self.axis)
@@ -141,11 +142,11 @@ class _BlockLoop:
         if self.causal:
             key, value = (body.cut(heads, body.integer(0), end, self.axis) for heads in (key, value))
         keys = body.size(key, self.axis)
-        block = Block(start=start, end=end, rows=count, keys=keys, cuts_keys=self.causal)
-        masks = [block_of_mask(body, mask, block) for mask in masks]
+        block = _Block(body=body, start=start, end=end, rows=count, keys=keys, cuts_keys=self.causal)
+        masks = [block.of(mask) for mask in masks]
         attributes = dict(self.attention.attributes)
         if _is_causal(self.attention):
-            masks.append(lower_triangle(body, block))
+            masks.append(block.lower_triangle())
             attributes["is_causal"] = ir.AttrInt64("is_causal", 0)
         return body.op("Attention", body.cut(query, start, end, self.axis), key, value, *masks, **attributes)
 
@@ -155,78 +156,65 @@ def _given(node: ir.Node) -> list[ir.Value]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
-    """The place of a block among all pairs of rows: int64 scalars.
+class _Block:
+    """A block among all pairs of rows, and the values of masks in it, each of which is added once.
 
     Attributes:
-        start: Its first query row.
+        body: The operators of the block.
+        start: Its first query row, an int64 scalar as those below.
         end: The query row after its last.
         rows: R.
         keys: C. Key rows count from 0.
         cuts_keys: Whether C may be less than Tk.
     """
 
+    body: Builder
     start: ir.Value
     end: ir.Value
     rows: ir.Value
     keys: ir.Value
     cuts_keys: bool
+    made: dict[ir.Value, ir.Value] = field(default_factory=dict)
 
-
-def lower_triangle(body: Builder, block: Block) -> ir.Value:
-    """Boolean (R, C): whether the key row is not after the query row."""
-    allowed = body.true()
-    pairs = body.op("Expand", allowed, body.vector(block.rows, block.keys))
-    return body.op("Trilu", pairs, block.start, upper=0)
-
-
-def block_of_mask(body: Builder, mask: ir.Value, block: Block) -> ir.Value:
-    """The block of a mask or bias (..., 1 or Tq, 1 or Tk): (..., 1 or R, 1 or C).
-
-    Raises:
-        NotInBlocksError: An operator that computes the mask has no known form for a block.
-    """
-    return _Blocks(body, block).of(mask)
-
-
-class _Blocks:
-    """Blocks of the values that a mask is computed from; each is added to the body once."""
-
-    def __init__(self, body: Builder, block: Block) -> None:
-        self._body = body
-        self._block = block
-        self._made: dict[ir.Value, ir.Value] = {}
+    def lower_triangle(self) -> ir.Value:
+        """Boolean (R, C): whether the key row is not after the query row."""
+        pairs = self.body.op("Expand", self.body.constant(np.True_), self.body.vector(self.rows, self.keys))
+        return self.body.op("Trilu", pairs, self.start, upper=0)
 
     def of(self, value: ir.Value) -> ir.Value:
-        """The block of a value."""
-        if value not in self._made:
-            self._made[value] = self._make(value)
-        return self._made[value]
+        """The block of a mask or bias (..., 1 or Tq, 1 or Tk): (..., 1 or R, 1 or C).
+
+        Raises:
+            NotInBlocksError: An operator that computes the mask has no known form for a block.
+        """
+        if value not in self.made:
+            self.made[value] = self._make(value)
+        return self.made[value]
 
     def _make(self, value: ir.Value) -> ir.Value:
         node = value.producer()
         if node is None or not _spans_pairs(value):
             return self._cut(value)
         if node.op_type in ELEMENTWISE:
-            return self._body.op(node.op_type, *map(self.of, _given(node)), **node.attributes)
+            return self.body.op(node.op_type, *map(self.of, _given(node)), **node.attributes)
         if node.op_type == "Trilu":
             # Row i of the block is row `start + i` of all rows.
             pairs, *diagonal = _given(node)
-            offset = self._body.op("Add", *diagonal, self._block.start) if diagonal else self._block.start
-            return self._body.op("Trilu", self.of(pairs), offset, **node.attributes)
+            offset = self.body.op("Add", *diagonal, self.start) if diagonal else self.start
+            return self.body.op("Trilu", self.of(pairs), offset, **node.attributes)
         if node.op_type == "Expand":
             # Other axes keep their sizes: operators broadcast those that are 1 here.
-            shape = self._body.vector(self._block.rows, self._block.keys)
-            return self._body.op("Expand", self.of(_given(node)[0]), shape)
+            shape = self.body.vector(self.rows, self.keys)
+            return self.body.op("Expand", self.of(_given(node)[0]), shape)
         raise NotInBlocksError(f"a mask computed by {node.op_type}")
 
     def _cut(self, value: ir.Value) -> ir.Value:
         """The block of a value that exists outside of the loop."""
-        axes, block = _axes(value), self._block
+        axes = _axes(value)
         if len(axes) >= PAIR_AXES and axes[-2] != 1:
-            value = self._body.cut(value, block.start, block.end, -2)
-        if block.cuts_keys and axes and axes[-1] != 1:
-            value = self._body.cut(value, self._body.integer(0), block.keys, -1)
+            value = self.body.cut(value, self.start, self.end, -2)
+        if self.cuts_keys and axes and axes[-1] != 1:
+            value = self.body.cut(value, self.body.integer(0), self.keys, -1)
         return value
 
 

@@ -24,15 +24,8 @@ class ProofProvider(StrEnum):
     CPU = "cpu"
     CUDA = "cuda"
 
-    @property
-    def runtime(self) -> tuple[str, dict[str, str]]:
-        """ONNX Runtime's name of the provider, and its options."""
-        # TF32 keeps 10 bits of the mantissa, which is too few for the fp32 tolerance.
-        names = {
-            ProofProvider.CPU: (CPU_PROVIDER, {}),
-            ProofProvider.CUDA: ("CUDAExecutionProvider", {"use_tf32": "0"}),
-        }
-        return names[self]
+
+RUNTIME_NAMES = {ProofProvider.CPU: CPU_PROVIDER, ProofProvider.CUDA: "CUDAExecutionProvider"}
 
 
 def sign_artifact(folder: Path, key: PrivateKey, provider: ProofProvider = ProofProvider.CPU) -> Path:
@@ -85,7 +78,7 @@ def prove(folder: Path, manifest: Manifest, provider: ProofProvider) -> Proof:
         max_error_ratio=max(ratios),
         cases=len(cases),
         machine=Machine(
-            provider=provider.runtime[0],
+            provider=RUNTIME_NAMES[provider],
             cpu=_cpu(),
             architecture=platform.machine(),
             system=platform.system(),
@@ -103,11 +96,12 @@ def prove(folder: Path, manifest: Manifest, provider: ProofProvider) -> Proof:
 def _session(path: Path, provider: ProofProvider) -> Any:
     import onnxruntime  # noqa: PLC0415 - as above
 
-    name, options = provider.runtime
+    name = RUNTIME_NAMES[provider]
     if name not in onnxruntime.get_available_providers():
         raise ExportError(f"{name} is not available on this machine")
-    # The CPU computes what the provider lacks.
-    chosen = {name: options} if provider is ProofProvider.CPU else {name: options, CPU_PROVIDER: {}}
+    # TF32 keeps 10 bits of the mantissa, which is too few for the fp32 tolerance.
+    options = {"use_tf32": "0"} if provider is ProofProvider.CUDA else {}
+    chosen = {name: options, CPU_PROVIDER: {}}  # the CPU computes what the provider lacks
     try:
         session = onnxruntime.InferenceSession(path, providers=[*chosen.items()], enable_fallback=0)
     except Exception as error:  # ONNX Runtime raises many types

@@ -9,8 +9,7 @@ from rich.console import Console
 from attention_serving.artifact.keys import read_private_key
 from attention_serving.artifact.manifest import Manifest
 from attention_serving.artifact.names import ModelId
-from attention_serving.artifact.tolerance import Tolerance
-from attention_serving.export.artifact import UNCHANGED, showing, write_artifact
+from attention_serving.export.artifact import UNCHANGED, show, write_artifact
 from attention_serving.export.deployment.write import DeploymentTarget, check_target, write_target
 from attention_serving.export.encoder import encoder_spec
 from attention_serving.export.errors import ExportError
@@ -74,28 +73,25 @@ def run(
         if source.encoder is not None and target is DeploymentTarget.TORCHSERVE:
             raise ExportError("--target torchserve does not support --encoder; choose triton or onnx")
     steps = list[str]()
-    with showing() as show:
 
-        def progress(step: str) -> None:
-            steps.append(step)
-            show(step)
+    def progress(step: str) -> None:
+        steps.append(step)
+        show(step)
 
-        progress("weights")
-        spec, skipped = load(source)
-        usual = spec.tolerances[precision]
-        tolerance = Tolerance(
-            rtol=usual.rtol if rtol is None else rtol, atol=usual.atol if atol is None else atol
-        )
-        folder, manifest = write_artifact(
-            spec,
-            model,
-            out,
-            precision=precision,
-            tolerance=tolerance,
-            replace=replace,
-            sign_key=key,
-            progress=progress,
-        )
+    progress("weights")
+    spec, skipped = load(source)
+    stated = {name: value for name, value in (("rtol", rtol), ("atol", atol)) if value is not None}
+    tolerance = spec.tolerances[precision].model_copy(update=stated)
+    folder, manifest = write_artifact(
+        spec,
+        model,
+        out,
+        precision=precision,
+        tolerance=tolerance,
+        replace=replace,
+        sign_key=key,
+        progress=progress,
+    )
     _print_skipped(spec, skipped, console)
     _print_artifact(folder, manifest, console, unchanged=steps[-1] == UNCHANGED)
     if key is not None:
@@ -118,7 +114,7 @@ def describe(source: Source, console: Console) -> None:
     products = length * length * cost.flops_per_pair
     parameters = sum(parameter.numel() for parameter in spec.module.parameters())
     for line in (
-        f"{source.name}: {spec.description}",
+        spec.description,
         f"  {spec.module.config}",
         f"  {parameters:,} parameters",
         f"  floating-point operations: {cost.flops_per_query:,} for each query row, "

@@ -68,7 +68,6 @@ def encoder_spec(
         ),
         identity={"config": stated, "tokenizer": loaded.tokenizer.to_str(), "encoder": facts},
         tolerances=ENCODER_TOLERANCES,
-        max_lengths={QUERY_AXIS: config.max_tokens},
         config=stated,
         num_heads=config.num_heads,
         causal=config.causal,

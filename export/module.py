@@ -181,7 +181,6 @@ def module_spec(
         module=adapted if is_adapted else module,
         signatures=tuple(signatures),
         description=description,
-        max_lengths=inputs.max_lengths,
     )
 
 
@@ -298,17 +297,11 @@ def _input(name: str, example: Tensor, dynamic_axes: DynamicAxes, served: str) -
 
 def _about_axes(name: str, example: Tensor, named: Mapping[int, str]) -> str:
     """What is wrong with the names of the axes of an input."""
-    is_named_mask = name.endswith((HIDING, ATTENDING))
-    if not named:
-        entry = {0: BATCH_AXIS, 1: "keys" if is_named_mask else "sequence"}
-        message = f"dynamic_axes has no entry for {name!r}; name its axes, such as {{{name!r}: {entry}}}"
-    elif named.get(1) == BATCH_AXIS:
-        message = f"dynamic_axes[{name!r}]={dict(named)}: {BATCH_SECOND}"
-    else:
-        message = (
-            f"dynamic_axes[{name!r}]={dict(named)}: must name axis 0 {BATCH_AXIS!r} and axis 1 the sequence"
-        )
-    if example.dtype == torch.bool and not is_named_mask:
+    given = f"dynamic_axes[{name!r}]={dict(named)}" if named else f"dynamic_axes has no entry for {name!r}"
+    message = f"{given}: name axis 0 {BATCH_AXIS!r} and axis 1 the sequence, as {{0: 'batch', 1: 'sequence'}}"
+    if named.get(1) == BATCH_AXIS:
+        message += f"; {BATCH_SECOND}"
+    if example.dtype == torch.bool and not name.endswith((HIDING, ATTENDING)):
         choices = " or ".join(f"{{{name!r}: '{each}'}}" for each in (Meaning.HIDES, Meaning.ATTENDS))
         message += f"; if it is a mask, state what it means: masks={choices}"
     return message

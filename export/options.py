@@ -162,9 +162,3 @@ class Source:
     weights: Path | None = None
     encoder: Path | None = None
     options: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        """The name of the preset, the file or the folder."""
-        path = self.weights or self.encoder
-        return path.resolve().name if path is not None else self.preset

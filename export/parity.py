@@ -1,6 +1,5 @@
 """Compares exported graphs with eager PyTorch over a grid of shapes, and records golden vectors."""
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -132,12 +131,9 @@ def compare(module: nn.Module, signature: Signature, model: str, tolerance: Tole
 def _unusable(signature: Signature, what: str, error: Exception) -> ExportError:
     """A failure of ONNX Runtime in one line; the rest is in a file."""
     text = str(error).strip()
-    node = re.search(r"running (\w+) node\. Name:'([^']*)'", text)
-    where = f"operator {node[1]} ({node[2]}): " if node else ""
-    reason = text.splitlines()[0].rpartition(" was false. ")[2].rpartition("Status Message: ")[2]
     return ExportError.with_details(
-        f"graph {signature.kind} {what} in ONNX Runtime: {where}{reason}. Compute it with other operators of "
-        f"PyTorch, or report the file below",
+        f"graph {signature.kind} {what} in ONNX Runtime: {text.splitlines()[0]}. Compute it with other "
+        f"operators of PyTorch, or report the file below",
         text,
     )
 
@@ -170,21 +166,13 @@ def report(cases: list[ParityCase], tolerance: Tolerance) -> dict[str, Any]:
 
 def _advice(failed: ParityCase, cases: list[ParityCase], tolerance: Tolerance) -> str:
     """Rounding grows little by little with the sizes; another computation differs at once."""
-    equal = [case for case in cases if case.within_tolerance and case.graph is failed.graph]
-    rounding = 10 * max(
-        (case.max_abs_error for case in equal), default=10 * max(tolerance.atol, tolerance.rtol)
-    )
-    if failed.max_abs_error <= rounding:
+    equal = [each.max_abs_error for each in cases if each.within_tolerance and each.graph is failed.graph]
+    if failed.max_abs_error <= 10 * max(equal, default=10 * max(tolerance.atol, tolerance.rtol)):
         return (
             "Large scores amplify rounding: state a wider tolerance for a module whose weights produce them"
         )
-    if equal:
-        return (
-            f"It is equal at {dict(equal[0].sizes)}: the module branches on a length, such as "
-            f"`if x.shape[1] > 8`, or keeps what it computed for another length. Compute the same for all "
-            f"lengths; pass the largest as max_length if there is one"
-        )
     return (
         "This is more than rounding: the module computes something else when it is traced. It may branch on "
-        "a length or on being traced, or keep values between calls"
+        "a length, such as `if x.shape[1] > 8`, or on being traced, or keep values between calls. Compute "
+        "the same for all lengths; pass the largest as max_length if there is one"
     )

@@ -2,7 +2,6 @@
 
 import traceback
 from collections.abc import Mapping, Sequence
-from copy import copy
 
 import numpy as np
 import torch
@@ -11,14 +10,12 @@ from torch import Tensor, nn
 from attention_serving.artifact.golden import Arrays
 from attention_serving.artifact.manifest import BATCH_AXIS, TensorSpec
 from attention_serving.artifact.tolerance import Tolerance
-from attention_serving.export.adapted import AdaptedModule
 from attention_serving.export.errors import ExportError
 from attention_serving.export.parity import LONGEST
 from attention_serving.export.signature import (
     MASK_HEADS_AXIS,
     Signature,
     call_eager,
-    output_tensors,
     random_inputs,
     tensor,
 )
@@ -47,36 +44,18 @@ def find_outputs(module: nn.Module, signature: Signature, names: Sequence[str]) 
     try:
         first, second = (_run(module, signature, sizes) for sizes in (small, large))
     except ExportError as error:
-        if _runs_swapped(module, signature):
-            raise error.with_advice(f"; {BATCH_SECOND}") from error
-        raise
+        raise error.with_advice(
+            f". Inputs are (batch, sequence, ...): if the module takes (sequence, batch, ...), {BATCH_FIRST}"
+        ) from error
     if len(first) != len(names):
-        raise ValueError(_about_outputs(names, first))
+        shapes = ", ".join(str(list(output.shape)) for output in first)
+        raise ValueError(
+            f"output_names={list(names)}: the module returns {len(first)} outputs, of shapes {shapes}; name "
+            f"each of them, or wrap the module to return fewer"
+        )
     return tuple(
         _output(name, one, other, by_sizes) for name, one, other in zip(names, first, second, strict=True)
     )
-
-
-def _about_outputs(names: Sequence[str], found: Sequence[Tensor]) -> str:
-    shapes = ", ".join(str(list(output.shape)) for output in found)
-    usual = ("context_vectors", "attention_weights")
-    enough = [*names, *(name for name in usual if name not in names)]
-    enough += [f"output_{at}" for at in range(len(enough), len(found))]
-    wrapping = "the first" if len(names) == 1 else f"the first {len(names)}"
-    advice = f"pass output_names={enough[: len(found)]}"
-    if len(found) > len(names):
-        advice += f", or wrap the module to return {wrapping}"
-    return (
-        f"output_names={list(names)}: the module returns {len(found)} outputs, of shapes {shapes}; {advice}"
-    )
-
-
-def _runs_swapped(module: nn.Module, signature: Signature) -> bool:
-    try:
-        _run(_swap(module), signature, first_sizes(signature))
-    except ExportError:
-        return False
-    return True
 
 
 def _output(name: str, one: Tensor, other: Tensor, by_sizes: Mapping[tuple[int, int], str]) -> TensorSpec:
@@ -132,22 +111,6 @@ def check_independence(module: nn.Module, signature: Signature, tolerance: Toler
     Raises:
         ExportError: The result of a sequence depends on the other sequences of its batch.
     """
-    mixed = _mixed_output(module, signature, tolerance)
-    if mixed is None:
-        return
-    found = f"output {mixed!r}: the result of a sequence depends on its batch"
-    if _mixed_output(_swap(module), signature, tolerance) is None:
-        raise ExportError(
-            f"{found}, unless the first two axes are swapped: it may take (sequence, batch, ...), or it "
-            f"mixes sequences of a batch. In the first case {BATCH_FIRST}"
-        )
-    raise ExportError(
-        f"{found}; the sequences of a batch come from different callers and must not depend on each other"
-    )
-
-
-def _mixed_output(module: nn.Module, signature: Signature, tolerance: Tolerance) -> str | None:
-    """The output that depends on other sequences of the batch."""
     sizes = first_sizes(signature)
     inputs = random_inputs(signature, sizes, rng())
     together = outputs(module, signature, inputs)
@@ -155,35 +118,11 @@ def _mixed_output(module: nn.Module, signature: Signature, tolerance: Tolerance)
         own = {name: array[index : index + 1] for name, array in inputs.items()}
         for name, alone in outputs(module, signature, own).items():
             if not tolerance.holds(alone[0], together[name][index]):
-                return name
-    return None
-
-
-def _swap(module: nn.Module) -> nn.Module:
-    """The module with its first two axes swapped. Masks are made before, from (batch, sequence, ...)."""
-    if not isinstance(module, AdaptedModule):
-        return _Swapped(module)
-    swapped = copy(module)
-    # A shallow copy shares the dictionary of submodules.
-    swapped._modules = {"module": _Swapped(module.module)}
-    return swapped
-
-
-class _Swapped(nn.Module):
-    """Calls a module that takes (sequence, batch, ...) with (batch, sequence, ...)."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, **inputs: Tensor) -> tuple[Tensor, ...]:
-        outputs = output_tensors(self.module(**{name: _swapped(each) for name, each in inputs.items()}))
-        return tuple(_swapped(each) for each in outputs)
-
-
-def _swapped(tensor: Tensor) -> Tensor:
-    """Masks (batch, sequence) stay as they are, as in PyTorch."""
-    return tensor.transpose(0, 1) if tensor.ndim > 2 else tensor  # noqa: PLR2004 - (B, T)
+                raise ExportError(
+                    f"output {name!r}: the result of a sequence depends on its batch; the sequences of a "
+                    f"batch come from different callers and must not depend on each other. If the module "
+                    f"takes (sequence, batch, ...), {BATCH_FIRST}"
+                )
 
 
 def first_sizes(signature: Signature) -> dict[str, int]:

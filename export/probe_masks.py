@@ -1,7 +1,6 @@
 """Runs a module with masks in eager PyTorch before its export: what they hide changes no result."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -39,12 +38,8 @@ def check_masks(module: AdaptedModule, signature: Signature, tolerance: Toleranc
     """
     for mask in module.masks:
         axis = mask.sequence_axes[-1]
-        if len(mask.sequence_axes) > 1 or can_be_padded(module, signature, tolerance, [axis]):
-            continue
-        other = _opposite(mask)
-        with _masked(module, mask, other):
-            fits = can_be_padded(module, signature, tolerance, [axis])
-        raise _depends_on_hidden(mask, other if fits else None)
+        if len(mask.sequence_axes) == 1 and not can_be_padded(module, signature, tolerance, [axis]):
+            raise _depends_on_hidden(mask)
 
 
 def check_pairs(module: AdaptedModule, signature: Signature, tolerance: Tolerance) -> None:
@@ -55,69 +50,23 @@ def check_pairs(module: AdaptedModule, signature: Signature, tolerance: Toleranc
     Raises:
         ExportError: Results depend on a row that the mask hides, and would not with the opposite meaning.
     """
-    mask = next(mask for mask in module.masks if len(mask.sequence_axes) > 1)
-    if mask.meaning is Meaning.ADDED or _hides_a_row(module, signature, tolerance):
-        return
-    other = _opposite(mask)
-    with _masked(module, mask, other):
-        fits = _hides_a_row(module, signature, tolerance)
-    if fits:
-        raise _depends_on_hidden(mask, other)
-
-
-def _hides_a_row(module: nn.Module, signature: Signature, tolerance: Tolerance) -> bool:
-    """Whether no result depends on the last key row if no query row but its own may attend to it."""
-    query, key = map(str, signature.inputs[-1].axes[-2:])
-    sizes, numbers = first_sizes(signature), rng()
-    inputs, others = (random_inputs(signature, sizes, numbers) for _ in range(2))
-    inputs[ATTENTION_MASK] = allowed = np.ones_like(inputs[ATTENTION_MASK])
-    allowed[..., -1] = False
-    if query == key:
-        allowed[..., -1, -1] = True
-    changed = dict(inputs)
-    for spec in signature.inputs[:-1]:
-        if key in spec.axes:
-            last = (slice(None),) * spec.axes.index(key) + (-1,)
-            changed[spec.name] = inputs[spec.name].copy()
-            changed[spec.name][last] = others[spec.name][last]
-    one, two = (outputs(module, signature, each) for each in (inputs, changed))
-    for spec in signature.outputs:
-        if query == key and query not in spec.axes:  # it may be made of all rows
-            continue
-        end = -1 if query == key else None
-        kept = tuple(slice(end if axis == query else None) for axis in spec.axes[:2])
-        if not tolerance.holds(two[spec.name][kept], one[spec.name][kept]):
-            return False
-    return True
-
-
-def _opposite(mask: Mask) -> Meaning:
-    return Meaning.ATTENDS if mask.meaning is Meaning.HIDES else Meaning.HIDES
-
-
-@contextmanager
-def _masked(module: AdaptedModule, mask: Mask, meaning: Meaning) -> Iterator[None]:
-    """Gives a mask of a module another meaning for a while."""
     given = module.masks
-    module.masks = tuple(replace(each, meaning=meaning) if each is mask else each for each in given)
-    try:
-        yield
-    finally:
-        module.masks = given
+    mask = next(mask for mask in given if len(mask.sequence_axes) > 1)
+    if mask.meaning is Meaning.ADDED or can_be_padded(module, signature, tolerance):
+        return
+    module.masks = tuple(replace(each, meaning=each.opposite) if each is mask else each for each in given)
+    fits = can_be_padded(module, signature, tolerance)
+    module.masks = given
+    if fits:
+        raise _depends_on_hidden(mask)
 
 
-def _depends_on_hidden(mask: Mask, fits: Meaning | None) -> ExportError:
-    advice = (
-        f"it does not with masks={{{mask.name!r}: {fits.value!r}}}: state that"
-        if fits
-        else (
-            f"the module reads these rows in spite of the mask. Mask them everywhere, or pass "
-            f"masks={{{mask.name!r}: None}}, which makes {mask.name} an ordinary input"
-        )
-    )
+def _depends_on_hidden(mask: Mask) -> ExportError:
     return ExportError(
         f"{mask.name} {mask.axes}, {mask.meaning.value!r}: the result of a sequence depends on rows that "
-        f"{mask.name} hides; {advice}"
+        f"{mask.name} hides. If it means the opposite, state masks={{{mask.name!r}: "
+        f"{mask.opposite.value!r}}}; otherwise mask these rows everywhere, or pass "
+        f"masks={{{mask.name!r}: None}}, which makes it an ordinary input"
     )
 
 

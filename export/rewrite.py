@@ -4,6 +4,7 @@ Shapes: B batch, T rows, Tq query rows, Tk key rows, H query heads, Hkv key and 
 head, d_k and d_v those of a key and of a value head.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,10 +46,6 @@ class Builder:
         """A constant of any type and shape."""
         return self.op("Constant", value=onnx_ir.tensor(np.asarray(value)))
 
-    def true(self) -> Value:
-        """A constant: bool scalar."""
-        return self.constant(np.True_)
-
     def vector(self, *scalars: Value) -> Value:
         """The vector of int64 scalars."""
         parts = [self.op("Reshape", scalar, self.integers([1])) for scalar in scalars]
@@ -70,24 +67,27 @@ def read_sizes_once(model: onnx_ir.Model) -> None:
     Several inputs may have the same axis. From which of them the tracer reads it depends on where objects lie
     in memory, but the same module must give the same bytes.
     """
-    reads: dict[str, list[Node]] = {}
-    for node in model.graph:
-        if (name := _axis_read(node, model.graph.inputs)) is not None:
-            reads.setdefault(name, []).append(node)
-    sizes = []
+    first: dict[int | str | None, tuple[Value, int]] = {}
     for value in model.graph.inputs:
-        for axis, own in enumerate(_axes(value)):
-            if nodes := reads.pop(str(own), []):
-                size = onnx_ir.node("Shape", [value], {"start": axis, "end": axis + 1})
-                (output,) = size.outputs
-                output.name = f"size.{own}"
-                output.shape, output.type = nodes[0].outputs[0].shape, nodes[0].outputs[0].type
-                for node in nodes:
-                    onnx_ir.convenience.replace_all_uses_with(node.outputs[0], output)
-                    model.graph.remove(node, safe=True)
-                sizes.append(size)
+        for axis, name in enumerate(_axes(value)):
+            first.setdefault(name, (value, axis))
+    reads: dict[str | None, list[Node]] = defaultdict(list)
+    for node in model.graph:
+        reads[_axis_read(node, model.graph.inputs)].append(node)
+    sizes = [_read_once(model.graph, reads[name], *first[name]) for name in first if name in reads and name]
     if sizes:
         model.graph.insert_before(model.graph[0], sizes)
+
+
+def _read_once(graph: onnx_ir.Graph, reads: Sequence[Node], value: Value, axis: int) -> Node:
+    """The operator that takes the place of others, which read the size of one axis."""
+    size = onnx_ir.node("Shape", [value], {"start": axis, "end": axis + 1})
+    (output,), (known, *_) = size.outputs, reads[0].outputs
+    output.name, output.shape, output.type = f"size.{_axes(value)[axis]}", known.shape, known.type
+    for node in reads:
+        onnx_ir.convenience.replace_all_uses_with(node.outputs[0], output)
+        graph.remove(node, safe=True)
+    return size
 
 
 def _axis_read(node: Node, inputs: Sequence[Value]) -> str | None:

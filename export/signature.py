@@ -94,7 +94,6 @@ class ExportSpec:
         description: One line.
         identity: What the artifact depends on beside the module's class, weights and description.
         tolerances: The usual ones.
-        max_lengths: By symbolic axis, the largest number of rows that the module takes.
         config: The attention configuration; empty for non-attention modules.
         num_heads: 0 if unknown, as for non-attention modules.
         cost: Floating-point operations; all 0 if unknown.
@@ -107,7 +106,6 @@ class ExportSpec:
     description: str
     identity: Mapping[str, object] = field(default_factory=dict)
     tolerances: Mapping[Precision, Tolerance] = field(default_factory=lambda: TOLERANCES)
-    max_lengths: Mapping[str, int] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     num_heads: int = 0
     causal: bool = False

@@ -7,8 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from attention_serving.artifact.errors import ArtifactError
-from attention_serving.artifact.manifest import Manifest
+from attention_serving.artifact.manifest import Manifest, is_whole
 from attention_serving.artifact.names import ModelId
 from attention_serving.export.errors import ArtifactExistsError
 
@@ -77,12 +76,9 @@ class Target:
         """
         if self.replace or not self.folder.exists():
             return
-        try:
-            found = Manifest.load(self.folder)
-            found.verify_files(self.folder)
-        except ArtifactError as error:
-            raise self._exists(f"a damaged artifact ({error})") from error
-        if found.source != source:
+        if not is_whole(self.folder):
+            raise self._exists("a damaged artifact")
+        if Manifest.load(self.folder).source != source:
             raise self._exists("another artifact")
 
     def put(self, temporary: Path, manifest: Manifest) -> bool:
@@ -95,7 +91,7 @@ class Target:
             ArtifactExistsError: The target holds another artifact, and `replace` is false.
         """
         if self.folder.exists():
-            if _is_same_model(self.folder, manifest):
+            if is_whole(self.folder) and _identity(Manifest.load(self.folder)) == _identity(manifest):
                 return False
             if not self.replace:
                 raise self._exists("another artifact")
@@ -105,21 +101,12 @@ class Target:
     def _exists(self, what: str) -> ArtifactExistsError:
         free = self.model.next_free_version(self.repository)
         return ArtifactExistsError(
-            f"{self.folder} holds {what}; replace it (replace=True), or choose another version: {free} is "
-            "free"
+            f"{self.folder} holds {what}; replace it (--replace, replace=True), or choose another version: "
+            f"{free} is free"
         )
 
 
-def _is_same_model(folder: Path, manifest: Manifest) -> bool:
-    """Whether the folder holds these graphs, golden vectors and metadata; measured errors may differ."""
-    try:
-        found = Manifest.load(folder)
-        found.verify_files(folder)
-    except ArtifactError:
-        return False
-    return _identity(found) == _identity(manifest)
-
-
 def _identity(manifest: Manifest) -> Manifest:
+    """The graphs, golden vectors and metadata of a model; measured errors may differ."""
     files = {name: digest for name, digest in manifest.files.items() if name != manifest.parity_report}
     return manifest.model_copy(update={"files": files, "source": ""})

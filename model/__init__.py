@@ -1,7 +1,7 @@
 """Attention modules in eager PyTorch.
 
 config        sizes and rules, validated
-attention     MultiHeadAttention, one class for all variants; parts: projections, positions, functions
+attention     MultiHeadAttention, one class for all variants; parts: projections, positions
 text          a tokenizer and embeddings before attention
 presets       named modules
 checkpoints   readers of other projects' weights

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_serving.model.config import AttentionConfig
-from attention_serving.model.functions import RMSNorm
 from attention_serving.model.positions import RotaryEmbedding, ScoreRules
 from attention_serving.model.projections import make_projections
 
@@ -25,8 +24,8 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.config = config
         self.projections = make_projections(config)
-        self.query_norm = RMSNorm(config.d_k, epsilon=config.qk_norm) if config.qk_norm else None
-        self.key_norm = RMSNorm(config.d_k, epsilon=config.qk_norm) if config.qk_norm else None
+        self.query_norm = nn.RMSNorm(config.d_k, eps=config.qk_norm) if config.qk_norm else None
+        self.key_norm = nn.RMSNorm(config.d_k, eps=config.qk_norm) if config.qk_norm else None
         self.rotary = (
             RotaryEmbedding(config.d_k, theta=config.rotary_theta, interleaved=config.rotary_interleaved)
             if config.rotary_theta
@@ -72,7 +71,10 @@ class MultiHeadAttention(nn.Module):
             if positions is None:
                 positions = torch.arange(q.shape[2], device=q.device)[None]  # (1, Tq)
             q, k = self.rotary(q, positions), self.rotary(k, positions)
-        may_attend = _caller_mask(q, k, key_lengths, attention_mask)  # (B, 1 or H, Tq, Tk)
+        may_attend = attention_mask  # (B, 1 or H, Tq, Tk)
+        if key_lengths is not None:
+            within = mask_of_lengths(key_lengths, q.shape[2], k.shape[2])  # (B, 1, Tq, Tk)
+            may_attend = within if attention_mask is None else attention_mask & within
         if return_weights:
             weights = self._weights(q, k, may_attend, score_bias)  # (B, H, Tq, Tk)
             heads = weights @ self._for_each_query_head(v)  # (B, H, Tq, d_v)
@@ -122,14 +124,7 @@ class MultiHeadAttention(nn.Module):
         return heads if group == 1 else heads.repeat_interleave(group, dim=1)
 
 
-def _caller_mask(
-    q: Tensor, k: Tensor, key_lengths: Tensor | None, attention_mask: Tensor | None
-) -> Tensor | None:
-    """The caller's lengths and mask as one (B, 1 or H, Tq, Tk) mask; None if neither is given."""
-    if key_lengths is None:
-        return attention_mask
-    batch, _, query_length, _ = q.shape
-    key_length = k.shape[2]
-    within = torch.arange(key_length, device=k.device) < key_lengths[:, None]  # (B, Tk)
-    within = within[:, None, None, :].expand(batch, 1, query_length, key_length)
-    return within if attention_mask is None else attention_mask & within
+def mask_of_lengths(key_lengths: Tensor, query_length: int, key_length: int) -> Tensor:
+    """Which keys lie within the (B,) lengths: (B, 1, Tq, Tk), True = may attend."""
+    within = torch.arange(key_length, device=key_lengths.device) < key_lengths[:, None]  # (B, Tk)
+    return within[:, None, None, :].expand(len(key_lengths), 1, query_length, key_length)

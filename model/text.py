@@ -30,8 +30,6 @@ class TextAttention(nn.Module):
 
     def __init__(self, tokenizer: Tokenizer, config: AttentionConfig) -> None:
         super().__init__()
-        if config.cross:
-            raise ValueError("cross=True: must be false, because a text is the only input")
         self.tokenizer = tokenizer
         self.config = config
         self.embedding = nn.Embedding(tokenizer.get_vocab_size(), config.d_query)

@@ -19,14 +19,8 @@ EXTRAS = ("cpu", "export", "enrich")
 COMMANDS = ("attention-server", "attention-export", "attention-enrich", "attention-client")
 
 
-def main() -> None:
-    """Runs all checks; the first that fails ends the program."""
-    with tempfile.TemporaryDirectory() as folder:
-        check(Path(folder))
-
-
 def check(folder: Path) -> None:
-    """Runs all checks in an empty folder."""
+    """Runs all checks in an empty folder; the first that fails ends the program."""
     for project in (ROOT, ROOT / "clients/python"):
         _run(sys.executable, "-m", "build", "--outdir", folder / "dist", project)
     _run(sys.executable, "-m", "venv", folder / "env")
@@ -68,4 +62,5 @@ def _run(*command: object, cwd: Path | None = None, stdout: int | None = None) -
 
 
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as empty:
+        check(Path(empty))

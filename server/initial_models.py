@@ -32,7 +32,6 @@ def model_store(settings: Settings) -> ModelStore:
         settings.max_tolerance,
         settings.version_policy,
         proof_keys=keys,
-        max_golden_bytes=settings.max_golden_bytes,
     )
 
 

@@ -305,14 +305,6 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
         )
 
     @property
-    def max_golden_bytes(self) -> int:
-        """Expected memory of the largest golden case that is replayed in service; 0 if none is.
-
-        The replay takes it beside the runs of requests: from what the arena has beyond their share.
-        """
-        return int((ARENA_FACTOR - 1) * self.memory_for_runs) if self.canary_seconds else 0
-
-    @property
     def awake_seconds(self) -> float:
         """How long the thread that receives calls stays awake after a run; 0 if another core is lacking."""
         return AWAKE_SECONDS if self.latency == "lowest" and self.device.threads > 1 else 0.0

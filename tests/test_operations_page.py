@@ -1,23 +1,18 @@
 """reference.md is generated, operations.md and limits.md are complete, links of all pages lead somewhere."""
 
-import importlib
-import pkgutil
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import yaml
 from pydantic import ByteSize
 
-from attention_serving import server
 from attention_serving.server.command_line import CONFIG
-from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.engine.limits import MIB
 from attention_serving.server.http.app import STATUSES
 from attention_serving.server.settings import Settings
 from scripts.generate_operations_page import generated, metrics
+from tests.server.api.test_status import EXPECTED as ERRORS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/operations.md").read_text()
@@ -27,19 +22,6 @@ ALERTS = ROOT / "deploy/dashboards/prometheus/rules/alerts.yml"
 
 def test_the_page_is_current() -> None:
     assert generated(REFERENCE) == REFERENCE
-
-
-def test_a_setting_is_stated_with_its_unit_and_with_its_default_as_it_is_typed() -> None:
-    found = re.findall(
-        r"^\| `--([a-z-]+)` \| `ATTENTION_\w+` \| ([^|]*) \| ([^|]*) \|", REFERENCE, re.MULTILINE
-    )
-    stated = {flag.replace("-", "_"): (unit, default) for flag, unit, default in found}
-    assert sorted(stated) == sorted(Settings.model_fields)
-    for name in ("port", "max_connections", "message_timeout_seconds"):
-        settings = Settings.model_validate({"model_repository": ROOT, name: stated[name][1]})
-        assert getattr(settings, name) == Settings.model_fields[name].default
-    texts = {name for name, field in Settings.model_fields.items() if str in get_args(field.annotation)}
-    assert not [name for name in texts if stated[name][0] == "number"]
 
 
 def test_every_mentioned_setting_exists() -> None:
@@ -54,28 +36,10 @@ def test_metrics_in_the_text_exist() -> None:
         assert known or name == "attention_client", name
 
 
-def error_kinds() -> list[type[EngineError]]:
-    """The classes of errors that a request can end with, one for each reason."""
-    for module in pkgutil.walk_packages(server.__path__, "attention_serving.server."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
-    by_reason: dict[str, type[EngineError]] = {}
-    for kind in with_subclasses(EngineError):
-        by_reason.setdefault(kind.reason, kind)
-    return [by_reason[reason] for reason in sorted(by_reason)]
-
-
-def with_subclasses(kind: type[EngineError]) -> Iterator[type[EngineError]]:
-    yield kind
-    for subclass in kind.__subclasses__():
-        if subclass.__module__.startswith("attention_serving.server."):
-            yield from with_subclasses(subclass)
-
-
 def test_every_reason_has_a_row_with_its_status_and_what_to_do() -> None:
     found = re.findall(r"^\| `([A-Z_]+)` \| `([A-Z_]+)`, (\d+) \| .+ \| .+ \|$", PAGE, re.MULTILINE)
-    kinds = [(kind.reason, kind.code.name, str(STATUSES.get(kind.code.name, 500))) for kind in error_kinds()]
-    assert found == kinds
+    statuses = {(reason, code, str(STATUSES.get(code, 500))) for code, reason in ERRORS.values()}
+    assert found == sorted(statuses)
 
 
 def test_every_alert_says_what_to_do() -> None:

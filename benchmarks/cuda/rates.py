@@ -138,15 +138,14 @@ def _served(run: Run, case: Case, server: Any, in_flight: int, per_request: int,
     module = build(case.module)
     config = module.config
     model = Model(AttentionKind.SELF, config.d_query, config.num_heads, served_as=case.name)
-    lengths = Lengths(length, count=max(4, per_request))
-    endpoint = load.Endpoint(server.address, server.pid, Api.ATTENTION, model, lengths, per_request)
+    endpoint = load.Endpoint(server.address, server.pid, Api.ATTENTION, model, Lengths(length), per_request)
     window = load.MeasurementWindow(run.plan.served_seconds, WARM_SECONDS)
     try:
         first = load.first_response(endpoint)[0]
         result = load.closed_loop(endpoint, in_flight, window)
     except (CallFailedError, ValueError) as error:
         return {"problem": str(error)[:300]}
-    query = sequences(model, lengths)[0][0][np.newaxis]
+    query = sequences(model, Lengths(length))[0][0][np.newaxis]
     (expected,) = call_eager(module, signatures(module)[0], {"query": query})
     return {
         "rate": result.sequences / result.seconds,

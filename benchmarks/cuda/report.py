@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.cuda.plan import STEPS, Record, Run
+from benchmarks.markdown import table, text
 from benchmarks.processes import library_versions, machine, now
 
 ONNX, TORCH = "ONNX Runtime", "eager PyTorch"
@@ -26,10 +26,10 @@ def write(run: Run, problems: Mapping[str, str], folder: Path) -> Path:
     )
     facts = machine() | library_versions()
     sections = {
-        "Steps": table([{"step": step, "result": why or "done"} for step, why in problems.items()]),
-        "Proof": table(proven(found["proof"])),
-        "Sequences per second, in process": table(_rates([*found["onnx"], *found["torch"]])),
-        "Through the server, attention.v1": table(_without_problems(found["service"])),
+        "Steps": _records([{"step": step, "result": why or "done"} for step, why in problems.items()]),
+        "Proof": _records(proven(found["proof"])),
+        "Sequences per second, in process": _records(_rates([*found["onnx"], *found["torch"]])),
+        "Through the server, attention.v1": _records(_without_problems(found["service"])),
         "Not measured": "\n".join(_problems(found)),
         "Conditions": "\n".join(f"- {k}: {v}" for k, v in (facts | (device[0] if device else {})).items()),
     }  # fmt: skip
@@ -38,27 +38,18 @@ def write(run: Run, problems: Mapping[str, str], folder: Path) -> Path:
         f"{'quick' if run.quick else 'full'} extent, by `python -m benchmarks.cuda`. "
         "Reference: eager PyTorch in fp32 on the CPU. Rates are medians.\n"
     )
-    body = "".join(f"\n## {title}\n\n{text}\n" for title, text in sections.items() if text)
+    body = "".join(f"\n## {title}\n\n{content}\n" for title, content in sections.items() if content)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "report.md"
     file.write_text(head + body, encoding="utf-8")
     return file
 
 
-def table(records: Sequence[Record]) -> str:
-    """Records as a Markdown table, the keys as columns; an empty string if there are none."""
+def _records(records: Sequence[Record]) -> str:
+    """Records as a table, the keys as columns; an empty string if there are none."""
     columns = list(dict.fromkeys(name for record in records for name in record))
-    lines = [columns, ["---"] * len(columns)]
-    lines += [[_text(record.get(name)) for name in columns] for record in records]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) if records else ""
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {count}" for key, count in sorted(value.items())) or "none"
-    return "-" if value is None else str(value)
+    rows = [[text(record.get(name)) for name in columns] for record in records]
+    return table(columns, rows) if rows else ""
 
 
 def proven(records: list[Record]) -> list[Record]:
@@ -67,6 +58,7 @@ def proven(records: list[Record]) -> list[Record]:
     for model, precision in dict.fromkeys((one["module"], one["precision"]) for one in records):
         own = [one for one in records if (one["module"], one["precision"]) == (model, precision)]
         missed = [one["graph"] or one.get("problem", "") for one in own if not one["holds"]]
+        kinds = [name.split()[0] for one in own for name in one.get("host", ())]
         rows.append(
             {
                 "model": model,
@@ -74,15 +66,10 @@ def proven(records: list[Record]) -> list[Record]:
                 "outputs compared": sum(one.get("cases", 0) for one in own),
                 "largest error": max(one.get("error", 0.0) for one in own),
                 "tolerance": f"MISSED: {'; '.join(missed)}" if missed else "holds",
-                "operators on the host": _kinds(own),
+                "operators on the host": Counter(kinds),
             }
         )
     return rows
-
-
-def _kinds(records: list[Record]) -> dict[str, int]:
-    """The kinds of operators that some graphs leave on the host, and how many there are of each."""
-    return Counter(name.split()[0] for one in records for name in one.get("host", ()))
 
 
 def _rates(records: list[Record]) -> list[Record]:

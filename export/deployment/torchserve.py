@@ -54,18 +54,14 @@ def write_archive(artifact: Path, manifest: Manifest, folder: Path) -> None:
 def stage(artifact: Path, manifest: Manifest, folder: Path) -> str:
     """Collects the model's own files of an archive in a folder.
 
-    The graph is the one that takes key lengths, if the model has it: it runs sequences of different lengths
-    together.
-
     Returns:
         The file name of the graph.
 
     Raises:
         ArtifactError: The artifact's golden vectors are damaged.
     """
-    kind = GraphKind.LENGTHS if GraphKind.LENGTHS in manifest.graphs else GraphKind.PLAIN
-    graph = manifest.graphs[kind].file
-    write_golden_arrays(artifact, manifest, kind, folder)
+    graph = manifest.graphs[GraphKind.PLAIN].file
+    write_golden_arrays(artifact, manifest, GraphKind.PLAIN, folder)
     # The certificate states the hashes of the files that are taken unchanged.
     certificate = CERTIFICATE_FILE if (artifact / CERTIFICATE_FILE).exists() else None
     for name in (graph, manifest.weights, MANIFEST_FILE, certificate):

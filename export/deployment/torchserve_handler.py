@@ -1,4 +1,4 @@
-"""TorchServe's handler of an attention model: runs requests of different lengths together, on the CPU.
+"""TorchServe's handler of an attention model: runs requests of equal lengths together, on the CPU.
 
 A request is one sequence for each input of the model, such as query (Tq, d) and key (Tk, d_key), in one of
 three forms; the response has the form of the request.
@@ -11,7 +11,7 @@ A response is {"context_vectors": [[...], ...]}, or the first output as .npy or 
 refused does not affect the others of its batch: its response has status 400 and {"code", "message"} as JSON.
 Over TorchServe's gRPC API, which does not transmit a handler's status, this JSON is the prediction.
 
-Shapes: B sequences of a run; Tq and Tk their largest lengths.
+Shapes: B sequences of a run; Tq and Tk their lengths.
 """
 
 import io
@@ -19,7 +19,8 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,8 @@ from onnxruntime import InferenceSession, SessionOptions
 
 MAX_ROWS = 4096
 # Attention scores of the sequences that run together; a sequence that exceeds this alone runs alone.
-MAX_SCORE_BYTES = 64 << 20
-# What a run costs beside its own operations, about 0.1 ms. Padding is worth less than the runs that it saves.
-RUN_FLOPS = 2e7
-KEY_LENGTHS, QUERY_LENGTHS, POSITIONS = "key_lengths", "query_lengths", "positions"
+MAX_SCORES = 16 << 20
+POSITIONS = "positions"
 BODY_FIELDS = ("body", "data")
 NPY_MAGIC = b"\x93NUMPY"
 BAD_REQUEST, FAILURE = 400, 500
@@ -54,13 +53,9 @@ class AttentionHandler:
         self._manifest = json.loads((folder / "manifest.json").read_text())
         file = context.manifest["model"]["serializedFile"]
         (graph,) = (graph for graph in self._manifest["graphs"].values() if graph["file"] == file)
-        self._specs = [s for s in graph["inputs"] if s["name"] not in (KEY_LENGTHS, QUERY_LENGTHS)]
+        self._specs = graph["inputs"]
         self._names = ", ".join(spec["name"] for spec in self._specs)
-        self._outputs = graph["outputs"]
-        self._query_axis, self._key_axis = (self._specs[at]["axes"][1] for at in (0, -1))
-        axes = {KEY_LENGTHS: self._key_axis, QUERY_LENGTHS: self._query_axis}
-        # By input of lengths, the axis that they count.
-        self._lengths = {spec["name"]: axes[spec["name"]] for spec in graph["inputs"] if spec["name"] in axes}
+        self._outputs = [spec["name"] for spec in graph["outputs"]]
         self._max_rows = int(settings.get("maxRows", MAX_ROWS))
         options = SessionOptions()
         options.intra_op_num_threads = int(settings.get("threads", 0)) or len(os.sched_getaffinity(0))
@@ -103,7 +98,7 @@ class AttentionHandler:
         sizes = self._sizes(arrays)
         for spec in self._specs:  # positions that are not given count from 0
             arrays.setdefault(spec["name"], np.arange(sizes[spec["axes"][1]], dtype=np.int64))
-        return arrays, min(types)
+        return {spec["name"]: arrays[spec["name"]] for spec in self._specs}, min(types)
 
     def _fields(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The values of a request by input name, whichever way they were sent."""
@@ -129,49 +124,23 @@ class AttentionHandler:
                 raise ValueError(f"{spec['name']} has {rows} rows; an input before it has {sizes[axis]}")
         return sizes
 
-    def _groups(self, sequences: Mapping[int, Arrays]) -> list[list[int]]:
-        """The sequences that run together: similar lengths, or equal ones if padding could affect results."""
-        sizes = {index: self._sizes(arrays) for index, arrays in sequences.items()}
-        groups: list[list[int]] = []
-        for index in sorted(sizes, key=lambda index: [*sizes[index].values()]):
-            if groups and self._may_join([sizes[other] for other in groups[-1]], sizes[index]):
-                groups[-1].append(index)
-            else:
-                groups.append([index])
-        return groups
-
-    def _may_join(self, group: Sequence[Sizes], sizes: Sizes) -> bool:
-        """Whether a sequence of these sizes runs with others."""
-        if self._manifest["precision"] == "int8" and not self._manifest.get("activation_scales"):
-            return False  # one scale for all rows of a run: sequences affect each other
-        # Lengths protect one axis. Attention modules need no more: a query affects its own row only.
-        if not self._lengths or not (self._manifest["config"] or len(sizes) == 1):
-            return group[0] == sizes
-        batch = [*group, sizes]
-        longest = {axis: max(each[axis] for each in batch) for axis in sizes}
-        pairs = longest[self._query_axis] * longest[self._key_axis]
-        scores = len(batch) * max(self._manifest["num_heads"], 1) * pairs * np.float32().nbytes
-        padding = len(batch) * self._flops(longest) - sum(map(self._flops, batch))
-        return scores <= MAX_SCORE_BYTES and padding <= len(group) * RUN_FLOPS
-
-    def _flops(self, sizes: Sizes) -> int:
-        """Floating-point operations of one sequence; from the number of parameters if the cost is unknown."""
-        query, key, cost = sizes[self._query_axis], sizes[self._key_axis], self._manifest["cost"]
-        per_query = cost["flops_per_query"] or 2 * self._manifest["parameters"]
-        return int(query * per_query + key * cost["flops_per_key"] + query * key * cost["flops_per_pair"])
+    def _groups(self, sequences: Mapping[int, Arrays]) -> Iterator[list[int]]:
+        """The sequences that run together: those of equal lengths, so that none is padded."""
+        by_lengths: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for index, arrays in sequences.items():
+            by_lengths[tuple(map(len, arrays.values()))].append(index)
+        # In int8 models of earlier exporters, all rows of a run share one scale: sequences affect each other.
+        alone = self._manifest["precision"] == "int8" and not self._manifest.get("activation_scales")
+        for lengths, indices in by_lengths.items():
+            scores = max(self._manifest["num_heads"], 1) * lengths[0] * lengths[-1]
+            most = 1 if alone else max(1, MAX_SCORES // scores)
+            yield from (indices[at : at + most] for at in range(0, len(indices), most))
 
     def _run(self, sequences: Sequence[Arrays]) -> list[Arrays]:
         """The outputs of each sequence by name."""
-        sizes = [self._sizes(each) for each in sequences]
-        feed = {spec["name"]: stack([each[spec["name"]] for each in sequences]) for spec in self._specs}
-        for name, axis in self._lengths.items():
-            feed[name] = np.array([own[axis] for own in sizes], np.int64)  # (B,)
-        results = [Arrays() for _ in sequences]
-        outputs = self._session.run([spec["name"] for spec in self._outputs], feed)
-        for spec, output in zip(self._outputs, outputs, strict=True):  # (B, T, ...) or (B, ...)
-            for row, own, result in zip(output, sizes, results, strict=True):
-                result[spec["name"]] = row[tuple(slice(own.get(axis)) for axis in spec["axes"][1:])]
-        return results
+        feed = {name: np.stack([each[name] for each in sequences]) for name in sequences[0]}
+        outputs = self._session.run(self._outputs, feed)  # (B, T, ...) or (B, ...) each
+        return [dict(zip(self._outputs, rows, strict=True)) for rows in zip(*outputs, strict=True)]
 
 
 def replay(session: Any, golden: Path, tolerance: Mapping[str, float]) -> None:
@@ -186,15 +155,6 @@ def replay(session: Any, golden: Path, tolerance: Mapping[str, float]) -> None:
                 eager = arrays[f"{case}/outputs/{output.name}"]
                 if value.shape != eager.shape or not np.allclose(value, eager, equal_nan=True, **tolerance):
                     raise RuntimeError(f"{output.name} of golden case {case} differs from eager PyTorch")
-
-
-def stack(arrays: Sequence[Any]) -> Any:
-    """Stacks (T_i, ...) arrays to (B, T, ...), padded with zeros."""
-    longest = max(map(len, arrays))
-    stacked = np.zeros((len(arrays), longest, *arrays[0].shape[1:]), arrays[0].dtype)
-    for row, array in zip(stacked, arrays, strict=True):
-        row[: len(array)] = array
-    return stacked
 
 
 def parsed(value: Any) -> Any:

@@ -116,7 +116,7 @@ def _write_configurations(model: Path, manifest: Manifest, *, replace: bool) -> 
         if path.exists() and path.read_text() != text and not replace:
             raise ArtifactExistsError(
                 f"{path} differs from the configuration of version {manifest.version}: it was edited, or "
-                "written for another version; remove it, or replace it (replace=True)"
+                "written for another version; remove it, or replace it (--replace, replace=True)"
             )
     for path, text in texts.items():
         path.parent.mkdir(exist_ok=True)

@@ -1,20 +1,19 @@
-"""Files of named tensors: their names and shapes, and one tensor at a time.
+"""Files of named tensors. They are mapped into memory, so that only the tensors that are used are read.
 
-A safetensors file is opened lazily. A file of torch.save is mapped into memory if its format allows it, and
-read with `weights_only`: a pickle with anything but tensors and plain containers is refused.
+A file of torch.save is read with `weights_only`: a pickle with anything but tensors and plain containers is
+refused.
 """
 
 import json
 import pickle
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from attention_serving.model.checkpoints import CheckpointError, listed
@@ -27,90 +26,33 @@ PICKLED: Final = "pytorch_model.bin"
 # Larger files are not configurations.
 MAX_JSON_BYTES: Final = 16 << 20
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+NamedTensors = Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
-class TensorFile:
-    """Named tensors of any shape, in one file or several.
+def open_file(path: Path) -> NamedTensors:
+    """Maps a .safetensors file, or a .pt, .pth or .bin file written by torch.save.
 
-    Attributes:
-        names: All names.
-        shape: The shape of a tensor, without reading it.
-        tensor: A tensor as it is stored.
-    """
-
-    names: frozenset[str]
-    shape: Callable[[str], Shape]
-    tensor: Callable[[str], Tensor]
-
-    def read(self, name: str) -> Tensor:
-        """The tensor as float32."""
-        return _as_float32(name, self.tensor(name))
-
-    def problems(self, expected: Mapping[str, Shape], unexpected: Mapping[str, str]) -> list[str]:
-        """What is missing, what should not be there and why, and what has another shape, each by name."""
-        held = self.names & expected.keys()
-        shapes = {name: self.shape(name) for name in expected if name in held}
-        return [
-            *(f"{name}: missing" for name in expected if name not in held),
-            *(f"{name}: {reason}" for name, reason in unexpected.items()),
-            *(
-                f"{name}: expected shape {expected[name]}, found {shape}"
-                for name, shape in shapes.items()
-                if shape != expected[name]
-            ),
-        ]
-
-
-def report(problems: Sequence[str]) -> CheckpointError:
-    """The error of several problems."""
-    return CheckpointError(listed(problems, separator="; "))
-
-
-@contextmanager
-def open_file(path: Path) -> Iterator[TensorFile]:
-    """Opens a .safetensors file, or a .pt, .pth or .bin file written by torch.save.
+    Tensors of a mapping in a file, as in {"state_dict": {...}}, are named by their path: state_dict.NAME.
 
     Raises:
-        CheckpointError: The file has another suffix, cannot be read, or holds more than tensors.
+        CheckpointError: The file has another suffix, cannot be read, or holds objects that can run code.
     """
     if path.suffix not in SUFFIXES:
         raise CheckpointError(f"the file's name must end in one of {', '.join(SUFFIXES)}")
     if path.suffix != ".safetensors":
-        yield _unpickled(path)
-        return
+        return dict(_named(_unpickle(path)))
     try:
-        handle = safe_open(path, framework="pt")
+        return load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot be read as safetensors: {error}") from error
-    with handle as opened:
-
-        def tensor(name: str) -> Tensor:
-            try:
-                found: Tensor = opened.get_tensor(name)
-            except SafetensorError as error:
-                raise CheckpointError(f"{name}: cannot be read: {error}") from error
-            return found
-
-        yield TensorFile(
-            frozenset(opened.keys()), lambda name: tuple(opened.get_slice(name).get_shape()), tensor
-        )
 
 
-def _unpickled(path: Path) -> TensorFile:
-    """Tensors by name; nested ones, as in {"state_dict": {...}}, by path: state_dict.NAME."""
-    values: dict[str, Any] = {}
-    for name, value in _unpickle(path).items():
-        inner = value.items() if isinstance(value, Mapping) else ()
-        values |= {f"{name}.{key}": held for key, held in inner} if inner else {str(name): value}
-
-    def tensor(name: str) -> Tensor:
-        if not isinstance(values[name], Tensor):
-            raise CheckpointError(f"{name}: holds {type(values[name]).__name__}, not a tensor")
-        found: Tensor = values[name].detach()
-        return found
-
-    return TensorFile(frozenset(values), lambda name: tuple(tensor(name).shape), tensor)
+def _named(contents: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    for name, value in contents.items():
+        if isinstance(value, Tensor):
+            yield f"{prefix}{name}", value.detach()
+        elif isinstance(value, Mapping) and not prefix:
+            yield from _named(value, f"{name}.")
 
 
 def _unpickle(path: Path) -> Mapping[Any, Any]:
@@ -132,11 +74,15 @@ def _unpickle(path: Path) -> Mapping[Any, Any]:
     return contents
 
 
-def _as_float32(name: str, tensor: Tensor) -> Tensor:
+def as_float32(name: str, tensor: Tensor) -> Tensor:
+    """The elements of a stored tensor as float32.
+
+    Raises:
+        CheckpointError: It has elements of another kind, or fewer than its shape has.
+    """
     if tensor.dtype not in _FLOATS:
-        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _FLOATS)
-        found = str(tensor.dtype).removeprefix("torch.")
-        raise CheckpointError(f"{name}: has elements of type {found}, expected one of {known}")
+        known = ", ".join(map(str, _FLOATS))
+        raise CheckpointError(f"{name}: has elements of type {tensor.dtype}, expected one of {known}")
     if tensor.layout is not torch.strided or tensor.device.type != "cpu":
         raise CheckpointError(f"{name}: is {tensor.layout} on {tensor.device}, expected a dense tensor")
     if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
@@ -144,43 +90,59 @@ def _as_float32(name: str, tensor: Tensor) -> Tensor:
     return tensor.to(torch.float32)
 
 
-@contextmanager
-def open_folder(folder: Path) -> Iterator[TensorFile]:
-    """Opens model.safetensors, the files of model.safetensors.index.json, or pytorch_model.bin.
+def check_tensors(
+    tensors: NamedTensors, expected: Mapping[str, Shape], unexpected: Collection[str] = (), *, where: str = ""
+) -> None:
+    """Compares a file with the names and shapes that it must have.
+
+    Args:
+        tensors: Those of the file.
+        expected: Shapes by name.
+        unexpected: Names of tensors that must not be there: they may change what a module computes.
+        where: What the message begins with.
 
     Raises:
-        CheckpointError: None of them exists, one cannot be read, or the index does not fit its files.
+        CheckpointError: The message lists what is missing, unexpected or of another shape, each by name.
     """
-    with ExitStack() as stack:
-        if (folder / INDEX).exists() and not (folder / WHOLE).exists():
-            yield _sharded(folder, stack)
-            return
-        path = folder / (WHOLE if (folder / WHOLE).exists() else PICKLED)
-        if not path.exists():
-            raise CheckpointError(f"the folder has neither {WHOLE}, {INDEX} nor {PICKLED}")
-        yield stack.enter_context(open_file(path))
+    found = {name: tuple(tensors[name].shape) for name in expected if name in tensors}
+    problems = [
+        *(f"{name}: missing" for name in expected if name not in found),
+        *(f"{name}: unexpected" for name in sorted(unexpected)),
+        *(
+            f"{name}: expected shape {expected[name]}, found {shape}"
+            for name, shape in found.items()
+            if shape != expected[name]
+        ),
+    ]
+    if problems:
+        raise CheckpointError(where + listed(problems, separator="; "))
 
 
-def _sharded(folder: Path, stack: ExitStack) -> TensorFile:
+def open_folder(folder: Path) -> NamedTensors:
+    """Maps model.safetensors, the files of model.safetensors.index.json, or pytorch_model.bin.
+
+    Raises:
+        CheckpointError: None of them exists, or one cannot be read.
+    """
+    if (folder / INDEX).exists() and not (folder / WHOLE).exists():
+        return _sharded(folder)
+    path = folder / (WHOLE if (folder / WHOLE).exists() else PICKLED)
+    if not path.exists():
+        raise CheckpointError(f"the folder has neither {WHOLE}, {INDEX} nor {PICKLED}")
+    return open_file(path)
+
+
+def _sharded(folder: Path) -> NamedTensors:
     index = read_json(folder / INDEX)
     places = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
         raise CheckpointError(f"{INDEX}: weight_map must name the file of each tensor")
-    opened: dict[str, TensorFile] = {}
+    found: dict[str, Tensor] = {}
     for name in sorted(set(places.values())):
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise CheckpointError(f"{INDEX}: {name!r} must be a .safetensors file of the folder")
-        if not (folder / name).exists():
-            raise CheckpointError(f"{INDEX}: {name} is missing")
-        opened[name] = stack.enter_context(open_file(folder / name))
-    found = {tensor: name for name, file in opened.items() for tensor in file.names}
-    if wrong := sorted(tensor for tensor, _ in places.items() ^ found.items()):
-        raise CheckpointError(f"{INDEX} does not list what is in its files: {wrong[0]}")
-    return TensorFile(
-        frozenset(places),
-        lambda name: opened[places[name]].shape(name),
-        lambda name: opened[places[name]].tensor(name),
-    )
+        found |= open_file(folder / name)
+    return found
 
 
 def read_json(path: Path) -> Any:

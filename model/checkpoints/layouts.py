@@ -6,7 +6,7 @@ list it in `LAYOUTS`.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
@@ -61,8 +61,6 @@ class Layout:
     """Patterns of parameters. The file holds all parameters of a pattern, or none."""
     neighbours: tuple[str, ...] = ()
     """Patterns of names that are not part of attention, which are skipped."""
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Patterns of names that change attention in ways that are not supported, and how they change it."""
     square: bool = True
     """Whether heads * d_k is the query's width, and all of query, key and value have the same heads."""
     own_widths: bool = False
@@ -92,11 +90,6 @@ class Layout:
     def is_neighbour(self, name: str) -> bool:
         """Whether a name is known and not part of attention."""
         return any(fnmatchcase(name, pattern) for pattern in self.neighbours)
-
-    def refusal(self, name: str) -> str:
-        """Why a name that is neither part of attention nor a neighbour is refused."""
-        reasons = (why for pattern, why in self.refused.items() if fnmatchcase(name, pattern))
-        return next((f"{why}, which is not supported" for why in reasons), "unexpected")
 
 
 def _linear(**layers: str) -> StoredTensors:
@@ -141,28 +134,21 @@ _TORCH = Layout(
         },
     ),
     optional=(_QKV_BIASES, "output.bias"),
-    refused={"bias_[kv]": "appends a learnt key and value to every sequence"},
     own_widths=True,
 )
 _BERT = Layout(
     variants=(_linear(query="self.query", key="self.key", value="self.value", output="output.dense"),),
     neighbours=("output.LayerNorm.*",),
-    refused={"self.distance_embedding.*": "adds a term for the distance of two rows to the scores"},
 )
 _GPT2 = Layout(
     variants=(_conv1d(fused="c_attn", output="c_proj"),),
     neighbours=("bias", "masked_bias"),
-    refused={"q_attn.*": "belongs to GPT-2's cross-attention"},
     causal=True,
 )
 _LLAMA = Layout(
     variants=(_linear(query="q_proj", key="k_proj", value="v_proj", output="o_proj"),),
     optional=(_QKV_BIASES, "output.bias"),
     neighbours=("rotary_emb.inv_freq",),
-    refused={
-        "[qk]_norm.*": "normalises queries and keys before their product",
-        "sinks": "adds a learnt score to every row's softmax",
-    },
     square=False,
     causal=True,
     rotary=True,

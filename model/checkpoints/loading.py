@@ -7,14 +7,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from statistics import mode
 from typing import Any
 
 import torch
 
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.checkpoints import CheckpointError, listed
-from attention_serving.model.checkpoints.files import TensorFile, open_file, parameter_shapes, report
+from attention_serving.model.checkpoints.files import (
+    NamedTensors,
+    as_float32,
+    check_tensors,
+    open_file,
+    parameter_shapes,
+)
 from attention_serving.model.checkpoints.layouts import (
     FUSED,
     KEY,
@@ -85,69 +90,57 @@ def load_checkpoint(
         known = ", ".join(sorted(LAYOUTS))
         raise CheckpointError(f"{path}: layout {layout!r} does not exist; the layouts are: {known}")
     try:
-        with open_file(Path(path)) as file:
-            return _read(file, LAYOUTS[layout], prefix, hints)
+        return _read(open_file(Path(path)), LAYOUTS[layout], prefix, hints)
     except CheckpointError as error:
         raise CheckpointError(f"{path}, layout {layout!r}, prefix {prefix!r}: {error}") from error
 
 
-def _read(file: TensorFile, layout: Layout, prefix: str, hints: _Hints) -> Checkpoint:
+def _read(tensors: NamedTensors, layout: Layout, prefix: str, hints: _Hints) -> Checkpoint:
     """Reads the tensors under a prefix by the names of a layout."""
     heads = hints.heads
     if isinstance(heads, bool) or not isinstance(heads, int) or heads <= 0:
         raise CheckpointError(f"heads={heads!r}: must be a positive integer")
     if hints.cross and layout.causal:
         raise CheckpointError("cross=True: this layout is self-attention only")
-    names = {name.removeprefix(prefix) for name in file.names if name.startswith(prefix)}
+    names = {name.removeprefix(prefix) for name in tensors if name.startswith(prefix)}
     sources = layout.choose(names, cross=hints.cross)
     wanted = {source.name for source in sources.values()}
     if not wanted & names:
-        raise CheckpointError(_wrong_prefix(layout, file.names))
+        raise CheckpointError(_wrong_prefix(layout, tensors))
     beside = sorted(names - wanted)
-    config = _config(file, layout, prefix, hints, sources, beside)
+    missing: dict[str, Shape] = dict.fromkeys(sorted(prefix + name for name in wanted - names), ())
+    check_tensors(tensors, missing, [prefix + name for name in beside if not layout.is_neighbour(name)])
+    config = _config(tensors, layout, prefix, hints, sources)
     with torch.random.fork_rng(devices=[]):  # keeps the caller's random numbers
         module = MultiHeadAttention(config)
+    stored = {ours: prefix + source.name for ours, source in sources.items()}
     module.load_state_dict(
-        {ours: source.cut(file.read(prefix + source.name)) for ours, source in sources.items()}
+        {ours: sources[ours].cut(as_float32(name, tensors[name])) for ours, name in stored.items()}
     )
     return Checkpoint(module=module.eval(), skipped=tuple(prefix + name for name in beside))
 
 
 def _config(
-    file: TensorFile, layout: Layout, prefix: str, hints: _Hints, sources: StoredTensors, beside: list[str]
+    tensors: NamedTensors, layout: Layout, prefix: str, hints: _Hints, sources: StoredTensors
 ) -> AttentionConfig:
     """The configuration that all tensors of the file fit.
 
     Raises:
-        CheckpointError: No configuration fits. The message lists every problem.
+        CheckpointError: No configuration fits. The message lists every tensor of another shape.
     """
-    refused = {prefix + name: layout.refusal(name) for name in beside if not layout.is_neighbour(name)}
-    expected: dict[str, Shape] = dict.fromkeys(sorted(prefix + own.name for own in sources.values()), ())
-    stored = {name: file.shape(name) for name in expected if name in file.names}
-    missing = {name: shape for name, shape in expected.items() if name not in stored}
-    problems = file.problems(missing, refused)
-    weights = sorted({prefix + source.name for ours, source in sources.items() if ours.endswith(".weight")})
-    flat = [name for name in weights if name in stored and not _is_matrix(stored[name])]
-    if flat or not stored.keys() >= set(weights):  # the sizes stay unknown
-        raise report(problems + [f"{name}: expected a matrix, found shape {stored[name]}" for name in flat])
-    shapes = {
-        ours: source.shape_here(stored[prefix + source.name])
-        for ours, source in sources.items()
-        if prefix + source.name in stored
-    }
-    try:
-        config = _derive_config(layout, shapes, hints)
-    except CheckpointError as error:
-        raise report([*problems, str(error)]) from error
-    for ours, shape in parameter_shapes(lambda: MultiHeadAttention(config)).items():
-        expected[prefix + sources[ours].name] = sources[ours].shape_in_file(shape)
-    if problems := file.problems(expected, refused):
-        raise report(problems)
+    stored = {ours: tuple(tensors[prefix + source.name].shape) for ours, source in sources.items()}
+    for ours, shape in stored.items():
+        if ours.endswith(".weight") and not (len(shape) == _OUT_AND_IN and all(shape)):
+            raise CheckpointError(f"{prefix}{sources[ours].name}: expected a matrix, found shape {shape}")
+    config = _derive_config(
+        layout, {ours: sources[ours].shape_here(shape) for ours, shape in stored.items()}, hints
+    )
+    shapes = parameter_shapes(lambda: MultiHeadAttention(config))
+    check_tensors(
+        tensors,
+        {prefix + sources[ours].name: sources[ours].shape_in_file(shape) for ours, shape in shapes.items()},
+    )
     return config
-
-
-def _is_matrix(shape: Shape) -> bool:
-    return len(shape) == _OUT_AND_IN and all(shape)
 
 
 def _wrong_prefix(layout: Layout, names: Iterable[str]) -> str:
@@ -161,7 +154,7 @@ def _wrong_prefix(layout: Layout, names: Iterable[str]) -> str:
 
 
 def _derive_config(layout: Layout, shapes: Mapping[str, Shape], hints: _Hints) -> AttentionConfig:
-    """The configuration that the parameters fit, or that most of them fit; every weight is a matrix.
+    """The configuration whose sizes the weights of the query and of the output have.
 
     Raises:
         CheckpointError: No configuration has these sizes.
@@ -173,7 +166,7 @@ def _derive_config(layout: Layout, shapes: Mapping[str, Shape], hints: _Hints) -
     if is_fused:
         out, width = weights.pop(FUSED)
         weights |= dict.fromkeys((QUERY, KEY, VALUE), (out // 3, width))
-    widths = _widths(layout, shapes, weights, cross=hints.cross)
+    widths = _widths(layout, weights, cross=hints.cross)
     heads = _heads(layout, weights, hints.heads, widths["d_query"])
     try:
         return AttentionConfig(
@@ -190,10 +183,8 @@ def _derive_config(layout: Layout, shapes: Mapping[str, Shape], hints: _Hints) -
         raise CheckpointError(f"the shapes do not fit an attention module: {error}") from error
 
 
-def _widths(
-    layout: Layout, shapes: Mapping[str, Shape], weights: Mapping[str, Shape], *, cross: bool
-) -> dict[str, Any]:
-    d_query = _query_width(layout, shapes, weights)
+def _widths(layout: Layout, weights: Mapping[str, Shape], *, cross: bool) -> dict[str, Any]:
+    d_query = weights[QUERY][1] if layout.own_widths else weights[OUTPUT][0]
     d_key = weights[KEY][1] if layout.own_widths or cross else d_query
     d_value = weights[VALUE][1] if layout.own_widths else d_key
     widths: dict[str, Any] = {"d_query": d_query, "d_key": d_key, "d_value": d_value}
@@ -203,15 +194,6 @@ def _widths(
         "cross": cross or not d_query == d_key == d_value,
         "separate_value": d_key != d_value,
     }
-
-
-def _query_width(layout: Layout, shapes: Mapping[str, Shape], weights: Mapping[str, Shape]) -> int:
-    """The width that most shapes agree on, so that an error names the one tensor that differs."""
-    if layout.square:
-        return mode(size for shape in shapes.values() for size in shape)
-    if layout.own_widths:
-        return weights[QUERY][1]
-    return mode([*(weights[name][1] for name in (QUERY, KEY, VALUE)), weights[OUTPUT][0]])
 
 
 def _heads(layout: Layout, weights: Mapping[str, Shape], heads: int, d_query: int) -> dict[str, Any]:

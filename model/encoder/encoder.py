@@ -9,11 +9,10 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.attention import MultiHeadAttention, mask_of_lengths
 from attention_serving.model.config import AttentionConfig
 from attention_serving.model.encoder.config import EncoderConfig
-from attention_serving.model.encoder.pooling import Pooling
-from attention_serving.model.functions import ACTIVATION_FUNCTIONS, RMSNorm
+from attention_serving.model.encoder.pooling import ACTIVATION_FUNCTIONS, Pooling
 
 # Distances from here on share one bias.
 FARTHEST: Final = 128
@@ -22,7 +21,7 @@ FARTHEST: Final = 128
 def _norm(config: EncoderConfig) -> nn.Module:
     """A normalisation of rows; that by the root mean square never adds a bias."""
     if config.norm == "rms":
-        return RMSNorm(config.width, epsilon=config.norm_epsilon)
+        return nn.RMSNorm(config.width, eps=config.norm_epsilon)
     return nn.LayerNorm(config.width, eps=config.norm_epsilon, bias=config.norm_bias)
 
 
@@ -195,10 +194,13 @@ class TextEncoder(nn.Module):
             (B, L, H, T, T) or None. Vectors and weights of padding are finite and mean nothing.
         """
         rows = self.embeddings(token_ids)  # (B, T, d)
-        may_attend = self._may_attend(token_ids, key_lengths)  # (B, 1, T, T)
+        length = token_ids.shape[1]
+        may_attend = None  # as without padding, and where causality hides it
+        if key_lengths is not None and not self.config.causal:
+            may_attend = mask_of_lengths(key_lengths, length, length)  # (B, 1, T, T)
         bias = None
         if self.relative_bias is not None:
-            bias = self.relative_bias(token_ids.shape[1])  # (1, H, T, T)
+            bias = self.relative_bias(length)  # (1, H, T, T)
         weights: list[Tensor] = []
         for layer in self.layers:
             rows, own = layer(rows, may_attend, bias, return_weights=return_weights)
@@ -209,11 +211,3 @@ class TextEncoder(nn.Module):
         embeddings = self.pooling(rows, token_ids, key_lengths)
         stacked = torch.stack(weights, dim=1) if weights else None  # (B, L, H, T, T)
         return embeddings, rows if return_tokens else None, stacked
-
-    def _may_attend(self, token_ids: Tensor, key_lengths: Tensor | None) -> Tensor | None:
-        """The mask that hides padding; None if there is none, or if causality hides it."""
-        if key_lengths is None or self.config.causal:
-            return None
-        batch, length = token_ids.shape
-        within = torch.arange(length, device=token_ids.device) < key_lengths[:, None]  # (B, T)
-        return within[:, None, None, :].expand(batch, 1, length, length)

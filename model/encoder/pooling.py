@@ -1,9 +1,10 @@
-"""From the rows of each sequence to one vector.
+"""From the rows of each sequence to one vector, and the functions that stand between linear layers.
 
 Shapes: B batch, T tokens, d width. Rows at and after the length of a sequence are padding.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
 import torch
@@ -11,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_serving.model.encoder.config import DenseConfig, EncoderConfig
-from attention_serving.model.functions import ACTIVATION_FUNCTIONS
 
 
 class Sequences(NamedTuple):
@@ -103,6 +103,23 @@ FUNCTIONS_BY_POOLING: Final[Mapping[str, Callable[[Sequences], Tensor]]] = {
     "last": _last,
     "end_token": _end_token,
     "highest_token": _highest_token,
+}
+
+
+def _quick_gelu(values: Tensor) -> Tensor:
+    """Hendrycks and Gimpel, "Gaussian Error Linear Units" (2016), the approximation by a sigmoid."""
+    return values * torch.sigmoid(1.702 * values)
+
+
+# The keys are `ACTIVATIONS` of the configuration.
+ACTIVATION_FUNCTIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": _quick_gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "identity": nn.Identity(),
 }
 
 

@@ -11,8 +11,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from attention_serving.model.checkpoints import CheckpointError
-from attention_serving.model.checkpoints.files import TensorFile, open_folder, parameter_shapes, report
-from attention_serving.model.checkpoints.layouts import StoredTensor
+from attention_serving.model.checkpoints.files import (
+    NamedTensors,
+    as_float32,
+    check_tensors,
+    open_folder,
+    parameter_shapes,
+)
 from attention_serving.model.config import ConfigError
 from attention_serving.model.encoder.config import EncoderConfig
 from attention_serving.model.encoder.encoder import TextEncoder
@@ -81,8 +86,7 @@ def _read(folder: Path, pooling: str) -> LoadedEncoder:
         sentence.transformer, lowercases=sentence.lowercases, vocabulary=config.vocabulary
     )
     dense = _dense_weights(sentence)
-    with open_folder(sentence.transformer) as file:
-        weights, skipped = _weights(config, family, file, elsewhere=dense.keys())
+    weights, skipped = _weights(config, family, open_folder(sentence.transformer), elsewhere=dense.keys())
     with torch.random.fork_rng(devices=[]):  # keeps the caller's random numbers
         module = TextEncoder(config)
     module.load_state_dict(weights | dense, assign=True)
@@ -131,10 +135,9 @@ def _dense_weights(stated: SentenceModules) -> dict[str, Tensor]:
     for index, (config, path) in enumerate(stated.dense):
         expected: dict[str, tuple[int, ...]] = {"linear.weight": (config.d_out, config.d_in)}
         expected |= {"linear.bias": (config.d_out,)} if config.bias else {}
-        with open_folder(path) as file:
-            if problems := file.problems(expected, _unexpected(file.names - expected.keys())):
-                raise CheckpointError(f"{path.name}: {report(problems)}")
-            found |= {f"pooling.dense.{index}.{name}": file.read(name) for name in expected}
+        tensors = open_folder(path)
+        check_tensors(tensors, expected, tensors.keys() - expected.keys(), where=f"{path.name}: ")
+        found |= {f"pooling.dense.{index}.{name}": as_float32(name, tensors[name]) for name in expected}
     return found
 
 
@@ -158,27 +161,18 @@ def _dimensions(fields: Fields) -> tuple[int, ...]:
 
 
 def _weights(
-    config: EncoderConfig, family: Family, file: TensorFile, *, elsewhere: Set[str]
+    config: EncoderConfig, family: Family, tensors: NamedTensors, *, elsewhere: Set[str]
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """The parameters that are not elsewhere, and the names of tensors that are not part of the encoder."""
     shapes = parameter_shapes(lambda: TextEncoder(config))
     shapes = {name: shape for name, shape in shapes.items() if name not in elsewhere}
-
-    def sources_under(prefix: str) -> dict[str, StoredTensor]:
-        return {name: family.stored(name, prefix) for name in shapes}
-
-    def held(prefix: str) -> int:
-        return sum(source.name in file.names for source in sources_under(prefix).values())
-
-    prefix = max(family.prefixes, key=held)
-    sources = sources_under(prefix)
+    by_prefix = [{name: family.stored(name, prefix) for name in shapes} for prefix in family.prefixes]
+    sources = max(by_prefix, key=lambda each: sum(source.name in tensors for source in each.values()))
     expected = {source.name: source.shape_in_file(shapes[name]) for name, source in sources.items()}
-    beside = sorted(file.names - expected.keys())
-    skipped = tuple(name for name in beside if family.is_neighbour(name, prefix))
-    if problems := file.problems(expected, _unexpected(file.names - expected.keys() - set(skipped))):
-        raise report(problems)
-    return {name: source.cut(file.read(source.name)) for name, source in sources.items()}, skipped
-
-
-def _unexpected(names: Set[str]) -> dict[str, str]:
-    return dict.fromkeys(sorted(names), "unexpected")
+    beside = sorted(tensors.keys() - expected.keys())
+    skipped = tuple(name for name in beside if family.is_neighbour(name))
+    check_tensors(tensors, expected, set(beside) - set(skipped))
+    parameters = {
+        name: source.cut(as_float32(source.name, tensors[source.name])) for name, source in sources.items()
+    }
+    return parameters, skipped

@@ -302,18 +302,26 @@ class Engine:
                 if self._wait() and (batch := self._take()):
                     self._run(batch)
                     del batch  # its requests must not stay alive while the thread waits
-                self._trim_arena()
             except Exception:
                 log.exception("scheduler failed")
         with self._lock:
             self._changed.notify_all()  # the other threads end too
 
     def _wait(self) -> bool:
-        """Waits until a thread is needed; returns whether one is."""
+        """Waits until a thread is needed; returns whether one is.
+
+        If none is for some time after a burst of large runs, their memory is returned to the system.
+        """
         with self._lock:
-            return self._changed.wait_for(
-                lambda: self._queue.needs_thread, TRIM_SECONDS if self._large else None
-            )
+            timeout = self._trim_at - time.monotonic() if self._large else None
+            if self._changed.wait_for(lambda: self._queue.needs_thread, timeout):
+                return True
+            if time.monotonic() < self._trim_at:
+                return False
+            model, self._large = self._large, None
+        if model:
+            model.shrink_arena()
+        return False
 
     def _take(self, inline_seconds: float | None = None) -> Batch | None:
         """Takes the next batch, inline if a limit of its seconds is given.
@@ -341,15 +349,6 @@ class Engine:
     def _notify_if_needed(self) -> None:
         if self._queue.needs_thread:
             self._changed.notify()
-
-    def _trim_arena(self) -> None:
-        """Returns memory of a burst of large runs to the system, some time after the last of them."""
-        with self._lock:
-            if time.monotonic() < self._trim_at:
-                return
-            model, self._large = self._large, None
-        if model:
-            model.shrink_arena()
 
     def _run(self, batch: Batch, *, inline: bool = False) -> None:
         """Runs a batch, after which its requests have ended, and lets the next run start."""
@@ -381,10 +380,9 @@ class Engine:
         complete = self._deliver(sequences, outputs)
         try:
             self._report(batch.model, graph, sequences, complete, started, times)
-        except Exception:  # monitoring must not break what it monitors
-            log.exception("observer failed")
-        for request in complete:
-            request.end(_outcome(request))
+        finally:  # they have left the queue: an error must not leave them waiting
+            for request in complete:
+                request.end(_outcome(request))
 
     def _failed(self, batch: Batch, sequences: list[SequenceInputs], error: Exception) -> None:
         name = batch.model.name
@@ -444,7 +442,7 @@ class Engine:
         answered = [ended - request.queued_at for request in complete]
         report = BatchReport(model.name, rows, padding, waits, times, answered)
         model.statistics.add_run(report)
-        self._observer.batch_completed(report)
+        self._observe(lambda observer: observer.batch_completed(report))
 
     def _observe(self, report: Callable[[Observer], None]) -> None:
         """Calls the observer. Its failure is logged: monitoring must not break what it monitors."""

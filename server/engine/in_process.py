@@ -176,7 +176,7 @@ class InProcessModel:
             groups.setdefault(tuple(sequence.sizes.values()), []).append(index)
         for indices in groups.values():
             shape, size = request.sequences[indices[0]].shape, 1
-            if not self._model.runs_alone and shape.graph is request.form.graph:  # not in blocks
+            if not shape.runs_alone:
                 fitting = self._limits.max_batch_bytes // shape.run_bytes
                 size = max(1, min(self._limits.max_batch_sequences, fitting))
             yield from (indices[start : start + size] for start in range(0, len(indices), size))

@@ -51,6 +51,8 @@ PAIR_TENSORS = {
     GraphKind.BLOCKS: 1.5,
     GraphKind.MASK_BLOCKS: 2.75,
 }
+# Heads that are expected of a module that does not state them.
+UNKNOWN_HEADS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +64,6 @@ class LoadedModel:
         measured_error: Largest difference from eager PyTorch when the golden vectors were replayed here.
         provider: ONNX Runtime's name of the execution provider.
         costs: Measured cost of runs of each graph on this machine, if it was calibrated.
-        pair_tensors: Measured number of tensors of the size of the attention scores that a run of each graph
-            holds at a time, if the model was calibrated.
         parallel_sessions: Sessions that compute one run on all threads. Those of `sessions` use the thread of
             their caller.
         parallel_costs: Measured cost of runs on all threads.
@@ -77,7 +77,6 @@ class LoadedModel:
     measured_error: float
     provider: str
     costs: Mapping[GraphKind, RunCost] = field(default_factory=dict)
-    pair_tensors: Mapping[GraphKind, float] = field(default_factory=dict)
     parallel_sessions: Mapping[GraphKind, Session] = field(default_factory=dict)
     parallel_costs: Mapping[GraphKind, RunCost] = field(default_factory=dict)
     golden: tuple[GoldenCase, ...] = ()
@@ -145,11 +144,6 @@ class LoadedModel:
         """
         own_keys = len({spec.axes[1] for spec in self.inputs}) == 1
         return self.encoder is not None or not (self.manifest.causal and own_keys)
-
-    @cached_property
-    def runs_alone(self) -> bool:
-        """Whether each sequence needs a run of its own."""
-        return self.manifest.runs_alone
 
     def mixed_graph(self, graph: GraphKind) -> GraphKind:
         """The graph that runs sequences of unequal lengths together, each of which alone runs on `graph`."""
@@ -228,16 +222,11 @@ class LoadedModel:
         rows = query_length * per_query + key_length * per_key
         if graph in IN_BLOCKS.values():
             query_length = min(query_length, self.block_rows(key_length))
-        pairs = query_length * key_length * per_pair * self._pair_tensors[graph]
+        pairs = query_length * key_length * per_pair * self._pair_tensors(graph)
         return int(4 * batch * (rows + pairs))
 
-    @cached_property
-    def _pair_tensors(self) -> dict[GraphKind, float]:
-        """Those that were measured, and those that are expected."""
-        return {kind: self.expected_pair_tensors(kind) for kind in GraphKind} | {**self.pair_tensors}
-
-    def expected_pair_tensors(self, graph: GraphKind) -> float:
-        """Tensors of the size of one layer's scores that a run holds at a time, before it is measured."""
+    def _pair_tensors(self, graph: GraphKind) -> float:
+        """Tensors of the size of one layer's scores that a run holds at a time."""
         if self.encoder is not None and graph is GraphKind.WEIGHTS:
             # The weights of every layer, and all of them once more as one output.
             return PAIR_TENSORS[graph] + 2 * self.encoder.layers
@@ -252,7 +241,7 @@ class LoadedModel:
             rows[spec.axes[1] != self.inputs[0].axes[1]] += ROW_TENSORS * width
         if self.encoder is not None:
             rows[0] += self.encoder.row_elements
-        return rows[0], rows[1], self.manifest.num_heads or 1
+        return rows[0], rows[1], self.manifest.num_heads or UNKNOWN_HEADS
 
 
 @lru_cache(maxsize=CACHED_SHAPES)
@@ -276,4 +265,5 @@ def _shape(reference: Callable[[], Any], graph: GraphKind, sizes: tuple[int, ...
         least_seconds=min(seconds, model.parallel_seconds(own, 1, *lengths)),
         result_bytes=result_bytes,
         rows=sum(sizes),
+        runs_alone=model.manifest.runs_alone or own is not graph,
     )

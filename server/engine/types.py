@@ -162,6 +162,7 @@ class SequenceShape(NamedTuple):
         least_seconds: Expected duration on all threads, if that is less.
         result_bytes: Size of the outputs of its request's graph.
         rows: Number of its rows on all symbolic axes: for cross-attention, those of query and key.
+        runs_alone: Whether it needs a run of its own: in blocks, and any of some models.
     """
 
     sizes: Mapping[str, int]
@@ -172,6 +173,7 @@ class SequenceShape(NamedTuple):
     least_seconds: float
     result_bytes: int
     rows: int
+    runs_alone: bool
 
 
 @dataclass(eq=False, slots=True)

@@ -1,5 +1,6 @@
 """Certificates: accepted for exactly the files that were signed, and refused with a reason for all else."""
 
+import base64
 import json
 import shutil
 from collections.abc import Callable
@@ -7,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from securesystemslib.dsse import Envelope
 
 from attention_serving.artifact.certificate import (
     CERTIFICATE_FILE,
+    Certificate,
     Machine,
     Proof,
     check_certificate,
@@ -27,20 +30,19 @@ KEY = new_key()
 PUBLIC = [KEY.public_key]
 
 
-def proof_of(manifest: Manifest, **changes: object) -> Proof:
-    values: dict[str, Any] = {
-        "name": manifest.name,
-        "version": manifest.version,
-        "precision": manifest.precision,
-        "tolerance": manifest.tolerance,
-        "max_abs_error": 1e-6,
-        "max_error_ratio": 0.1,
-        "cases": 3,
-        "machine": Machine(provider="CPUExecutionProvider", cpu="a cpu", architecture="x", system="y"),
-        "replayed_with": {"onnxruntime": "1"},
-        "made_with": manifest.made_with,
-    }
-    return Proof(**(values | changes))
+def proof_of(manifest: Manifest) -> Proof:
+    return Proof(
+        name=manifest.name,
+        version=manifest.version,
+        precision=manifest.precision,
+        tolerance=manifest.tolerance,
+        max_abs_error=1e-6,
+        max_error_ratio=0.1,
+        cases=3,
+        machine=Machine(provider="CPUExecutionProvider", cpu="a cpu", architecture="x", system="y"),
+        replayed_with={"onnxruntime": "1"},
+        made_with=manifest.made_with,
+    )
 
 
 def sign(folder: Path) -> None:
@@ -57,32 +59,13 @@ def folder(artifacts: Path, tmp_path: Path) -> Path:
     return tmp_path / SELF / "1"
 
 
-def check(folder: Path) -> None:
-    check_certificate(folder, Manifest.load(folder), PUBLIC)
+def check(folder: Path) -> Certificate:
+    return check_certificate(folder, Manifest.load(folder), [new_key().public_key, *PUBLIC])
 
 
-def refusal(folder: Path) -> str:
-    """The reason that callers are given."""
-    with pytest.raises(ArtifactError) as caught:
-        check(folder)
-    assert str(folder.parents[1]) not in caught.value.reason
-    assert caught.value.path.parent == folder
-    name, _, reason = caught.value.reason.partition(": ")
-    assert name == CERTIFICATE_FILE
-    return reason
-
-
-def test_the_certificate_of_an_artifact_is_accepted(folder: Path) -> None:
-    manifest = Manifest.load(folder)
-    found = check_certificate(folder, manifest, [new_key().public_key, *PUBLIC])
-    assert found.proof == proof_of(manifest)
-    assert found.files == len(manifest.files) + 1
-    assert found.key == PUBLIC[0].keyid
-    manifest.verify_files(folder)
-    assert CERTIFICATE_FILE not in manifest.files
-
-
-def test_it_is_a_statement_of_in_toto_about_every_file(folder: Path) -> None:
+def test_the_certificate_is_a_statement_of_in_toto_about_every_file(folder: Path) -> None:
+    manifest, found = Manifest.load(folder), check(folder)
+    assert (found.proof, found.key) == (proof_of(manifest), PUBLIC[0].keyid)
     payload, _ = unseal(folder, (folder / CERTIFICATE_FILE).read_bytes(), PUBLIC)
     statement = json.loads(payload)
     assert statement["_type"] == "https://in-toto.io/Statement/v1"
@@ -91,21 +74,16 @@ def test_it_is_a_statement_of_in_toto_about_every_file(folder: Path) -> None:
     assert {subject["name"]: subject["digest"] for subject in statement["subject"]} == {
         name: {"sha256": file_hash(folder / name)} for name in files
     }
+    assert found.files == len(files)
     assert statement["predicate"]["maxErrorRatio"] == 0.1
-    assert statement["predicate"]["machine"]["provider"] == "CPUExecutionProvider"
 
 
-def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
-    content = json.loads((folder / MANIFEST_FILE).read_text())
-    edit(content)
-    (folder / MANIFEST_FILE).write_text(json.dumps(content))
-
-
-def change_file(folder: Path, name: str) -> None:
+def change_graph(folder: Path) -> None:
     """Changes a file, and makes the manifest vouch for it."""
-    (folder / name).write_bytes((folder / name).read_bytes() + b"\n")
-    digest = file_hash(folder / name)
-    edit_manifest(folder, lambda content: content["files"].update({name: digest}))
+    (folder / "model.onnx").write_bytes(b"changed")
+    content = json.loads((folder / MANIFEST_FILE).read_text())
+    content["files"]["model.onnx"] = file_hash(folder / "model.onnx")
+    (folder / MANIFEST_FILE).write_text(json.dumps(content))
 
 
 def copy_from_another(folder: Path) -> None:
@@ -122,50 +100,34 @@ def rewrite(folder: Path, edit: Callable[[dict[str, Any]], object], key: Private
     (folder / CERTIFICATE_FILE).write_text(seal(json.dumps(statement).encode(), key))
 
 
-def set_predicate(**values: object) -> Callable[[Path], None]:
-    return lambda folder: rewrite(folder, lambda statement: statement["predicate"].update(values))
-
-
 def link_outside(folder: Path) -> None:
     outside = folder.parents[1].with_name(f"{folder.parents[1].name}-outside")
     (folder / CERTIFICATE_FILE).rename(outside)
     (folder / CERTIFICATE_FILE).symlink_to(outside)
 
 
-CHANGED = "is that of another manifest.json: the artifact was changed after it was signed"
+def statement(edit: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    return lambda folder: rewrite(folder, edit)
+
+
 NO_STATEMENT = "is not a statement of parity"
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (
         lambda folder: (folder / CERTIFICATE_FILE).unlink(),
         "is missing: the artifact is not signed",
     ),
-    "large": (
-        lambda folder: (folder / CERTIFICATE_FILE).write_bytes(b" " * (2 << 20)),
-        "is larger than the limit",
-    ),
+    "large": (lambda folder: (folder / CERTIFICATE_FILE).write_bytes(b" " * (2 << 20)), "is larger than the"),
     "a link to another place": (link_outside, "lies outside the model repository"),
-    "another key": (
-        lambda folder: rewrite(folder, lambda _: None, new_key()),
-        "is not signed with a trusted key",
-    ),
+    "another key": (lambda folder: rewrite(folder, str, new_key()), "is not signed with a trusted key"),
     "another artifact": (copy_from_another, f"is the certificate of another artifact, {CROSS}/1"),
-    "a changed graph": (lambda folder: change_file(folder, "model.onnx"), CHANGED),
-    "a file less": (
-        lambda folder: rewrite(folder, lambda statement: statement["subject"].pop()),
-        "does not cover ",
-    ),
+    "a changed graph": (change_graph, "does not fit manifest.json: the artifact was changed after"),
+    "a file less": (statement(lambda found: found["subject"].pop()), "does not fit "),
     "a file more": (
-        lambda folder: rewrite(
-            folder, lambda statement: statement["subject"].append({"name": "x", "digest": {"sha256": "0"}})
-        ),
-        "covers x, which the artifact lacks",
+        statement(lambda it: it["subject"].append({"name": "x", "digest": {}})),
+        "does not fit x",
     ),
-    "an error beyond the tolerance": (set_predicate(maxErrorRatio=1.1), NO_STATEMENT),
-    "another predicate": (
-        lambda folder: rewrite(folder, lambda statement: statement.update(predicateType="x:y")),
-        NO_STATEMENT,
-    ),
-    "no case": (set_predicate(cases=0), NO_STATEMENT),
+    "another predicate": (statement(lambda found: found.update(predicateType="x:y")), NO_STATEMENT),
+    "an error too large": (statement(lambda it: it["predicate"].update(maxErrorRatio=1.1)), NO_STATEMENT),
 }
 
 
@@ -174,12 +136,55 @@ def test_anything_else_is_refused_with_its_reason(
     damage: Callable[[Path], object], says: str, folder: Path
 ) -> None:
     damage(folder)
-    assert refusal(folder).startswith(says)
+    with pytest.raises(ArtifactError) as caught:
+        check(folder)
+    assert caught.value.reason.startswith(f"{CERTIFICATE_FILE}: {says}")
+    assert str(folder.parents[1]) not in caught.value.reason
 
 
-def test_further_fields_of_a_later_version_and_files_of_the_operator_are_ignored(folder: Path) -> None:
+def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Changes the envelope without signing it again."""
+    envelope = json.loads((folder / CERTIFICATE_FILE).read_text())
+    change(envelope)
+    (folder / CERTIFICATE_FILE).write_text(json.dumps(envelope))
+
+
+WRONG, NOT_ONE = "is not signed with a trusted key", "is not a DSSE envelope"
+
+
+def sign_another_type(envelope: dict[str, Any]) -> None:
+    other = Envelope(b"{}", "application/json", {})
+    other.sign(KEY)
+    envelope.update(other.to_dict())
+
+
+ENVELOPES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "payload": (lambda it: it.update(payload=base64.b64encode(b"{}").decode()), WRONG),
+    "type": (lambda it: it.update(payloadType="application/json"), WRONG),
+    "another type": (sign_another_type, "does not contain a payload of type "),
+    "signature": (lambda it: it["signatures"][0].update(sig=base64.b64encode(bytes(64)).decode()), WRONG),
+    "no signature": (lambda it: it.update(signatures=[]), WRONG),
+    "no payload": (lambda it: it.pop("payload"), NOT_ONE),
+    "many": (lambda it: it.update(signatures=it["signatures"] * 101), "has more than 100 signatures"),
+}
+
+
+@pytest.mark.parametrize(("change", "says"), ENVELOPES.values(), ids=ENVELOPES)
+def test_a_changed_envelope_is_refused(
+    change: Callable[[dict[str, Any]], object], says: str, folder: Path
+) -> None:
+    edit(folder, change)
+    with pytest.raises(ArtifactError, match=says):
+        check(folder)
+
+
+def test_what_is_not_signed_may_differ(folder: Path) -> None:
+    """Files of the operator, ids of keys, signatures of others, and fields of a later version."""
     rewrite(folder, lambda statement: statement.update(later=1) or statement["predicate"].update(later=2))
     (folder / "notes.txt").write_text("of the operator")
+    other = {"keyid": "x", "sig": base64.b64encode(bytes(64)).decode(), "note": "mine"}
+    edit(folder, lambda envelope: [each.pop("keyid") for each in envelope["signatures"]])
+    edit(folder, lambda envelope: envelope["signatures"].insert(0, other))
     check(folder)
 
 

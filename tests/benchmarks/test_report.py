@@ -1,16 +1,13 @@
-"""Rounds, ratios and the report, with systems that measure nothing; and what a checkout runs."""
+"""Rounds, ratios and the report, with systems that measure nothing."""
 
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-import pytest
+from typing import Any
 
 from benchmarks import report
 from benchmarks.channel import CallFailedError
-from benchmarks.checkout import Checkout
 from benchmarks.run import EAGER, ECHO, ONNX, SERVICE, STREAM, TYPED, AtRate, Findings
-from benchmarks.systems import Measurement, measure_in_rounds, percentiles, ratio, spread
+from benchmarks.systems import Measurement, measure_in_rounds, ratio, spread
 from benchmarks.workload import NARROW, QUICK, SHORT, WIDE, Cell
 
 CELL = Cell(WIDE, SHORT, 32)
@@ -36,7 +33,8 @@ class Invented:
 def test_each_round_begins_with_another_system_and_failures_are_kept() -> None:
     order: list[str] = []
     failures: list[str] = []
-    found = measure_in_rounds(CELL, [Invented("a", order), Invented("b", order)], 3, failures)
+    systems: list[Any] = [Invented("a", order), Invented("b", order)]
+    found = measure_in_rounds(CELL, systems, 3, failures)
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert found["a"] == [None, measured(4), measured(5)]
     assert failures == [f"a, {CELL.name}: refused"]
@@ -50,11 +48,6 @@ def test_ratios_are_taken_round_by_round() -> None:
     }
     assert ratio(rounds, "this", "other") == spread([2.0, 2.0])
     assert ratio(rounds, "this", "absent") is None
-
-
-def test_a_percentile_with_too_few_requests_beyond_it_is_left_out() -> None:
-    assert percentiles(np.arange(1, 101, dtype=np.int64) * 1_000) == [50.0, 90.0, 99.0, None]
-    assert percentiles(np.array([], np.int64)) == [None] * 4
 
 
 def test_a_report_has_targets_tables_plots_and_what_failed(tmp_path: Path) -> None:
@@ -73,19 +66,3 @@ def test_a_report_has_targets_tables_plots_and_what_failed(tmp_path: Path) -> No
     assert len(list(tmp_path.glob("*.png"))) == 2
     nothing = report.write(Findings(failures=["service: refused"]), {}, tmp_path).read_text()
     assert nothing.count("| not measured |") == 5
-
-
-def test_checkouts_run_their_own_code_and_share_models_only_of_equal_exporters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, code in (("one", "1"), ("same", "1"), ("other", "2")):
-        for package in ("artifact", "export", "model"):
-            (tmp_path / name / package).mkdir(parents=True)
-            (tmp_path / name / package / "file.py").write_text(code)
-    one, same, other = (Checkout(tmp_path / name).repository(tmp_path) for name in ("one", "same", "other"))
-    assert one == same != other
-    monkeypatch.setenv("ATTENTION_THREADS", "7")
-    monkeypatch.setenv("PYTHONPATH", "elsewhere")
-    environment = Checkout(tmp_path).environment
-    assert environment["PYTHONPATH"].split(":") == [str(tmp_path), str(tmp_path / "clients/python/src")]
-    assert "ATTENTION_THREADS" not in environment

@@ -4,8 +4,10 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 import numpy as np
@@ -19,6 +21,7 @@ from tests.support.eager import ATOL, RTOL, Array, attend
 
 CALL_SECONDS = 60.0
 OK = "OK"
+ATTEND = "/attention.v1.AttentionService/Attend"
 
 
 class Question:
@@ -105,28 +108,23 @@ def stop(actors: list[Actor]) -> None:
         actor.join(CALL_SECONDS)
 
 
-def unary(target: str, question: Question, tally: Tally, *, reconnects: bool = False) -> Actor:
-    """Calls until one fails: on one connection, or each on a new one."""
-
-    def call(channel: grpc.Channel) -> bool:
-        stub = AttentionServiceStub(channel)
-        return count(stub.Attend.future(question.message, timeout=CALL_SECONDS), question, tally)
-
-    def step() -> bool:
-        with grpc.insecure_channel(target, OWN_CONNECTION) as channel:
-            return call(channel)
-
-    if reconnects:
-        return Actor(step)
+def unary(target: str, question: Question, tally: Tally) -> Actor:
+    """Calls on one connection until one fails."""
     channel = grpc.insecure_channel(target, OWN_CONNECTION)
-    return Actor(lambda: call(channel), channel.close)
+    attend = AttentionServiceStub(channel).Attend
+    return Actor(
+        lambda: count(attend.future(question.message, timeout=CALL_SECONDS), question, tally), channel.close
+    )
 
 
-def retrying(target: str, question: Question, tally: Tally) -> Actor:
-    """Calls of attention_client with retries, which go on whatever happens."""
-    client = AttentionClient(target, max_retries=4, wait_for_ready=True, timeout=CALL_SECONDS)
+def retrying(
+    targets: str | Sequence[str], question: Question, tally: Tally, *, pause: float = 0, **options: Any
+) -> Actor:
+    """Calls of attention_client with retries, which go on whatever happens, with a pause before each."""
+    client = AttentionClient(targets, **options)
 
     def step() -> None:
+        time.sleep(pause)
         try:
             result = client.attend(MODEL, question.rows)
         except AttentionClientError as error:
@@ -173,6 +171,28 @@ def stream(
         return False
 
     return Actor(step, channel.close)
+
+
+@contextmanager
+def headers_only(channel: grpc.Channel, count: int) -> Iterator[list[Any]]:
+    """Calls that send their headers, and no message until the block ends."""
+    over = threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        over.wait(CALL_SECONDS)
+        yield from ()
+
+    method: Any = channel.stream_unary(ATTEND)
+    try:
+        yield [method.future(messages()) for _ in range(count)]
+    finally:
+        over.set()
+
+
+def unread(channel: grpc.Channel, message: pb.AttendRequest) -> Any:
+    """A call by a caller who reads nothing: a client that expects a stream reads only when asked to."""
+    method: Any = channel.unary_stream(ATTEND, pb.AttendRequest.SerializeToString)
+    return method(message)
 
 
 def count(call: "grpc.Future[pb.AttendResponse]", question: Question, tally: Tally) -> bool:

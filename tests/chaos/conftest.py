@@ -13,14 +13,14 @@ from tests.encoders.repository import SENTENCE, SENTENCE_MODELS
 from tests.support.artifacts import ModelSet, cached_repositories
 from tests.support.repository import export_preset
 
-WIDE, ROTARY = "multi-head-768x12", "rotary-768x12"
-PRESETS = ModelSet("chaos", [partial(export_preset, name) for name in (WIDE, ROTARY)], [Path(__file__)])
+WIDE = "multi-head-768x12"
+PRESET = ModelSet("chaos", [partial(export_preset, WIDE)], [Path(__file__)])
 
 
 @pytest.fixture(scope="session")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of multi-head-768x12 alone, which loads fast, as copies."""
-    (presets,), folder = cached_repositories(PRESETS), tmp_path_factory.mktemp("wide")
+    (presets,), folder = cached_repositories(PRESET), tmp_path_factory.mktemp("wide")
     shutil.copytree(presets / WIDE, folder / WIDE)
     folder.chmod(0o755)  # the servers of containers run as another user
     return folder
@@ -29,11 +29,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def models(wide: Path, artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of large and small models of several kinds, as copies."""
-    (presets, encoders), folder = (
-        cached_repositories(PRESETS, SENTENCE_MODELS),
-        tmp_path_factory.mktemp("models"),
-    )
-    for source in (*artifacts.iterdir(), wide / WIDE, presets / ROTARY, encoders / SENTENCE):
+    (encoders,), folder = cached_repositories(SENTENCE_MODELS), tmp_path_factory.mktemp("models")
+    for source in (*artifacts.iterdir(), wide / WIDE, encoders / SENTENCE):
         shutil.copytree(source, folder / source.name)
     return folder
 

@@ -8,6 +8,7 @@ from typing import Self
 
 import pytest
 
+from benchmarks.markdown import table, text
 from benchmarks.processes import now
 
 NAME = os.environ.get("CHAOS") or "quick"
@@ -30,19 +31,19 @@ class Figures:
 
     def note(self, name: str, value: object, bound: str = "", *, holds: bool = True) -> None:
         """Adds a figure, with its bound if it has one."""
-        self.rows.append((name, _text(value), bound, "" if holds else "MISSED"))
+        self.rows.append((name, text(value), bound, "" if holds else "MISSED"))
 
     def at_most(self, name: str, value: float, bound: float) -> None:
         """Adds a figure that must not exceed a bound."""
-        self.note(name, value, f"≤ {_text(bound)}", holds=value <= bound)
+        self.note(name, value, f"≤ {text(bound)}", holds=value <= bound)
 
     def at_least(self, name: str, value: float, bound: float) -> None:
         """Adds a figure that must reach a bound."""
-        self.note(name, value, f"≥ {_text(bound)}", holds=value >= bound)
+        self.note(name, value, f"≥ {text(bound)}", holds=value >= bound)
 
     def equal(self, name: str, value: object, expected: object) -> None:
         """Adds a figure that must have one value."""
-        self.note(name, value, f"= {_text(expected)}", holds=value == expected)
+        self.note(name, value, f"= {text(expected)}", holds=value == expected)
 
     def among(self, name: str, counts: dict[str, int], allowed: set[str]) -> None:
         """Adds counts by outcome; no outcome may occur that is not allowed."""
@@ -56,22 +57,13 @@ class Figures:
     ) -> None:
         if error:
             self.note("the case ended early", f"{type(error).__name__}: {error}"[:200], holds=False)
-        rows = [("figure", "measured", "bound", ""), ("---",) * 4, *self.rows]
-        table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-        text = f"### {self.case} ({NAME}, {now()})\n\n{table}\n\n"
-        print(f"\n{text}")  # noqa: T201 - the table is what the case is run for
+        found = table(("figure", "measured", "bound", ""), self.rows)
+        report = f"### {self.case} ({NAME}, {now()})\n\n{found}\n\n"
+        print(f"\n{report}")  # noqa: T201 - the table is what the case is run for
         if path := os.environ.get("CHAOS_REPORT"):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             with Path(path).open("a") as file:
-                file.write(text)
+                file.write(report)
         missed = [f"{name}: {value}, must be {bound}" for name, value, bound, word in self.rows if word]
         if missed and error is None:
             pytest.fail("; ".join(missed), pytrace=False)
-
-
-def _text(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {count:,}" for key, count in sorted(value.items())) or "none"
-    return str(value)

@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
 import numpy as np
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.observe.metrics import LOAD
@@ -87,19 +85,9 @@ def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS)
     return True
 
 
-def is_serving(target: str) -> bool:
-    """Whether a health check on a new connection is answered with SERVING."""
-    with grpc.insecure_channel(target, OWN_CONNECTION) as channel:
-        try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
-        except grpc.RpcError:
-            return False
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
-
-
-def random_rows(rows: int, width: int = WIDTH, seed: int = 0) -> Array:
+def random_rows(rows: int, width: int = WIDTH) -> Array:
     """Standard normal rows, (T, d)."""
-    return np.random.default_rng(seed).standard_normal((rows, width), dtype=np.float32)
+    return np.random.default_rng(0).standard_normal((rows, width), dtype=np.float32)
 
 
 def attend_message(model: str, *sequences: Array, return_weights: bool = False) -> pb.AttendRequest:

@@ -1,29 +1,28 @@
 """Drains under load, and workers that are killed: nothing that was accepted is lost."""
 
 import os
-import re
 import signal
 import subprocess
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from benchmarks.processes import is_running
+from benchmarks.processes import free_ports
 from scripts.local_server import ServerProcess
 from tests.chaos import callers
-from tests.chaos.callers import CALL_SECONDS, OK, Actor, Question, Tally
+from tests.chaos.callers import CALL_SECONDS, OK, Question, Tally
 from tests.chaos.figures import Figures, scaled
-from tests.chaos.http2 import RawConnection
 from tests.chaos.process import MODEL, OWN_CONNECTION, server_of, wait_until
+from tests.server.watched import watched
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
-ATTEND = "/attention.v1.AttentionService/Attend"
 UNAVAILABLE = "UNAVAILABLE"
 DRAINS, KILLS = scaled(5, 50), scaled(4, 20)
 LOAD_SECONDS = 0.3
@@ -31,13 +30,12 @@ GRACE_SECONDS = 10
 RACING, CERTAIN = 64, 4
 # A supervisor doubles its pause before each restart of a worker; a new one starts with a short pause.
 KILLS_PER_SERVER = 4
+PATIENT: dict[str, Any] = {"max_retries": 4, "wait_for_ready": True, "timeout": CALL_SECONDS}
 ALLOWED = {
-    **{kind: {OK, UNAVAILABLE} for kind in ("connections", "new connections", "streams", "idle streams")},
-    "racing": {OK, UNAVAILABLE},
+    **{kind: {OK, UNAVAILABLE} for kind in ("connections", "streams", "idle streams", "racing")},
     "accepted": {OK},
     "with retries": {OK},
-    # RST_STREAM with REFUSED_STREAM: no part of the call was processed.
-    "half-sent": {UNAVAILABLE, "RST_STREAM 7", "connection closed"},
+    "without a message": {UNAVAILABLE},
 }
 
 
@@ -50,21 +48,18 @@ def small() -> Question:
 def test_drains_under_load(wide: Path, tmp_path: Path, small: Question) -> None:
     """SIGTERM: accepted calls are answered, others end with UNAVAILABLE, and the exit is prompt."""
     long, tallies = Question(1000), {kind: Tally() for kind in ALLOWED}
-    patient = tallies["with retries"]
-    with Figures(f"drain: {DRAINS} times SIGTERM under load") as figures, ExitStack() as stack:
-        exits, port, retry = [], 0, None
+    (port,), patient = free_ports(), tallies["with retries"]
+    options = (f"--port={port}", f"--grace-seconds={GRACE_SECONDS}")
+    with Figures(f"drain: {DRAINS} times SIGTERM under load") as figures:
+        retry, exits = callers.retrying(f"127.0.0.1:{port}", small, patient, **PATIENT), []
         for _ in range(DRAINS):
-            with server_of(wide, tmp_path, f"--port={port}", f"--grace-seconds={GRACE_SECONDS}") as server:
-                port = server.port
-                if retry is None:
-                    retry = callers.retrying(server.target, small, patient)
-                    stack.callback(callers.stop, [retry])
+            with server_of(wide, tmp_path, *options) as server:
                 exits.append(drain(server, small, long, tallies))
         # The client with retries meets one more server before it stops.
-        with server_of(wide, tmp_path, f"--port={port}"):
+        with server_of(wide, tmp_path, *options):
             answered = patient.statuses[OK]
             assert wait_until(lambda: patient.statuses[OK] > answered + 10), "retries are stuck"
-            stack.close()
+            callers.stop([retry])
         for kind, tally in tallies.items():
             figures.among(f"calls: {kind}", dict(tally.statuses), ALLOWED[kind])
         figures.equal("accepted calls answered", tallies["accepted"].statuses[OK], CERTAIN * DRAINS)
@@ -75,15 +70,17 @@ def test_drains_under_load(wide: Path, tmp_path: Path, small: Question) -> None:
 def drain(server: ServerProcess, small: Question, long: Question, tallies: dict[str, Tally]) -> float:
     """Drains one server under load; returns the seconds from the last answer to its exit."""
     quiet = threading.Event()
-    actors = load(server.target, small, tallies, quiet)
+    actors = []
+    for _ in range(2):
+        actors += [
+            callers.unary(server.target, small, tallies["connections"]),
+            callers.stream(server.target, small, tallies["streams"], quiet=quiet),
+            callers.stream(server.target, small, tallies["idle streams"], window=0),
+        ]
     with (
-        RawConnection(server.port) as half,
-        RawConnection(server.port),
         grpc.insecure_channel(server.target, OWN_CONNECTION) as channel,
+        callers.headers_only(channel, 2) as opened,
     ):
-        half.open(ATTEND)
-        half.send_part(half.open(ATTEND), small.message.SerializeToString(), 1000)
-        half.receive(0.05)
         time.sleep(LOAD_SECONDS)
         stub = AttentionServiceStub(channel)
         certain = [stub.Attend.future(long.message, timeout=CALL_SECONDS) for _ in range(CERTAIN)]
@@ -101,40 +98,28 @@ def drain(server: ServerProcess, small: Question, long: Question, tallies: dict[
         with suppress(subprocess.TimeoutExpired):  # a server that hangs is killed by its context
             server.process.wait(CALL_SECONDS)
         ended = time.monotonic()
-        half.receive_for(2)
-        tallies["half-sent"].statuses.update(call.end for call in half.calls.values())
+        tallies["without a message"].statuses.update(call.code().name for call in opened)
     callers.stop(actors)
-    answered = ("connections", "new connections", "streams", "racing", "accepted")
+    answered = ("connections", "streams", "racing", "accepted")
     return ended - max(signalled, *(tallies[kind].last_answer for kind in answered))
-
-
-def load(target: str, small: Question, tallies: dict[str, Tally], quiet: threading.Event) -> list[Actor]:
-    """Starts callers of every kind; those of streams send nothing more once `quiet` is set."""
-    actors = []
-    for _ in range(2):
-        actors += [
-            callers.unary(target, small, tallies["connections"]),
-            callers.unary(target, small, tallies["new connections"], reconnects=True),
-            callers.stream(target, small, tallies["streams"], quiet=quiet),
-            callers.stream(target, small, tallies["idle streams"], window=0),
-        ]
-    return actors
 
 
 def test_killed_workers(wide: Path, tmp_path: Path, small: Question) -> None:
     """kill -9 of a worker: one call of each of its connections fails, and none of a client with retries."""
-    direct, patient = Tally(), Tally()
-    survived = 0
+    direct, patient, survived = Tally(), Tally(), 0
     with Figures(f"kill -9 of a worker, {KILLS} times") as figures:
-        for first in range(0, KILLS, KILLS_PER_SERVER):
-            with server_of(wide, tmp_path, "--workers=2") as server:
-                retry = [callers.retrying(server.target, small, patient) for _ in range(2)]
-                for kill in range(first, min(first + KILLS_PER_SERVER, KILLS)):
-                    victim = workers(server)[kill % 2]
-                    actors = [callers.unary(server.target, small, direct) for _ in range(8)]
+        for number in range(KILLS // KILLS_PER_SERVER):
+            (tmp_path / f"{number}").mkdir()
+            with watched(wide, tmp_path / f"{number}", "--workers=2") as service:
+                target = f"127.0.0.1:{service.ports()[0]}"
+                retry = [callers.retrying(target, small, patient, **PATIENT) for _ in range(2)]
+                for kill in range(KILLS_PER_SERVER):
+                    victim = service.pids(2 + kill)[kill]
+                    actors = [callers.unary(target, small, direct) for _ in range(8)]
                     time.sleep(LOAD_SECONDS)
                     os.kill(victim, signal.SIGKILL)
-                    assert wait_until(lambda gone=victim: replaced(server, gone), 60)  # type: ignore[misc]
+                    service.pids(3 + kill)
+                    service.until(" listening ")
                     time.sleep(LOAD_SECONDS)
                     survived += sum(actor.is_alive() for actor in actors)
                     callers.stop(actors)
@@ -144,16 +129,3 @@ def test_killed_workers(wide: Path, tmp_path: Path, small: Question) -> None:
         figures.among("calls with retries", dict(patient.statuses), {OK})
         figures.at_least("calls with retries answered", patient.statuses[OK], 100)
         figures.equal("wrong answers", direct.wrong + patient.wrong, 0)
-
-
-def workers(server: ServerProcess) -> list[int]:
-    """The workers that run, in order of their start."""
-    started = map(int, re.findall(r" worker started .*\bpid=(\d+)", server.log.read_text()))
-    return [pid for pid in started if is_running(pid)]
-
-
-def replaced(server: ServerProcess, victim: int) -> bool:
-    """Whether a worker is gone, and as many as ever serve."""
-    log = server.log.read_text()
-    every_one_listens = log.count(" listening ") == log.count(" worker started ")
-    return victim not in (running := workers(server)) and len(running) == 2 and every_one_listens

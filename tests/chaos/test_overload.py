@@ -4,39 +4,39 @@ Capacity is measured before and after: closed loop, with the same generator proc
 generator runs on the benchmark's channel in a process of its own (`benchmarks.processes.worker`).
 """
 
-import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from itertools import cycle
 from pathlib import Path
-from typing import NamedTuple
 
+import grpc
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.channel import EncodedRequest, UnaryCaller, clock
-from benchmarks.load import HEAD_START, poisson
-from benchmarks.wire import METHODS, Api
-from tests.chaos.figures import Figures, scaled
-from tests.chaos.http2 import CODES
-from tests.chaos.process import (
-    MIB,
-    MODEL,
-    attend_message,
-    random_rows,
-    readings,
-    reset_peak,
-    server_of,
+from benchmarks.channel import UnaryCaller, clock
+from benchmarks.load import (
+    HEAD_START,
+    Endpoint,
+    MeasurementWindow,
+    closed_loop,
+    encoded_requests,
+    poisson,
+    send_when_due,
 )
+from benchmarks.wire import METHODS, Api
+from benchmarks.workload import MIDDLE, AttentionKind, Model
+from tests.chaos.figures import Figures, scaled
+from tests.chaos.process import MIB, MODEL, readings, reset_peak, server_of
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 OK, REFUSED, EXPIRED = "OK", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"
+SERVED = Model(AttentionKind.SELF, 768, 12, served_as=MODEL)
 # A server may limit the calls of one connection; more would wait in the generator, unseen by the server.
-CONNECTIONS, IN_FLIGHT = 8, 4
-MESSAGES = tuple(attend_message(MODEL, random_rows(128, seed=seed)).SerializeToString() for seed in range(4))
+CONNECTIONS, IN_FLIGHT = 8, 32
 CAPACITY_SECONDS, OVERLOAD_SECONDS, RECOVERY_SECONDS = scaled(4, 10), scaled(10, 60), 3.0
+CLOSED = MeasurementWindow(CAPACITY_SECONDS, warm_seconds=CAPACITY_SECONDS / 4)
 MAX_MEMORY_MIB = 1024
 # Messages that the core has received and not delivered.
 SLACK_MIB = 256
@@ -53,14 +53,21 @@ def test_goodput(
         Figures(f"overload: {factor} x capacity, deadlines of {deadline:g} s") as figures,
         server_of(wide, tmp_path, *options) as server,
     ):
-        rate = generator.submit(capacity, server.target).result()
+        endpoint = Endpoint(server.target, server.process.pid, Api.ATTENTION, SERVED, MIDDLE)
+
+        def capacity() -> float:
+            result = generator.submit(closed_loop, endpoint, IN_FLIGHT, CLOSED).result()
+            assert not result.failures
+            return result.sequences / result.seconds
+
+        rate = capacity()
         idle = reset_peak(server.process.pid)
         # After the overload, calls arrive evenly at the capacity.
         recovery = seconds * 1e9 + np.arange(int(rate * RECOVERY_SECONDS)) / rate * 1e9
         due = np.concatenate([poisson(factor * rate, seconds, seed=1), recovery.astype(np.int64)])
-        outcomes = generator.submit(open_loop, server.target, due, deadline).result()
+        outcomes = generator.submit(overload, endpoint, due, deadline).result()
         # The mean of both is the capacity that the machine had in between.
-        later = generator.submit(capacity, server.target).result()
+        later = capacity()
         figures.note("capacity before and after, answers/s", f"{rate:.0f} and {later:.0f}")
         report(figures, outcomes, (rate + later) / 2, deadline)
         figures.note("resident before, MiB", idle / MIB)
@@ -68,94 +75,40 @@ def test_goodput(
         figures.at_most("resident peak, MiB", peak / MIB, idle / MIB + MAX_MEMORY_MIB + SLACK_MIB)
 
 
-class Outcomes(NamedTuple):
-    """How each call of a schedule ended.
-
-    Attributes:
-        due: When each call was due, in seconds after the start of the schedule.
-        seconds: From then until its end.
-        codes: Its status code.
-    """
-
-    due: NDArray[np.float64]
-    seconds: NDArray[np.float64]
-    codes: NDArray[np.str_]
-
-
-def connect(target: str, stack: ExitStack, deadline_seconds: float = 60.0) -> list[UnaryCaller]:
-    """A caller on each of some new connections, which are established."""
-    requests = [EncodedRequest(data, 1, 0) for data in MESSAGES]
-    callers = []
-    for _ in range(CONNECTIONS):
-        caller = UnaryCaller(target, METHODS[Api.ATTENTION], requests, deadline_seconds=deadline_seconds)
-        callers.append(stack.enter_context(closing(caller)))
-        caller.start()
-        caller.finish()
-    return callers
-
-
-def capacity(target: str) -> float:
-    """Answers per second in a closed loop of 32 calls, after a quarter of the time as warm-up.
-
-    Raises:
-        RuntimeError: A call failed.
-    """
-
-    def answers(caller: UnaryCaller, seconds: float) -> int:
-        count, until = 0, clock() + int(seconds * 1e9)
-        while clock() < until:
-            if not caller.finish().succeeded:
-                raise RuntimeError("a call of the closed loop failed")
-            count += 1
-            caller.start()
-        return count
-
-    with ExitStack() as stack, ThreadPoolExecutor(CONNECTIONS) as pool:
-        callers = connect(target, stack)
-        for caller in callers * IN_FLIGHT:
-            caller.start()
-        list(pool.map(answers, callers, [CAPACITY_SECONDS / 4] * CONNECTIONS))
-        started = clock()
-        rate = 1e9 * sum(pool.map(answers, callers, [CAPACITY_SECONDS] * CONNECTIONS)) / (clock() - started)
-        for caller in callers * IN_FLIGHT:
-            caller.finish()
-    return rate
-
-
-def open_loop(target: str, due: NDArray[np.int64], deadline_seconds: float) -> Outcomes:
-    """Sends a call at each moment of a schedule, and waits for the end of all.
+def overload(
+    endpoint: Endpoint, due: NDArray[np.int64], deadline_seconds: float
+) -> list[tuple[float, float, str]]:
+    """Sends a call at each moment of a schedule, on several connections, and waits for the end of all.
 
     Args:
-        target: The server.
+        endpoint: The server.
         due: Nanoseconds after the start at which each call is sent.
         deadline_seconds: From then until its deadline.
+
+    Returns:
+        For each call, the seconds from the start until it was due, and from then until its end; its status.
     """
-    with ExitStack() as stack, ThreadPoolExecutor(CONNECTIONS + 1) as pool:
-        callers = connect(target, stack, deadline_seconds)
-        shares = [len(due[at::CONNECTIONS]) for at in range(CONNECTIONS)]
+    callers, requests = [], encoded_requests(endpoint)
+    with ExitStack() as stack, ThreadPoolExecutor(CONNECTIONS) as pool:
+        for _ in range(CONNECTIONS):
+            caller = UnaryCaller(
+                endpoint.address, METHODS[endpoint.api], requests, deadline_seconds=deadline_seconds
+            )
+            callers.append(stack.enter_context(closing(caller)))
+            caller.start()
+            caller.finish()  # establishes the connection
         origin = clock() + HEAD_START
-
-        def send() -> None:
-            for caller, moment in zip(cycle(callers), (due + origin).tolist(), strict=False):
-                if (wait := moment - clock()) > 0:
-                    time.sleep(wait / 1e9)
-                caller.start(moment)
-
-        sending = pool.submit(send)
-        found = pool.map(lambda caller, count: [caller.finish() for _ in range(count)], callers, shares)
-        ends = [end for own in found for end in own]
-        sending.result()
-    started = np.array([end.started for end in ends], np.int64)
-    return Outcomes(
-        due=(started - origin) / 1e9,
-        seconds=(np.array([end.ended for end in ends], np.int64) - started) / 1e9,
-        codes=np.array([CODES[end.status.code()] for end in ends]),
-    )
+        shares = [due[at::CONNECTIONS] + origin for at in range(CONNECTIONS)]
+        ends = [end for own in pool.map(send_when_due, callers, shares) for end in own]
+    return [
+        ((end.started - origin) / 1e9, (end.ended - end.started) / 1e9, CODES[end.status.code()])
+        for end in ends
+    ]
 
 
-def report(figures: Figures, outcomes: Outcomes, rate: float, deadline: float) -> None:
+def report(figures: Figures, outcomes: list[tuple[float, float, str]], rate: float, deadline: float) -> None:
     """Adds what happened to the calls, beside the capacity."""
-    due, seconds, codes = outcomes
+    due, seconds, codes = map(np.array, zip(*outcomes, strict=True))
     in_time, ended = (codes == OK) & (seconds <= deadline), due + seconds
     # The queue fills in the first second or deadline; what is measured is the state after it.
     since = min(deadline, OVERLOAD_SECONDS / 2)

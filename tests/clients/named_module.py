@@ -6,15 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attention_serving.artifact.names import ModelId
 from attention_serving.export import export_module
-from attention_serving.export.artifact import write_artifact
-from attention_serving.model.attention import MultiHeadAttention
-from attention_serving.model.config import AttentionConfig
 from tests.support.artifacts import ModelSet
 from tests.support.eager import Array
 
-CAPTION, ROTARY = "caption", "tiny-rotary"
+CAPTION = "caption"
 WIDTH, IDS = 4, 11
 LARGE = 1e9
 
@@ -41,11 +37,7 @@ EXAMPLES = {
     "ids": torch.full((2, 5), IDS - 1),
     "caption_mask": torch.ones(2, 5, dtype=torch.bool),
 }
-AXES = {
-    "x": {0: "batch", 1: "rows"},
-    "ids": {0: "batch", 1: "words"},
-    "caption_mask": {0: "batch", 1: "words"},
-}
+AXES = {name: {0: "batch", 1: axis} for name, axis in zip(EXAMPLES, ("rows", "words", "words"), strict=True)}
 
 
 def caption() -> Caption:
@@ -59,14 +51,7 @@ def export_caption(folder: Path) -> None:
     export_module(caption(), EXAMPLES, AXES, out=folder, name=CAPTION, output_names=OUTPUTS)
 
 
-def export_rotary(folder: Path) -> None:
-    """Writes the artifact of self-attention with rotary positions."""
-    torch.manual_seed(7)
-    config = AttentionConfig(d_query=WIDTH, num_heads=2, rotary_theta=10_000.0)
-    write_artifact(MultiHeadAttention(config).eval(), ModelId(ROTARY), folder)
-
-
-NAMED = ModelSet("named", [export_caption, export_rotary], [Path(__file__)], ["named"])
+NAMED = ModelSet("named", [export_caption], [Path(__file__)], ["named"])
 
 
 def inputs(rows: int, words: int, *leading: int, seed: int = 0) -> dict[str, Array]:

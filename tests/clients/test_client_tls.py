@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ from attention_client import (
     TlsFiles,
     UnavailableError,
 )
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from grpc_server import Service, running
 
-from tests.clients.tls_server import TlsServer
+from tests.clients.tls_server import TlsServer, tls_server
 from tests.support.certificates import Authority, Mounted, Pair, key_pem, new_key
 
 OLD, NEW = Authority("old"), Authority("new")
@@ -27,17 +27,16 @@ ROWS = np.ones((2, 3), dtype=np.float32)
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[TlsServer]:
-    server = TlsServer(tmp_path, OLD.pem)
-    yield server
-    server.close()
+def server() -> Iterator[TlsServer]:
+    with tls_server(OLD.pem + NEW.pem) as server:
+        yield server
 
 
 @pytest.fixture
 def mounted(server: TlsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mounted:
     """The client's files, which are looked at with each call."""
     monkeypatch.setattr("attention_client._connection.tls.CHECK_SECONDS", 0)
-    return Mounted(tmp_path / "client", OLD.issue("old.example"), server.authority.pem)
+    return Mounted(tmp_path / "client", OLD.issue("old.example"), server.ca)
 
 
 @pytest.fixture
@@ -46,34 +45,46 @@ def files(mounted: Mounted) -> TlsFiles:
 
 
 def names(server: TlsServer) -> list[str]:
-    return [name for name, _ in server.service.callers]
+    return [name for name, _ in server.callers]
 
 
 def test_a_client_shows_its_certificate_and_is_refused_without(server: TlsServer, files: TlsFiles) -> None:
-    with AttentionClient(server.target, credentials=files, token="secret") as client:  # noqa: S106
+    targets = [server.target.replace("127.0.0.1", "localhost"), server.target]
+    with AttentionClient(targets, credentials=files, token="secret") as client:  # noqa: S106
         assert client.is_ready()
         client.models()
-    assert server.service.callers == [("old.example", "Bearer secret")]
+    assert server.callers == [("old.example", "Bearer secret")]
     bare: Any = {"credentials": TlsFiles(ca=files.ca), "wait_for_ready": False, "max_retries": 0}
     with AttentionClient(server.target, **bare) as client, pytest.raises(UnavailableError):
         client.models()
+
+
+def test_a_client_that_encrypts_and_a_server_that_does_not_or_the_reverse_are_told_apart(
+    server: TlsServer,
+) -> None:
+    bare = AttentionClient(server.target, max_retries=0, timeout=5)
+    with bare, pytest.raises(AttentionClientError, match=r"pass credentials=TlsFiles\(ca=FILE\)"):
+        bare.models()
+    expected = "the server does not use TLS: omit credentials"
+    with running(Service()) as target, pytest.raises(AttentionClientError, match=expected):
+        AttentionClient(target, credentials=TlsFiles(), timeout=0.5).models()
 
 
 def test_renewed_files_are_used_without_a_new_client_unless_they_cannot_be_used(
     server: TlsServer, mounted: Mounted, files: TlsFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     with AttentionClient(server.target, credentials=files) as client:
-        mounted.write(Pair(b"", b""), server.authority.pem)
+        mounted.write(Pair(b"", b""), server.ca)
         client.models()
         assert "renewed certificates are not used" in caplog.text
-        server.admit(NEW.pem)
-        mounted.write(NEW.issue("new.example"), server.authority.pem)
+        mounted.write(NEW.issue("new.example"), server.ca)
         client.models()
         client.models()
+        assert len(client._channels) == 1  # the first is closed
     assert names(server) == ["old.example", "new.example", "new.example"]
 
 
-def test_streams_outlive_a_renewal(server: TlsServer, mounted: Mounted, files: TlsFiles) -> None:
+async def test_streams_outlive_a_renewal(server: TlsServer, mounted: Mounted, files: TlsFiles) -> None:
     more = threading.Event()
 
     def queries() -> Iterator[Any]:
@@ -81,29 +92,27 @@ def test_streams_outlive_a_renewal(server: TlsServer, mounted: Mounted, files: T
         assert more.wait(60)
         yield 2 * ROWS
 
-    async def asynchronous() -> None:
-        async def as_they_come() -> Any:
-            yield ROWS
-            await asyncio.to_thread(more.wait, 60)
-            yield 2 * ROWS
-
-        async with AsyncAttentionClient(server.target, credentials=files) as client:
-            stream = client.attend_stream("m", as_they_come())
-            np.testing.assert_array_equal((await anext(stream)).context_vectors, ROWS)
-            mounted.write(OLD.issue("third.example"), server.authority.pem)
-            await client.models()
-            more.set()
-            np.testing.assert_array_equal((await anext(stream)).context_vectors, 2 * ROWS)
+    async def as_they_come() -> Any:
+        yield ROWS
+        await asyncio.to_thread(more.wait, 60)
+        yield 2 * ROWS
 
     with AttentionClient(server.target, credentials=files) as client:
         stream = client.attend_stream("m", queries())
         np.testing.assert_array_equal(next(stream).context_vectors, ROWS)
-        mounted.write(OLD.issue("second.example"), server.authority.pem)
+        mounted.write(OLD.issue("second.example"), server.ca)
         client.models()
         more.set()
         np.testing.assert_array_equal(next(stream).context_vectors, 2 * ROWS)
     more.clear()
-    asyncio.run(asynchronous())
+    async with AsyncAttentionClient(server.target, credentials=files) as other:
+        answers = other.attend_stream("m", as_they_come())
+        np.testing.assert_array_equal((await anext(answers)).context_vectors, ROWS)
+        mounted.write(OLD.issue("third.example"), server.ca)
+        await other.models()
+        more.set()
+        np.testing.assert_array_equal((await anext(answers)).context_vectors, 2 * ROWS)
+        await answers.aclose()
     assert names(server) == ["old.example", "second.example", "second.example", "third.example"]
 
 
@@ -123,7 +132,7 @@ def test_renewals_under_load_fail_no_call(server: TlsServer, mounted: Mounted, f
             thread.start()
         for number in range(20):
             name = f"{number}.example"
-            mounted.write(OLD.issue(name), server.authority.pem)
+            mounted.write(OLD.issue(name), server.ca)
             while name not in names(server)[-8:] and not failed:
                 ended.wait(0.001)
         ended.set()
@@ -132,35 +141,22 @@ def test_renewals_under_load_fail_no_call(server: TlsServer, mounted: Mounted, f
     assert failed == []
 
 
-def encrypted(key: bytes) -> bytes:
-    loaded = load_pem_private_key(key, None)
-    assert isinstance(loaded, ec.EllipticCurvePrivateKey)
-    return key_pem(loaded, b"secret")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda pair: Pair(b"", pair.key), "are not a certificate in PEM and its key without a passphrase"),
-        (lambda pair: Pair(pair.certificate, key_pem(new_key())), "KEY_VALUES_MISMATCH"),
-        (lambda pair: Pair(pair.certificate, encrypted(pair.key)), "its key without a passphrase"),
-    ],
-    ids=["empty", "other key", "encrypted"],
-)
-def test_files_that_cannot_be_used_are_refused(
-    server: TlsServer, mounted: Mounted, files: TlsFiles, change: Callable[[Pair], Pair], message: str
-) -> None:
-    mounted.write(change(OLD.issue()), server.authority.pem)
-    with pytest.raises(InvalidArgumentError, match=message) as raised:
-        AttentionClient(server.target, credentials=files)
-    assert raised.value.field == "credentials"
-
-
-def test_authorities_that_cannot_be_used_and_a_certificate_without_key_are_refused(mounted: Mounted) -> None:
+def test_files_that_cannot_be_used_are_refused(mounted: Mounted, files: TlsFiles) -> None:
+    pair, target = OLD.issue(), "127.0.0.1:1"
+    key: Any = load_pem_private_key(pair.key, None)
+    for given, message in (
+        (Pair(b"", pair.key), "are not a certificate in PEM and its key without a passphrase"),
+        (Pair(pair.certificate, key_pem(new_key())), "KEY_VALUES_MISMATCH"),
+        (Pair(pair.certificate, key_pem(key, b"secret")), "its key without a passphrase"),
+    ):
+        mounted.write(given, OLD.pem)
+        with pytest.raises(InvalidArgumentError, match=message) as raised:
+            AttentionClient(target, credentials=files)
+        assert raised.value.field == "credentials"
     with pytest.raises(InvalidArgumentError, match=r"tls.key: does not contain certificates in PEM"):
-        AttentionClient("127.0.0.1:1", credentials=TlsFiles(ca=mounted.key))
+        AttentionClient(target, credentials=TlsFiles(ca=mounted.key))
     with pytest.raises(InvalidArgumentError, match="absent: No such file or directory"):
-        AttentionClient("127.0.0.1:1", credentials=TlsFiles(ca="absent"))
-    for given in ({"certificate": mounted.certificate}, {"key": mounted.key}):
+        AttentionClient(target, credentials=TlsFiles(ca="absent"))
+    for options in ({"certificate": mounted.certificate}, {"key": mounted.key}):
         with pytest.raises(InvalidArgumentError, match="the files of certificate and key, or neither"):
-            TlsFiles(**given)
+            TlsFiles(**options)

@@ -40,11 +40,10 @@ def test_the_page_names_the_licences_of_what_it_contains() -> None:
         assert f"{name}\n\nCopyright" in notices
 
 
-@pytest.mark.parametrize("name", ["explorer", "typescript"])
-def test_the_lock_file_names_no_registry(name: str) -> None:
-    packages = json.loads((ROOT / "clients" / name / "package-lock.json").read_text())["packages"]
-    assert [name for name, entry in packages.items() if "resolved" in entry] == []
-    assert all("integrity" in entry for name, entry in packages.items() if name)
+def test_the_lock_files_name_no_registry() -> None:
+    for name in ("explorer", "typescript"):
+        packages = json.loads((ROOT / "clients" / name / "package-lock.json").read_text())["packages"]
+        assert [own for own, entry in packages.items() if "resolved" in entry] == []
 
 
 @pytest.mark.thorough

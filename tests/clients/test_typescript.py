@@ -4,22 +4,17 @@ import json
 import os
 import re
 import shutil
-import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import grpc_tools
 import pytest
 from attention_client import AttentionClient, AttentionClientError
-from grpc_tools import protoc
 from numpy.testing import assert_allclose
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.protos.generate import PROTOS
 from scripts.local_server import ROOT, ServerProcess, serving
-from tests.clients.typescript_cases import CASES, REFUSED, Case, model_json
+from tests.clients.typescript_cases import CASES, Case, model_json
 from tests.encoders.repository import SENTENCE, SENTENCE_MODELS
 from tests.support import node_package
 from tests.support.artifacts import cached_repositories, link_tree
@@ -29,7 +24,6 @@ from tests.support.repository import DEMO
 
 pytestmark = pytest.mark.thorough
 PACKAGE = ROOT / "clients/typescript"
-STREAMS = 2
 README_BLOCKS = 3
 README = (PACKAGE / "README.md").read_text()
 DEFAULT_TARGET = "127.0.0.1:8001"
@@ -49,76 +43,42 @@ def run(program: str, *arguments: str, **environment: str) -> node_package.Finis
     return node_package.run(PACKAGE, program, *arguments, env={**os.environ, **environment})
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def package() -> None:
-    """The installed dependencies of the package, as its lock file states them."""
+    """The compiled package, with the dependencies that its lock file states."""
     node_package.install(PACKAGE)
-
-
-@pytest.fixture(scope="module")
-def built(package: None) -> None:  # noqa: ARG001 - installed first
-    """The compiled package."""
     succeed(run("npm", "run", "build"))
 
 
 @pytest.fixture(scope="module")
-def small_server(
+def server(
     artifacts: Path, repository: Path, named: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server of the sample models and of those of the package's README."""
+    """A server of the sample models, of a text encoder, and of those of the package's README."""
     folder = tmp_path_factory.mktemp("typescript")
-    (demo,) = cached_repositories(DEMO)
+    demo, encoders = cached_repositories(DEMO, SENTENCE_MODELS)
     documented = {model for model in [*repository.iterdir(), *demo.iterdir()] if f'"{model.name}"' in README}
-    models = {model.name: model for model in [*documented, *named.iterdir(), *artifacts.iterdir()]}
-    for model in models.values():
-        link_tree(model, folder / "models" / model.name)
+    for model in [*documented, *named.iterdir(), *artifacts.iterdir(), encoders / SENTENCE]:
+        if not (folder / "models" / model.name).exists():
+            link_tree(model, folder / "models" / model.name)
     with serving(folder / "models", folder / "log") as process:
         yield process
 
 
-@pytest.fixture(scope="module")
-def sentence_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of a text encoder."""
-    folder = tmp_path_factory.mktemp("embeddings")
-    (encoders,) = cached_repositories(SENTENCE_MODELS)
-    link_tree(encoders / SENTENCE, folder / "models" / SENTENCE)
-    with serving(folder / "models", folder / "log") as process:
-        yield process
-
-
-def expectations(client: AttentionClient) -> dict[str, Any]:
-    """What the TypeScript tests expect: the Python client's results."""
-    return {
-        "cases": {name: case.to_json(client) for name, case in CASES.items()},
-        "models": [model_json(model) for model in client.models()],
-    }
-
-
-def test_the_package_and_the_same_requests_and_answers(
-    package: None,  # noqa: ARG001 - installed first
-    small_server: ServerProcess,
-    tmp_path: Path,
-) -> None:
+def test_the_package_and_the_same_requests_and_answers(server: ServerProcess, tmp_path: Path) -> None:
     """One run of `npm test`; ATTENTION_TEST_* lets it call the servers of this test."""
-    with AttentionClient(small_server.target) as client:
-        expected = expectations(client)
+    with AttentionClient(server.target) as client:
+        cases = {name: case.to_json(client) for name, case in CASES.items()}
+        models = [model_json(model) for model in client.models()]
     path = tmp_path / "expected.json"
-    path.write_text(json.dumps(expected))
+    path.write_text(json.dumps({"cases": cases, "models": models}))
     with recording() as (recorder, requests):
-        finished = run(
-            "npm",
-            "test",
-            ATTENTION_TEST_SERVER=small_server.target,
-            ATTENTION_TEST_RECORDER=recorder,
-            ATTENTION_TEST_EXPECTED=str(path),
-        )
+        servers = {"ATTENTION_TEST_SERVER": server.target, "ATTENTION_TEST_RECORDER": recorder}
+        finished = run("npm", "test", **servers, ATTENTION_TEST_EXPECTED=str(path))
     succeed(finished)
     assert "skipped 0" in finished.stdout
-    sent = {name: case for name, case in CASES.items() if not name.startswith(REFUSED)}
-    assert dict(zip(sent, requests, strict=True)) == {
-        name: sent_by_python(case) for name, case in sent.items()
-    }
-    assert streams_that_ended_well(small_server) == STREAMS
+    sent = {name: sent_by_python(case) for name, case in CASES.items()}
+    assert dict(zip(sent, requests, strict=True)) == sent
 
 
 def sent_by_python(case: Case) -> bytes:
@@ -130,15 +90,7 @@ def sent_by_python(case: Case) -> bytes:
     return request.SerializeToString()
 
 
-def streams_that_ended_well(server: ServerProcess) -> int:
-    """How many streams the server counted as OK, rather than cancelled."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as page:
-        text = page.read().decode()
-    counts = re.findall(r"^attention_requests_total\{([^}]*)\} ([\d.]+)$", text, re.MULTILINE)
-    return sum(int(float(count)) for labels, count in counts if "AttendStream" in labels and '"OK"' in labels)
-
-
-def test_the_blocks_of_the_readme(built: None, small_server: ServerProcess) -> None:  # noqa: ARG001
+def test_the_blocks_of_the_readme(server: ServerProcess) -> None:
     """They compile under the package's own rules, and run."""
     folder = PACKAGE / "build/readme"
     shutil.rmtree(folder, ignore_errors=True)
@@ -147,7 +99,7 @@ def test_the_blocks_of_the_readme(built: None, small_server: ServerProcess) -> N
     assert len(blocks) == README_BLOCKS
     for index, block in enumerate(blocks):
         code = block.replace("AttentionClient()", f'AttentionClient("{DEFAULT_TARGET}")')
-        (folder / f"block{index}.ts").write_text(code.replace(DEFAULT_TARGET, small_server.target))
+        (folder / f"block{index}.ts").write_text(code.replace(DEFAULT_TARGET, server.target))
     options = {"rootDir": ".", "outDir": "out", "declaration": False, "sourceMap": False}
     settings = {"extends": "../../tsconfig.json", "compilerOptions": options, "include": ["."]}
     (folder / "tsconfig.json").write_text(json.dumps(settings))
@@ -160,11 +112,7 @@ def test_the_blocks_of_the_readme(built: None, small_server: ServerProcess) -> N
     assert printed[2].stdout == "1\n" * 100
 
 
-def test_the_example_and_its_embeddings(
-    built: None,  # noqa: ARG001 - compiled first
-    sentence_server: ServerProcess,
-    tmp_path: Path,
-) -> None:
+def test_the_example_and_its_embeddings(server: ServerProcess, tmp_path: Path) -> None:
     """The example finds the package and its types where `npm install` would put them."""
     folder = tmp_path / "example"
     shutil.copytree(
@@ -175,7 +123,7 @@ def test_the_example_and_its_embeddings(
     (folder / "node_modules/attention-client").symlink_to(PACKAGE)
     (folder / "node_modules/@types").symlink_to(PACKAGE / "node_modules/@types")
     succeed(run("npm", "exec", "--", "tsc", "-p", str(folder)))
-    example, target = str(folder / "build/embed.js"), sentence_server.target
+    example, target = str(folder / "build/embed.js"), server.target
     texts = ["Life is short", "eat dessert first", "a"]
     found = run("node", example, "--server", target, "--model", SENTENCE, *texts)
     succeed(found)
@@ -194,20 +142,3 @@ def test_the_example_and_its_embeddings(
     failed = run("node", example, "--server", target, "--model", "absent", "a")
     assert (failed.returncode, failed.stderr[:16]) == (1, "error: NOT_FOUND")
     assert run("node", example).returncode == 2
-
-
-@pytest.mark.parametrize(
-    ("folder", "source"),
-    [
-        pytest.param(PROTOS, "attention/v1/attention.proto", id="attention"),
-        pytest.param(PACKAGE / "protos", "status.proto", id="status"),
-    ],
-)
-def test_the_generated_code_is_current(package: None, tmp_path: Path, folder: Path, source: str) -> None:  # noqa: ARG001
-    """`npm run generate` runs buf; protoc with the same plugin generates the same, without a download."""
-    well_known = Path(grpc_tools.__file__).parent / "_proto"
-    plugin = f"--plugin={PACKAGE / 'node_modules/.bin/protoc-gen-es'}"
-    options = ["--es_opt=target=ts,import_extension=js", f"--es_out={tmp_path}"]
-    assert protoc.main(["protoc", f"-I{folder}", f"-I{well_known}", plugin, *options, source]) == 0
-    name = source.replace(".proto", "_pb.ts")
-    assert (tmp_path / name).read_text() == (PACKAGE / "src/generated" / name).read_text()

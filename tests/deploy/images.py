@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import pytest
 
 SERVER, CLIENT, ENRICH = "attention-serving:latest", "attention-client:latest", "attention-enrich:latest"
-SERVER_CUDA = "attention-serving-cuda:latest"
 HARDENED = ("--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges")
 INSECURE = "--env=ATTENTION_INSECURE=true"
 COMMAND_SECONDS = START_SECONDS = 60.0

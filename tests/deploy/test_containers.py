@@ -20,7 +20,6 @@ from tests.deploy.images import (
     HARDENED,
     INSECURE,
     SERVER,
-    SERVER_CUDA,
     docker,
     healthy,
     needs,
@@ -31,7 +30,6 @@ from tests.support.repository import DEMO
 
 pytestmark = pytest.mark.thorough
 QUESTION = ("text", "--model", DEMO_MODELS[0], "Life is short, eat dessert first")
-needs_no_gpu = pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a GPU")
 
 
 def readable(folder: Path) -> str:
@@ -107,14 +105,6 @@ def test_the_server_is_process_1_and_ends_by_itself_when_it_is_stopped(models: s
 
 
 @needs(SERVER)
-def test_the_probe_of_the_image_tells_whether_the_server_serves(container: str, with_tls: str) -> None:
-    for server in (container, with_tls):
-        docker("exec", server, "python", "-m", "server.probe")
-    with pytest.raises(RuntimeError, match="UNAVAILABLE"):
-        docker("exec", container, "python", "-m", "server.probe", "127.0.0.1:1")
-
-
-@needs(SERVER)
 def test_the_image_names_the_locked_packages_and_no_others(container: str) -> None:
     code = "import importlib.metadata as m; print(*[f'{d.name}=={d.version}' for d in m.distributions()])"
     found = dict(each.split("==") for each in python(container, code).split())
@@ -142,12 +132,3 @@ def test_a_mounted_table_is_enriched(container: str, tmp_path: Path) -> None:
     options = ("--model=multi-head-768x12", "--column=embeddings", "--server=127.0.0.1:8001")
     beside(container, f"--volume={tmp_path}:/data", ENRICH, "/data/in.parquet", "/data/out.parquet", *options)
     assert pq.read_table(tmp_path / "out.parquet").num_columns == 3
-
-
-@needs(SERVER_CUDA)
-@needs_no_gpu
-def test_the_image_for_gpus_serves_without_one_only_if_it_may(models: str) -> None:
-    with pytest.raises(RuntimeError, match="provider cuda: NVIDIA's driver is not installed, or not visible"):
-        docker("run", "--rm", *HARDENED, models, INSECURE, SERVER_CUDA)
-    with healthy(SERVER_CUDA, models, INSECURE, "--env=ATTENTION_PROVIDER=auto") as found:
-        assert "provider=CPUExecutionProvider" in docker("logs", found)

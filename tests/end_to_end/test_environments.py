@@ -1,7 +1,6 @@
-"""What the programs import, write and need: the client alone, one name for each module, no telemetry."""
+"""What installed programs need and write: the client alone; no identifier of telemetry."""
 
 import os
-import re
 import subprocess
 import sys
 import venv
@@ -9,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.local_server import ROOT, ServerProcess, serving
-from tests.test_structure import PARTS
+from scripts.local_server import ROOT, ServerProcess
 
 PROGRAM = """
 import sys
@@ -26,7 +24,6 @@ table = pa.table({"c": [[[1.0] * 16] * 3]})
 summary = enrich(table, model="self-attention", column="c", servers=[sys.argv[1]])
 print(np.array(summary.table["context_vectors"].to_pylist()).shape)
 """
-IMPORTED = re.compile(r"^import time:.*\| +([\w.]+)$", re.MULTILINE)
 
 
 @pytest.mark.thorough
@@ -42,39 +39,6 @@ def test_the_client_works_in_an_environment_that_holds_nothing_else(
         [python, "-c", PROGRAM, server.target], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert asked.stdout == "(3, 28) (1, 3, 3)\n(1, 3, 28)\n"
-    freeze = [*pip, "list", "--format=freeze"]
-    installed = subprocess.run(freeze, capture_output=True, text=True, check=True).stdout
-    assert "attention-client==" in installed
-    assert "torch" not in installed
-    assert "onnx" not in installed
-
-
-def named_otherwise(log: str) -> set[str]:
-    """The modules of this project that a process with `-X importtime` did not load from attention_serving."""
-    return {name for name in IMPORTED.findall(log) if name.split(".")[0] in PARTS | {"clients"}}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("module", ["server", "attention_serving.server"])
-def test_a_server_and_its_processes_load_each_module_under_one_name(
-    module: str, artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("scripts.local_server.MODULE", module)
-    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # of the workers and of the HTTP process too
-    log = tmp_path / "log"
-    with serving(artifacts, log, "--workers=2", "--http-port=0") as server:
-        server.stop()
-    text = log.read_text()
-    assert "attention_serving.server.engine.run.session" in text
-    # Python imports the package of a module that it runs.
-    assert named_otherwise(text) == ({"server"} if module == "server" else set())
-
-
-@pytest.mark.thorough
-def test_a_command_loads_each_module_under_one_name() -> None:
-    command = [sys.executable, "-X", "importtime", "-m", "clients.enrich", "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert named_otherwise(done.stderr) == {"clients", "clients.enrich"}
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
-"""Rights with real processes: the command, the client, rotated keys, several workers."""
+"""Rights with real processes: the command, the client, rotated keys, protected metrics."""
 
 import subprocess
 import sys
 import urllib.error
-import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from attention_client import AttentionClient, PermissionDeniedError, Unauthentic
 from scripts.local_server import ServerProcess, serving
 from tests.server.samples import ROOT, SELF
 from tests.server.seams import wait_until
+from tests.support.prometheus import page
 
 
 def tokens(*arguments: str) -> str:
@@ -32,7 +32,9 @@ def is_accepted(server: ServerProcess, token: str) -> bool:
 def test_a_token_from_its_creation_to_its_end(artifacts: Path, tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     first = tokens("create", "first", "--file", str(file), "--right", f"infer:{SELF}")
-    with serving(artifacts, tmp_path / "log", f"--tokens={file}") as server:
+    with serving(artifacts, tmp_path / "log", f"--tokens={file}", "--protect-metrics") as server:
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            page(server.metrics_port)
         assert is_accepted(server, first)
         with AttentionClient(server.target, token=first) as client, pytest.raises(PermissionDeniedError):
             client.models()
@@ -43,20 +45,3 @@ def test_a_token_from_its_creation_to_its_end(artifacts: Path, tmp_path: Path) -
         assert is_accepted(server, second)
         log = server.log.read_text()
     assert not [token for token in (first, second) if token in log]
-
-
-@pytest.mark.thorough
-def test_every_worker_checks_and_so_do_their_metrics(artifacts: Path, tmp_path: Path) -> None:
-    file = tmp_path / "tokens.json"
-    token = tokens("create", "one", "--file", str(file), "--right", "infer:*", "--right", "read")
-    options = (f"--tokens={file}", "--workers=2", "--protect-metrics")
-    with serving(artifacts, tmp_path / "log", *options) as server:
-        for _ in range(8):  # each a connection of its own, to either worker
-            assert is_accepted(server, token)
-            assert not is_accepted(server, "wrong")
-        url = f"http://127.0.0.1:{server.metrics_port}/metrics"
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(url, timeout=60)
-        asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
-        with urllib.request.urlopen(asked, timeout=60) as answer:  # noqa: S310 - http on loopback
-            assert b"attention_workers" in answer.read()

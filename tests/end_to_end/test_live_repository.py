@@ -1,4 +1,4 @@
-"""A repository that changes while requests are answered: on request and by polling, in one process or two."""
+"""A repository that changes on request while requests are answered."""
 
 import json
 import shutil
@@ -46,13 +46,6 @@ def folder(exported: Path, repository: Path, tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
-@contextmanager
-def explicit(folder: Path, *options: str) -> Iterator[ServerProcess]:
-    log = folder.parent / "log"
-    with serving(folder, log, "--model-control=explicit", "--version-policy=latest", *options) as server:
-        yield server
-
-
 def add(exported: Path, folder: Path, version: str) -> None:
     """Adds a version in one step, as an export does."""
     temporary = folder / f".{version}"
@@ -90,7 +83,8 @@ def callers(target: str) -> Iterator[Counter[str]]:
 
 
 def test_versions_change_under_load_without_a_failed_request(exported: Path, folder: Path) -> None:
-    with explicit(folder, "--load-model=*") as server, callers(server.target) as answers:
+    options = ("--model-control=explicit", "--load-model=*", "--version-policy=latest")
+    with serving(folder, folder.parent / "log", *options) as server, callers(server.target) as answers:
         for version in list(VERSIONS)[1:]:
             add(exported, folder, version)
             assert ask(server.target, "load_model", NAME) is None
@@ -103,33 +97,3 @@ def test_versions_change_under_load_without_a_failed_request(exported: Path, fol
         assert ask(server.target, "load_model", OTHER) is None
         assert ask(server.target, "is_model_ready", OTHER) is True
     assert set(answers) == set(VERSIONS)
-
-
-@pytest.mark.thorough
-def test_every_worker_follows_the_repository_without_a_failed_request(exported: Path, folder: Path) -> None:
-    options = ("--model-control=poll", "--repository-poll-seconds=0.1", "--version-policy=latest")
-    log = folder.parent / "log"
-
-    def wait_for_both(event: str) -> None:
-        wait_until(lambda: log.read_text().count(f" {event} ") == 2)
-
-    with serving(folder, log, "--workers=2", *options) as server, callers(server.target):
-        for version in list(VERSIONS)[1:]:
-            add(exported, folder, version)
-            wait_for_both(f"model ready model={NAME} version={version}")
-        shutil.rmtree(folder / OTHER)
-        wait_for_both(f"model freed model={OTHER}")
-        assert "start the server with --model-control explicit" in ask(server.target, "load_model", NAME)
-
-
-@pytest.mark.thorough
-def test_what_was_loaded_survives_a_restart(folder: Path) -> None:
-    with explicit(folder) as server:
-        assert index(server) == {(NAME, "1"): "UNAVAILABLE", (OTHER, "1"): "UNAVAILABLE"}
-        assert ask(server.target, "load_model", OTHER) is None
-        server.stop()
-    with explicit(folder, f"--load-model={NAME}") as server:
-        assert index(server) == {(NAME, "1"): "READY", (OTHER, "1"): "READY"}
-        refused = ask(server.target, "load_model", "nonesuch")
-        assert refused == "StatusCode.FAILED_PRECONDITION: model 'nonesuch' does not exist in the repository"
-        assert "model_repository" in ask(server.target, "get_server_metadata", as_json=True)["extensions"]

@@ -4,7 +4,6 @@ import runpy
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
@@ -33,25 +32,18 @@ def export_layer(folder: Path) -> None:
         write_artifact(found.module, ModelId(LAYER), folder)
 
 
-MODELS = ModelSet(
-    "examples",
-    [export_layer],
-    [Path(__file__), Path(replace_a_layer.__file__)],
-    ["example_server", "small_server"],
-)
-
-
-def _serving(artifacts: Path, folder: Path, *options: str) -> AbstractContextManager[ServerProcess]:
-    encoders, own = cached_repositories(SENTENCE_MODELS, MODELS)
-    for model in (encoders / SENTENCE, artifacts / SELF, own / LAYER):
-        link_tree(model, folder / "models" / model.name)
-    return serving(folder / "models", folder / "log", "--threads=1", *options)
+FILES = [Path(__file__), Path(replace_a_layer.__file__)]
+MODELS = ModelSet("examples", [export_layer], FILES, ["example_server"])
 
 
 @pytest.fixture(scope="session")
 def example_server(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of SENTENCE, SELF and LAYER with an HTTP port."""
-    with _serving(artifacts, tmp_path_factory.mktemp("examples"), "--http-port=0") as process:
+    folder = tmp_path_factory.mktemp("examples")
+    encoders, own = cached_repositories(SENTENCE_MODELS, MODELS)
+    for model in (encoders / SENTENCE, artifacts / SELF, own / LAYER):
+        link_tree(model, folder / "models" / model.name)
+    with serving(folder / "models", folder / "log", "--threads=1", "--http-port=0") as process:
         yield process
 
 

@@ -1,10 +1,5 @@
-"""The asyncio service: answers, refusals, overload, a frozen server, and its end."""
+"""The asyncio service: answers, refusals, and an absent server."""
 
-import re
-import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -13,10 +8,9 @@ from numpy.testing import assert_allclose
 from starlette.testclient import TestClient
 
 from examples.asyncio_service import make_app
-from scripts.local_server import ROOT, ServerProcess
+from scripts.local_server import ServerProcess
 from tests.encoders.repository import SENTENCE
 from tests.encoders.texts import ATOL, RTOL, TEXTS
-from tests.server.http.clients import head
 
 pytestmark = pytest.mark.thorough
 # A port on which nothing listens.
@@ -42,8 +36,7 @@ def test_embeddings_are_those_of_the_server(web: TestClient, example_server: Ser
 
 
 @pytest.mark.parametrize(
-    "body",
-    ["{", "[]", "{}", '{"texts": "a"}', '{"texts": [1, 2]}', '{"texts": []}', f'{{"texts": ["{LONG}"]}}'],
+    "body", ["{", "[]", '{"texts": "a"}', '{"texts": [1, 2]}', '{"texts": []}', f'{{"texts": ["{LONG}"]}}']
 )
 def test_what_the_service_or_the_model_refuses_is_the_callers_mistake(web: TestClient, body: str) -> None:
     answer = web.post("/embed", content=body)
@@ -56,23 +49,3 @@ def test_an_absent_server_is_503() -> None:
         for answer in (web.post("/embed", content=BODY), web.get("/ready")):
             assert answer.status_code == 503
             assert answer.headers["retry-after"] == "1"
-
-
-def test_a_signal_ends_the_service_after_the_request_in_progress(example_server: ServerProcess) -> None:
-    command = [sys.executable, "-m", "examples.asyncio_service", "--port=0", f"--model={SENTENCE}"]
-    command.append(f"--server={example_server.target}")
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as service:
-        assert service.stderr
-        lines = iter(service.stderr.readline, "")
-        ports = (re.search(r"running on http://.*:(\d+)", line) for line in lines)
-        port = next(int(found[1]) for found in ports if found)
-        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as connection:
-            connection.sendall(head("/embed", f"Content-Length: {len(BODY)}", "Expect: 100-continue"))
-            assert connection.recv(100).startswith(b"HTTP/1.1 100 ")  # the request has begun
-            service.send_signal(signal.SIGTERM)
-            assert any("Shutting down" in line for line in lines)
-            connection.sendall(BODY)
-            assert connection.recv(100).startswith(b"HTTP/1.1 200 OK")
-        assert service.wait(PATIENCE_SECONDS) == 0
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)

@@ -41,17 +41,13 @@ def test_bring_your_bert(
 ) -> None:
     # PyTorch's exporter would read its operators again for each graph.
     monkeypatch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
-    folder, again = (bring_your_bert.make_tiny_bert(tmp_path / name) for name in ("bert", "again"))
-    for path in folder.iterdir():  # so that a second run finds the same model
-        assert path.read_bytes() == (again / path.name).read_bytes()
+    folder = bring_your_bert.make_tiny_bert(tmp_path / "bert")
     assert run("bring_your_bert", folder, "--name=mine", "--out", tmp_path / "models") == 0
     printed = capsys.readouterr().out
     assert f"exported to {tmp_path}/models/mine/1" in printed
     differences = [float(number) for number in re.findall(r"largest difference .*: (\S+)", printed)]
     assert len(differences) == 2
     assert max(differences) < 1e-5
-    assert run("bring_your_bert", tmp_path, "--out", tmp_path / "models") == 1
-    assert "config.json cannot be read" in capsys.readouterr().err
 
 
 @pytest.mark.thorough
@@ -85,8 +81,6 @@ def test_clients_of_openai(
         scores = client.embed(SENTENCE, list(found)) @ client.embed(SENTENCE, question)
     assert len(found) == 3
     assert list(found.values()) == pytest.approx(sorted(scores.tolist(), reverse=True), abs=1e-3)
-    assert run(name, question, where, "--model", "absent") == 1
-    assert "absent" in capsys.readouterr().err
 
 
 @pytest.mark.thorough
@@ -98,14 +92,6 @@ def test_a_project_with_a_model_of_its_own_exports_and_serves_it(tmp_path: Path)
     installed = tmp_path / "installed"  # holds attention_serving alone, as an installation does
     installed.mkdir()
     (installed / "attention_serving").symlink_to(ROOT / "attention_serving")
-    done = subprocess.run(
-        [sys.executable, "main.py"],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("3 answers; ")
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    command = [sys.executable, "main.py"]
+    assert subprocess.check_output(command, cwd=project, env=environment, text=True).startswith("3 answers; ")

@@ -44,18 +44,6 @@ class Foreign(MultiHeadAttention):
         return super().forward(twice, *others, **options)
 
 
-class ComputedMask(MultiHeadAttention):
-    """Attends to rows by a rule that is computed from all rows: it has no form for a block of them."""
-
-    def forward(self, query: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        near = torch.matmul(query, query.transpose(1, 2))[:, None] > -100
-        given = options.pop("attention_mask", None)
-        if (lengths := options.pop("key_lengths", None)) is not None:
-            given = (torch.arange(query.shape[1]) < lengths[:, None])[:, None, None, :]
-        mask = near if given is None else near & given
-        return super().forward(query, *others, attention_mask=mask, **options)
-
-
 def attention(
     config: AttentionConfig = SELF, seed: int = 0, kind: type[MultiHeadAttention] = MultiHeadAttention
 ) -> MultiHeadAttention:

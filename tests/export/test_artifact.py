@@ -3,17 +3,16 @@
 import json
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
 
 from attention_serving.artifact.golden import load_golden
-from attention_serving.artifact.manifest import ATTENTION_GRAPHS, IN_BLOCKS, GraphKind, Manifest
+from attention_serving.artifact.manifest import ATTENTION_GRAPHS, IN_BLOCKS, Manifest
 from attention_serving.artifact.names import ModelId
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export import export_module
@@ -21,9 +20,9 @@ from attention_serving.export.artifact import GRAPH_FILES, UNCHANGED, write_arti
 from attention_serving.export.errors import ArtifactExistsError, ExportError, ParityError
 from attention_serving.export.parity import BLOCK_GOLDEN_GRID, GOLDEN_GRID, PARITY_GRID
 from attention_serving.export.precision import FP32_TOLERANCE
-from attention_serving.export.signature import random_inputs, run_eager
+from attention_serving.export.signature import run_eager
 from attention_serving.model.config import AttentionConfig
-from tests.export.modules import ComputedMask, attention, signature
+from tests.export.modules import signature
 from tests.server.samples import SELF, eager_module
 from tests.support import deployment
 from tests.support.eager import assert_parity
@@ -93,25 +92,22 @@ def test_the_manifest_describes_an_attention_module_and_every_file(artifacts: Pa
     folder, module = artifacts / SELF / "1", eager_module(SELF)
     manifest = Manifest.load(folder)
     assert {path.name for path in folder.iterdir()} == FILES == {*manifest.files, "manifest.json"}
-    manifest.verify_files(folder)
     assert (manifest.name, manifest.version, manifest.causal, manifest.num_heads) == (SELF, 1, True, 2)
     assert AttentionConfig(**manifest.config) == module.config
     assert manifest.parameters == sum(parameter.numel() for parameter in module.parameters())
     assert {kind: graph.file for kind, graph in manifest.graphs.items()} == GRAPHS
     assert manifest.cost.flops_per_pair == module.config.flops_per_pair
-    assert manifest.tolerance == FP32_TOLERANCE
     report = json.loads((folder / manifest.parity_report).read_bytes())
-    counted = [sum(case["graph"] == kind for case in report["cases"]) for kind in ATTENTION_GRAPHS]
-    assert counted == [len(PARITY_GRID)] * len(ATTENTION_GRAPHS)
-    assert report["tolerance"] == manifest.tolerance.model_dump()
-    assert report["max_abs_error"] == max(case["max_abs_error"] for case in report["cases"])
+    counted = Counter(case["graph"] for case in report["cases"])
+    assert counted == dict.fromkeys(ATTENTION_GRAPHS, len(PARITY_GRID))
+    assert report["tolerance"] == manifest.tolerance.model_dump() == FP32_TOLERANCE.model_dump()
     # Masks for all heads and masks for each head take turns.
     assert {case["sizes"].get("mask_heads") for case in report["cases"]} == {None, 1, 2}
 
 
 def test_the_golden_vectors_are_the_outputs_of_eager_pytorch(artifacts: Path) -> None:
     cases, module = load_golden(artifacts / SELF / "1" / "golden.safetensors"), eager_module(SELF)
-    counted = {kind: sum(case.graph is kind for case in cases) for kind in ATTENTION_GRAPHS}
+    counted = Counter(case.graph for case in cases)
     in_blocks = dict.fromkeys(IN_BLOCKS.values(), len(BLOCK_GOLDEN_GRID))
     assert counted == dict.fromkeys(ATTENTION_GRAPHS, len(GOLDEN_GRID)) | in_blocks
     blocks = [(len(case.inputs["query"][0]), int(case.inputs.get("block_rows", 0))) for case in cases]
@@ -144,12 +140,12 @@ def test_another_artifact_is_refused_before_the_export_unless_it_is_to_be_replac
     small: Artifact, copy: Path, tmp_path: Path
 ) -> None:
     before, steps = state(copy), list[str]()
-    says = rf"{copy} holds another artifact; replace it \(replace=True\), .*: 3 is free"
+    says = rf"{copy} holds another artifact; replace it \(--replace, replace=True\), .*: 3 is free"
     with pytest.raises(ArtifactExistsError, match=says):
         export(linear(seed=1), tmp_path, progress=steps.append)
     assert (steps, state(copy)) == ([], before)
     (copy / "model.onnx").write_bytes(b"damaged")
-    with pytest.raises(ArtifactExistsError, match=r"holds a damaged artifact \(.*model.onnx"):
+    with pytest.raises(ArtifactExistsError, match="holds a damaged artifact"):
         export(linear(), tmp_path, progress=steps.append)
     assert steps == []
     folder, manifest = export(linear(seed=1), tmp_path, replace=True)
@@ -162,7 +158,7 @@ def test_another_artifact_is_refused_before_the_export_unless_it_is_to_be_replac
 @pytest.mark.parametrize(
     ("module", "error", "says"),
     [
-        (Disagreeing(), ParityError, "It may branch on a length or on being traced"),
+        (Disagreeing(), ParityError, "or on being traced, or keep values between calls"),
         (Random(), ExportError, "no CPU kernels"),
     ],
     ids=["parity", "kernels"],
@@ -176,10 +172,8 @@ def test_a_failure_leaves_nothing_behind(
 
 
 def test_a_wider_tolerance_is_applied_and_recorded(tmp_path: Path) -> None:
-    folder, manifest = export(Disagreeing(), tmp_path, tolerance=Tolerance(rtol=0, atol=0.1))
-    report = json.loads((folder / manifest.parity_report).read_bytes())
-    assert manifest.tolerance.model_dump() == report["tolerance"] == {"rtol": 0, "atol": 0.1}
-    assert report["max_abs_error"] > 1e-4
+    _, manifest = export(Disagreeing(), tmp_path, tolerance=Tolerance(rtol=0, atol=0.1))
+    assert manifest.tolerance == Tolerance(rtol=0, atol=0.1)
 
 
 @pytest.mark.thorough
@@ -190,18 +184,3 @@ def test_the_graphs_of_a_large_model_share_one_file_of_weights(tmp_path: Path) -
     weights = sum(parameter.numel() * 4 for parameter in module.parameters())
     assert weights <= (folder / "weights.bin").stat().st_size < 1.05 * weights
     assert sum((folder / name).stat().st_size for name in GRAPHS.values()) < 0.1 * weights
-    signed = signature(module, GraphKind.MASK_BLOCKS)  # type: ignore[arg-type]
-    sizes = {"batch": 2, "query_length": 11, "mask_heads": 1, "block_rows": 4}
-    inputs = random_inputs(signed, sizes, np.random.default_rng(1))
-    session = onnxruntime.InferenceSession(folder / GRAPHS[GraphKind.MASK_BLOCKS])
-    assert_parity(session.run(None, inputs)[0], run_eager(module, signed, inputs)["context_vectors"])
-
-
-@pytest.mark.thorough
-def test_a_module_without_a_form_in_blocks_lacks_those_graphs(tmp_path: Path) -> None:
-    folder, manifest = write_artifact(attention(kind=ComputedMask), ModelId("tiny"), tmp_path)
-    whole = set(ATTENTION_GRAPHS) - set(IN_BLOCKS.values())
-    assert set(manifest.graphs) == whole
-    assert {case.graph for case in load_golden(folder / manifest.golden)} == whole
-    assert not (folder / GRAPHS[GraphKind.BLOCKS]).exists()
-    manifest.verify_files(folder)

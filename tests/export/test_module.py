@@ -6,22 +6,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention_serving.artifact.golden import load_golden
 from attention_serving.artifact.manifest import GraphKind, Manifest
 from attention_serving.export import ExportError, export_module
 from attention_serving.export.module import ModuleInputs, find_max_lengths
-from tests.support.eager import assert_parity
 
 ROWS = {"x": torch.zeros(2, 3, 8)}
 ROW_AXES = {0: "batch", 1: "sequence"}
-TWO = ROWS | {"memory": torch.zeros(2, 5, 8)}
 HIDES = ROWS | {"key_padding_mask": torch.zeros(2, 3, dtype=torch.bool)}
 MASK = ROWS | {"attention_mask": torch.ones(2, 3, dtype=torch.bool)}
 IDS = ROWS | {"ids": torch.zeros(2, 5, dtype=torch.int64)}
@@ -30,24 +25,9 @@ IDS = ROWS | {"ids": torch.zeros(2, 5, dtype=torch.int64)}
 def export(
     module: nn.Module, examples: Mapping[str, Any], out: Path, **options: Any
 ) -> tuple[Path, Manifest]:
-    axes = {name: {0: "batch", 1: "memory"} if "memory" in name else ROW_AXES for name in examples}
+    axes = dict.fromkeys(examples, ROW_AXES)
     given = {"example_inputs": examples, "dynamic_axes": axes, "name": "module"} | options
     return export_module(module, out=out, **given)
-
-
-class DecoderSequenceFirst(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.TransformerDecoderLayer(8, 2, 16)
-
-    def forward(self, x: Tensor, memory: Tensor, memory_key_padding_mask: Tensor) -> Tensor:
-        rows: Tensor = self.layer(x, memory, memory_key_padding_mask=memory_key_padding_mask)
-        return rows
-
-
-class Fails(nn.Module):
-    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        return x + memory
 
 
 class Hides(nn.Module):
@@ -96,61 +76,39 @@ class Takes(nn.Module):
 
 MODULES: dict[str, tuple[nn.Module, Mapping[str, Tensor], str]] = {
     "random": (Takes(F.dropout), ROWS, "two runs on the same inputs differ; .* training=self.training"),
-    "sequence first": (
-        Takes(lambda x: x - x.mean(dim=0, keepdim=True)),
-        ROWS,
-        r"may take \(sequence, batch, ...\).*batch_first=True",
-    ),
-    "sequence first, masked": (
-        DecoderSequenceFirst(),
-        TWO | {"memory_key_padding_mask": torch.zeros(2, 5, dtype=torch.bool)},
-        r"the module fails for .*; the module takes \(sequence, batch, ...\).*batch_first=True",
-    ),
     "mixes the batch": (
         Takes(lambda x: x - x.mean(dim=(0, 1), keepdim=True)),
         ROWS,
-        "sequences of a batch come from different callers",
+        "come from different callers and must not depend on each other.*batch_first=True",
     ),
     "branches on data": (
         Takes(lambda x: x if x.sum() > 0 else -x),
         ROWS,
-        r"traced over x \[2, 3, 8\]: the module branches on the values of a tensor, at .*test_module"
-        r".py:\d+: .*if x.sum\(\) > 0",
+        r"over x \[2, 3, 8\]: the module branches on the values of a tensor, at .*py:\d+: .*if x.sum\(\) > 0",
     ),
     # A graph for lengths up to 8 would give wrong results for longer ones.
     "branches on a length": (
         Takes(lambda x: x if x.shape[1] <= 8 else x * 2),
         ROWS,
-        "It is equal at .*: the module branches on a length",
+        r"It may branch on a length, such as `if x.shape\[1\] > 8`, or on being traced",
     ),
-    # The lengths of the exporter's example.
-    "keeps a length": (
-        Takes(lambda x: x + (1.0 if x.shape[1] in (3, 5) else 1.01)),
-        ROWS,
-        "It may branch on a length or on being traced",
-    ),
-    "an unknown operator": (
-        Takes(torch.special.bessel_j0),
-        ROWS,
-        "the exporter has no ONNX form of .*bessel_j0",
-    ),
+    "an unknown operator": (Takes(torch.special.bessel_j0), ROWS, "has no ONNX form of .*bessel_j0"),
     "fails": (
-        Fails(),
-        TWO,
-        r"^the module fails for x \[2, 3, 8\], memory \[2, 5, 8\]: RuntimeError: The size",
+        Takes(lambda x: x @ x),
+        ROWS,
+        r"^the module fails for x \[2, 3, 8\]: Runtime.*batch_first=True",
     ),
     "the opposite mask": (
         Hides(),
         HIDES,
-        "depends on rows that key_padding_mask hides; .* masks={'key_padding_mask': 'True attends'}: state",
+        "on rows that key_padding_mask hides. .* state .*: 'True attends'}",
     ),
-    "reads padding": (ReadsPadding(), MASK, "reads these rows in spite of the mask"),
+    "reads padding": (ReadsPadding(), MASK, "otherwise mask these rows everywhere, or pass masks"),
     "no stated length": (Positioned(40), ROWS, r"fails for x \[1, 513, 8\]: IndexError: .* as max_length"),
-    "a wrong length": (Positioned(40, n_positions=42), ROWS, r"fails for x \[1, 42, 8\]: .* as max_length"),
     "returns a list": (
-        Takes(lambda rows: {"rows": rows, "cache": [rows]}),
+        Takes(lambda x: {"rows": x, "cache": [x]}),
         ROWS,
-        "the module returns list; outputs must be tensors",
+        "returns list; outputs must be tensors",
     ),
 }
 
@@ -190,22 +148,16 @@ ARGUMENTS: dict[str, tuple[Mapping[str, Any], dict[str, Any], str]] = {
     "axis 0 of another name": (
         ROWS,
         axes(x={0: "sequences", 1: "sequence"}),
-        r"dynamic_axes\['x'\]=.*: must name axis 0 'batch' and axis 1",
+        r"dynamic_axes\['x'\]=.*: name axis 0 'batch' and axis 1",
     ),
     "batch second": (ROWS, axes(x={0: "sequence", 1: "batch"}), "with batch_first=True, or transpose .*"),
     "no mapping": (ROWS, {"dynamic_axes": {"x": [0, 1]}}, "must be a mapping such as {0: 'batch', 1"),
-    "input without axes": (IDS, axes(), "dynamic_axes has no entry for 'ids'"),
-    "mask without axes": (HIDES, axes(), r"such as {'key_padding_mask': {0: 'batch', 1: 'keys'}}$"),
     "booleans without axes": (
         ROWS | {"shown": torch.ones(2, 3, dtype=torch.bool)},
         axes(),
-        "no entry for 'shown'; .*masks={'shown': 'True hides'} or {'shown': 'True attends'}$",
+        "no entry for 'shown': .*masks={'shown': 'True hides'} or {'shown': 'True attends'}$",
     ),
-    "axes of no input": (
-        ROWS,
-        axes(other=ROW_AXES),
-        r"dynamic_axes\['other'\]: not an input; the inputs are x",
-    ),
+    "axes of no input": (ROWS, axes(other=ROW_AXES), "not an input; the inputs are x"),
     "mask of another axis": (
         MASK,
         axes(attention_mask={0: "batch", 1: "keys"}),
@@ -213,25 +165,12 @@ ARGUMENTS: dict[str, tuple[Mapping[str, Any], dict[str, Any], str]] = {
     ),
     "float64": ({"x": ROWS["x"].double()}, {}, "is torch.float64; an input is one of float32, int64, bool"),
     "no tensor": (ROWS | {"ids": False}, {}, r"example_inputs\['ids'\] is bool, not a tensor: wrap"),
-    "one tensor": (ROWS, {"example_inputs": ROWS["x"]}, "give tensors by name"),
-    "too many": (ROWS, {"example_inputs": [ROWS["x"]] * 9}, "9 example_inputs; forward takes x, ids"),
     "unknown input": (ROWS | {"other": ROWS["x"]}, {}, r"example_inputs=\['x', 'other'\]: forward takes x"),
     "no ids": (ROWS | {"ids": torch.full((2, 3), -1)}, {}, "give at least one id, and none below 0"),
-    "too many output names": (ROWS, {"output_names": ["one", "two"]}, "the module returns 1 outputs"),
-    "too few output names": (
-        ROWS,
-        returning(lambda rows: (rows, rows[..., 0])),
-        r"returns 2 outputs, of shapes \[2, 3, 8\], \[2, 3\]; pass output_names=\['context_vectors', "
-        r"'attention_weights'\], or wrap the module to return the first$",
-    ),
+    "output names": (ROWS, {"output_names": ["a", "b"]}, r"1 outputs, of shapes \[2, 3, 8\]; name"),
     "axis of no input": (ROWS, returning(lambda x: torch.cat([x, x], 1)), "is not an axis of an input"),
     "output without batch": (ROWS, returning(lambda x: x.mean(0)), "must begin with the batch axis"),
-    "output of float64": (ROWS, returning(lambda x: x.double()), "is torch.float64"),
-    "a reserved name": (
-        ROWS | {"text": ROWS["x"]},
-        {},
-        r"text has a meaning of its own .* inputs={'text': 'my_text'}",
-    ),
+    "a reserved name": (ROWS | {"text": ROWS["x"]}, {}, r"meaning of its own .* inputs={'text': 'my_text'}"),
     "a name twice": (IDS, {"inputs": {"ids": "x"}, **axes(ids=ROW_AXES)}, "must be unique and match"),
     "five lengths": (
         dict.fromkeys(("x", "ids", "shown", "text", "positions"), ROWS["x"]),
@@ -244,7 +183,6 @@ ARGUMENTS: dict[str, tuple[Mapping[str, Any], dict[str, Any], str]] = {
     "a mask not stated": (SQUARE, axes(attn_mask=ROW_AXES | {2: "sequence"}), "is a mask; state what"),
     "a mask of unknown meaning": (MASK, {"masks": {"attention_mask": "hides"}}, "must be None or one of"),
     "one row": (ROWS, {"max_length": 1}, "max_length=1 of axis 'sequence': must be an integer of at least 2"),
-    "a length of another axis": (ROWS, {"max_length": {"length": 3}}, "max_length names length; the"),
 }
 
 
@@ -272,56 +210,32 @@ class Pairs(nn.Module):
         return x
 
 
-@pytest.mark.parametrize(
-    ("stated", "right"), [("True hides", "True attends"), ("True attends", "True hides")]
-)
-def test_a_mask_of_pairs_with_the_opposite_meaning_is_refused(
-    stated: str, right: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("right", ["True attends", "True hides"])
+def test_a_mask_of_pairs_with_the_opposite_meaning_is_refused(right: str, tmp_path: Path) -> None:
     examples = ROWS | {"mask": torch.ones(2, 3, 3, dtype=torch.bool)}
+    stated = "True hides" if right == "True attends" else "True attends"
     options = {"masks": {"mask": stated}, **axes(mask=ROW_AXES | {2: "sequence"})}
-    with pytest.raises(ExportError, match=f"depends on rows that mask hides; .*'{right}'}}: state that"):
+    with pytest.raises(
+        ExportError, match=f"depends on rows that mask hides. .*state masks={{'mask': '{right}'}}"
+    ):
         export(Pairs(inverted=right == "True hides"), examples, tmp_path, **options)
 
 
-SHAPES = {"keys": (2, 3), "pairs": (2, 3, 3)}
-MEANINGS: dict[str, list[tuple[str, torch.dtype, str | None]]] = {
-    "attention_mask": [("keys", torch.int64, "True attends"), ("keys", torch.float32, "True attends")],
-    "key_padding_mask": [("keys", torch.bool, "True hides"), ("keys", torch.float32, "added")],
-    "attn_mask": [("pairs", torch.float32, "added")],
-    "shown": [("keys", torch.bool, None)],
-}
+MEANINGS = [
+    ("attention_mask", torch.int64, "True attends"),
+    ("attention_mask", torch.float32, "True attends"),
+    ("key_padding_mask", torch.bool, "True hides"),
+    ("key_padding_mask", torch.float32, "added"),
+    ("shown", torch.bool, None),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "dtype", "meaning"), [(name, *row) for name, rows in MEANINGS.items() for row in rows]
-)
-def test_a_mask_means_what_its_name_and_type_say(
-    name: str, kind: str, dtype: torch.dtype, meaning: str | None
-) -> None:
-    examples = ROWS | {name: torch.ones(SHAPES[kind], dtype=dtype)}
-    named = {"x": ROW_AXES, name: ROW_AXES | ({2: "sequence"} if kind == "pairs" else {})}
-    inputs = ModuleInputs.of(Takes(), examples, named, None)
+@pytest.mark.parametrize(("name", "dtype", "meaning"), MEANINGS)
+def test_a_mask_means_what_its_name_and_type_say(name: str, dtype: torch.dtype, meaning: str | None) -> None:
+    examples = ROWS | {name: torch.ones(2, 3, dtype=dtype)}
+    inputs = ModuleInputs.of(Takes(), examples, dict.fromkeys(examples, ROW_AXES), None)
     assert [mask.meaning for mask in inputs.masks] == ([] if meaning is None else [meaning])
     assert [spec.name for spec in inputs.tensors] == (["x"] if meaning else ["x", name])
-
-
-class MeanOfRows(nn.Module):
-    """The mean of the rows that the mask shows."""
-
-    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
-        shown = attention_mask.float()[..., None]
-        return (x * shown).sum(dim=1) / (shown.sum(dim=1) + 1e-6)
-
-
-def test_a_mask_of_keys_becomes_key_lengths(tmp_path: Path) -> None:
-    folder, manifest = export(MeanOfRows(), MASK, tmp_path)
-    names = {kind: [spec.name for spec in graph.inputs] for kind, graph in manifest.graphs.items()}
-    assert names == {GraphKind.PLAIN: ["x"], GraphKind.LENGTHS: ["x", "key_lengths"]}
-    rows = np.random.default_rng(0).standard_normal((3, 9, 8), np.float32)
-    session = onnxruntime.InferenceSession(str(folder / manifest.graphs[GraphKind.LENGTHS].file))
-    (found,) = session.run(None, {"x": rows, "key_lengths": np.array([9, 1, 4])})
-    assert_parity(found, np.stack([rows[0].mean(0), rows[1, 0], rows[2, :4].mean(0)]))
 
 
 def test_a_mask_that_the_caller_declines_is_an_input_of_another_name(tmp_path: Path) -> None:
@@ -334,29 +248,13 @@ def test_a_mask_that_the_caller_declines_is_an_input_of_another_name(tmp_path: P
 
 def test_the_largest_length_is_kept_and_never_exceeded(tmp_path: Path) -> None:
     folder, manifest = export(Positioned(40, max_position_embeddings=40), ROWS, tmp_path)
-    assert manifest.max_lengths == Manifest.load(folder).max_lengths == {"sequence": 40}
+    assert manifest.max_lengths == {"sequence": 40}
     report = json.loads((folder / manifest.parity_report).read_bytes())
     assert max(case["sizes"]["sequence"] for case in report["cases"]) == 40
-    lengths = {case.inputs["x"].shape[1] for case in load_golden(folder / manifest.golden)}
-    assert max(lengths) == 40
 
 
-@pytest.mark.parametrize("field", ["max_position_embeddings", "n_positions", "max_seq_len"])
-def test_the_largest_length_is_that_of_the_caller_or_of_the_configuration(field: str) -> None:
-    module = Positioned(9, **{field: 9})
+def test_the_largest_length_is_that_of_the_caller_or_of_the_configuration() -> None:
+    module = Positioned(9, n_positions=9)
     assert find_max_lengths(module, ["rows", "ids"], None) == {"rows": 9, "ids": 9}
     assert find_max_lengths(module, ["rows", "ids"], {"rows": 5}) == {"rows": 5}
     assert find_max_lengths(nn.Linear(2, 2), ["rows"], None) == {}
-
-
-class FourSequences(nn.Module):
-    def forward(self, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
-        return a + sum(rows.mean(dim=1, keepdim=True) for rows in (b, c, d))
-
-
-@pytest.mark.thorough
-def test_four_sequence_axes_are_exported(tmp_path: Path) -> None:
-    named = {name: {0: "batch", 1: f"{name}_length"} for name in "abcd"}
-    examples = {name: torch.zeros(2, 3, 4) for name in "abcd"}
-    _, manifest = export(FourSequences(), examples, tmp_path, dynamic_axes=named)
-    assert len(manifest.graphs[GraphKind.PLAIN].inputs) == 4

@@ -46,30 +46,21 @@ def test_tritons_schema_accepts_the_configurations(name: str, tmp_path: Path) ->
             assert [tensor["data_type"] for tensor in found[side]] == [TYPES[s.data_type] for s in specs]
 
 
-def test_sequences_that_affect_each_other_are_not_batched_by_triton_and_any_name_is_quoted(
-    tmp_path: Path,
-) -> None:
-    manifest, name = Manifest.load(deployment.link_model(SELF, tmp_path)), 'a "name" \\ é'
-    graph = manifest.graphs[GraphKind.PLAIN]
-    outputs = (graph.outputs[0].model_copy(update={"name": name}),)
-    graphs = {GraphKind.PLAIN: graph.model_copy(update={"outputs": outputs})}
-    earlier = {"precision": "int8", "activation_scales": None, "graphs": graphs}
-    found = parse_configuration(triton.configurations(manifest.model_copy(update=earlier))["config.pbtxt"])
-    assert (found["max_batch_size"], found["output"][0]["name"]) == (1, name)
-    assert "dynamic_batching" not in found
+def test_sequences_that_affect_each_other_are_not_batched_by_triton(tmp_path: Path) -> None:
+    manifest = Manifest.load(deployment.link_model(SELF, tmp_path))
+    earlier = manifest.model_copy(update={"precision": "int8", "activation_scales": None})
+    found = parse_configuration(triton.configurations(earlier)["config.pbtxt"])
+    assert (found["max_batch_size"], "dynamic_batching" in found) == (1, False)
 
 
 def test_an_edited_configuration_is_kept_unless_it_is_to_be_replaced(tmp_path: Path) -> None:
     artifact = deployment.link_model(SELF, tmp_path)
     config = write_target(artifact, "triton")[0]
     original = config.read_text()
-    assert write_target(artifact, "triton")[0] == config
-
-    edited = original.replace("count: 1", "count: 4")
-    config.write_text(edited)
-    with pytest.raises(ArtifactExistsError, match=r"config\.pbtxt differs .*\(replace=True\)"):
+    config.write_text(original.replace("count: 1", "count: 4"))
+    with pytest.raises(ArtifactExistsError, match=r"config\.pbtxt differs .*\(--replace, replace=True\)"):
         write_target(artifact, "triton")
-    assert config.read_text() == edited
+    assert "count: 4" in config.read_text()
     write_target(artifact, "triton", replace=True)
     assert config.read_text() == original
 
@@ -82,6 +73,9 @@ def test_the_onnx_target_runs_alone_and_fails_if_a_result_differs(name: str, tmp
     assert {path.name: path.stat().st_mtime_ns for path in artifact.iterdir()} == before
     assert versions(tmp_path, name) == [artifact.name]
     assert not [path for path in (tmp_path / name).rglob("*") if path.name.startswith(".")]
+
+    about = onnxruntime.InferenceSession(folder / "model.onnx").get_modelmeta().custom_metadata_map
+    assert (about["name"], about["version"], about["source"]) == (name, "1", Manifest.load(artifact).source)
 
     alone = Path(shutil.copytree(folder, tmp_path / "elsewhere"))
     assert sorted(path.name for path in alone.iterdir()) == ["golden.npz", "model.onnx", "run.py"]
@@ -98,16 +92,6 @@ def test_the_onnx_target_runs_alone_and_fails_if_a_result_differs(name: str, tmp
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "Not equal to tolerance" in done.stderr
-
-
-def test_the_onnx_file_states_where_it_comes_from(tmp_path: Path) -> None:
-    artifact = deployment.link_model(SELF, tmp_path)
-    manifest = Manifest.load(artifact)
-    path = next(path for path in write_target(artifact, "onnx") if path.name == "model.onnx")
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    about = session.get_modelmeta().custom_metadata_map
-    assert (about["name"], about["version"], about["source"]) == (SELF, "1", manifest.source)
-    assert (float(about["rtol"]), float(about["atol"])) == (manifest.tolerance.rtol, manifest.tolerance.atol)
 
 
 @pytest.mark.thorough
@@ -130,18 +114,14 @@ def test_a_missing_archiver_is_reported_before_anything_is_exported(
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ExportError, match=r"is not installed; .* pip install torch-model-archiver"):
         check_target("torchserve")
-    with pytest.raises(ValueError, match="'tensorrt' is not a valid DeploymentTarget"):
-        check_target("tensorrt")
 
 
 def test_an_archiver_that_fails_leaves_no_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = deployment.link_model(SELF, tmp_path / "repository")
-    failing = tmp_path / "bin" / torchserve.ARCHIVER
-    failing.parent.mkdir()
+    failing = tmp_path / torchserve.ARCHIVER
     failing.write_text("#!/bin/sh\necho the disk is full >&2\nexit 3\n")
     failing.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin/python"))
-
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(ExportError, match="torch-model-archiver failed: the disk is full"):
         write_target(artifact, "torchserve")
-    assert not (tmp_path / "repository" / SELF / "torchserve").exists()
+    assert not (artifact.parent / "torchserve").exists()

@@ -61,9 +61,10 @@ def test_requests_of_unequal_lengths_equal_pytorch(
 
 def padded_batch(inputs: list[deployment.Arrays]) -> dict[str, Any]:
     """One batch of all sequences, with the lengths of their last input."""
+    lengths = {key: [len(each[key]) for each in inputs] for key in inputs[0]}
     batch = {}
-    for key in inputs[0]:
-        longest = max(len(each[key]) for each in inputs)
-        batch[key] = np.stack([np.pad(each[key], ((0, longest - len(each[key])), (0, 0))) for each in inputs])
-    last = list(inputs[0])[-1]
-    return batch | {"key_lengths": np.array([len(each[last]) for each in inputs])}
+    for key, own in lengths.items():
+        batch[key] = np.stack(
+            [np.pad(each[key], ((0, max(own) - len(each[key])), (0, 0))) for each in inputs]
+        )
+    return batch | {"key_lengths": np.array(list(lengths.values())[-1])}

@@ -64,9 +64,9 @@ def attention(case: "Case") -> tuple[Array, Array]:
     config, output = case.module.config, case.module.output
     _, bias = position_rules(config, *case.may_attend.shape[2:])
     bias = bias + case.bias
-    q, k, v = map(np.einsum, ["btd,hwd->bhtw"] * 3, case.inputs, _head_weights(case.module))
+    q, k, v = map(np.einsum, ["btd,hwd->bhtw"] * 3, case.inputs, _parameters(case.module, "weight"))
     if config.qkv_bias:
-        biases = _head_biases(case.module)
+        biases = _parameters(case.module, "bias")
         q, k, v = (part + own[:, None] for part, own in zip((q, k, v), biases, strict=True))
     if config.qk_norm:
         q, k = (
@@ -97,30 +97,19 @@ def attention(case: "Case") -> tuple[Array, Array]:
     return joined, weights
 
 
-def _head_weights(module: MultiHeadAttention) -> list[Array]:
-    """The weights of query, key and value, each (heads, d_head, d)."""
-    config = module.config
+def _parameters(module: MultiHeadAttention, kind: str) -> list[Array]:
+    """The weights (heads, d_head, d) or the biases (heads, d_head) of query, key and value."""
+    config, state = module.config, module.state_dict()
     heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     if config.projections == "none":
-        widths = (config.d_query, config.d_key, config.d_value)
-        return [np.eye(width).reshape(count, -1, width) for count, width in zip(heads, widths, strict=True)]
-    parts = _qkv(module, "weight")
-    return [part.reshape(count, -1, part.shape[-1]) for count, part in zip(heads, parts, strict=True)]
-
-
-def _head_biases(module: MultiHeadAttention) -> list[Array]:
-    """The biases of query, key and value, each (heads, d_head)."""
-    config = module.config
-    heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-    return [part.reshape(count, -1) for count, part in zip(heads, _qkv(module, "bias"), strict=True)]
-
-
-def _qkv(module: MultiHeadAttention, kind: str) -> list[Array]:
-    config, state = module.config, module.state_dict()
-    if config.projections == "fused":
+        parts = [np.eye(width) for width in (config.d_query, config.d_key, config.d_value)]
+    elif config.projections == "fused":
         ends = np.cumsum([config.num_heads * config.d_k, config.num_kv_heads * config.d_k])
-        return np.split(state[f"projections.fused.{kind}"].numpy(), ends)
-    return [state[f"projections.{name}.{kind}"].numpy() for name in ("query", "key", "value")]
+        parts = np.split(state[f"projections.fused.{kind}"].numpy(), ends)
+    else:
+        parts = [state[f"projections.{name}.{kind}"].numpy() for name in ("query", "key", "value")]
+    sizes = [part.shape[-1:] if kind == "weight" else () for part in parts]
+    return [part.reshape(count, -1, *size) for part, count, size in zip(parts, heads, sizes, strict=True)]
 
 
 @dataclass(frozen=True)

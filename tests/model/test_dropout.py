@@ -1,7 +1,5 @@
 """Dropout on attention weights: a feature of training. tests/parity shows that exports do not have it."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -11,40 +9,31 @@ from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.config import AttentionConfig
 
 TQ, TK = 30, 20
-Attend = Callable[[float, int], Tensor]
 
 
 def rows(seed: int, *shape: int) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape)).float()
 
 
-INPUTS = rows(0, 2, TQ, 4), rows(1, 2, TK, 4), torch.eye(TK).expand(2, TK, TK)
-MASK = torch.ones(2, 1, TQ, TK, dtype=torch.bool)
-MASK[:, :, ::2] = False
+def trained(dropout: float, *, return_weights: bool) -> Tensor:
+    """The weights in training: the context vectors where values are unit vectors."""
+    config = AttentionConfig(
+        d_query=4, d_value=TK, cross=True, separate_value=True, projections="none", out_proj=False,
+        dropout=dropout,
+    )  # fmt: skip
+    mask = torch.ones(2, 1, TQ, TK, dtype=torch.bool)
+    mask[:, :, ::2] = False
+    torch.manual_seed(5)
+    inputs = rows(0, 2, TQ, 4), rows(1, 2, TK, 4), torch.eye(TK).expand(2, TK, TK)
+    module = MultiHeadAttention(config).train()
+    found: Tensor = module(*inputs, attention_mask=mask, return_weights=return_weights)[0]
+    return found
 
 
-@pytest.fixture(params=[False, True], ids=["context only", "with weights"])
-def attend(request: pytest.FixtureRequest) -> Attend:
-    """The weights in training, by dropout and seed: the context vectors where values are unit vectors."""
-
-    def run(dropout: float, seed: int) -> Tensor:
-        config = AttentionConfig(
-            d_query=4, d_value=TK, cross=True, separate_value=True, projections="none", out_proj=False,
-            dropout=dropout,
-        )  # fmt: skip
-        torch.manual_seed(seed)
-        module = MultiHeadAttention(config).train()
-        context, weights = module(*INPUTS, attention_mask=MASK, return_weights=request.param)
-        assert not request.param or torch.equal(weights[:, 0], context)
-        found: Tensor = context
-        return found
-
-    return run
-
-
+@pytest.mark.parametrize("return_weights", [False, True], ids=["context only", "with weights"])
 @pytest.mark.parametrize("dropout", [0.1, 0.9], ids="p {}".format)
-def test_a_weight_is_dropped_or_scaled_up_in_training(attend: Attend, dropout: float) -> None:
-    expected, found = attend(0.0, 5), attend(dropout, 5)
+def test_a_weight_is_dropped_or_scaled_up_in_training(dropout: float, return_weights: bool) -> None:
+    expected, found = (trained(each, return_weights=return_weights) for each in (0.0, dropout))
     kept = found != 0
     torch.testing.assert_close(found[kept], expected[kept] / (1 - dropout), rtol=1e-5, atol=1e-7)
     assert not found[:, ::2].any()  # rows that attend to nothing
@@ -53,9 +42,9 @@ def test_a_weight_is_dropped_or_scaled_up_in_training(attend: Attend, dropout: f
 
 
 def test_it_has_no_effect_in_evaluation() -> None:
-    module, query = MultiHeadAttention(AttentionConfig(d_query=4, num_heads=2, dropout=0.9)), rows(0, 2, 5, 4)
-    found = [
-        module.eval()(query, return_weights=return_weights)[0] for return_weights in (False, True, False)
-    ]
-    torch.testing.assert_close(found[0], found[2], rtol=0, atol=0)
-    torch.testing.assert_close(found[0], found[1])
+    module = MultiHeadAttention(AttentionConfig(d_query=4, num_heads=2, dropout=0.9)).eval()
+    first, weighted, second = (
+        module(rows(0, 2, 5, 4), return_weights=each)[0] for each in (False, True, False)
+    )
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    torch.testing.assert_close(first, weighted)

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
+from tokenizers.normalizers import BertNormalizer
 from torch.testing import assert_close
 
 from attention_serving.model.checkpoints import CheckpointError
@@ -39,10 +41,6 @@ def edit(name: str, **changes: Any) -> Change:
     return change
 
 
-def config(**changes: Any) -> Change:
-    return edit(CONFIG, **changes)
-
-
 def weights(**changes: torch.Tensor | None) -> Change:
     """Changes tensors, of which __ is a dot; None removes one."""
 
@@ -54,25 +52,17 @@ def weights(**changes: torch.Tensor | None) -> Change:
 
 
 def modules(*kinds: str) -> Change:
-    paths = {"Transformer": "", "Pooling": "1_Pooling"}
-
-    def change(folder: Path) -> None:
-        names = [kind.rpartition(".")[2] for kind in kinds]
-        entries = [
-            {"idx": i, "name": str(i), "path": paths.get(name, f"{i}_{name}"), "type": kind}
-            for i, (name, kind) in enumerate(zip(names, kinds, strict=True))
-        ]
-        encoders.write_json(folder / "modules.json", entries)
-
-    return change
+    paths = {"Transformer": "", "Pooling": "1_Pooling", "Dense": "2_Dense"}
+    entries = [{"path": paths.get(kind.rpartition(".")[2], "x"), "type": kind} for kind in kinds]
+    return lambda folder: encoders.write_json(folder / "modules.json", entries)
 
 
 def write(name: str, content: str) -> Change:
     return lambda folder: (folder / name).write_text(content)
 
 
-def remove(name: str) -> Change:
-    return lambda folder: (folder / name).unlink()
+def config(**changes: Any) -> Change:
+    return edit(CONFIG, **changes)
 
 
 ST = "sentence_transformers.models."
@@ -83,23 +73,20 @@ REFUSED: list[tuple[Change, str]] = [
     (weights(**{QUERY: None}), f"{NAME}: missing"),
     (weights(**{QUERY: torch.zeros(32, 16)}), rf"{NAME}: expected shape \(32, 32\), found \(32, 16\)"),
     (weights(encoder__extra=torch.zeros(2)), "encoder.extra: unexpected"),
-    (weights(**{QUERY: torch.zeros(32, 32, dtype=torch.int32)}), f"{NAME}: has elements of type int32"),
+    (weights(**{QUERY: torch.zeros(32, 32, dtype=torch.int32)}), f"{NAME}: has elements of type torch.int32"),
     (config(hidden_act="mish"), "hidden_act='mish' is not supported"),
     (config(model_type="deberta-v2"), "model_type 'deberta-v2' is not supported; supported are"),
     (config(model_type=None), "model_type is missing"),
     (config(auto_map={"AutoModel": "modeling.Model"}), "auto_map names code"),
     (config(attention_sinks=3), "attention_sinks not supported"),
-    (config(is_decoder=True), "is_decoder=True is not supported"),
     (config(position_embedding_type="relative_key"), "position_embedding_type"),
     (config(num_attention_heads=5), "num_heads=5"),
-    (config(hidden_size="32"), "hidden_size='32' must be an integer"),
     (config(layer_norm_eps=-1.0), "layer_norm_eps=-1.0 must be a number from 0"),
     (config(intermediate_size=2**62), "the module would be too large"),
-    (write(CONFIG, "[]"), "config.json must contain an object"),
-    (remove(CONFIG), "config.json cannot be read"),
-    (remove(WEIGHTS), "has neither model.safetensors"),
+    (lambda folder: (folder / CONFIG).unlink(), "config.json cannot be read"),
+    (lambda folder: (folder / WEIGHTS).unlink(), "has neither model.safetensors"),
     (write(WEIGHTS, "x"), "cannot be read as safetensors"),
-    (remove("tokenizer.json"), "tokenizer.json is missing"),
+    (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing"),
     (write("tokenizer.json", "{}"), "tokenizer.json cannot"),
     (
         lambda folder: encoders.make_tokenizer(end=900).save(str(folder / "tokenizer.json")),
@@ -114,10 +101,8 @@ REFUSED: list[tuple[Change, str]] = [
     (edit(POOLING, pooling_mode_attention=True), "pooling_mode_attention"),
     (edit(POOLING, include_prompt=False), "include_prompt='false'"),
     (edit(LENGTHS, max_seq_length=161), "has positions for 160 tokens"),
-    (edit(LENGTHS, transformer_task="fill-mask"), "transformer_task"),
     (edit(SETTINGS, truncate_dim=8), "truncate_dim"),
     (edit(SETTINGS, default_prompt_name="x"), "must be one of query"),
-    (edit(SETTINGS, rescale=2), "rescale not supported"),
 ]
 
 
@@ -131,15 +116,12 @@ def test_a_folder_is_refused_by_name(folder: Path, change: Change, message: str)
 
 def test_rotary_frequencies_that_are_scaled_are_refused(tmp_path: Path) -> None:
     folder = encoders.save_model("qwen3", tmp_path)
-    edit(CONFIG, rope_parameters=None, rope_scaling={"rope_type": "yarn", "factor": 4.0})(folder)
+    config(rope_parameters=None, rope_scaling={"rope_type": "yarn", "factor": 4.0})(folder)
     with pytest.raises(CheckpointError, match="rope_type='yarn' is not supported"):
         load_encoder(folder)
 
 
-def test_a_tokenizer_that_contradicts_its_configuration_is_refused(tmp_path: Path) -> None:
-    from tokenizers.normalizers import BertNormalizer  # noqa: PLC0415
-
-    folder = encoders.save_model("bert", tmp_path)
+def test_a_tokenizer_that_contradicts_its_configuration_is_refused(folder: Path) -> None:
     tokenizer = encoders.tokenizer_of("bert")
     tokenizer.normalizer = BertNormalizer(lowercase=True)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -148,9 +130,13 @@ def test_a_tokenizer_that_contradicts_its_configuration_is_refused(tmp_path: Pat
         load_encoder(folder)
 
 
-def test_a_folder_that_states_no_pooling_takes_that_of_its_family(tmp_path: Path) -> None:
+def test_a_folder_that_states_little_takes_the_pooling_of_its_family_and_the_tokenizers_length(
+    tmp_path: Path,
+) -> None:
     folder = encoders.save_model("bert", tmp_path)
-    assert load_encoder(folder).module.config.pooling == ("mean",)
+    encoders.write_json(folder / "tokenizer_config.json", {"model_max_length": 50})
+    found = load_encoder(folder).module.config
+    assert (found.pooling, found.max_tokens) == (("mean",), 50)
     assert load_encoder(folder, pooling="cls").module.config.pooling == ("cls",)
     with pytest.raises(CheckpointError, match="the folder states its own"):
         load_encoder(encoders.save_sentence_model("bert", tmp_path), pooling="cls")
@@ -168,49 +154,35 @@ def test_what_sentence_transformers_states_is_honoured(tmp_path: Path) -> None:
     assert loaded.tokenizer.encode("ABC").ids == encoders.tokenizer_of("bert").encode("abc").ids
 
 
-def test_the_tokenizers_length_holds_if_no_other_is_stated(tmp_path: Path) -> None:
-    folder = encoders.save_model("bert", tmp_path)
-    encoders.write_json(folder / "tokenizer_config.json", {"model_max_length": 50})
-    assert load_encoder(folder).module.config.max_tokens == 50
-    encoders.write_json(folder / "tokenizer_config.json", {"model_max_length": 1e30})
-    assert load_encoder(folder).module.config.max_tokens == encoders.POSITIONS
-
-
 def test_a_linear_layer_after_pooling_is_honoured(tmp_path: Path) -> None:
     folder = encoders.save_sentence_model("bert", tmp_path, normalised=False)
-    modules(f"{ST}Transformer", f"{ST}Pooling", f"{ST}Dense")(folder)
-    dense = folder / "2_Dense"
+    modules(TRANSFORMER, POOL, f"{ST}Dense")(folder)
     weight, bias = torch.randn(8, encoders.WIDTH), torch.randn(8)
-    function = "torch.nn.modules.activation.Tanh"
-    sizes = {"in_features": encoders.WIDTH, "out_features": 8, "bias": True, "activation_function": function}
-    encoders.write_json(dense / CONFIG, sizes)
-    save_file({"linear.weight": weight, "linear.bias": bias}, dense / WEIGHTS)
+    sizes = {"in_features": encoders.WIDTH, "out_features": 8, "bias": True}
+    function = {"activation_function": "torch.nn.modules.activation.Tanh"}
+    encoders.write_json(folder / "2_Dense" / CONFIG, sizes | function)
+    save_file({"linear.weight": weight, "linear.bias": bias}, folder / "2_Dense" / WEIGHTS)
     ids = encoders.random_ids("bert", 6)
     with torch.inference_mode():
         found, _, _ = load_encoder(folder).module(torch.tensor([ids]))
     pooled = encoders.expected("bert", encoders.make_model("bert"), ids).embedding
     assert_close(found[0], torch.tanh(weight @ pooled + bias), rtol=1e-4, atol=2e-5)
-    save_file({"linear.weight": weight}, dense / WEIGHTS)
-    with pytest.raises(CheckpointError, match=r"linear\.bias: missing"):
+    save_file({"linear.weight": weight}, folder / "2_Dense" / WEIGHTS)
+    with pytest.raises(CheckpointError, match=r"2_Dense: linear\.bias: missing"):
         load_encoder(folder)
 
 
 def test_weights_in_several_files(tmp_path: Path) -> None:
-    whole = load_encoder(encoders.save_model("llama", tmp_path / "whole")).module.state_dict()
-    folder = tmp_path / "parts"
-    encoders.make_model("llama").save_pretrained(folder, max_shard_size="20KB")
-    encoders.tokenizer_of("llama").save(str(folder / "tokenizer.json"))
-    assert not (folder / WEIGHTS).exists()
-    for name, parameter in load_encoder(folder).module.state_dict().items():
+    whole = load_encoder(encoders.save_model("llama", tmp_path)).module.state_dict()
+    (tmp_path / WEIGHTS).unlink()
+    encoders.make_model("llama").save_pretrained(tmp_path, max_shard_size="20KB")
+    for name, parameter in load_encoder(tmp_path).module.state_dict().items():
         assert_close(parameter, whole[name], rtol=0, atol=0)
-    index = folder / "model.safetensors.index.json"
+    index = tmp_path / f"{WEIGHTS}.index.json"
     places = json.loads(index.read_text())["weight_map"]
-    (folder / next(iter(places.values()))).unlink()
-    with pytest.raises(CheckpointError, match="is missing"):
-        load_encoder(folder)
     encoders.write_json(index, {"weight_map": dict.fromkeys(places, "../elsewhere.safetensors")})
     with pytest.raises(CheckpointError, match=r"must be a \.safetensors file of the folder"):
-        load_encoder(folder)
+        load_encoder(tmp_path)
 
 
 @pytest.mark.parametrize("prefix", ["", "bert."])
@@ -230,20 +202,15 @@ def test_every_family_is_tested() -> None:
 
 
 def test_the_text_tower_of_a_whole_clip(tmp_path: Path) -> None:
-    import transformers  # noqa: PLC0415
-
-    text = {**encoders.SIZES, "eos_token_id": encoders.VOCABULARY - 1}
     vision = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "image_size": 8,
               "patch_size": 4, "intermediate_size": 8}  # fmt: skip
+    text = {**encoders.SIZES, "eos_token_id": encoders.VOCABULARY - 1}
     config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=12)
-    torch.manual_seed(0)
     model: Any = transformers.CLIPModel(config)
-    model.eval()
-    model.save_pretrained(tmp_path)
+    model.eval().save_pretrained(tmp_path)
     encoders.tokenizer_of("clip_text_model").save(str(tmp_path / "tokenizer.json"))
     ids = torch.tensor([encoders.random_ids("clip_text_model", 9)])
     with torch.inference_mode():
         found, _, _ = load_encoder(tmp_path).module(ids)
         expected = model.get_text_features(input_ids=ids)
-    expected = getattr(expected, "pooler_output", expected)
-    assert_close(found, expected, rtol=1e-4, atol=2e-5)
+    assert_close(found, getattr(expected, "pooler_output", expected), rtol=1e-4, atol=2e-5)

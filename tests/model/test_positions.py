@@ -1,35 +1,21 @@
-"""Rules by position and the rotary embedding, beside papers and other projects; reference.py has the rest."""
+"""The rotary embedding in half precision, and the slopes of ALiBi's paper; reference.py has the rest."""
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from attention_serving.model.positions import RotaryEmbedding, alibi_slopes
 
-LAYOUTS = pytest.mark.parametrize(
-    "interleaved", [pytest.param(False, id="half-split"), pytest.param(True, id="interleaved")]
-)
-WIDTH, LONGEST = 8, 4096
 
-
-def rows(*shape: int) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(0).standard_normal(shape))
-
-
-def positions(*shape: int) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(1).integers(0, LONGEST, shape))
-
-
-@LAYOUTS
+@pytest.mark.parametrize("interleaved", [False, True], ids=["half-split", "interleaved"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 def test_frequencies_stay_float32_in_half_precision(dtype: torch.dtype, interleaved: bool) -> None:
     """A frequency rounded to half precision would be off by half a turn and more at such positions."""
-    rotary = RotaryEmbedding(WIDTH, theta=100.0, interleaved=interleaved).to(dtype)
-    heads, at = rows(2, 3, 50, WIDTH).to(dtype), positions(2, 50)
-    found = rotary(heads, at)
+    rng, rotary = np.random.default_rng(0), RotaryEmbedding(8, theta=100.0, interleaved=interleaved)
+    heads = torch.from_numpy(rng.standard_normal((2, 3, 50, 8))).to(dtype)
+    at = torch.from_numpy(rng.integers(0, 4096, (2, 50)))
+    found, exact = rotary.to(dtype)(heads, at), rotary(heads.double(), at)
     assert found.dtype == dtype
-    exact = RotaryEmbedding(WIDTH, theta=100.0, interleaved=interleaved)(heads.double(), at)
     # Cosine, sine, two products and their sum, each rounded once, of numbers below 4.
     torch.testing.assert_close(found.double(), exact, rtol=0, atol=5 * 4 * torch.finfo(dtype).eps)
 

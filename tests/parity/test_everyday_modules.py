@@ -7,19 +7,19 @@ server send the sequences themselves, or padded tensors with their lengths.
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from attention_client import AttentionClient
+from attention_client import AttentionClient, InvalidArgumentError
 
 from attention_serving.export import export_module
 from scripts.local_server import ServerProcess, serving
 from tests.support import everyday, triton
 from tests.support.artifacts import ModelSet, cached_repositories
 from tests.support.eager import Array, assert_parity
-from tests.support.everyday import IDS, ROWS, Input, Row
+from tests.support.everyday import ENCODER, IDS, ROWS, Input, Row
 
 pytestmark = pytest.mark.thorough
 LENGTHS = {"T": (7, 4, 6), "S": (5, 9, 3)}
@@ -64,63 +64,54 @@ def everyday_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served
 
 
 class Case:
-    """Three sequences for a row of the table, padded as callers of eager PyTorch pad them."""
+    """Three sequences for a row of the table, padded as callers of eager PyTorch pad them.
+
+    Attributes:
+        lengths: Those of each symbolic size; sequences differ where a mask hides keys.
+        vectors: Inputs that are not masks.
+        pairs: The mask of pairs (B, Tq, Tk) if the row has one; True = may attend.
+        masks: The masks as the module takes them.
+    """
 
     def __init__(self, row: Row) -> None:
-        self.row = row
-        self.inputs = row.inputs
-        masked = {own.sizes[-1] for name, own in self.inputs.items() if self._hides_keys(name)}
-        # Sequences differ in length on axes that have a mask of keys.
+        self.row, self.inputs = row, row.inputs
+        masks = {name: own for name, own in self.inputs.items() if name.endswith("mask")}
+        padded = {own.sizes[-1] for own in masks.values() if own.sizes[-2] != "T"}
         self.lengths = {
-            size: own if size in masked else (own[0],) * len(own) for size, own in LENGTHS.items()
+            size: own if size in padded else (own[0],) * len(own) for size, own in LENGTHS.items()
         }
+        self._sizes = {"B": 3} | {size: max(own) for size, own in self.lengths.items()}
         rng = np.random.default_rng(3)
-        self.allowed: dict[str, Array] = {}
-        self.tensors = {name: self._tensor(name, own, rng) for name, own in self.inputs.items()}
+        self.vectors = {name: self._rows(own, rng) for name, own in self.inputs.items() if name not in masks}
+        self.pairs: Array | None = None
+        self.masks = {name: self._mask(name, own, rng) for name, own in masks.items()}
 
-    @property
-    def pairs(self) -> Array | None:
-        """The mask of pairs (B, Tq, Tk) if the row has one; True = may attend."""
-        return next((mask for mask in self.allowed.values() if mask.ndim == 3), None)
+    def _shape(self, own: Input) -> list[int]:
+        return [self._sizes.get(size) or int(size) for size in own.sizes]
 
-    @property
-    def vectors(self) -> dict[str, Array]:
-        """What is not a mask, or is one that the server takes as an input."""
-        return {name: own for name, own in self.tensors.items() if name not in self.allowed}
+    def _rows(self, own: Input, rng: np.random.Generator) -> Array:
+        if own.dtype is torch.int64:
+            return rng.integers(0, IDS, self._shape(own))
+        return rng.standard_normal(self._shape(own), np.float32)
 
-    def _hides_keys(self, name: str) -> bool:
-        return name.endswith("mask") and self.inputs[name].sizes[-2] != "T"
-
-    def _tensor(self, name: str, own: Input, rng: np.random.Generator) -> Array:
-        sizes = {"B": 3} | {size: max(lengths) for size, lengths in self.lengths.items()}
-        shape = [sizes.get(size) or int(size) for size in own.sizes]
-        if not name.endswith("mask"):
-            if own.dtype is torch.int64:
-                return rng.integers(0, IDS, shape)
-            return (
-                rng.random(shape) < 0.7 if own.dtype is torch.bool else rng.standard_normal(shape, np.float32)
-            )
-        key = own.sizes[-1]
-        if self._hides_keys(name):
-            allowed = np.arange(sizes[key]) < np.array(self.lengths[key])[:, None]  # (B, Tk)
+    def _mask(self, name: str, own: Input, rng: np.random.Generator) -> Array:
+        shape, keys = self._shape(own), own.sizes[-1]
+        if own.sizes[-2] == "T":
+            self.pairs = rng.random((3, *shape[-2:])) < 0.6
+            self.pairs[..., 0] = True
+            allowed = np.broadcast_to(self.pairs if len(shape) == 3 else self.pairs[:, None], shape)
         else:
-            allowed = rng.random((3, sizes["T"], sizes[key])) < 0.6  # (B, Tq, Tk)
-            allowed[..., 0] = True
-        self.allowed[name] = allowed
-        wide = np.broadcast_to(
-            allowed.reshape([3, *[1] * (len(shape) - allowed.ndim), *allowed.shape[1:]]), shape
-        )
+            allowed = np.arange(shape[-1]) < np.array(self.lengths[keys])[:, None]  # (B, Tk)
+        if own.dtype is torch.float32:
+            return np.where(allowed, 0, -np.inf).astype(np.float32)
         hides = self.row.masks.get(name) == "True hides" or name.endswith("key_padding_mask")
-        if own.dtype is torch.float32 and not name.endswith("attention_mask"):
-            return np.where(wide, 0, -np.inf).astype(np.float32)
-        return (~wide if hides else wide).astype(str(own.dtype).removeprefix("torch."))
+        return (~allowed if hides else allowed).astype(str(own.dtype).removeprefix("torch."))
 
     def eager(self) -> dict[str, list[Array]]:
         """The outputs of eager PyTorch for the padded batch, without padding."""
+        tensors = {name: torch.from_numpy(array) for name, array in (self.vectors | self.masks).items()}
         with torch.inference_mode():
-            outputs = self.row.module()(
-                **{name: torch.from_numpy(t.copy()) for name, t in self.tensors.items()}
-            )
+            outputs = self.row.module()(**tensors)
         if not isinstance(outputs, tuple):
             outputs = (getattr(outputs, "last_hidden_state", outputs),)
         return {
@@ -129,23 +120,20 @@ class Case:
         }
 
     def without_padding(self, output: Array, name: str) -> list[Array]:
-        """Each sequence's part of (B, T, ...); weights (B, ..., Tq, Tk) end with the key axis."""
-        keys = self.lengths["S" if any("S" in own.sizes for own in self.inputs.values()) else "T"]
-        parts = []
-        for rows, length, key_length in zip(output, self.lengths["T"], keys, strict=True):
-            parts.append(rows[..., :length, :key_length] if name == "weights" else rows[:length])
-        return parts
+        """Each sequence's part of (B, T, ...); weights (B, H, T, T) end with the key axis."""
+        return [
+            rows[:, :length, :length] if name == "weights" else rows[:length]
+            for rows, length in zip(output, self.lengths["T"], strict=True)
+        ]
 
 
 def ask_open_inference(served: Served, name: str, case: Case) -> dict[str, list[Array]]:
     """Sends padded tensors with lengths; masks of keys become lengths."""
-    names = list(case.vectors)
-    first, last = names[0], names[-1]
-    tensors = dict(case.vectors)
-    for field, own in (("query_lengths", first), ("key_lengths", last)):
-        size = case.inputs[own].sizes[1]
-        if len(set(case.lengths[size])) > 1 and (field == "key_lengths" or first != last):
-            tensors[field] = np.array(case.lengths[size])
+    tensors, names = dict(case.vectors), list(case.vectors)
+    for field, own in {"query_lengths": names[0], "key_lengths": names[-1]}.items():
+        lengths = case.lengths[case.inputs[own].sizes[1]]
+        if len(set(lengths)) > 1 and (field == "key_lengths" or len(names) > 1):
+            tensors[field] = np.array(lengths)
     if case.pairs is not None:
         tensors["attention_mask"] = case.pairs
     outputs = case.row.outputs
@@ -184,3 +172,20 @@ def test_equals_eager(everyday_server: Served, name: str, api: str) -> None:
     eager = case.eager()
     for output, found in APIS[api](everyday_server, name, case).items():
         assert_parity(found, eager[output])
+
+
+BATCH = np.zeros((2, 3, 16), np.float32)
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "mask": ({"mask": np.ones((2, 3, 3), bool)}, "does not take a mask"),
+    "return_weights": ({"return_weights": True}, "does not have attention weights"),
+    "key": ({"key": BATCH}, "takes x"),
+    "positions": ({"positions": np.zeros((2, 3), np.int64)}, "takes x"),
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_what_a_module_does_not_take_is_refused(everyday_server: Served, field: str) -> None:
+    options, message = REFUSED[field]
+    with pytest.raises(InvalidArgumentError, match=f"model '{NAMES[ENCODER]}' {message}") as refusal:
+        everyday_server.client.attend(NAMES[ENCODER], BATCH, **options)
+    assert refusal.value.field == field

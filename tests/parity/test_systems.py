@@ -1,11 +1,13 @@
 """Every attention system on every path: eager, each graph alone, attention.v1, Open Inference Protocol."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 from attention_client import AttentionClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -87,6 +89,27 @@ def test_served_results_equal_eager(
         assert_parity(found[output], expected[output])
     if masked:
         assert not found["attention_weights"][0, :, 2].any()
+
+
+# How FP16 and BF16 on the wire differ from float32: one unit in the last place, relative.
+HALVES = {"fp16": (torch.float16, 2**-10), "bf16": (torch.bfloat16, 2**-7)}
+
+
+@pytest.mark.parametrize("wire", HALVES)
+def test_halves_on_the_wire_are_what_eager_computes_from_rounded_numbers(
+    server: ServerProcess, wire: Any
+) -> None:
+    name, (dtype, last_place) = "multi-head-64x4", HALVES[wire]
+    query = np.random.default_rng(0).standard_normal((7, 64), np.float32)
+    eager = attend(build(name), torch.from_numpy(query).to(dtype).float().numpy())
+    with AttentionClient(server.target, wire=wire) as client:
+        found = client.attend(name, query, return_weights=True)
+        (streamed,) = client.attend_stream(name, [query])
+    np.testing.assert_array_equal(streamed.context_vectors, found.context_vectors)
+    for half, expected in zip((found.context_vectors, found.attention_weights), eager, strict=True):
+        assert half is not None
+        np.testing.assert_array_equal(half, torch.from_numpy(half).to(dtype).float().numpy())
+        np.testing.assert_allclose(half, expected.reshape(half.shape), rtol=last_place, atol=1e-5)
 
 
 @settings(max_examples=10)

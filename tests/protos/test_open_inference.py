@@ -15,20 +15,8 @@ PARTIAL = {"ModelConfig", "ModelDynamicBatching", "ModelInput", "ModelOutput", "
 def fields(messages: Iterable[DescriptorProto], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Each message with its fields by name, and those within it."""
     for message in messages:
-        oneofs = [one.name for one in message.oneof_decl]
-        yield (
-            prefix + message.name,
-            {
-                field.name: (
-                    field.number,
-                    field.type,
-                    field.label,
-                    field.type_name,
-                    oneofs[field.oneof_index] if field.HasField("oneof_index") else "",
-                )
-                for field in message.field
-            },
-        )
+        found = {each.name: (each.number, each.type, each.label, each.type_name) for each in message.field}
+        yield prefix + message.name, found
         yield from fields(message.nested_type, f"{prefix}{message.name}.")
 
 

@@ -21,7 +21,7 @@ from attention_serving.server.engine.requests.validated_request import SequenceI
 from attention_serving.server.engine.run.execute import Outputs
 from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.schedule.queue import Next, Queue
-from attention_serving.server.engine.statistics import BatchReport, Observer
+from attention_serving.server.engine.statistics import BatchReport, ExpiryStage, Observer
 from attention_serving.server.engine.types import Array, Result, RunCost
 from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.security.guard import Guard
@@ -140,6 +140,8 @@ class Recorder(Observer):
         self.runs: list[BatchReport] = []
         self.answered: list[str] = []
         self.failed: list[tuple[str, str]] = []
+        self.expired: list[tuple[str, ExpiryStage]] = []
+        self.terminated: list[str] = []
 
     def batch_completed(self, report: BatchReport) -> None:
         assert min(report.answered, default=0) >= 0
@@ -148,6 +150,12 @@ class Recorder(Observer):
 
     def request_failed(self, model: str, code: str) -> None:
         self.failed.append((model, code))
+
+    def request_expired(self, model: str, stage: ExpiryStage) -> None:
+        self.expired.append((model, stage))
+
+    def run_terminated(self, model: str) -> None:
+        self.terminated.append(model)
 
     @property
     def sizes(self) -> list[int]:

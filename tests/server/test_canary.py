@@ -16,7 +16,7 @@ from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotReadyError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import IndexEntry, ModelControl, ModelState
-from attention_serving.server.engine.models.loading import ModelStore, load_model
+from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.run.session import RunControl, Session
@@ -53,7 +53,7 @@ class Watched:
     """The models of a folder in service, and the session of one of them that can be damaged."""
 
     def __init__(self, folder: Path) -> None:
-        store = ModelStore(folder, DEVICE, max_golden_bytes=1 << 30)
+        store = ModelStore(folder, DEVICE)
         models = {name: store.load(name, "1") for name in store.names()}
         model = models[SELF]
         assert isinstance(model, LoadedModel)
@@ -98,24 +98,17 @@ def ask(watched: Watched, name: str) -> None:
     assert_answers(request, submitted(watched.engine, model, request_of(model, [(3, 2)])).result())
 
 
-def test_healthy_models_are_measured_and_answer_meanwhile(watched: Watched) -> None:
-    started = time.time()
-    wait_until(lambda: watched.session.runs > 10)
-    wait_until(lambda: watched.ratio(CROSS) > 0)
+def test_a_healthy_model_is_measured_and_a_damaged_one_is_withdrawn_until_it_is_loaded_again(
+    watched: Watched, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    damaged, started = weakref.ref(watched.repository.ready(SELF)), time.time()
+    wait_until(lambda: watched.ratio(SELF) > 0 and watched.ratio(CROSS) > 0)
     for name in (SELF, CROSS):
-        assert 0 < watched.ratio(name) <= 1
+        assert watched.ratio(name) <= 1
         at = value(published(watched.registry), REPLAYED_AT, model=name, version="1")
         assert started - 1 < at <= time.time()
         assert watched.failures(name) == 0
         ask(watched, name)
-    assert [entry.state for entry in watched.control.index()] == [ModelState.READY, ModelState.READY]
-
-
-def test_a_damaged_model_is_withdrawn_and_freed_and_comes_back_when_it_is_loaded_again(
-    watched: Watched, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    damaged = weakref.ref(watched.repository.ready(SELF))
-    wait_until(lambda: watched.ratio(SELF) > 0)
     watched.session.stays_damaged = True
     wait_until(lambda: watched.entry.state is ModelState.UNAVAILABLE)
     reason = watched.entry.reason
@@ -171,27 +164,10 @@ def test_a_graph_that_no_longer_runs_is_withdrawn_unless_it_lacks_memory(
         assert watched.ratio(SELF) == float("inf")
 
 
-@pytest.mark.parametrize(
-    ("load", "replays"),
-    [(EngineLoad(running=1), 0), (EngineLoad(queued_sequences=1), 0), (EngineLoad(), 1)],
-    ids=["runs", "waits", "idle"],
-)
-def test_nothing_is_replayed_while_the_engine_is_busy(
-    self_model: LoadedModel, artifacts: Path, load: EngineLoad, replays: int
-) -> None:
+@pytest.mark.parametrize("load", [EngineLoad(running=1), EngineLoad(queued_sequences=1), EngineLoad()])
+def test_nothing_is_replayed_while_the_engine_is_busy(self_model: LoadedModel, load: EngineLoad) -> None:
     runs: list[object] = []
-    model = tapped(load_model(artifacts / self_model.name / "1", DEVICE), runs.append)
-    metrics = Metrics().canary
-    metrics.loaded(repository := Repository([model]))
-    canary = Canary(repository, lambda: load, lambda *_: True, metrics, 1000.0)
+    repository = Repository([tapped(self_model, runs.append)])
+    canary = Canary(repository, lambda: load, lambda *_: True, Metrics().canary, 1000.0)
     canary._look()
-    assert len(runs) == replays
-
-
-def test_golden_vectors_that_need_too_much_memory_are_replayed_at_load_only(artifacts: Path) -> None:
-    kept = []
-    for size in (1 << 30, 2000, 0):
-        model = ModelStore(artifacts, DEVICE, max_golden_bytes=size).load(SELF, "1")
-        assert isinstance(model, LoadedModel)
-        kept.append(len(model.golden))
-    assert kept[0] > kept[1] > kept[2] == 0
+    assert len(runs) == (load == EngineLoad())

@@ -1,5 +1,6 @@
 """Metrics of parity in service: published while a model is loaded, in one process or several."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,7 @@ from prometheus_client import CollectorRegistry, values
 
 from attention_serving.server.canary import Check, checks_of
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.models.repository import FailedModel, Repository
-from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.observe.metrics import CanaryMetrics, Metrics
 from attention_serving.server.observe.prometheus import FOLDER_VARIABLE, worker_registry, write_metrics_to
 from tests.server.samples import SELF
@@ -21,18 +20,9 @@ NOTHING = (0.0, float("inf"))
 LABELS = frozenset({("model", SELF), ("version", "1")})
 
 
-def load(artifacts: Path) -> LoadedModel:
-    return load_model(artifacts / SELF / "1", Device(threads=1))
-
-
-@pytest.fixture(scope="module")
-def model(artifacts: Path) -> LoadedModel:
-    return load(artifacts)
-
-
-@pytest.fixture(scope="module")
-def checks(model: LoadedModel) -> list[Check]:
-    return checks_of(model)
+@pytest.fixture
+def checks(self_model: LoadedModel) -> list[Check]:
+    return checks_of(self_model)
 
 
 def served(model: LoadedModel) -> tuple[CanaryMetrics, CollectorRegistry]:
@@ -48,32 +38,32 @@ def gauges(registry: CollectorRegistry) -> tuple[float, float]:
 
 
 def test_the_ratio_is_the_largest_of_the_latest_of_each_check(
-    model: LoadedModel, checks: list[Check]
+    self_model: LoadedModel, checks: list[Check]
 ) -> None:
-    metrics, registry = served(model)
+    metrics, registry = served(self_model)
     assert gauges(registry) == NOTHING
     assert published(registry)["attention_canary_failures_total", LABELS] == 0
     ratios = []
     for check, ratio in ((checks[0], 0.5), (checks[1], 0.25), (checks[0], 0.125), (checks[1], 2.0)):
-        metrics.replayed(model, check, ratio)
+        metrics.replayed(self_model, check, ratio)
         ratios.append(gauges(registry)[0])
     assert ratios == [0.5, 0.5, 0.25, 2.0]
-    metrics.loaded(Repository([model, FailedModel("other", "1", "")]))
+    metrics.loaded(Repository([self_model, FailedModel("other", "1", "")]))
     assert gauges(registry)[0] == 2.0
 
 
 def test_gauges_last_until_the_model_is_unloaded_or_loaded_again(
-    model: LoadedModel, checks: list[Check], artifacts: Path
+    self_model: LoadedModel, checks: list[Check]
 ) -> None:
-    metrics, registry = served(model)
-    metrics.replayed(model, checks[0], 3.0)
-    metrics.failed(model)
+    metrics, registry = served(self_model)
+    metrics.replayed(self_model, checks[0], 3.0)
+    metrics.failed(self_model)
     metrics.loaded(Repository([FailedModel(SELF, "1", "drift", is_withdrawn=True)]))
     assert gauges(registry)[0] == 3.0
-    again = load(artifacts)
+    again = dataclasses.replace(self_model)
     metrics.loaded(Repository([again]))
     assert gauges(registry) == NOTHING
-    metrics.replayed(model, checks[0], 3.0)  # of the model that was replaced
+    metrics.replayed(self_model, checks[0], 3.0)  # of the model that was replaced
     assert gauges(registry) == NOTHING
     for after in ([], [FailedModel(SELF, "1", "damaged")]):
         metrics.loaded(Repository([again]))
@@ -85,7 +75,7 @@ def test_gauges_last_until_the_model_is_unloaded_or_loaded_again(
 
 
 def test_several_workers_show_the_worst_and_nothing_once_all_have_unloaded(
-    model: LoadedModel, checks: list[Check], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    self_model: LoadedModel, checks: list[Check], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(values, "ValueClass", values.ValueClass)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
@@ -93,8 +83,8 @@ def test_several_workers_show_the_worst_and_nothing_once_all_have_unloaded(
     workers = []
     for worker, ratio in enumerate([0.25, 0.5]):
         write_metrics_to(tmp_path, worker)
-        metrics, _ = served(model)
-        metrics.replayed(model, checks[0], ratio)
+        metrics, _ = served(self_model)
+        metrics.replayed(self_model, checks[0], ratio)
         workers.append(metrics)
     both = gauges(together)
     workers[1].loaded(Repository([]))
@@ -102,8 +92,8 @@ def test_several_workers_show_the_worst_and_nothing_once_all_have_unloaded(
     workers[0].loaded(Repository([]))
     assert gauges(together) == NOTHING
     for worker, ratio in ((1, 0.75), (0, 0.5)):
-        workers[worker].loaded(Repository([model]))
-        workers[worker].replayed(model, checks[0], ratio)
+        workers[worker].loaded(Repository([self_model]))
+        workers[worker].replayed(self_model, checks[0], ratio)
     again = gauges(together)
     assert (both[0], one[0], again[0]) == (0.5, 0.25, 0.75)
     assert both[1] == one[1] < again[1]  # the oldest

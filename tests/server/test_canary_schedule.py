@@ -99,8 +99,10 @@ def test_replays_never_take_more_than_their_share_of_the_time(
 
 def test_models_that_are_gone_are_skipped_and_new_ones_come_with_the_next_period(pair: list[Model]) -> None:
     first, second = pair
-    schedule, seen, now = CanarySchedule(PERIOD, 0.0), [], 0.0
+    schedule, seen, now = CanarySchedule(PERIOD, 0.0), [], PERIOD
     models: list[Model] = [first]
+    assert schedule.next([FailedModel("m", "1", "")], 0.0, is_idle=True) is None
+    assert schedule.delay(0.0) == PERIOD
     for _ in range(3):
         check = schedule.next(models, now, is_idle=True)
         assert check is not None
@@ -109,18 +111,3 @@ def test_models_that_are_gone_are_skipped_and_new_ones_come_with_the_next_period
         schedule.ended(now, 0.0, was_idle=True)
         models = [FailedModel(first.name, first.version, ""), second]
     assert seen == [first, second, second]
-
-
-def test_without_models_nothing_is_due(pair: list[Model]) -> None:
-    schedule = CanarySchedule(PERIOD, 0.0)
-    assert schedule.next([FailedModel("m", "1", "")], 0.0, is_idle=True) is None
-    assert schedule.delay(0.0) == PERIOD
-    assert schedule.next(pair, PERIOD, is_idle=True) is not None
-
-
-def test_a_check_does_not_keep_a_model_loaded(artifacts: Path) -> None:
-    models: list[Model] = [load_model(artifacts / SELF / "1", Device(threads=1))]
-    check = CanarySchedule(PERIOD, 0.0).next(models, 0.0, is_idle=True)
-    assert check is not None
-    models.clear()
-    assert check.model() is None

@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from attention_serving.server import probe
-from tests.clients.tls_server import TlsServer
+from tests.clients.tls_server import tls_server
 from tests.support.certificates import Authority, Mounted
 
 HOST = "127.0.0.1"
@@ -55,7 +55,6 @@ def test_the_probe_of_a_server_with_mutual_tls(
 ) -> None:
     """It shows a certificate, takes any of the server, and knows the server's own variables."""
     clients = Authority("clients")
-    server = TlsServer(tmp_path, clients.pem, "attention.example")
     client = Mounted(tmp_path / "client", clients.issue("probe.example"), b"")
 
     def run(*arguments: str) -> int:
@@ -63,14 +62,13 @@ def test_the_probe_of_a_server_with_mutual_tls(
         return probe.main()
 
     pair = ["--certificate", str(client.certificate), "--key", str(client.key)]
-    assert run(server.target, "--tls", *pair) == 0
-    assert run(server.target, "--tls") == 1
-    assert f"error: {server.target}: UNAVAILABLE" in capsys.readouterr().err
-    with monkeypatch.context() as variables:
-        variables.setenv("ATTENTION_PORT", str(server.port))
+    with tls_server(clients.pem, "attention.example") as server, monkeypatch.context() as variables:
+        assert run(server.target, "--tls", *pair) == 0
+        assert run(server.target, "--tls") == 1
+        assert f"error: {server.target}: UNAVAILABLE" in capsys.readouterr().err
+        variables.setenv("ATTENTION_PORT", server.target.partition(":")[2])
         variables.setenv("ATTENTION_TLS_CERTIFICATE", str(client.certificate))
         variables.setenv("ATTENTION_TLS_KEY", str(client.key))
         assert run() == 0
-    server.close()
     assert run(server.target, "--tls") == 1
     assert f"error: {server.target}: [Errno 111] Connection refused" in capsys.readouterr().err

@@ -99,32 +99,20 @@ def test_the_thread_looks_by_itself(followed: Followed) -> None:
     followed.watched.close()
 
 
-def test_the_work_is_called_again_after_an_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_work_is_called_again_after_a_time_that_is_asked_each_time_and_after_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     calls: queue.Queue[str] = queue.Queue()
 
     def work() -> None:
         calls.put(Path("/proc/self/task", str(threading.get_native_id()), "comm").read_text().strip())
         raise ValueError("of the work")
 
-    thread = PeriodicThread("counts", work, 0.0)
+    waits = iter((0.0, 0.0, 0.0, 3600.0))
+    thread = PeriodicThread("counts", work, lambda: next(waits))
     thread.start()
     assert [calls.get(timeout=30) for _ in range(3)] == ["counts"] * 3
     thread.close()
     assert "periodic work failed" in caplog.text
     assert "of the work" in caplog.text
-
-
-def test_the_time_to_wait_is_asked_before_each_call() -> None:
-    asked, waits = threading.Semaphore(0), iter((0.0, 0.0, 3600.0))
-    worked = []
-
-    def seconds() -> float:
-        asked.release()
-        return next(waits)
-
-    thread = PeriodicThread("waits", lambda: worked.append(0), seconds)
-    thread.start()
-    assert all(asked.acquire(timeout=30) for _ in range(3))
-    thread.close()
-    assert len(worked) == 2
     PeriodicThread("idle", lambda: pytest.fail("called"), 0.0).close()  # which was not started

@@ -62,9 +62,14 @@ class Authority:
     def __init__(self, name: str = "tests", ends: timedelta = HOUR) -> None:
         self._key = new_key()
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        builder = self._builder(self._name, self._key, ends)
-        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        self.pem = builder.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
+        self.pem = self._sign(
+            self._name,
+            self._key,
+            x509.BasicConstraints(ca=True, path_length=None),
+            critical=True,
+            begins=-2 * HOUR,
+            ends=ends,
+        )
 
     def issue(
         self,
@@ -85,30 +90,29 @@ class Authority:
         """
         key = key or new_key()
         subject = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)] if common_name else []
-        builder = self._builder(x509.Name(subject), key, ends, begins)
         alternative = x509.SubjectAlternativeName(map(general_name, names or (HOST, "localhost")))
-        certificate = builder.add_extension(alternative, critical=not subject).sign(
-            self._key, hashes.SHA256()
-        )
-        return Pair(certificate.public_bytes(Encoding.PEM), key_pem(key))
+        named = x509.Name(subject)
+        pem = self._sign(named, key, alternative, critical=not subject, begins=begins, ends=ends)
+        return Pair(pem, key_pem(key))
 
-    def _builder(
+    def _sign(
         self,
         subject: x509.Name,
         key: CertificateIssuerPrivateKeyTypes,
+        extension: x509.ExtensionType,
+        *,
+        critical: bool,
+        begins: timedelta,
         ends: timedelta,
-        begins: timedelta = -2 * HOUR,
-    ) -> x509.CertificateBuilder:
+    ) -> bytes:
         now = datetime.now(UTC)
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self._name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
+        builder = (
+            x509.CertificateBuilder(self._name, subject, key.public_key(), x509.random_serial_number())
             .not_valid_before(now + begins)
             .not_valid_after(now + ends)
+            .add_extension(extension, critical=critical)
         )
+        return builder.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
 class Mounted:

@@ -48,15 +48,11 @@ class Collector(pb_grpc.TraceServiceServicer):
     """Keeps the spans. `held` makes it wait before it answers."""
 
     def __init__(self) -> None:
-        self.target = ""
+        self.url = ""
         self.held: threading.Event | None = None
         self.exporting = threading.Event()
         self._spans: list[Seen] = []
         self._changed = threading.Condition()
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.target}"
 
     @property
     def spans(self) -> list[Seen]:
@@ -64,8 +60,7 @@ class Collector(pb_grpc.TraceServiceServicer):
             return list(self._spans)
 
     def named(self, name: str) -> list[Seen]:
-        with self._changed:
-            return self._named(name)
+        return [span for span in self.spans if span.name == name]
 
     def Export(  # noqa: N802 - as the service calls it
         self,
@@ -84,12 +79,9 @@ class Collector(pb_grpc.TraceServiceServicer):
     def wait_for(self, name: str, count: int = 1) -> list[Seen]:
         """Waits until that many spans of a name have arrived; returns them."""
         with self._changed:
-            is_enough = self._changed.wait_for(lambda: len(self._named(name)) >= count, PATIENCE_SECONDS)
+            is_enough = self._changed.wait_for(lambda: len(self.named(name)) >= count, PATIENCE_SECONDS)
             assert is_enough, [(span.name, span.attributes) for span in self._spans]
-            return self._named(name)
-
-    def _named(self, name: str) -> list[Seen]:
-        return [span for span in self._spans if span.name == name]
+            return self.named(name)
 
     def children(self, parent: Seen) -> list[Seen]:
         """The spans below one, in the order of their beginnings."""
@@ -131,7 +123,7 @@ def collecting() -> Iterator[Collector]:
     collector = Collector()
     server = grpc.server(ThreadPoolExecutor(2))
     pb_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
-    collector.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    collector.url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:
         yield collector

@@ -1,6 +1,5 @@
 """Modules as people write them with PyTorch and Hugging Face, with masks of every kind: a table to export."""
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -64,100 +63,43 @@ class Row:
 
 
 class SelfAttention(nn.Module):
-    """nn.MultiheadAttention over one sequence, with options that its caller fixes."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-        self.options = {"need_weights": False} | options
-
-    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Any:
-        context, weights = self.attention(x, x, x, key_padding_mask=key_padding_mask, **self.options)
-        return context if weights is None else (context, weights)
-
-
-class PairMaskedCrossAttention(SelfAttention):
-    """Over two sequences, with a mask of pairs that a caller gives for each sequence, not for each head."""
-
-    def forward(self, x: Tensor, memory: Tensor, attn_mask: Tensor) -> Any:  # type: ignore[override]
-        context, weights = self.attention(
-            x, memory, memory, attn_mask=attn_mask.repeat_interleave(HEADS, dim=0), **self.options
-        )
-        return context if weights is None else (context, weights)
-
-
-class WideCrossAttention(nn.Module):
-    """Query, key and value of three widths."""
+    """nn.MultiheadAttention over one sequence, with the weights of each head."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.attention = nn.MultiheadAttention(WIDTH, HEADS, kdim=12, vdim=20, batch_first=True)
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor) -> Tensor:
-        context: Tensor = self.attention(query, key, value, key_padding_mask=key_padding_mask)[0]
-        return context
+    def forward(self, x: Tensor, key_padding_mask: Tensor) -> Any:
+        return self.attention(x, x, x, key_padding_mask=key_padding_mask, average_attn_weights=False)
 
 
 class Sdpa(nn.Module):
-    """Projections around scaled_dot_product_attention; its classes below choose the mask."""
+    """Projections around scaled_dot_product_attention, whose mask they pass on."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-        self.options = options
 
-    def attend(self, x: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
         q, k, v = (
             rows.unflatten(-1, (HEADS, -1)).transpose(1, 2)
             for rows in (self.q(x), self.k(memory), self.v(memory))
         )
-        heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **self.options)
+        heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         joined: Tensor = self.out(heads.transpose(1, 2).flatten(2))
         return joined
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attend(x, x)
 
-
-class CrossSdpa(Sdpa):
-    """Takes its mask as scaled_dot_product_attention does."""
-
-    def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        return self.attend(x, memory, mask)
-
-
-class NamedMaskSdpa(Sdpa):
-    """A mask whose name says nothing: it is an input like any other."""
-
-    def forward(self, x: Tensor, caption: Tensor, shown: Tensor) -> Tensor:  # type: ignore[override]
-        return self.attend(x, caption, shown[:, None, None, :])
-
-
-class BufferedCausalSdpa(Sdpa):
+class CausalSdpa(Sdpa):
     """A (1, 1, T, T) cut from a buffer, as in nanoGPT."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("bias", torch.ones(600, 600, dtype=torch.bool).tril()[None, None])
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         length = x.shape[1]
-        return self.attend(x, x, self.bias[:, :, :length, :length])  # type: ignore[index]
-
-
-class GroupedSdpa(nn.Module):
-    """Two key and value heads for four query heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.kv = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
-        q = self.q(x).unflatten(-1, (4, 4)).transpose(1, 2)
-        k, v = self.kv(x).unflatten(-1, (4, 4)).transpose(1, 2).chunk(2, dim=1)
-        mask = attention_mask[:, None, None, :]
-        heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-        return heads.transpose(1, 2).flatten(2)
+        return super().forward(x, x, self.bias[:, :, :length, :length])  # type: ignore[index]
 
 
 class WrittenOut(nn.Module):
@@ -175,14 +117,15 @@ class WrittenOut(nn.Module):
 
 
 class Encoder(nn.Module):
-    def __init__(self, *, causal: bool = False, **options: Any) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True, **options)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, 32, batch_first=True, norm_first=True, activation="gelu"
+        )
         self.encoder = nn.TransformerEncoder(layer, 2)
-        self.causal = causal
 
-    def forward(self, x: Tensor, src_key_padding_mask: Tensor | None = None) -> Tensor:
-        mask = causal_mask(x.shape[1]) if self.causal else None
+    def forward(self, x: Tensor, src_key_padding_mask: Tensor) -> Tensor:
+        mask = causal_mask(x.shape[1])
         encoded: Tensor = self.encoder(x, mask=mask, src_key_padding_mask=src_key_padding_mask)
         return encoded
 
@@ -228,7 +171,6 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": HEADS,
     "intermediate_size": 32,
 }
-T5_SIZES: dict[str, Any] = {"d_model": WIDTH, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": HEADS}
 
 
 def bert() -> nn.Module:
@@ -236,56 +178,27 @@ def bert() -> nn.Module:
     return transformers.BertModel(config, add_pooling_layer=False)
 
 
-class T5(nn.Module):
-    """T5's encoder over vectors, whose positions are biases of the scores."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        config = transformers.T5Config(**T5_SIZES | {"attn_implementation": "eager"}, vocab_size=IDS)
-        self.encoder = transformers.T5EncoderModel(config).encoder
-
-    def forward(self, inputs_embeds: Tensor, attention_mask: Tensor) -> Tensor:
-        encoded = self.encoder(inputs_embeds=inputs_embeds, attention_mask=attention_mask)
-        rows: Tensor = encoded.last_hidden_state
-        return rows
-
-
 X = "x: B T 16"
 XM = f"{X}; memory: B S 16"
+ENCODER = "encoder, causal, keys, norm first"
 WITH_WEIGHTS = ("context_vectors", "weights")
-of = functools.partial
 # Each row shows a mask, a layer or a library that no other row shows.
 ROWS: dict[str, Row] = {
-    # nn.MultiheadAttention over one sequence and over two
-    "self, keys added": Row(SelfAttention, f"{X}; key_padding_mask: B T float"),
+    # nn.MultiheadAttention
     "self, keys, weights of heads": Row(
-        of(SelfAttention, need_weights=True, average_attn_weights=False),
-        f"{X}; key_padding_mask: B T bool",
-        outputs=WITH_WEIGHTS,
-    ),
-    "cross, pairs added, weights": Row(
-        of(PairMaskedCrossAttention, need_weights=True), f"{XM}; attn_mask: B T S float", outputs=WITH_WEIGHTS
-    ),
-    "cross, three widths": Row(
-        WideCrossAttention, "query: B T 16; key: B S 12; value: B S 20; key_padding_mask: B S bool"
+        SelfAttention, f"{X}; key_padding_mask: B T bool", outputs=WITH_WEIGHTS
     ),
     # scaled_dot_product_attention
-    "sdpa, (1, 1, Tq, Tk) of a buffer": Row(BufferedCausalSdpa, X),
-    "sdpa, grouped heads": Row(GroupedSdpa, f"{X}; attention_mask: B T bool"),
-    "cross sdpa, given (B, 1, Tq, Tk)": Row(CrossSdpa, f"{XM}; mask: B 1 T S bool", {"mask": "True attends"}),
-    "cross sdpa, given (B, H, Tq, Tk) added": Row(CrossSdpa, f"{XM}; mask: B 2 T S float"),
-    "cross sdpa, a mask of any name": Row(NamedMaskSdpa, "x: B T 16; caption: B S 16; shown: B S bool"),
+    "sdpa, (1, 1, Tq, Tk) of a buffer": Row(CausalSdpa, X),
+    "cross sdpa, given (B, 1, Tq, Tk)": Row(Sdpa, f"{XM}; mask: B 1 T S bool", {"mask": "True attends"}),
+    "cross sdpa, given (B, H, Tq, Tk) added": Row(Sdpa, f"{XM}; mask: B 2 T S float"),
     "written out, weights": Row(WrittenOut, f"{X}; attention_mask: B T ids", outputs=WITH_WEIGHTS),
     # PyTorch's layers
-    "encoder, keys": Row(Encoder, f"{X}; src_key_padding_mask: B T bool"),
-    "encoder, causal, keys, norm first": Row(
-        of(Encoder, causal=True, norm_first=True, activation="gelu"), f"{X}; src_key_padding_mask: B T bool"
-    ),
+    ENCODER: Row(Encoder, f"{X}; src_key_padding_mask: B T bool"),
     "decoder, memory pairs": Row(Decoder, f"{XM}; memory_mask: B T S bool", {"memory_mask": "True hides"}),
     "translator of ids": Row(
         Translator, "src: B S ids; tgt: B T ids; src_attention_mask: B S ids; tgt_attention_mask: B T ids"
     ),
     # Hugging Face
     "BERT, sdpa": Row(bert, "input_ids: B T ids; attention_mask: B T ids"),
-    "T5's encoder, eager": Row(T5, "inputs_embeds: B T 16; attention_mask: B T ids"),
 }

@@ -16,8 +16,6 @@ from scripts import export_demo_models as demo
 from tests.server import samples
 from tests.support.artifacts import ModelSet
 
-# Their graphs differ from those of the demo; tests/support/systems.py has all systems at small widths.
-PRESETS_SERVED = ("grouped-query-768x12x4", "sliding-window-768x12", "alibi-bidirectional-64x4")
 FP16, BF16, INT8 = "tiny-self-fp16", "tiny-self-bf16", "tiny-self-int8"
 # By model, the precision that the first of the samples is exported in.
 LOWERED = {FP16: Precision.FP16, BF16: Precision.BF16, INT8: Precision.INT8}
@@ -64,14 +62,11 @@ DEMO = ModelSet(
     "demo",
     [partial(demo.export_demo_model, name) for name in demo.DEMO_MODELS],
     [Path(demo.__file__)],
-    ["demo", "presets_repository"],
-)
-SERVED = ModelSet(
-    "presets", [partial(export_preset, name) for name in PRESETS_SERVED], [HERE], ["presets_repository"]
+    ["demo"],
 )
 FURTHER = ModelSet(
     "further",
     [*(partial(export_lowered, name) for name in LOWERED), export_rotary, export_encoder],
     [HERE, Path(samples.__file__)],
-    ["further", "presets_repository"],
+    ["further"],
 )

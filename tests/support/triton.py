@@ -4,7 +4,6 @@ tritonclient and protos/ both define the package `inference`, and protobuf allow
 in a process.
 """
 
-import asyncio
 import atexit
 import multiprocessing
 import queue
@@ -125,95 +124,47 @@ def protocol_files() -> list[bytes]:
     return [service_pb2.DESCRIPTOR.serialized_pb, model_config_pb2.DESCRIPTOR.serialized_pb]
 
 
-def public_methods() -> list[str]:
-    """The names of the client's public methods."""
-    from tritonclient import grpc  # noqa: PLC0415
-
-    return sorted(name for name in vars(grpc.InferenceServerClient) if not name.startswith("_"))
-
-
 def stream(target: str, model: str, queries: list[Array]) -> list[Any]:
-    """The answers to queries on one stream, and after them that of `async_infer` to the first query."""
+    """The answers on one stream: id, context vectors and whether it is final; or the error as text."""
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    client = _client(target)
-    client.start_stream(callback=lambda result, error: answers.put((result, error)))
-    for index, query in enumerate(queries):
-        tensors = _tensors({"query": query})
-        client.async_stream_infer(model, tensors, request_id=str(index), enable_empty_final_response=True)
-    found = [answers.get(timeout=60) for _ in queries]
-    client.stop_stream()
-    tensors = _tensors({"query": queries[0]})
-    client.async_infer(model, tensors, callback=lambda result, error: answers.put((result, error)))
-    found.append(answers.get(timeout=60))
-    client.close()
-    return [_answer(result, error) for result, error in found]
+    with _client(target) as client:
+        client.start_stream(callback=lambda result, error: answers.put((result, error)))
+        for index, query in enumerate(queries):
+            tensors = _tensors({"query": query})
+            client.async_stream_infer(model, tensors, request_id=str(index), enable_empty_final_response=True)
+        found = [answers.get(timeout=60) for _ in queries]
+        client.stop_stream()
+    return [str(error) if error else _answer(result) for result, error in found]
 
 
-def _answer(result: Any, error: Any) -> Any:
-    """The request's id, its context vectors and whether the response is final; or the error as text."""
-    if error is not None:
-        return str(error)
+def _answer(result: Any) -> Any:
     response = result.get_response()
-    final = response.parameters["triton_final_response"].bool_param if response.parameters else None
+    final = response.parameters["triton_final_response"].bool_param
     return response.id, result.as_numpy("context_vectors"), final
 
 
-def in_asyncio(target: str, model: str, queries: list[Array]) -> dict[str, Any]:
-    """What the client of asyncio sees: each kind of method once, and a stream of several requests."""
-    return asyncio.run(_in_asyncio(target, model, queries))
-
-
-async def _in_asyncio(target: str, model: str, queries: list[Array]) -> dict[str, Any]:
-    from tritonclient.grpc import aio  # noqa: PLC0415
-
-    async def requests() -> Any:
-        for index, query in enumerate(queries):
-            yield {"model_name": model, "inputs": _tensors({"query": query}), "request_id": str(index)}
-
-    async with aio.InferenceServerClient(target) as client:
-        streamed = [_answer(result, error) async for result, error in client.stream_infer(requests())]
-        single = await client.infer(model, _tensors({"query": queries[0]}))
-        return {
-            "live": await client.is_server_live(),
-            "unknown": await client.is_model_ready("nonesuch"),
-            "versions": (await client.get_model_metadata(model, as_json=True))["versions"],
-            "single": single.as_numpy("context_vectors"),
-            "streamed": streamed,
-        }
-
-
-def shared(target: str, model: str, query: Array, width: int) -> dict[str, Any]:
-    """Computes a query in shared memory with the result in shared memory. Returns what was seen."""
+def shared(target: str, model: str, query: Array) -> dict[str, Any]:
+    """Computes context vectors of a query's size, both in shared memory. Returns what was seen."""
     from tritonclient.grpc import InferInput, InferRequestedOutput  # noqa: PLC0415
     from tritonclient.utils import shared_memory  # noqa: PLC0415
 
-    size = query.size // query.shape[-1] * width * 4
-    region_in = shared_memory.create_shared_memory_region("in", "/triton-test-in", query.nbytes)
-    region_out = shared_memory.create_shared_memory_region("out", "/triton-test-out", size)
+    names, size = ("in", "out"), query.nbytes
+    regions = [shared_memory.create_shared_memory_region(name, f"/triton-{name}", size) for name in names]
     try:
-        shared_memory.set_shared_memory_region(region_in, [query])
+        shared_memory.set_shared_memory_region(regions[0], [query])
         with _client(target) as client:
-            client.unregister_system_shared_memory()
-            client.unregister_cuda_shared_memory()
-            client.register_system_shared_memory("in", "/triton-test-in", query.nbytes)
-            client.register_system_shared_memory("out", "/triton-test-out", size)
-            status = client.get_system_shared_memory_status(as_json=True)
-            tensor = InferInput("query", query.shape, "FP32")
-            tensor.set_shared_memory("in", query.nbytes)
-            wanted = InferRequestedOutput("context_vectors")
+            for name in names:
+                client.register_system_shared_memory(name, f"/triton-{name}", size)
+            tensor, wanted = InferInput("query", query.shape, "FP32"), InferRequestedOutput("context_vectors")
+            tensor.set_shared_memory("in", size)
             wanted.set_shared_memory("out", size)
-            result = client.infer(model, [tensor], outputs=[wanted])
-            output = result.get_output("context_vectors")
-            found = shared_memory.get_contents_as_numpy(region_out, np.float32, list(output.shape)).copy()
+            response = client.infer(model, [tensor], outputs=[wanted]).get_response()
+            found = shared_memory.get_contents_as_numpy(regions[1], np.float32, list(query.shape)).copy()
             client.unregister_system_shared_memory("in")
             left = client.get_system_shared_memory_status(as_json=True)
             client.unregister_system_shared_memory()
     finally:
-        shared_memory.destroy_shared_memory_region(region_in)
-        shared_memory.destroy_shared_memory_region(region_out)
-    return {
-        "regions": sorted(status["regions"]),
-        "left": sorted(left["regions"]),
-        "found": found,
-        "raw": list(result.get_response().raw_output_contents),
-    }
+        for region in regions:
+            shared_memory.destroy_shared_memory_region(region)
+    raw = list(response.raw_output_contents)
+    return {"left": list(left["regions"]), "found": found, "raw": raw}

@@ -36,25 +36,25 @@ class Service(pb_grpc.AttentionServiceServicer):
         self.requests: list[pb.AttendRequest] = []
         self._before, self._models = before, {model.name: model for model in models}
 
-    def ListModels(self, request: pb.ListModelsRequest, context: grpc.ServicerContext):  # noqa: ARG002, N802
+    def ListModels(self, request: pb.ListModelsRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
         self._begin(context)
         return pb.ListModelsResponse(models=self._models.values())
 
-    def GetModel(self, request: pb.GetModelRequest, context: grpc.ServicerContext):  # noqa: N802
+    def GetModel(self, request: pb.GetModelRequest, context: grpc.ServicerContext) -> Any:  # noqa: N802
         self._begin(context)
         found = self._models.get(request.name)
         if found is None or request.version not in ("", found.version):
             context.abort(grpc.StatusCode.NOT_FOUND, f"no model {request.name} {request.version}")
         return pb.GetModelResponse(model=found)
 
-    def Attend(self, request: pb.AttendRequest, context: grpc.ServicerContext):  # noqa: N802
+    def Attend(self, request: pb.AttendRequest, context: grpc.ServicerContext) -> Any:  # noqa: N802
         self._begin(context)
         self.requests.append(request)
         return answer(request)
 
     def AttendStream(  # noqa: N802
         self, requests: Iterator[pb.AttendStreamRequest], context: grpc.ServicerContext
-    ):
+    ) -> Any:
         self._begin(context)
         for item in requests:
             yield pb.AttendStreamResponse(id=item.id, response=answer(item.request))

@@ -14,24 +14,17 @@ from typer.testing import CliRunner
 from attention_client._commands.app import app
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 
+QUERY = pb.Tensor(name="query", data_type=pb.DATA_TYPE_FP32, axes=[pb.Axis(name="batch"), pb.Axis(size=8)])
+MASK = pb.Tensor(name="mask", data_type=pb.DATA_TYPE_BOOL, axes=[pb.Axis(name="batch")], optional=True)
 MODEL = pb.Model(
     name="m",
     version="3",
     state=pb.Model.STATE_READY,
-    description="a model",
-    inputs=[
-        pb.Tensor(name="query", data_type=pb.DATA_TYPE_FP32, axes=[pb.Axis(name="batch"), pb.Axis(size=8)]),
-        pb.Tensor(name="mask", data_type=pb.DATA_TYPE_BOOL, axes=[pb.Axis(name="batch")], optional=True),
-    ],
-    outputs=[pb.Tensor(name="attention_weights", data_type=pb.DATA_TYPE_FP32, optional=True)],
+    inputs=[QUERY, MASK],
     num_heads=HEADS,
     parity=pb.Parity(relative_tolerance=1.3e-6, absolute_tolerance=1e-5, measured_max_abs_error=8.3e-7),
-    parameters=1234567,
     cost=pb.Cost(flops_per_query=1000, flops_per_key=2000, flops_per_pair=16),
-    provider="CPUExecutionProvider",
 )
-
-
 FAILED = pb.Model(name="failed", version="1", state=pb.Model.STATE_FAILED, state_reason="missed tolerance")
 UNREACHABLE = ["--server", "127.0.0.1:1"]
 runner = CliRunner()
@@ -66,56 +59,33 @@ def failing(code: int, *arguments: object, **options: Any) -> str:
     done = runner.invoke(app, list(map(str, arguments)), **options)
     assert done.exit_code == code, done.output
     assert done.stdout == ""
-    return done.stderr
-
-
-def one_line(printed: str) -> str:
-    """What an error in a box says."""
-    return " ".join(printed.replace("│", " ").split())
+    return " ".join(done.stderr.replace("│", " ").split()) if code == 2 else done.stderr  # an error in a box
 
 
 def test_models_are_listed_with_why_one_failed(run: Any):
     lines = run("models").splitlines()
-    assert max(map(len, lines)) <= 80
-    assert lines[1].split() == ["m", "3", "ready", "query", "float32", "(batch,", "8)", "8.3e-07"]
+    assert lines[1].split() == ["m", "3", "ready", "8.3e-07", "query", "float32", "(batch,", "8)"]
+    assert lines[2].split() == ["mask", "bool", "(batch)", "optional"]
     assert lines[-1] == "failed 1: failed: missed tolerance"
 
 
 def test_a_description_states_everything_and_what_is_unknown(run: Any):
-    assert run("describe", "m", "--version", "3").splitlines() == [
-        "name         m",
-        "version      3",
-        "state        ready",
-        "description  a model",
-        "inputs       query float32 (batch, 8)",
-        "             mask bool (batch), optional",
-        "outputs      attention_weights float32 (), on request",
-        "text         not accepted",
-        "heads        3",
-        "causal       no",
-        "parameters   1,234,567",
-        "operations   1,000 for each query row",
-        "             2,000 for each key row",
-        "             16 for each pair of a query row and a key row",
-        "parity       |served - eager| <= 1e-05 + 1.3e-06 x |eager|; largest measured: 8.3e-07",
-        "provider     CPUExecutionProvider",
-    ]
-    lines = run("describe", "--model", "failed").splitlines()
-    assert "state        failed: missed tolerance" in lines
-    assert {"heads        - (not an attention module)", "causal       -"} <= set(lines)
-    assert {"inputs       -", "operations   unknown", "parity       -"} <= set(lines)
+    lines = dict(line.split(maxsplit=1) for line in run("describe", "m", "--version", "3").splitlines())
+    assert (lines["state"], lines["num_heads"], lines["cost.flops_per_key"]) == ("ready", "3", "2000")
+    assert (lines["inputs[1]"], lines["parity.absolute_tolerance"]) == ("mask bool (batch) optional", "1e-05")
+    lines = dict(line.split(maxsplit=1) for line in run("describe", "--model", "failed").splitlines())
+    assert (lines["state_reason"], lines["num_heads"], lines["parity"]) == ("missed tolerance", "-", "-")
 
 
 def test_health(run: Any):
-    assert run("health", "--max-message-bytes", "1 gib") == "ready\n"
-    assert run("health", "--wait", "--json", "--max-message-bytes", 1024) == '{"ready": true}\n'
+    assert run("health", "--max-message-bytes", 1024) == "ready\n"
+    assert run("health", "--wait", "--json") == '{"ready": true}\n'
     assert "was not ready within 0.2 s" in failing(1, *UNREACHABLE, "health", "--wait", "--timeout", "0.2")
 
 
 def test_every_command_prints_json(run: Any):
     assert [model["name"] for model in json.loads(run("models", "--json"))] == ["m", "failed"]
-    described = json.loads(run("--json", "describe", "--model", "failed"))
-    assert (described["num_heads"], described["state_reason"]) == (None, "missed tolerance")
+    assert json.loads(run("--json", "describe", "--model", "failed"))["num_heads"] is None
     result = json.loads(run("text", "--model", "m", "short eat", "--json", "--offsets"))
     assert (result["context_vectors"], result["offsets"]) == ([[[0.0] * 7] * 2], [[[0, 5], [6, 9]]])
     assert (result["model_version"], result["attention_weights"]) == ("3", None)
@@ -123,9 +93,7 @@ def test_every_command_prints_json(run: Any):
     assert weights["labels"] == ["a", "b"]
     np.testing.assert_allclose(weights["heads"]["1"], [[0.04, 0.05], [0.06, 0.07]], rtol=1e-6)
     weights = json.loads(run("weights", "--model", "m", "--ids", "-", "--json", input="[7, 5]"))
-    assert weights["labels"] == ["7", "5"]
-    tokens = json.loads(run("tokens", "--model", "m", 5, 6, "--weights", "-", "--json"))
-    assert np.shape(tokens["attention_weights"]) == (HEADS, 2, 2)
+    assert (weights["labels"], np.shape(weights["heads"]["2"])) == (["7", "5"], (2, 2))
 
 
 def test_the_server_is_named_after_the_command_before_it_or_in_the_environment(target: str):
@@ -136,32 +104,26 @@ def test_the_server_is_named_after_the_command_before_it_or_in_the_environment(t
         assert done.exit_code == 0, done.output
 
 
-def test_texts_are_printed_with_their_words(run: Any, tmp_path: Path):
+def test_texts_are_printed_with_their_tokens(run: Any, tmp_path: Path):
     path, text = tmp_path / "texts", "short eat\n\ndessert\n"
     path.write_text(text)
     for given in (["short eat", "dessert"], ["--file", path], ["--file", "-"]):
         title, first, second, other, _ = run("text", "--model", "m", *given, input=text).splitlines()
-        assert (title, other) == ("short eat  (2, 7), m 3", "dessert  (1, 7), m 3")
+        assert (title, other) == ("short eat  (2, 7) float32, m 3", "dessert  (1, 7) float32, m 3")
         assert first.split() == ["short", *["0.0000"] * 6, "..."]
         assert second.startswith("  eat     0.0000")
     assert "  6:9 'eat'" in run("text", "--model", "m", "short eat", "--offsets")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "given", "expected"),
-    [
-        pytest.param([3, 1, 2], "", ([3], [3, 1, 2]), id="arguments"),
-        pytest.param(["--file", "-"], "3 1\n2\n", ([2, 1], [3, 1, 2]), id="lines"),
-        pytest.param(["--file", "-"], "[[3, 1], [2]]", ([2, 1], [3, 1, 2]), id="json"),
-        pytest.param(["--file", "-"], "[3, 1, 2]", ([3], [3, 1, 2]), id="json-of-one"),
-    ],
-)
-def test_token_ids_are_read_from_arguments_or_a_file(
-    arguments: list[Any], given: str, expected: Any, run: Any, service: Service
-):
-    run("tokens", "--model", "m", *arguments, input=given)
-    sent = service.requests[-1].token_ids
-    assert (list(sent.lengths), list(sent.ids)) == expected
+def test_token_ids_are_read_from_arguments_or_a_file(run: Any, service: Service):
+    for arguments, given, lengths in (
+        ([3, 1, 2], "", [3]),
+        (["--file", "-"], "3 1\n2\n", [2, 1]),
+        (["--file", "-"], "[[3, 1], [2]]", [2, 1]),
+    ):
+        run("tokens", "--model", "m", *arguments, input=given)
+        sent = service.requests[-1].token_ids
+        assert (list(sent.lengths), list(sent.ids)) == (lengths, [3, 1, 2])
 
 
 def test_attend_takes_every_argument_of_a_call(run: Any, service: Service, tmp_path: Path):
@@ -171,27 +133,28 @@ def test_attend_takes_every_argument_of_a_call(run: Any, service: Service, tmp_p
     (tmp_path / "mask.json").write_text(json.dumps([[True, False, True, True, False]] * 2))
     options = [item for name in shapes for item in (f"--{name}", tmp_path / f"{name}.npy")]
     out, weights = tmp_path / "out.npy", tmp_path / "weights.npz"
-    printed = run(
-        "attend", "--model", "m", "--version", "3", *options, "--mask", tmp_path / "mask.json", "--lengths",
-        "[5, 2]", "--positions", "-", "--out", out, "--weights", weights, input="[[0, 1, 2], [4, 5, 6]]",
-    )  # fmt: skip
+    options += ["--mask", tmp_path / "mask.json", "--lengths", "[5, 2]", "--positions", "-"]
+    options += ["--out", out, "--weights", weights, "--version", 3]
+    printed = run("attend", "--model", "m", *options, input="[[0, 1, 2], [4, 5, 6]]")
     sent = service.requests[-1]
     assert (sent.model_name, sent.model_version, sent.return_weights) == ("m", "3", True)
     assert list(sent.query.lengths) == [3, 3]
     assert list(sent.key.lengths) == list(sent.value.lengths) == [5, 2]
     assert list(sent.positions) == [0, 1, 2, 4, 5, 6]
     assert sent.mask.bits == bytes([0b0101101])
-    assert printed == f"{out}: (2, 3, 4) float32 from m 3\n{weights}: (2, 3, 3, 5) float32\n"
-    assert np.load(out).shape == (2, 3, 4)
-    assert np.load(weights)["arr_0"].shape == (2, HEADS, 3, 5)
+    assert printed.splitlines() == [
+        f"{out}: context_vectors  (2, 3, 4) float32, m 3",
+        f"{weights}: attention_weights  (2, 3, 3, 5) float32, m 3",
+    ]
+    assert (np.load(out).shape, np.load(weights)["arr_0"].shape) == ((2, 3, 4), (2, HEADS, 3, 5))
 
 
 def test_vectors_are_printed_with_weights_and_several_sequences_written_as_npz_and_json(
     run: Any, tmp_path: Path
 ):
     printed = run("attend", "--model", "m", "--query", "[[1], [2]]", "--key", "[[1]]", "--weights", "-")
-    assert printed.startswith("sequence 0  (2, 1), m 3\n")
-    assert "sequence 0, head 2; rows are queries, columns keys\n" in printed
+    assert printed.startswith("context_vectors  (2, 1) float32, m 3\n[[1.]\n [2.]]\n")
+    assert "attention_weights  (3, 2, 1) float32, m 3\n[[[0.  ]\n  [0.01]]" in printed
     np.savez(tmp_path / "q.npz", np.ones((3, 4)), np.ones((1, 4)))
     for query in (tmp_path / "q.npz", json.dumps([[[1.0] * 4] * 3, [[1.0] * 4]])):
         run("attend", "--model", "m", "--query", query, "--out", tmp_path / "out.npz")
@@ -204,26 +167,14 @@ def test_vectors_are_printed_with_weights_and_several_sequences_written_as_npz_a
 @pytest.mark.parametrize(
     "command",
     [
-        "",
         "text --model m",
         "text --model m a --file -",
-        "text --model m --file /nonesuch",
-        "text --model m a --out a.npy",
         "tokens --model m",
-        "tokens --model m a",
         "weights --model m",
-        "weights --model m --text a --head -1",
         "describe",
-        "describe m --model m",
         "attend --model m --query /nonesuch.npy",
-        "attend --model m --query [1",
-        "attend --model m --query - --key -",
         "attend --model m --query [[1]] --out a.txt",
-        "attend --model m --query [[1]] --out /none/a.npy",
-        "models --timeout 0",
-        "models --server a,b",
         "models --max-message-bytes 0",
-        "models --max-message-bytes 1.5MiB",
         "models --tls-ca /nonesuch",
         "models --server 10.0.0.1:1 --token t",
     ],
@@ -233,22 +184,20 @@ def test_wrong_usage_exits_with_2(command: str):
     assert done.exit_code == 2, done.output
 
 
-@pytest.mark.parametrize("content", [b"text", b"\x93NUMPY", b"PK\3\4", b"\xff\xfe", b'{"a": 1}', b"pickle"])
+@pytest.mark.parametrize("content", [b"text", b"\x93NUMPY", b"PK\3\4", b'{"a": 1}', b"pickle"])
 def test_a_file_that_is_not_an_array_is_refused(content: bytes, tmp_path: Path):
     path = tmp_path / "query.npy"
     if content == b"pickle":
         np.save(path, np.array([{}], object), allow_pickle=True)
     else:
         path.write_bytes(content)
-    printed = failing(2, *UNREACHABLE, "attend", "--model", "m", "--query", path)
-    assert "not a .npy, .npz or JSON" in one_line(printed)
+    assert "not a .npy, .npz or JSON" in failing(2, *UNREACHABLE, "attend", "--model", "m", "--query", path)
 
 
 def test_errors_are_one_line_and_nothing_is_written(target: str, tmp_path: Path):
-    out = tmp_path / "out.npz"
-    command = ["attend", "--model", "m", "--query", "[[[[[1.0]]]]]", "--out", out]
+    command = ["attend", "--model", "m", "--query", "[[[[[1.0]]]]]", "--out", tmp_path / "out.npz"]
     assert failing(1, *UNREACHABLE, *command).startswith("error: query[0]: expected (T, d)")
-    assert not out.exists()
+    assert not list(tmp_path.iterdir())
     assert failing(1, *UNREACHABLE, "models").count("\n") == 1
     known, weights = ["--server", target], ["weights", "--text", "dessert", "--model"]
     for arguments, printed in (
@@ -260,27 +209,11 @@ def test_errors_are_one_line_and_nothing_is_written(target: str, tmp_path: Path)
         assert failing(1, *known, *arguments) == f"error: {printed}\n"
 
 
-def test_names_of_models_are_completed(target: str):
-    for server, names in ((target, ["failed"]), (UNREACHABLE[1], [])):
-        environment = {
-            "_ATTENTION_CLIENT_COMPLETE": "complete_bash",
-            "COMP_WORDS": "attention-client describe --model f",
-            "COMP_CWORD": "3",
-            "ATTENTION_SERVER": server,
-        }
-        done = runner.invoke(app, [], env=environment, prog_name="attention-client")
-        assert done.stdout.split() == names
-
-
-def test_weights_are_a_table_for_each_head_labelled_with_tokens_and_not_words(run: Any):
-    assert run("weights", "--model", "m", "--text", "a, b") == (
+def test_weights_are_a_table_for_each_head_labelled_with_tokens(run: Any):
+    assert run("weights", "--model", "m", "--text", "a, b", "--head", 1) == (
         "a, b  (3, 3, 3), m, version 3; rows are queries, columns keys\n"
-        "\nhead 0\n        a     ,     b\n"
-        "  a  0.00  0.01  0.02\n  ,  0.03  0.04  0.05\n  b  0.06  0.07  0.08\n"
         "\nhead 1\n        a     ,     b\n"
         "  a  0.09  0.10  0.11\n  ,  0.12  0.13  0.14\n  b  0.15  0.16  0.17\n"
-        "\nhead 2\n        a     ,     b\n"
-        "  a  0.18  0.19  0.20\n  ,  0.21  0.22  0.23\n  b  0.24  0.25  0.26\n"
     )
 
 
@@ -291,8 +224,7 @@ def test_a_plot_is_a_picture_and_without_matplotlib_names_the_extra_before_any_c
     path, command = tmp_path / "weights.png", ["weights", "--model", "m", "--text", "dessert first", "--plot"]
     assert run(*command, path, "--head", "2").startswith("dessert first  (3, 2, 2)")
     assert path.read_bytes().startswith(b"\x89PNG")
-    for name, words in {"none/a.png": "No such file", "a.nonesuch": "not supported"}.items():
-        assert words in failing(1, "--server", target, *command, tmp_path / name)
+    assert "not supported" in failing(1, "--server", target, *command, tmp_path / "a.nonesuch")
     for name in ("matplotlib", "attention_client._commands.heat_maps"):
         monkeypatch.setitem(sys.modules, name, None)
     assert "extra 'plot'" in failing(1, *UNREACHABLE, *command, path)
@@ -302,9 +234,7 @@ def test_enrich_takes_the_options_before_it(monkeypatch: pytest.MonkeyPatch):
     given = ["enrich", "a.parquet", "b.parquet", "--model", "m", "--column", "c", "--retry-seconds", "0"]
     assert "127.0.0.1:1: " in failing(1, *UNREACHABLE, *given)
     assert "127.0.0.1:2: " in failing(1, *UNREACHABLE, *given, "--server", "127.0.0.1:2")
-    assert "Usage: root enrich" in runner.invoke(app, ["enrich", "--help"]).stdout
-    printed = failing(2, "--timeout", "3", "--wait", *given)
-    assert "enrich does not support --timeout, --wait" in one_line(printed)
+    assert "enrich does not support --timeout, --wait" in failing(2, "--timeout", "3", "--wait", *given)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.delitem(sys.modules, "attention_client.enrich.job", raising=False)
     assert "extra 'enrich'" in failing(1, *UNREACHABLE, *given)

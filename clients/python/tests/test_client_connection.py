@@ -2,10 +2,8 @@
 
 import asyncio
 import inspect
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -23,7 +21,6 @@ from attention_client import (
     LimitExceededError,
     MessageTooLargeError,
     ResourceExhaustedError,
-    TlsFiles,
     UnauthenticatedError,
     UnavailableError,
 )
@@ -41,6 +38,11 @@ ASKED: dict[str, Callable[..., Any]] = {
 }
 
 
+async def first(asked: Any) -> Any:
+    """What is awaited, or the first item of a stream."""
+    return await (anext(asked) if hasattr(asked, "__anext__") else asked)
+
+
 class Call:
     """Makes one call with a client of its own; of a stream, with one request."""
 
@@ -50,16 +52,15 @@ class Call:
     def __call__(
         self, target: Any, query: Any = QUERY, *, timeout: float | None = None, **options: Any
     ) -> Any:
+        async def awaited() -> Any:
+            async with AsyncAttentionClient(target, **options) as client:
+                return await first(self._method(client, query, timeout))
+
         if self._is_async:
-            return asyncio.run(self._awaited(target, query, timeout, options))
+            return asyncio.run(awaited())
         with AttentionClient(target, **options) as client:
             found = self._method(client, query, timeout)
             return next(found) if hasattr(found, "__next__") else found
-
-    async def _awaited(self, target: Any, query: Any, timeout: float | None, options: dict[str, Any]) -> Any:
-        async with AsyncAttentionClient(target, **options) as client:
-            found = self._method(client, query, timeout)
-            return await (anext(found) if hasattr(found, "__anext__") else found)
 
 
 def calls(*names: str) -> pytest.MarkDecorator:
@@ -68,7 +69,6 @@ def calls(*names: str) -> pytest.MarkDecorator:
 
 BOTH_CLIENTS = calls("attend", "async attend")
 EVERY_CALL = calls("attend", "async attend", "stream", "async stream")
-CALLS_AND_WAITS = calls("attend", "async stream", "wait", "async wait")
 
 
 @pytest.fixture
@@ -98,13 +98,6 @@ def test_an_unavailable_call_is_repeated_up_to_max_retries(call: Call):
         assert len(service.attempts) == max_retries + 1
 
 
-def test_other_errors_are_not_repeated():
-    service = Service(lambda context: context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full"))
-    with running(service) as target, pytest.raises(ResourceExhaustedError, match="full"):
-        Call("attend")(target)
-    assert len(service.attempts) == 1
-
-
 @EVERY_CALL
 def test_a_call_waits_for_a_server_that_starts(call: Call):
     results: list[Any] = []
@@ -120,9 +113,8 @@ def test_a_call_waits_for_a_server_that_starts(call: Call):
 
 @EVERY_CALL
 def test_a_server_that_does_not_start_in_time_is_unavailable_without_waiting_at_once(call: Call):
-    with pytest.raises(UnavailableError, match=r"no connection to .* within 0.3 s: .*refused") as caught:
+    with pytest.raises(UnavailableError, match=r"no connection to .* within 0.3 s: .*refused"):
         call(NOWHERE, timeout=0.3)
-    assert "TLS" not in caught.value.message
     with pytest.raises(UnavailableError, match="refused"):
         call(NOWHERE, timeout=60, wait_for_ready=False, max_retries=0)
 
@@ -147,26 +139,28 @@ def test_an_attempt_without_an_answer_is_repeated_up_to_max_retries(call: Call):
     assert len(service.attempts) == 2 + 3
 
 
-def test_several_targets_are_used_in_turn():
+def test_several_targets_are_used_in_turn_without_those_that_are_down_and_names_are_resolved():
     first, second = Service(), Service()
-    with running(first) as one, running(second) as other, AttentionClient([one, other]) as client:
+    with running(first) as one, running(second) as other:
+        client = AttentionClient([one.replace("127.0.0.1", "localhost"), other, NOWHERE])
         client.wait_until_ready()
         for _ in range(40):
             client.attend("m", QUERY)
+        client.close()
     assert len(first.attempts) + len(second.attempts) == 40
     assert min(len(first.attempts), len(second.attempts)) >= 5
-
-
-def test_a_target_that_is_down_does_not_disturb_the_others_and_names_are_resolved():
-    service = Service()
-    with running(service) as target:
-        name = target.replace("127.0.0.1", "localhost")
-        with AttentionClient([name, NOWHERE]) as client:
-            for _ in range(10):
-                client.attend("m", QUERY)
-    assert len(service.attempts) == 10
     with pytest.raises(UnavailableError, match=r"nonesuch\.invalid:1"):
         AttentionClient([NOWHERE, "nonesuch.invalid:1"])
+
+
+@EVERY_CALL
+@pytest.mark.parametrize("token", [None, "wrong"])
+def test_a_client_without_a_token_is_told_how_to_pass_one(call: Call, token: str | None):
+    refusing = Service(lambda context: context.abort(grpc.StatusCode.UNAUTHENTICATED, "a token is required"))
+    with running(refusing) as target, pytest.raises(UnauthenticatedError) as caught:
+        call(target, token=token)
+    hint = "; pass token= to the client (--token or ATTENTION_TOKEN on the command line)"
+    assert str(caught.value) == caught.value.message == f"a token is required{'' if token else hint}"
 
 
 @EVERY_CALL
@@ -190,32 +184,17 @@ def test_a_token_is_sent_over_an_unencrypted_connection_on_this_machine_only():
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
-        ({"target": 5}, "target"),
-        ({"target": []}, "target"),
         ({"target": ["a:1", "b"]}, "target"),
         ({"target": ["a:1", "b:70000"]}, "target"),
-        ({"target": ["a:1", "dns:///b:1"]}, "target"),
-        ({"credentials": "tls"}, "credentials"),
         ({"token": ""}, "token"),
-        ({"token": "a\nb"}, "token"),
-        ({"metadata": 3}, "metadata"),
-        ({"metadata": {"a b": "c"}}, "metadata"),
         ({"metadata": {"grpc-x": "c"}}, "metadata"),
         ({"metadata": {"a": b"c"}}, "metadata['a']"),
         ({"metadata": [("a", "ü")]}, "metadata['a']"),
-        ({"timeout": "5"}, "timeout"),
-        ({"timeout": float("inf")}, "timeout"),
-        ({"attempt_timeout": 0}, "attempt_timeout"),
         ({"attempt_timeout": 1, "max_retries": 0}, "attempt_timeout"),
         ({"max_retries": 5}, "max_retries"),
-        ({"max_retries": True}, "max_retries"),
-        ({"compression": []}, "compression"),
         ({"wire": "fp8"}, "wire"),
-        ({"wire": None}, "wire"),
         ({"max_message_bytes": 0}, "max_message_bytes"),
-        ({"max_message_bytes": 2**31}, "max_message_bytes"),
         ({"channel_options": {"grpc.max_send_message_length": None}}, "channel_options"),
-        ({"channel_options": {3: 5}}, "channel_options"),
     ],
 )
 async def test_wrong_settings_are_refused(arguments: dict[str, Any], field: str):
@@ -232,37 +211,32 @@ def test_both_clients_have_the_same_methods_and_the_asynchronous_one_needs_a_run
         one, other = getattr(AttentionClient, name), getattr(AsyncAttentionClient, name)
         assert [*inspect.signature(one).parameters] == [*inspect.signature(other).parameters]
         assert inspect.iscoroutinefunction(other) == (name != "attend_stream")
-    with pytest.raises(AttentionClientError, match="event loop"):
+    with pytest.raises(AttentionClientError, match="while an event loop runs"):
         AsyncAttentionClient()
 
 
 @pytest.mark.parametrize("name", ASKED)
 async def test_a_closed_client_raises_its_own_error(name: str):
-    client = AttentionClient(NOWHERE)
-    client.close()
-    client.close()
+    client, other = AttentionClient(NOWHERE), AsyncAttentionClient(NOWHERE)
+    for _ in range(2):
+        client.close()
+        await other.close()
     with pytest.raises(ClientClosedError, match="closed"):
         list(ASKED[name](client, QUERY, None))
-    other = AsyncAttentionClient(NOWHERE)
-    await other.close()
-    await other.close()
-    called = ASKED[name](other, QUERY, None)
     with pytest.raises(ClientClosedError, match="closed"):
-        await (anext(called) if hasattr(called, "__anext__") else called)
+        await first(ASKED[name](other, QUERY, None))
 
 
 @pytest.mark.parametrize("name", ["attend", "stream"])
 async def test_closing_ends_a_call_in_progress(name: str, held: Any):
     service, entered, released = held
     with running(service) as target:
-        client = AttentionClient(target)
+        client, other = AttentionClient(target), AsyncAttentionClient(target)
         threading.Thread(target=lambda: entered.wait(60) and client.close()).start()
         with pytest.raises(ClientClosedError):
             list(ASKED[name](client, QUERY, None))
         entered.clear()
-        other = AsyncAttentionClient(target)
-        called = ASKED[name](other, QUERY, None)
-        asked = asyncio.ensure_future(anext(called) if hasattr(called, "__anext__") else called)
+        asked = asyncio.ensure_future(first(ASKED[name](other, QUERY, None)))
         await asyncio.to_thread(entered.wait, 60)
         await other.close()
         with pytest.raises(ClientClosedError):
@@ -271,82 +245,17 @@ async def test_closing_ends_a_call_in_progress(name: str, held: Any):
 
 
 @EVERY_CALL
-def test_a_request_that_is_too_large_for_the_client_names_both_settings(call: Call):
-    expected = (
-        r"the request is 40\d{4} bytes; the client allows 1000\..*max_message_bytes.*--max-message-bytes"
-    )
-    with running(Service()) as target, pytest.raises(MessageTooLargeError, match=expected) as caught:
-        call(target, LARGE, max_message_bytes=1000)
+def test_a_message_that_is_too_large_names_both_settings(call: Call):
+    options = {"grpc.max_receive_message_length": 100_000}
+    settings = ".*max_message_bytes.*--max-message-bytes"
+    with running(Service()) as target:
+        with pytest.raises(MessageTooLargeError, match=f"CLIENT: Sent.*1000{settings}") as caught:
+            call(target, LARGE, max_message_bytes=1000)
+        with pytest.raises(MessageTooLargeError, match=f"CLIENT: Received.*100000{settings}"):
+            call(target, LARGE, channel_options=options)
     assert isinstance(caught.value, LimitExceededError)
     assert isinstance(caught.value, ResourceExhaustedError)
     assert caught.value.reason == "MESSAGE_TOO_LARGE"
-
-
-@BOTH_CLIENTS
-def test_a_message_that_is_too_large_for_the_other_side_names_both_settings(call: Call):
-    options = {"grpc.max_receive_message_length": 100_000}
-    with running(Service()) as target, pytest.raises(MessageTooLargeError, match=r"the response is .* bytes"):
-        call(target, LARGE, channel_options=options)
-    expected = r"the request is .* bytes; the server allows 100000"
     limited = running(Service(), options=list(options.items()))
-    with limited as target, pytest.raises(MessageTooLargeError, match=expected):
+    with limited as target, pytest.raises(MessageTooLargeError, match=f"SERVER: Received.*100000{settings}"):
         call(target, LARGE)
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory):
-    """A self-signed certificate for localhost: (key, certificate) as PEM."""
-    folder: Path = tmp_path_factory.mktemp("tls")
-    command = "openssl req -x509 -nodes -days 2 -subj /CN=localhost -newkey ec -pkeyopt"
-    command += (
-        " ec_paramgen_curve:prime256v1 -addext subjectAltName=DNS:localhost -keyout key -out certificate"
-    )
-    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True, timeout=60)
-    return (folder / "key").read_bytes(), (folder / "certificate").read_bytes()
-
-
-@BOTH_CLIENTS
-def test_an_encrypted_connection_to_several_targets_carries_the_token(
-    call: Call, certificate: tuple[bytes, bytes]
-):
-    service = Service()
-    credentials = grpc.ssl_channel_credentials(certificate[1])
-    with running(service, credentials=grpc.ssl_server_credentials([certificate])) as target:
-        name = target.replace("127.0.0.1", "localhost")
-        for targets in (name, [name, target]):
-            call(targets, credentials=credentials, token=TOKEN)
-    assert [attempt["authorization"] for attempt in service.attempts] == ["Bearer secret"] * 2
-
-
-@CALLS_AND_WAITS
-def test_a_client_that_encrypts_where_the_server_does_not_or_the_reverse_is_told(
-    call: Call, certificate: tuple[bytes, bytes]
-):
-    encrypted = running(Service(), credentials=grpc.ssl_server_credentials([certificate]))
-    expected = r"pass credentials=TlsFiles.*\(--tls or --ca FILE\)$"
-    with encrypted as target, pytest.raises(AttentionClientError, match=expected):
-        call(target, timeout=0.5)
-    expected = "the server does not use TLS: omit credentials"
-    with running(Service()) as target, pytest.raises(AttentionClientError, match=expected):
-        call(target, timeout=0.5, credentials=TlsFiles())
-
-
-@EVERY_CALL
-@pytest.mark.parametrize("token", [None, TOKEN], ids=["without-token", "wrong-token"])
-def test_a_client_without_a_token_is_told_how_to_pass_one(call: Call, token: str | None):
-    refusing = Service(lambda context: context.abort(grpc.StatusCode.UNAUTHENTICATED, "a token is required"))
-    with running(refusing) as target, pytest.raises(UnauthenticatedError) as caught:
-        call(target, token=token)
-    hint = "; pass token= to the client (--token or ATTENTION_TOKEN on the command line)"
-    assert str(caught.value) == caught.value.message == f"a token is required{'' if token else hint}"
-
-
-def test_a_version_is_an_integer_or_a_str_and_readiness_is_asked_once():
-    with running(Service()) as target, AttentionClient(target) as client:
-        assert client.is_ready()
-        for version in (3, "3", np.int64(3)):
-            assert client.attend("m", QUERY, version=version).model_version == "3"
-            assert client.model("m", version).version == "3"
-            assert next(client.attend_stream("m", [QUERY], version=version)).model_version == "3"
-    with AttentionClient(NOWHERE) as client, pytest.raises(UnavailableError):
-        client.is_ready(timeout=5)

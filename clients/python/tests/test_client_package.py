@@ -25,7 +25,7 @@ def test_it_runs_as_a_module_and_as_a_command():
 
 
 def test_without_the_extra_the_command_names_it():
-    hidden = "import sys; sys.modules['rich'] = None; from attention_client.cli import main; main()"
+    hidden = "import sys; sys.modules['typer'] = None; from attention_client.cli import main; main()"
     done = python("-c", hidden)
     assert done.returncode == 1
-    assert done.stderr == "error: attention-client needs rich: install it with its extra 'cli'\n"
+    assert done.stderr == "error: attention-client needs typer: install it with its extra 'cli'\n"

@@ -17,12 +17,10 @@ NESTED = pa.list_(pa.list_(pa.float32()))
 TYPES = [
     NESTED,
     pa.list_(pa.list_(pa.float64())),
-    pa.list_(pa.list_(pa.float16())),
     pa.list_(pa.list_(pa.int32())),
     pa.large_list(pa.large_list(pa.float32())),
     pa.list_(pa.list_(pa.float32(), WIDTH)),
     pa.list_(pa.float32()),
-    pa.large_list(pa.float64()),
 ]
 
 
@@ -53,13 +51,8 @@ def test_fixed_lists_and_tensors_are_sequences_of_fixed_length() -> None:
     permuted = pa.FixedShapeTensorArray.from_numpy_ndarray(np.zeros((1, WIDTH, 2)).transpose(0, 2, 1))
     with pytest.raises(EnrichError, match=r"axes are permuted, \[1, 0\]"):
         read_numbers(permuted, WIDTH)
-
-
-def test_infinities_are_numbers() -> None:
-    values = [[[float("inf"), float("nan"), -float("inf")]], [[1e300, 0.0, 0.0]]]
-    found = read_numbers(pa.array(values, pa.list_(pa.list_(pa.float64()))), WIDTH)
-    np.testing.assert_array_equal(found.values[0], np.array(values[0], np.float32))
-    assert list(found.refused) == [1]
+    with pytest.raises(EnrichError, match=r"holds tensors of shape \[2, 3\]; the model takes vectors of 2"):
+        read_numbers(column, 2)
 
 
 GOOD = [[1.0, 2.0, 3.0]]
@@ -70,9 +63,9 @@ GOOD = [[1.0, 2.0, 3.0]]
     [
         (GOOD, [[1.0, 2.0, 3.0], [1.0]], "its vectors have 1, 3 numbers; the model takes 3"),
         (GOOD, [None], "its vectors have null numbers"),
+        (GOOD, [[1e300, 0.0, 0.0]], "it holds a null, or a number outside the range of float32"),
         (GOOD, [[1.0, None, 3.0]], "it holds a null, or a number outside the range of float32"),
         (GOOD[0], [1.0, 2.0], "it holds 2 numbers, not a multiple of 3"),
-        (GOOD[0], [1.0, None, 3.0], "it holds a null"),
     ],
 )
 def test_an_invalid_cell_is_refused_and_affects_no_other(good: Any, cell: Any, words: str) -> None:
@@ -88,11 +81,6 @@ def test_a_column_of_another_type_is_an_error(column: Any) -> None:
         read_numbers(pa.array(column), WIDTH)
 
 
-@pytest.mark.parametrize("column", [[None], [[[]], [[1.0, 2, 3]]], ROWS, FLAT], ids=str)
-def test_a_column_with_one_vector_of_the_width_or_without_vectors_is_accepted(column: Any) -> None:
-    assert not read_numbers(pa.array(column), WIDTH).cannot_fit
-
-
 def test_ids_are_lists_of_integers() -> None:
     found = read_numbers(pa.array([[1, 2], None, [], [3, None], [2**63]], pa.list_(pa.uint64())), None)
     assert shown(found) == [[1, 2], None, [], None, None]
@@ -102,9 +90,9 @@ def test_ids_are_lists_of_integers() -> None:
         read_numbers(pa.array([[1.5]]), None)
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
-def test_texts_are_strings(kind: pa.DataType) -> None:
-    assert read_texts(pa.array(["a b", None, ""], kind)) == ["a b", None, ""]
+def test_texts_are_strings() -> None:
+    for kind in (pa.string(), pa.large_string(), pa.string_view()):
+        assert read_texts(pa.array(["a b", None, ""], kind)) == ["a b", None, ""]
     with pytest.raises(EnrichError, match="takes strings"):
         read_texts(pa.array([1]))
 

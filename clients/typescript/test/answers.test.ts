@@ -86,8 +86,7 @@ function testAnswers(target: string, { cases, models }: Expected) {
 function testRequests(target: string, { cases }: Expected) {
   test("requests are sent to the recorder", async () => {
     using client = new AttentionClient(target);
-    for (const [name, each] of Object.entries(cases)) {
-      if (name.startsWith("refused")) continue; // by the client itself
+    for (const each of Object.values(cases)) {
       const outcome = await outcomeOf(client, each);
       assert.equal("code" in outcome && outcome.code, "UNIMPLEMENTED");
     }

@@ -74,10 +74,10 @@ class Family:
         whole = theirs[1:] if theirs.startswith("/") else prefix + theirs.format(number)
         return StoredTensor(name=f"{whole}.{kind}", part=part, parts=parts)
 
-    def is_neighbour(self, name: str, prefix: str) -> bool:
+    def is_neighbour(self, name: str) -> bool:
         """Whether a name is known and not part of the encoder."""
-        own = name.removeprefix(prefix)
-        return any(fnmatchcase(name, pattern) or fnmatchcase(own, pattern) for pattern in self.neighbours)
+        names = {name, *(name.removeprefix(prefix) for prefix in self.prefixes)}
+        return any(fnmatchcase(each, pattern) for each in names for pattern in self.neighbours)
 
 
 def activation(fields: Fields, name: str, default: str | None = None) -> str:

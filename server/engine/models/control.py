@@ -1,7 +1,7 @@
-"""The life of the models of a server: loaded and proven beside those that serve, published, drained, freed.
+"""The life of the models of a server: loaded and proven beside those that serve, published, replaced.
 
 `load` proves new versions before they take the place of the old ones in one step. Those serve no new requests
-from then on, and are freed once their last request has ended.
+from then on, and are freed with their last request.
 """
 
 import logging
@@ -27,7 +27,6 @@ from attention_serving.server.errors import LoadError
 from attention_serving.server.threads import PeriodicThread
 
 log = logging.getLogger(__name__)
-INCOMPLETE = "the artifact is incomplete: it has no manifest"
 UNLOADED = "unloaded"
 CONTROL_IS_OFF = "models are not loaded on request; start the server with --model-control explicit"
 
@@ -37,7 +36,6 @@ class ModelState(StrEnum):
 
     READY = "READY"
     LOADING = "LOADING"
-    UNLOADING = "UNLOADING"
     UNAVAILABLE = "UNAVAILABLE"
 
 
@@ -117,7 +115,7 @@ class ModelControl:
         # The models that had changed on disk at the last look, and what was there.
         self._seen: dict[str, dict[str, Signature]] = {}
         self._swapping = threading.Lock()
-        # Versions that are being loaded or freed, or that are not served, with the reason.
+        # Versions that are being loaded, or that failed to, with the reason.
         self._states: dict[Key, IndexEntry] = {}
         self._requests = ThreadPoolExecutor(1, thread_name_prefix="models")
         self._poller: PeriodicThread | None = None
@@ -175,8 +173,6 @@ class ModelControl:
                 self.load(name, strict=False)
             else:
                 self.unload(name)
-        except ModelNotReadyError as error:  # it was removed in the meantime
-            log.info("model not changed", extra={"model": name, "reason": error.message})
         except Exception:  # one model must not end the polling
             log.exception("model not changed", extra={"model": name})
 
@@ -241,9 +237,7 @@ class ModelControl:
         return ""
 
     def _load_version(self, name: str, version: str, signature: Signature | None) -> Model:
-        if signature is None:
-            return FailedModel(name, version, INCOMPLETE)
-        if reason := lack_of_memory(signature):
+        if signature is not None and (reason := lack_of_memory(signature)):
             return FailedModel(name, version, reason)
         self._states[name, version] = IndexEntry(name, version, ModelState.LOADING)
         model = self._store.load(name, version)
@@ -275,10 +269,8 @@ class ModelControl:
             was_served, is_served = isinstance(old, LoadedModel), isinstance(new, LoadedModel)
             if old is new or not (was_served or is_served):
                 continue
-            if not is_served:
-                self._states[name, version] = IndexEntry(name, version, ModelState.UNLOADING)
             if isinstance(old, LoadedModel):
-                self._drain(old)
+                _log_when_freed(old)
             kind = ChangeKind.REPLACE if was_served else ChangeKind.LOAD
             self._report(ModelChange(name, kind if is_served else ChangeKind.UNLOAD, succeeded=True))
         versions = sorted((own for own, model in now.items() if isinstance(model, LoadedModel)), key=int)
@@ -305,20 +297,9 @@ class ModelControl:
             failed = FailedModel(*key, reason, is_withdrawn=True)
             self.repository.replace(model.name, {**versions, model.version: failed})
             self._states.pop(key, None)
-            self._drain(model)
+            _log_when_freed(model)
             self._changed()
         return True
-
-    def _drain(self, model: LoadedModel) -> None:
-        """Notes when a model that is not served any more is freed: after its last request."""
-        weakref.finalize(model, self._freed, (model.name, model.version)).atexit = False
-
-    def _freed(self, key: Key) -> None:
-        """Called on any thread."""
-        entry = self._states.get(key)
-        if entry is not None and entry.state is ModelState.UNLOADING:
-            del self._states[key]
-        log.info("model freed", extra={"model": key[0], "version": key[1]})
 
     def _note(self, failures: Iterable[FailedModel]) -> None:
         for model in failures:
@@ -339,6 +320,12 @@ class ModelControl:
             serving = key in found and found[key].state is ModelState.READY
             found[key] = IndexEntry(*key, ModelState.READY, entry.reason) if serving else entry
         return [found[key] for key in sorted(found, key=lambda key: (key[0], int(key[1])))]
+
+
+def _log_when_freed(model: LoadedModel) -> None:
+    """Logs, on any thread, when the last request of a model has ended that is not served any more."""
+    fields = {"model": model.name, "version": model.version}
+    weakref.finalize(model, log.info, "model freed", extra=fields).atexit = False
 
 
 def index_of(repository: Repository) -> list[IndexEntry]:

@@ -63,8 +63,6 @@ class ModelStore:
         max_tolerance: Upper bound of the tolerances that a manifest may state, relative and absolute.
         policy: Which versions are served; see `chosen_versions`.
         proof_keys: If there are any, each artifact must have a certificate that one of them verifies.
-        max_golden_bytes: Expected memory of the largest golden cases that models keep, to replay them while
-            they serve; 0 if they keep none.
     """
 
     folder: Path
@@ -72,7 +70,6 @@ class ModelStore:
     max_tolerance: float = MAX_TOLERANCE
     policy: str = "all"
     proof_keys: tuple[PublicKey, ...] = ()
-    max_golden_bytes: int = 0
 
     def names(self) -> list[str]:
         """The names of all models, sorted.
@@ -152,7 +149,7 @@ class ModelStore:
             model = load_model(
                 path, self.device, max_tolerance=self.max_tolerance, proof_keys=self.proof_keys
             )
-            model = self._with_fitting_golden(calibrated(model))
+            model = calibrated(model)
         except (ArtifactError, ProviderError) as error:
             log.error("model failed to load", extra={**fields, "reason": str(error)})
             return FailedModel(
@@ -169,14 +166,6 @@ class ModelStore:
         }
         log.info("model ready", extra=fields | measured)
         return model
-
-    def _with_fitting_golden(self, model: LoadedModel) -> LoadedModel:
-        """The model with those golden vectors that may be replayed while it serves."""
-        kept = tuple(case for case in model.golden if golden_bytes(model, case) <= self.max_golden_bytes)
-        if self.max_golden_bytes and (dropped := len(model.golden) - len(kept)):
-            fields = {"model": model.name, "version": model.version, "cases": dropped, "kept": len(kept)}
-            log.warning("golden vectors too large to be replayed in service", extra=fields)
-        return dataclasses.replace(model, golden=kept)
 
 
 def lack_of_memory(files: Signature) -> str:
@@ -195,13 +184,6 @@ def versions(repository: Path, name: str) -> list[str]:
         return []
     folders = (repository / name).glob("*")
     return sorted((path.name for path in folders if is_version(path.name) and path.is_dir()), key=int)
-
-
-def golden_bytes(model: LoadedModel, case: GoldenCase) -> int:
-    """Expected memory of the replay of a golden case, in bytes. The longest input counts for all."""
-    shapes = [case.inputs[spec.name].shape for spec in model.inputs]
-    batch, length = (max(shape[at] for shape in shapes) for at in (0, 1))
-    return model.run_bytes(case.graph, batch, length, length)
 
 
 def load_model(

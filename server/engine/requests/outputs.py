@@ -10,7 +10,7 @@ Shapes: L layers, H heads, Tq and Tk query and key rows; n spans of one sequence
 vector.
 """
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -28,8 +28,6 @@ HEADS: Final = "head_selection.heads"
 SPANS: Final = "spans"
 DIMENSIONS: Final = "dimensions"
 FLOAT_BYTES, SUM_BYTES = 4, 8
-# Spans that are pooled at a time: the sums are of double precision, and need memory beside the result.
-BLOCK_SPANS = 1024
 LEAST_NORM = 1e-12
 
 
@@ -76,7 +74,8 @@ def output_bytes(request: Request, model: LoadedModel, shapes: Sequence[Sequence
         check_spans(request.spans, lengths, unit="token", noun="sequence")
         embeddings = len(request.spans.rows) - len(lengths)
         size += FLOAT_BYTES * (embeddings * encoder.embedding_width - sum(lengths) * encoder.width)
-        work = SUM_BYTES * (1 + max(lengths)) * encoder.width  # one sequence is pooled at a time
+        # One sequence is pooled at a time, in double precision: see `_linear`.
+        work = SUM_BYTES * (1 + max(lengths) + 2 * max(request.spans.lengths)) * encoder.width
     return size, work
 
 
@@ -196,8 +195,7 @@ def check_pooling(model: LoadedModel) -> None:
         if pooling not in POOLINGS:
             raise InvalidRequestError(
                 SPANS,
-                f"{name} pools by {pooling}, where one token stands for the whole text; spans need "
-                f"{' or '.join(POOLINGS)}",
+                f"{name} pools by {pooling}; spans need {' or '.join(POOLINGS)}",
             )
     if model.manifest.config.get("dense"):
         raise InvalidRequestError(SPANS, f"{name} has linear layers after pooling, which take whole texts")
@@ -243,27 +241,11 @@ def _linear(weights: Callable[[int], Array], power: float, rows: Array, spans: A
     np.multiply(rows, own[:, np.newaxis], out=totals[1:])
     np.add.accumulate(totals, axis=0, out=totals)
     np.add.accumulate(own, out=sizes[1:])
-    found = np.empty((len(spans), width), np.float32)
-    for some in _blocks(np.arange(len(spans))):
-        first, last = spans[some].T
-        found[some] = (totals[last] - totals[first]) / ((sizes[last] - sizes[first]) ** power)[:, np.newaxis]
-    return found
-
-
-def _max(rows: Array, spans: Array) -> Array:
-    """The largest of each element: (n, d). A span is covered by two windows of a power of two."""
     first, last = spans.T
-    counts = last - first
-    found = np.empty((len(spans), rows.shape[1]), np.float32)
-    size, largest = 1, rows  # largest[i] is that of the rows i to i + size - 1
-    while True:
-        (own,) = np.nonzero((size <= counts) & (counts < 2 * size))
-        for some in _blocks(own):
-            found[some] = np.maximum(largest[first[some]], largest[last[some] - size])
-        if counts.max(initial=0) < 2 * size:
-            return found
-        largest = np.maximum(largest[:-size], largest[size:])
-        size *= 2
+    found: Array = totals[last]
+    found -= totals[first]
+    found /= ((sizes[last] - sizes[first]) ** power)[:, np.newaxis]
+    return found.astype(np.float32)
 
 
 # As model.encoder.pooling. The weight of a weighted mean is the position in the whole sequence, from 1.
@@ -271,12 +253,7 @@ POOLINGS: Final[Mapping[str, Callable[[Array, Array], Array]]] = {
     "mean": partial(_linear, np.ones, 1),
     "mean_sqrt_length": partial(_linear, np.ones, 0.5),
     "weighted_mean": partial(_linear, lambda count: np.arange(1.0, count + 1), 1),
-    "max": _max,
 }
-
-
-def _blocks(indices: Array) -> Iterator[Array]:
-    return (indices[at : at + BLOCK_SPANS] for at in range(0, len(indices), BLOCK_SPANS))
 
 
 def _overlapping(spans: Array, offsets: Array) -> Array:

@@ -1,18 +1,16 @@
 """Text to token ids, with the tokenizer of the artifact."""
 
 import math
-import re
 import sys
 import time
 from array import array
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
-from tokenizers.models import BPE
 
 from attention_serving.server.engine.errors import (
     DeadlineExceededError,
@@ -25,8 +23,9 @@ from attention_serving.server.engine.types import Array, Ragged, Text
 # Name of the request field that contains texts.
 TEXT = "text"
 SPACE = " "
-# Words are longer than this on average, so that most texts within the limit are encoded once.
-CHARACTERS_PER_TOKEN = 4
+# Characters of a text's first part, for each token that a text may have: more than most tokens have, so that
+# most texts within the limit are encoded once.
+CHARACTERS_OF_PART = 8
 # A part of a text begins with the tokens of the text if it has so many times as many: only its last ones
 # depend on what follows.
 TIMES_AS_MANY = 2
@@ -35,15 +34,9 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_ID = 2**32 - 1
 # More texts than this, however short they are, or more bytes of text take several milliseconds.
 FEW_TEXTS, LITTLE_TEXT_BYTES = 256, 32 << 10
-# How much of a text is split into words at a time: up to the last white space in so many characters, if there
-# is any. Each word is an object, and no other thread runs while the library makes them.
-PIECE = re.compile(r"(?s).{1,16384}(?=\s|\Z)|.{1,16384}")
-# A longer word is looked at character by character, each once.
-LONG_WORD = 256
-MAX_NAMED = 10
-# Characters that together have every byte of UTF-8.
-_LEADS = range(0xC0, 0x800, 0x40), range(0x1000, 0x10000, 0x1000), range(0x40000, 0x110000, 0x40000)
-EVERY_BYTE = "".join(map(chr, (*range(0xC0), 0x800, 0x10000, *chain(*_LEADS))))
+# How many unknown words an error names, and in how many characters of a text they are looked for: no other
+# thread runs while the library splits it.
+MAX_NAMED, MAX_SEARCHED = 10, 16384
 
 
 class TextLimits(NamedTuple):
@@ -89,15 +82,6 @@ class TextEncoder:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._special_tokens = self._tokenizer.num_special_tokens_to_add(is_pair=False)
-        # Of two tokens that begin alike, the longer is found.
-        added = [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
-        added.sort(key=len, reverse=True)
-        self._added = re.compile("|".join(map(re.escape, added))) if added else None
-        # Only BPE drops characters without a token, unless it has an unknown token or a token for every byte.
-        model = self._tokenizer.model
-        self._drops_unknown = isinstance(model, BPE) and model.unk_token is None
-        if self._drops_unknown and not (model.continuing_subword_prefix or model.end_of_word_suffix):
-            self._drops_unknown = bool(self._unknown_words(EVERY_BYTE))
 
     def texts_of(self, ids: Iterable[int]) -> list[str]:
         """The text of each token by itself.
@@ -149,8 +133,6 @@ class TextEncoder:
             encoding, cut = self._tokens(name, text, limits.text_tokens, truncates=truncates, offsets=offsets)
             if cut is not None:
                 truncated.append(index)
-            if self._drops_unknown and (unknown := self._unknown_words(text)):
-                raise InvalidRequestError(TEXT, unknown)
             processed = self._tokenizer.post_process(encoding, add_special_tokens=True)
             if not processed:
                 raise InvalidRequestError(TEXT, f"{name} does not contain any words")
@@ -176,11 +158,14 @@ class TextEncoder:
     ) -> tuple[Encoding, int | None]:
         """The tokens of a text, without special tokens; and where it is cut, None if it is not."""
         room = max(0, most - self._special_tokens)
-        for part in _parts(text, TIMES_AS_MANY * CHARACTERS_PER_TOKEN * most):
-            encoding = self._encoding(part, offsets=offsets)
-            if len(encoding) > (room if part is text else TIMES_AS_MANY * room):
-                break
-        else:
+        # A text that is far too long is cut or refused for its first part, which ends with a whole word.
+        size = CHARACTERS_OF_PART * most
+        end = text.rfind(SPACE, 0, size) if size < len(text) else -1
+        part = text[:end] if end > 0 else text
+        encoding = self._encoding(part, offsets=offsets)
+        if part is not text and len(encoding) <= TIMES_AS_MANY * room:
+            part, encoding = text, self._encoding(text, offsets=offsets)
+        if part is text and len(encoding) <= room:
             return encoding, None
         if not truncates:
             count = len(encoding) + self._special_tokens
@@ -195,35 +180,21 @@ class TextEncoder:
         try:
             (encoding,) = encode([text], add_special_tokens=False)
         except Exception as error:  # the library does not raise a narrower type
-            raise InvalidRequestError(TEXT, self._unknown_words(text) or str(error)) from error
+            words = ", ".join(map(quoted, islice(self._unknown_words(text), MAX_NAMED)))
+            raise InvalidRequestError(TEXT, f"unknown words: {words}" if words else str(error)) from error
         return encoding
 
-    def _unknown_words(self, text: str) -> str:
-        """A message that names the first ten words without a token; empty if every word has one."""
-        words = dict.fromkeys(self._words(text))
-        unknown = islice((word for word in words if not self._is_known(word)), MAX_NAMED)
-        named = ", ".join(map(quoted, unknown))
-        return f"unknown words: {named}" if named else ""
-
-    def _words(self, text: str) -> Iterator[str]:
+    def _unknown_words(self, text: str) -> Iterator[str]:
+        """The words of a text that the tokenizer lacks a token for, each once."""
         normalizer, splitter = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
-        for piece in PIECE.findall(text):
-            content = self._added.sub(SPACE, piece) if self._added else piece
-            content = normalizer.normalize_str(content) if normalizer else content
-            yield from (word for word, _ in splitter.pre_tokenize_str(content)) if splitter else (content,)
-
-    def _is_known(self, word: str) -> bool:
-        model = self._tokenizer.model
-        if len(word) > LONG_WORD:
-            if model.token_to_id(word) is not None:
-                return True
-            word = "".join(dict.fromkeys(word))
-        try:
-            tokens = model.tokenize(word)
-        except Exception:  # the library does not raise a narrower type
-            return False
-        covered: int = sum(end - start for start, end in (token.offsets for token in tokens))  # in bytes
-        return covered == len(word.encode())
+        content = text[:MAX_SEARCHED]
+        content = normalizer.normalize_str(content) if normalizer else content
+        words = [word for word, _ in splitter.pre_tokenize_str(content)] if splitter else [content]
+        for word in dict.fromkeys(words):
+            try:
+                self._tokenizer.model.tokenize(word)
+            except Exception:  # the library does not raise a narrower type
+                yield word
 
 
 def _offsets(processed: Encoding, encoding: Encoding) -> Array:
@@ -234,18 +205,6 @@ def _offsets(processed: Encoding, encoding: Encoding) -> Array:
     own = iter(encoding.offsets)
     found = [(0, 0) if sequence is None else next(own) for sequence in processed.sequence_ids]
     return np.array(found, np.int64).reshape(-1, 2)
-
-
-def _parts(text: str, size: int) -> Iterator[str]:
-    """The text, after parts of a long one, each twice as long as the one before.
-
-    A text that is far too long is cut or refused for the first of them.
-    """
-    while size < len(text):
-        if (end := text.rfind(SPACE, 0, size)) > 0:  # words are whole
-            yield text[:end]
-        size *= 2
-    yield text
 
 
 def _decoded(name: str, text: Text, limit: int) -> str:

@@ -1,13 +1,10 @@
-"""Times a loaded model and measures its memory, so that the queue knows what runs cost here."""
+"""Times a loaded model, so that the queue knows what runs cost here."""
 
-import ctypes
 import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -22,51 +19,29 @@ from attention_serving.server.engine.types import Array, RunCost
 # a model is not ready before: further ones took most of the time and did not make predictions better.
 TIMED_SIZES = ((1, 1), (1, 16), (1, 64), (8, 16), (1, 512))
 # On a device. Small runs take hardly longer than the call, so that only large ones tell what a row costs.
-TIMED_SIZES_ON_DEVICE = (
-    (1, 1),
-    (1, 64),
-    (8, 16),
-    (1, 512),
-    (8, 64),
-    (32, 64),
-    (8, 512),
-    (32, 256),
-    (64, 512),
-    (8, 2048),
-)
+TIMED_SIZES_ON_DEVICE = ((1, 1), (1, 512), (8, 64), (8, 512), (32, 256), (64, 512), (8, 2048))
 # Of runs of one sequence at a time: those in blocks, and those on all threads.
 TIMED_SIZES_ALONE = ((1, 1), (1, 16), (1, 128), (1, 512))
 # A turn runs a size so often and for so long: the first run finds the caches of another size.
 LEAST_RUNS, TURN_SECONDS = 2, 0.005
-# Two ways to run a size are compared at least twice, and until each has taken so long.
-COMPARED_SECONDS = 0.01
+# Two ways to run a size are compared in so many turns.
+COMPARED_TURNS = 2
 # Fewer operations for each second are taken for none: their cost would not be finite.
 LEAST_SCALE = 1e-280
 # Larger sizes are skipped once a run takes this long.
 LONG_ENOUGH_SECONDS = 0.05
-# Length of the sequences whose run's memory is measured.
-MEASURED_LENGTH = 512
-# A smaller growth of the process says little about the run: it may be the interpreter's own.
-MEASURABLE_BYTES = 4 << 20
-CLEAR, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
-# Writing this to CLEAR resets the peak, VmHWM, to the present size. Source: man 5 proc.
-RESET_PEAK = "5"
 Size: TypeAlias = tuple[int, int]
 """Number of sequences, and length of each."""
 
 
 def calibrated(model: LoadedModel) -> LoadedModel:
-    """The same model with the measured cost and memory of runs of each of its graphs."""
-    costs, pair_tensors = {}, {}
-    for graph in [_Graph(model, kind) for kind in model.sessions]:
-        # Memory first: that run leaves an arena in which the longest run that is timed finds its pages.
-        pair_tensors[graph.kind] = graph.pair_tensors()
-        costs[graph.kind] = graph.cost()
+    """The same model with the measured cost of runs of each of its graphs."""
+    costs = {kind: _Graph(model, kind).cost() for kind in model.sessions}
     parallel_costs = {
         kind: _Graph(model, kind).parallel_cost(costs[kind]) for kind in model.parallel_sessions
     }
     model.shrink_arena()
-    return dataclasses.replace(model, costs=costs, pair_tensors=pair_tensors, parallel_costs=parallel_costs)
+    return dataclasses.replace(model, costs=costs, parallel_costs=parallel_costs)
 
 
 class _Graph:
@@ -121,27 +96,6 @@ class _Graph:
         is_small = self._model.runs_on_host or self.kind is GraphKind.WEIGHTS
         return TIMED_SIZES if is_small else TIMED_SIZES_ON_DEVICE
 
-    def pair_tensors(self) -> float:
-        """Tensors of the size of the attention scores that a run holds, by its measured memory.
-
-        On a device, the memory of this process says nothing about that of a run.
-        """
-        if not self._model.runs_on_host:
-            return self._model.expected_pair_tensors(self.kind)
-        count, length = 1 + self._ragged, int(min(MEASURED_LENGTH + self._ragged, self._longest))
-        without, with_one = (
-            dataclasses.replace(self._model, pair_tensors={self.kind: tensors}) for tensors in (0.0, 1.0)
-        )
-        row_bytes = without.run_bytes(self.kind, count, length, length)
-        pair_bytes = with_one.run_bytes(self.kind, count, length, length) - row_bytes
-        self._model.shrink_arena()
-        sequences = self._sequences(count, length)
-        measured = peak_bytes(lambda: run_batch(self._model, self.kind, sequences))
-        expected = self._model.expected_pair_tensors(self.kind)
-        if measured is None or measured < MEASURABLE_BYTES:
-            return expected
-        return max(expected, (measured - row_bytes) / pair_bytes)
-
     def _run(self, count: int, length: int, *, parallel: bool) -> None:
         run_batch(self._model, self.kind, self._sequences(count, length), parallel=parallel)
 
@@ -166,29 +120,6 @@ def _random_sequence(model: LoadedModel, graph: GraphKind, length: int) -> Seque
     return SequenceInputs(inputs, mask, model.shape(graph, (length,) * len(model.axes)))
 
 
-def peak_bytes(run: Callable[[], object]) -> int | None:
-    """By how much resident memory grows at most during a run, in bytes.
-
-    Other threads should be idle. None if the system does not permit the measurement.
-    """
-    # Returns to the system what the C library keeps, so that the run cannot use it unnoticed.
-    with suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
-    try:
-        CLEAR.write_text(RESET_PEAK)
-        before = _status("VmRSS")
-    except (OSError, KeyError):
-        return None
-    run()
-    return max(0, _status("VmHWM") - before)
-
-
-def _status(name: str) -> int:
-    lines = (line.split() for line in STATUS.read_text().splitlines())
-    values = {words[0].rstrip(":"): words[1] for words in lines if len(words) > 1}
-    return int(values[name]) * 1024
-
-
 def fit(operations: Sequence[tuple[float, float]], seconds: Sequence[float]) -> RunCost:
     """Fits a cost to timed runs: least squares of the relative error, without negative coefficients.
 
@@ -211,49 +142,43 @@ def fit(operations: Sequence[tuple[float, float]], seconds: Sequence[float]) -> 
 
 
 def time_in_turns(
-    sizes: Iterable[Size],
+    sizes: Sequence[Size],
     ways: Sequence[Callable[[int, int], object]],
     clock: Callable[[], float],
-) -> dict[Size, tuple[float, ...]]:
-    """The shortest duration of each size and each way to run it, in seconds: disturbances only add time.
+) -> dict[Size, list[float]]:
+    """The shortest duration of each size in each way to run it, in seconds: disturbances only add time.
 
-    All sizes and ways are timed by turns. Another process that has a core for some milliseconds then disturbs
-    a few runs of each, and not all runs of one.
+    If ways are compared, all sizes and ways are timed by turns. Another process that has a core for some
+    milliseconds then disturbs a few runs of each, and not all runs of one.
 
     Args:
         sizes: Number of sequences, and length of each, in ascending order.
-        ways: Each runs a size. One way takes one turn.
+        ways: Each runs a size.
         clock: Seconds. `time.thread_time`, for runs that other threads take no part in, leaves out the time
             in which other processes have the core.
 
     Raises:
         MemoryError: The first run needs more memory than there is. Later sizes are then skipped instead.
     """
-    found: dict[Size, list[list[float]]] = {}
-    waiting, turn = list(sizes), 0
-    while waiting:
-        turn += 1
-        for index, size in enumerate(waiting):
-            durations = found.setdefault(size, [[] for _ in ways])
+    found: dict[Size, list[float]] = {}
+    for _ in range(COMPARED_TURNS if len(ways) > 1 else 1):
+        for index, size in enumerate(sizes):
             try:
-                for run, taken in zip(ways, durations, strict=True):
-                    taken.extend(_turn(partial(run, *size), clock))
+                taken = [_shortest(partial(run, *size), clock) for run in ways]
             except MemoryError:
-                if not all(durations):
-                    del found[size]
                 if not found:
                     raise
-                waiting[index:] = []
-            else:
-                if max(map(min, durations)) > LONG_ENOUGH_SECONDS:
-                    waiting[index + 1 :] = []
-        if len(ways) == 1:
-            break
-        waiting = [size for size in waiting if turn == 1 or min(map(sum, found[size])) < COMPARED_SECONDS]
-    return {size: tuple(map(min, durations)) for size, durations in found.items()}
+                sizes = sizes[:index]
+                break
+            found[size] = list(map(min, taken, found.get(size, taken)))
+            if max(taken) > LONG_ENOUGH_SECONDS:
+                sizes = sizes[: index + 1]
+                break
+    return found
 
 
-def _turn(run: Callable[[], object], clock: Callable[[], float]) -> list[float]:
+def _shortest(run: Callable[[], object], clock: Callable[[], float]) -> float:
+    """The shortest of the runs of one turn."""
     durations: list[float] = []
     while len(durations) < LEAST_RUNS or sum(durations) < TURN_SECONDS:
         started, began = clock(), time.perf_counter()
@@ -261,4 +186,4 @@ def _turn(run: Callable[[], object], clock: Callable[[], float]) -> list[float]:
         taken = clock() - started
         # The clock of a thread may stand still during a short run, on virtual machines whose cores are busy.
         durations.append(taken if taken > 0 else time.perf_counter() - began)
-    return durations
+    return min(durations)

@@ -53,9 +53,7 @@ class Batch:
         self.graph, self._lengths = shape.graph, shape.lengths
         self._max_bytes = min(limits.max_batch_bytes, max_bytes)
         self._max_seconds = max_seconds
-        # A sequence in blocks, and any of some models, runs alone.
-        alone = model.runs_alone or shape.graph is not head.request.form.graph
-        self._max_sequences = 1 if alone else limits.max_batch_sequences
+        self._max_sequences = 1 if shape.runs_alone else limits.max_batch_sequences
         self.sequences = [head]
         self.seconds = self.seconds_alone = shape.seconds
         self.is_parallel = False
@@ -140,60 +138,37 @@ class Batch:
             self.seconds_alone += sequence.shape.seconds
 
     def mix(self, nearest: Iterable[SequenceInputs]) -> None:
-        """Adds those of some sequences that save the most time, compared with runs of their own.
-
-        The first one may have to pay for the graph that takes unequal lengths, and costs more than it saves:
-        several together are worth it.
+        """Adds those of some sequences that save time, compared with runs of their own.
 
         Args:
             nearest: Sequences of other lengths, the nearest first.
         """
         if GraphKind.LENGTHS not in self.model.manifest.graphs:
             return
-        saved = most = 0.0
-        losses, best, size = 0, self._extent(), len(self.sequences)
+        losses = 0
         for sequence in nearest:
             if losses == MOST_LOSSES or self.is_full:
                 break
-            if not self._admits(sequence):
-                continue
-            gain = self._pad(sequence)
-            if gain is None:
+            if self._admits(sequence) and not self._pad(sequence):
                 losses += 1
-                continue
-            saved += gain
-            if saved >= most:
-                most, best, size = saved, self._extent(), len(self.sequences)
-        del self.sequences[size:]
-        self.graph, self._lengths, self._call_seconds, self.seconds, self.seconds_alone = best
 
-    def _extent(self) -> tuple[GraphKind, tuple[int, int], float, float, float]:
-        """What `_pad` changes beside the sequences."""
-        return self.graph, self._lengths, self._call_seconds, self.seconds, self.seconds_alone
-
-    def _pad(self, sequence: SequenceInputs) -> float | None:
-        """Adds a sequence and pads all to the longest, unless that costs more than a run of its own.
-
-        Returns:
-            The seconds that are saved, negative if the batch now needs the graph that takes unequal lengths;
-            None if the sequence was not added.
-        """
+    def _pad(self, sequence: SequenceInputs) -> bool:
+        """Adds a sequence and pads all to the longest, unless that costs more than a run of its own."""
         own, count = sequence.lengths, len(self.sequences) + 1
         lengths = (max(self._lengths[0], own[0]), max(self._lengths[1], own[1]))
         # Once mixed, a batch keeps the graph that it needs for that.
         graph = self.model.mixed_graph(self.graph)
         seconds = self.model.seconds(graph, count, *lengths)
-        gain = self.seconds + sequence.shape.seconds - seconds
-        if gain < 0 and graph is self.graph:
-            return None
+        if seconds > self.seconds + sequence.shape.seconds:
+            return False
         if self.model.run_bytes(graph, count, *lengths) > self._max_bytes:
-            return None
+            return False
         if graph is not self.graph:
             self.graph, self._call_seconds = graph, self.model.cost(graph).call
         self.sequences.append(sequence)
         self._lengths, self.seconds = lengths, seconds
         self.seconds_alone += sequence.shape.seconds
-        return gain
+        return True
 
     def choose_threads(self, other_seconds: float) -> None:
         """Runs the batch on all threads if that is faster and no other work needs them.
@@ -209,7 +184,7 @@ class Batch:
 
     def _admits(self, sequence: SequenceInputs) -> bool:
         """Whether the batch may become larger, and is not so long that the sequence should run in another."""
-        if self.is_full or sequence.shape.graph is not sequence.request.form.graph:  # in blocks: alone
+        if self.is_full or sequence.shape.runs_alone:
             return False
         if sequence.request is not self.sequences[0].request and self._takes(FULL_AT_CALL_COSTS):
             return False

@@ -8,9 +8,8 @@ Source: start-time fair queueing, Goyal, Vin and Cheng 1996.
 This is the order among the requests of one caller. If several callers have queued sequences, they take turns
 by what each of them has run: see `server.engine.schedule.fair_shares`.
 
-The sequence whose turn is next is part of every batch. Others join its batch if that is expected to cost less
-than a run of their own. Only a sequence whose run does not fit into the memory that is left waits while later
-ones run.
+The sequence whose turn is next is part of every batch, and waits until its run fits into the memory that is
+left. Others join its batch if that is expected to cost less than a run of their own.
 
 Runs start on the engine's threads, or inline on the one thread that calls `next_inline`. While a slot is
 free and a batch may run, a thread is responsible for the queue: the inline thread if it is about to ask, or
@@ -354,13 +353,11 @@ class Queue:
         batch: Batch | None = None
         expired: list[ValidatedRequest] = []
         while self._buckets and batch is None:
-            found = self._first_that_fits(free_bytes)
-            if found is None:
+            bucket = self._next_bucket()
+            if bucket[0].shape.run_bytes > free_bytes:
                 break
-            bucket, at = found
-            head, share = bucket[at], bucket[at].request.share
-            del bucket[at]
-            unwanted = [head]
+            head = bucket.popleft()
+            share, unwanted = head.request.share, [head]
             if _is_wanted(head, now, expired):
                 share.turn = max(share.turn, head.turn)
                 self._shares.clock = max(self._shares.clock, share.clock)
@@ -381,22 +378,6 @@ class Queue:
         self._threads_asked = self._threads_asked and bool(self._buckets)
         self._waits_for_memory = batch is None and bool(self._buckets)
         return batch, expired
-
-    def _first_that_fits(self, free_bytes: float) -> tuple[Bucket, int] | None:
-        """The bucket and place of the first sequence whose run fits into the memory.
-
-        While the very first one waits for memory, each run of later ones may take its slot's part of what the
-        first leaves.
-        """
-        bucket = self._next_bucket()
-        if bucket[0].shape.run_bytes <= free_bytes:
-            return bucket, 0
-        limit = min(free_bytes, (self._limits.max_run_bytes - bucket[0].shape.run_bytes) / self._slots)
-        for bucket in sorted(self._buckets.values(), key=_first):
-            for at in range(min(len(bucket), LOOK_AHEAD)):
-                if bucket[at].shape.run_bytes <= limit:
-                    return bucket, at
-        return None
 
     def _next_bucket(self) -> Bucket:
         if len(self._buckets) == 1:  # the usual case

@@ -1,8 +1,6 @@
 """The command lines: `python -m clients.enrich`, and `attention-client enrich` as the client installs it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from typer.testing import CliRunner
 from attention_serving.enrich.__main__ import app
 from scripts.local_server import ServerProcess
 from tests.clients.enrich.tables import assert_enriched, read, write
-from tests.server.samples import ROOT, SELF
+from tests.server.samples import SELF
 
 QUERY = ["--model", SELF, "--column", "query"]
 
@@ -23,9 +21,9 @@ def run(command: Any, *arguments: object) -> Any:
     return CliRunner().invoke(command, list(map(str, given)))
 
 
-def test_a_job_in_process_prints_its_summary(tmp_path: Path, enrich_models: Path) -> None:
+def test_a_job_in_process_prints_its_summary(tmp_path: Path, artifacts: Path) -> None:
     source, output = write(tmp_path, 20), tmp_path / "out.parquet"
-    arguments = [source, output, *QUERY, "--model-repository", enrich_models]
+    arguments = [source, output, *QUERY, "--model-repository", artifacts]
     done = run(app, *arguments)
     assert done.exit_code == 0, done.stderr
     assert done.stdout.startswith(f"{output}: 20 rows\n")
@@ -60,13 +58,8 @@ def test_a_job_on_a_server_prints_json(
     ("options", "words"),
     [
         ("", "exactly one of --server and --model-repository is required"),
-        ("--server x:1 --model-repository y", "exactly one of --server and --model-repository"),
         ("--server x:1 --engine ray", "--engine needs --model-repository"),
-        ("--server x:1 --provider cuda", "--provider needs --model-repository"),
         ("--server x:1 --workers 2", "--workers and --cores-per-worker need --engine='ray'"),
-        ("--server x:1 --pool median", "median"),
-        ("--server x:1 --max-errors 3", "--max-errors needs --on-error='skip'"),
-        ("--model-repository y --cores-per-worker 0", "greater than or equal to 1"),
         ("--server x:1 --retry-seconds -1", "greater than or equal to 0"),
     ],
 )
@@ -76,24 +69,8 @@ def test_wrong_usage_ends_with_2(options: str, words: str) -> None:
     assert words in " ".join(done.stderr.replace("│", " ").split())
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("--server 127.0.0.1:1 --ca absent", "absent: No such file or directory"),
-        ("--server 127.0.0.1:1 --certificate absent", "key: expected the files of certificate and key"),
-        ("--server 10.1.2.3:1", "the connection to 10.1.2.3:1 is not encrypted"),
-    ],
-)
-def test_a_connection_that_cannot_be_used_ends_the_job(tmp_path: Path, options: str, words: str) -> None:
-    given = [*QUERY, "--token", "secret", *options.split()]
+def test_a_connection_that_cannot_be_used_ends_the_job_without_showing_the_token(tmp_path: Path) -> None:
+    given = [*QUERY, "--token", "secret", "--server", "10.1.2.3:1"]
     done = run(client_app, write(tmp_path, 1), tmp_path / "out.parquet", *given)
-    assert done.exit_code == 1
-    assert words in done.stderr
-    assert "secret" not in done.stderr
-
-
-def test_help_needs_neither_pyarrow_nor_a_runtime() -> None:
-    """The options can be read before the extras are complete."""
-    blocked = "import sys; sys.modules.update(dict.fromkeys(['pyarrow', 'onnxruntime', 'ray', 'torch']))"
-    script = f"{blocked}; from attention_serving.enrich.__main__ import app; app(['--help'])"
-    assert b"--max-errors" in subprocess.check_output([sys.executable, "-c", script], cwd=ROOT, timeout=60)
+    assert (done.exit_code, "secret" in done.stderr) == (1, False)
+    assert "because the connection is not encrypted" in done.stderr

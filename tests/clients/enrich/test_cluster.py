@@ -1,7 +1,6 @@
 """A job on a real Ray cluster, of which one node is killed."""
 
 import logging
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,16 +13,15 @@ from attention_client.enrich import EnrichError, plan
 from ray.cluster_utils import Cluster
 
 from attention_serving.enrich import enrich
-from examples import make_table, ray_job
-from tests.clients.enrich.tables import read, write
-from tests.encoders.repository import SENTENCE, SENTENCE_MODELS
+from examples import ray_job
+from tests.clients.enrich.tables import read, vectors_of, write
 from tests.server.samples import ROOT, SELF
-from tests.support.artifacts import cached_repositories
 
 pytestmark = pytest.mark.thorough
 ROWS, CHUNK_ROWS = 40_000, 2_000
 PATIENCE_SECONDS = 240
 STORE_BYTES = 100 << 20
+QUERY: dict[str, Any] = {"model": SELF, "column": "query"}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +48,7 @@ def test_a_job_survives_the_loss_of_the_node_that_computes(
     monkeypatch.setattr(plan, "CHUNK_ROWS", CHUNK_ROWS)
     lost = add_node(cluster)
     source, output = write(tmp_path, ROWS), tmp_path / "out.parquet"
-    wanted: dict[str, Any] = {"model": SELF, "column": "query", "model_repository": artifacts}
+    wanted: dict[str, Any] = {**QUERY, "model_repository": artifacts}
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(enrich, source, output, **wanted, engine="ray")
         until = time.monotonic() + PATIENCE_SECONDS
@@ -61,43 +59,18 @@ def test_a_job_survives_the_loss_of_the_node_that_computes(
         add_node(cluster)
         summary = job.result(PATIENCE_SECONDS)
     assert summary.rows == ROWS
-    assert not [thread.name for thread in threading.enumerate() if "usage" in thread.name]
     enrich(source, tmp_path / "in_process.parquet", **wanted)
     assert read(output).equals(read(tmp_path / "in_process.parquet"), check_metadata=True)
 
 
-def test_texts_become_embeddings_of_passages_and_a_refused_row_has_its_reason(
-    tmp_path: Path, cluster: Cluster
-) -> None:
-    (encoders,) = cached_repositories(SENTENCE_MODELS)
-    add_node(cluster)
-    source = write(tmp_path, 200, text=[f"{row} times dessert " * (row % 9) for row in range(200)])
-    wanted: dict[str, Any] = {
-        "model": SENTENCE,
-        "template": "{text}.",
-        "prompt": "query",
-        "passage_tokens": 64,
-    }
-    ours, theirs = tmp_path / "in_process.parquet", tmp_path / "ray.parquet"
-    expected = enrich(source, ours, **wanted, model_repository=encoders)
-    summary = enrich(source, theirs, **wanted, model_repository=encoders, engine="ray")
-    assert read(theirs).equals(read(ours), check_metadata=True)
-    assert (summary.passages, summary.tokens) == (expected.passages, expected.tokens)
-    table = write(tmp_path / "refused", 2, text=["a", "b" * (5 << 20)])
-    with pytest.raises(EnrichError, match="row 1 is refused: it has 5,242,881 characters"):
-        enrich(table, tmp_path / "none.parquet", **wanted, model_repository=encoders, engine="ray")
-
-
-def test_the_example(
+def test_the_example_and_a_row_that_is_refused(
     tmp_path: Path, artifacts: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if not ray.cluster_resources().get("CPU"):  # type: ignore[no-untyped-call]
-        add_node(cluster)
-    source, output = tmp_path / "table.parquet", tmp_path / "out.parquet"
-    assert make_table.main([str(source), "--rows=50", "--width=4"]) == 0
+    add_node(cluster)
+    source, output = write(tmp_path, 50), tmp_path / "out.parquet"
     command = [str(source), str(output), f"--model={SELF}", f"--model-repository={artifacts}"]
-    assert ray_job.main(command) == 0
+    assert ray_job.main([*command, "--column=query"]) == 0
     assert f"{output}: 50 rows, 50 of them computed now\n" in capsys.readouterr().out
-    assert read(output).column("context_vectors").null_count == 0
-    assert ray_job.main([*command, "--column=absent"]) == 1
-    assert "absent" in capsys.readouterr().err
+    refused = write(tmp_path, 2, "refused.parquet", query=vectors_of([[1.0] * 4], [[1.0]]))
+    with pytest.raises(EnrichError, match=r"row 1 is refused: .*its vectors have 1 numbers"):
+        enrich(refused, tmp_path / "none.parquet", **QUERY, model_repository=artifacts, engine="ray")

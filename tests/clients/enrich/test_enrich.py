@@ -12,17 +12,11 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-import torch
-from attention_client.enrich import EnrichError, Summary
-from numpy.testing import assert_allclose
+from attention_client.enrich import Summary
 
 from attention_serving.enrich import enrich
-from attention_serving.server.engine.in_process import InProcessModel
-from tests.clients.conftest import POOLED, POOLED_WIDTH, mean_of_linear
 from tests.clients.enrich.tables import assert_enriched, eager_answers, read, table, vectors_of, write
-from tests.encoders.repository import SENTENCE
-from tests.encoders.texts import ATOL, RTOL, expected_of
-from tests.server.samples import CROSS, SELF, TEXT
+from tests.server.samples import CROSS, SELF
 from tests.support import eager
 
 QUERY: dict[str, Any] = {"model": SELF, "column": "query"}
@@ -96,39 +90,6 @@ def test_cross_attention_reads_key_and_value_from_their_own_columns(
     eager.assert_parity(served, expected)
 
 
-def test_texts_are_tokenized_by_the_model(backend_options: Options) -> None:
-    wanted: Options = {"model": TEXT, "column": "text", **backend_options}
-    words = pa.array(["Life is", "short", "short", None]).dictionary_encode()
-    found = cells_of(enrich(pa.table({"text": words}), **wanted).table)
-    assert [cell and len(cell) for cell in found] == [2, 1, 1, None]
-    assert enrich(pa.table({"text": pa.nulls(2)}), **wanted).nulls == 2
-
-
-def test_passages_of_texts_become_embeddings_of_an_encoder(sentence_repository: Path) -> None:
-    texts = ["Life is short", None, "eat dessert first " * 4]
-    options: Options = {"model": SENTENCE, "text_column": "text", "prompt": "query", "passage_tokens": 40}
-    summary = enrich(pa.table({"text": texts}), **options, model_repository=sentence_repository)
-    assert summary.table is not None
-    rows = [row for row in summary.table.to_pylist() if row["passage"] is not None]
-    assert [row["passage"] for row in rows if row["source_row"] == 0] == texts[:1]
-    assert "".join(row["passage"] for row in rows if row["source_row"] == 2) == texts[2]
-    assert (summary.nulls, summary.passages) == (1, len(rows))
-    for row in rows:
-        expected = expected_of("bert", f"query: {row['passage']}", normalised=True)
-        assert_allclose(row["embedding"], expected.embedding, rtol=RTOL, atol=ATOL)
-
-
-def test_a_model_that_does_not_fit_the_options_is_closed(
-    sentence_repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed: list[str] = []
-    monkeypatch.setattr(InProcessModel, "close", lambda model: closed.append(model.name))
-    options: Options = {"model": SENTENCE, "text_column": "text", "dimensions": 9}
-    with pytest.raises(EnrichError, match="dimensions is 9"):
-        enrich(pa.table({"text": ["a"]}), **options, model_repository=sentence_repository)
-    assert closed == [SENTENCE]
-
-
 def test_pooling_stores_one_vector_per_row(in_process: Options) -> None:
     source = table(200)
     answers = [vectors for vectors, _ in eager_answers(SELF, [(cell,) for cell in cells_of(source, "query")])]
@@ -141,21 +102,6 @@ def test_pooling_stores_one_vector_per_row(in_process: Options) -> None:
         assert result is not None
         assert result.schema.field("pooled").type == pa.list_(pa.float32(), 4)
         eager.assert_parity(np.array(cells_of(result, "pooled")), np.array(expected))
-
-
-def test_a_model_that_pools_gives_one_vector_per_row(backend_options: Options) -> None:
-    given = [*cells_of(table(98), "query"), None, []]
-    wanted: Options = {**QUERY, "model": POOLED, **backend_options}
-    summary = enrich(pa.table({"query": vectors_of(*given)}), **wanted)
-    assert summary.table is not None
-    assert summary.table.schema.field("context_vectors").type == pa.list_(pa.float32(), POOLED_WIDTH)
-    *served, null, empty = cells_of(summary.table)
-    with torch.inference_mode():
-        expected = [mean_of_linear()(torch.tensor([cell]))[0].numpy() for cell in given[:98]]
-    eager.assert_parity(np.array(served), np.array(expected))
-    assert (null, empty, summary.nulls, summary.tokens) == (None, None, 2, sum(map(len, given[:98])))
-    with pytest.raises(EnrichError, match="already returns one vector per sequence: leave out pool=mean"):
-        enrich(pa.table({"query": vectors_of(*given)}), **wanted, pool="mean")
 
 
 def test_a_null_gives_null_and_an_empty_query_gives_no_vectors(backend_options: Options) -> None:
@@ -173,13 +119,6 @@ def test_urls_of_fsspec_are_read_and_written(in_process: Options) -> None:
     enrich("memory://in", "memory://out", **QUERY, **in_process)
     with memory.open("/out/table.parquet", "rb") as file:
         assert_enriched(pq.read_table(file), made, SELF, ["query"])
-
-
-def test_progress_is_reported_only_if_asked(in_process: Options, capsys: pytest.CaptureFixture[str]) -> None:
-    assert enrich(table(0), **QUERY, **in_process, progress=True).rows == 0
-    assert "0 of 0 rows" in capsys.readouterr().err
-    enrich(table(3), **QUERY, **in_process)
-    assert capsys.readouterr().err == ""
 
 
 def test_a_table_in_memory_is_returned_in_memory(tmp_path: Path, in_process: Options) -> None:

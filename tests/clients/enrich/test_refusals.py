@@ -4,9 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
-import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from attention_client.enrich import EnrichError, Summary, plan
@@ -29,24 +27,14 @@ def run(source: Path, output: Path, **options: Any) -> Summary:
     [
         ({"column": "missing"}, "no column 'missing' for the query; the columns are id, name, text, query"),
         ({"column": "name"}, r"column 'name' is dictionary<.*vectors are lists"),
-        ({"output_column": "id"}, "already has a column 'id'; choose another name with --output-column"),
         ({"model": "missing"}, "missing"),
-        ({"version": 7}, "7"),
-        ({"pool": "median"}, "pool is 'median'; it must be one of none, mean, cls, max"),
-        ({"max_errors": 1}, "max_errors needs on_error='skip'"),
-        ({"max_errors": -1, "on_error": "skip"}, "max_errors is -1; it must be 0 or more"),
         ({"model": CROSS}, "takes query, key, value; columns are given for query"),
-        ({"key_column": "key"}, "takes query; columns are given for query, key"),
         ({"column": None}, "exactly one of column, text_column and template is required; given: none"),
         ({"text_column": "text"}, "is required; given: column and text_column"),
         ({"column": None, "text_column": "text"}, "does not take text; --column .* its query"),
-        ({"column": None, "template": "{text"}, "expected '}' before end of string"),
-        ({"passage_overlap": 3}, "passage_overlap needs passage_tokens"),
-        ({"passage_tokens": 9, "passages": "all"}, "passages is 'all'; it must be one of rows, lists"),
         ({"passage_tokens": 9, "tokenizer": "x"}, "tokenizer needs servers"),
         ({"token": "secret"}, "credentials and token need servers"),
         ({"prompt": "query"}, "prompt needs a text encoder, which model 'tiny-self' is not"),
-        ({"passage_tokens": 9}, "passage_tokens needs a text encoder"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -57,33 +45,6 @@ def test_a_job_that_cannot_be_done_is_refused_before_anything_is_computed(
     with pytest.raises(EnrichError, match=words):
         run(source, tmp_path / "out.parquet", **{**in_process, **options})
     assert [path.name for path in tmp_path.iterdir()] == ["table.parquet"]
-
-
-WIDE = {
-    "lists": (
-        vectors_of([[1.0, 2.0]] * 3, None, NARROW),
-        "cannot fit in the first 3 rows: its vectors have 2",
-    ),
-    "fixed lists": (pa.array([NARROW], pa.list_(pa.list_(pa.float32(), 2))), "holds vectors of 2 numbers"),
-    "flat lists": (
-        pa.array([[1.0] * 5, [], None, [1.0] * 3]),
-        "cannot fit in the first 4 rows: it holds 5 numbers, not a multiple of 4",
-    ),
-    "fixed flat lists": (pa.array([[1.0] * 6], pa.list_(pa.float32(), 6)), "holds lists of 6 numbers"),
-    "tensors": (
-        pa.FixedShapeTensorArray.from_numpy_ndarray(np.zeros((1, 4, 2), np.float32)),
-        r"holds tensors of shape \[4, 2\]; the model takes vectors of 4",
-    ),
-}
-
-
-@pytest.mark.parametrize(("cells", "words"), WIDE.values(), ids=WIDE)
-def test_a_table_whose_width_cannot_fit_is_refused_at_once(
-    tmp_path: Path, in_process: Options, cells: pa.Array, words: str
-) -> None:
-    with pytest.raises(EnrichError, match=f"column 'query' {words}"):
-        enrich(pa.table({"query": cells}), tmp_path / "out.parquet", **QUERY, **in_process, on_error="skip")
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_source_that_is_not_a_table_or_lacks_an_output_is_refused(
@@ -100,11 +61,9 @@ def test_a_source_that_is_not_a_table_or_lacks_an_output_is_refused(
         enrich(read(write(tmp_path, 3)), str(tmp_path / "out.parquet"), **wanted, resume=True)
 
 
-@pytest.mark.parametrize(
-    "name", ["nothing.parquet", "text.txt", "empty", "damaged.parquet", "damaged.arrows"]
-)
+@pytest.mark.parametrize("name", ["nothing.parquet", "text.txt", "empty", "damaged.parquet"])
 def test_an_input_that_is_not_a_table_is_an_error(tmp_path: Path, in_process: Options, name: str) -> None:
-    for each in ("text.txt", "damaged.parquet", "damaged.arrows"):
+    for each in ("text.txt", "damaged.parquet"):
         (tmp_path / each).write_bytes(b"PAR1 not a table PAR1")
     (tmp_path / "empty").mkdir()
     with pytest.raises(EnrichError, match=name.partition(".")[0]):
@@ -116,7 +75,6 @@ def test_an_input_that_is_not_a_table_is_an_error(tmp_path: Path, in_process: Op
     [
         ("in/a.parquet", "", "the output has no name"),
         ("in/a.parquet", "in/a.parquet", "overlaps the input"),
-        ("in/a.parquet", "in", "overlaps the input"),
         ("in", "in/out", "overlaps the input"),
         ("dataset", "in", "overlaps the input"),
         ("in", "out.parquet", "the input is a folder and the output .* is a file"),
@@ -138,10 +96,8 @@ def test_an_output_that_would_destroy_something_is_refused(
 
 
 def test_a_refused_row_ends_the_job_or_is_listed(tmp_path: Path, backend_options: Options) -> None:
-    source, output = (
-        write(tmp_path, 4, text=["Life is short", "unheard", None, "of"]),
-        tmp_path / "out.parquet",
-    )
+    source = write(tmp_path, 4, text=["Life is short", "unheard", None, "of"])
+    output = tmp_path / "out.parquet"
     wanted = {"model": TEXT, "column": "text", **backend_options}
     with pytest.raises(EnrichError, match=r"row 1 is refused: .*unheard.*--on-error skip"):
         run(source, output, **wanted)
@@ -156,27 +112,6 @@ def test_a_refused_row_ends_the_job_or_is_listed(tmp_path: Path, backend_options
     assert [refusal.row for refusal in summary.refusals] == [1, 3]
 
 
-def test_a_damaged_cell_affects_no_other_cell(in_process: Options) -> None:
-    cells = pa.table({"query": vectors_of(GOOD, NARROW, [[1.0, None, 3.0, 4.0]], GOOD)})
-    summary = enrich(cells, **QUERY, **in_process, on_error="skip")
-    assert summary.table is not None
-    assert summary.table.column("context_vectors").is_null().to_pylist() == [False, True, True, False]
-    assert summary.rejects is None
-    assert {refusal.row: refusal.reason for refusal in summary.refusals} == dict.fromkeys(
-        (1, 2), "INVALID_CELL"
-    )
-
-
-def test_a_job_whose_rows_are_all_refused_has_no_result(tmp_path: Path, in_process: Options) -> None:
-    source, output = write(tmp_path, 3, text=["unheard", None, "of"]), tmp_path / "out.parquet"
-    wanted = {"model": TEXT, "column": "text", "on_error": "skip", **in_process}
-    with pytest.raises(EnrichError, match="nothing was computed: 2 rows were refused; the first is row 0: "):
-        run(source, output, **wanted)
-    rejects = output.with_name("out.parquet.rejects.jsonl")
-    assert sorted(tmp_path.iterdir()) == [rejects, source]
-    assert [json.loads(line)["row"] for line in rejects.read_text().splitlines()] == [0, 2]
-
-
 def test_too_many_refused_rows_end_the_job_and_lose_nothing(
     tmp_path: Path, in_process: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,9 +119,7 @@ def test_too_many_refused_rows_end_the_job_and_lose_nothing(
     source = write(tmp_path, 6, query=vectors_of(GOOD, NARROW, GOOD, NARROW, GOOD, GOOD))
     output, wanted = tmp_path / "out.parquet", {"on_error": "skip", **in_process}
     for resume in (False, True):
-        with pytest.raises(
-            EnrichError, match=r"2 rows were refused, more than max_errors=1; the last is row 3"
-        ):
+        with pytest.raises(EnrichError, match=r"2 rows were refused, more than max_errors=1; .* row 3"):
             run(source, output, **wanted, max_errors=1, resume=resume)
     with pytest.raises(EnrichError, match="2 rows were refused and skipped by an earlier run"):
         run(source, output, **in_process, resume=True)

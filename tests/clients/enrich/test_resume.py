@@ -1,19 +1,15 @@
 """Jobs that are killed, continued, and give the result of an uninterrupted job."""
 
-import json
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attention_client.enrich import EnrichError, plan
-from attention_client.enrich.job import read_ahead
 
 from attention_serving.enrich import enrich
 from tests.clients.enrich.tables import read, vectors_of, write
@@ -61,7 +57,6 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     ("last", "recorded"),
     [
         pytest.param("000003.json", 3, id="between a part and its record"),
-        pytest.param("000002.arrow", 2, id="before a part", marks=pytest.mark.thorough),
         pytest.param("out.parquet", 6, id="before the result", marks=pytest.mark.thorough),
     ],
 )
@@ -82,7 +77,6 @@ def test_a_job_that_was_killed_continues_with_the_same_rows_and_figures(
     assert summary.resumed_rows == recorded * CHUNK_ROWS
     for figure in ("rows", "tokens", "nulls", "refused"):
         assert getattr(summary, figure) == getattr(whole, figure)
-    assert summary.tokens_per_second == pytest.approx(summary.tokens / summary.seconds)
 
 
 @pytest.mark.thorough
@@ -105,20 +99,17 @@ def test_a_running_job_is_locked_and_an_interrupted_job_continues(tmp_path: Path
     with pytest.raises(EnrichError, match="contains a job that differs in pool and cannot be resumed"):
         run(pool="mean", resume=True)
     before = finished(output)
-    elapsed = json.loads((tmp_path / "out.parquet.partial/elapsed.json").read_bytes())["seconds"]
     summary = run(resume=True)
     assert (summary.rows, summary.resumed_rows) == (40 * CHUNK_ROWS, before * CHUNK_ROWS)
-    assert summary.seconds > elapsed > 0
 
 
 def test_resuming_a_finished_job_computes_nothing(tmp_path: Path, in_process: dict[str, Any]) -> None:
     source, output = write(tmp_path, 4, query=vectors_of(GOOD, BAD, None, [])), tmp_path / "out.parquet"
     run = partial(enrich, source, output, **QUERY, **in_process, on_error="skip")
-    first, before = run(), output.stat()
+    run()
+    before = output.stat()
     again = run(resume=True)
-    assert again.already_complete
-    assert (again.rows, again.resumed_rows, again.refused) == (4, 4, 1)
-    assert (again.refusals, again.rejects) == (first.refusals, first.rejects)
+    assert (again.already_complete, again.rows, again.resumed_rows) == (True, 4, 4)
     with pytest.raises(EnrichError, match=r"exists: --overwrite \(overwrite=True\) replaces it"):
         run()
     with pytest.raises(EnrichError, match="missing"):
@@ -131,26 +122,3 @@ def test_resuming_a_finished_job_computes_nothing(tmp_path: Path, in_process: di
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     run(overwrite=True)
     assert output.stat().st_ino != before.st_ino
-
-
-def test_items_are_read_one_ahead_on_a_thread_and_end_with_their_exception() -> None:
-    began = [threading.Event() for _ in range(3)]
-
-    def items() -> Generator[int, None, None]:
-        for index, event in enumerate(began):
-            event.set()
-            yield index
-        raise OSError("the disk is gone")
-
-    ahead = read_ahead(items())
-    assert next(ahead) == 0
-    assert began[1].wait(PATIENCE_SECONDS)  # without being asked for
-    assert not began[2].is_set()
-    assert [next(ahead), next(ahead)] == [1, 2]
-    with pytest.raises(OSError, match="the disk is gone"):
-        next(ahead)
-    source = items()
-    ahead = read_ahead(source)
-    next(ahead)
-    ahead.close()
-    assert list(source) == []

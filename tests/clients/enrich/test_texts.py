@@ -66,11 +66,11 @@ def check(name: str, text: str, room: int, overlap: int, passages: list[Passage]
 
 
 @named
-@pytest.mark.parametrize(("room", "overlap"), [(16, 8), (17, 0), (40, 3)])
-def test_passages_fit_and_cover_the_text(name: str, room: int, overlap: int) -> None:
-    passages = split(name, TEXT, room, overlap)
-    assert len(passages) > 1
-    check(name, TEXT, room, overlap, passages)
+def test_passages_fit_and_cover_the_text(name: str) -> None:
+    for room, overlap in ((16, 8), (17, 0), (40, 3)):
+        passages = split(name, TEXT, room, overlap)
+        assert len(passages) > 1
+        check(name, TEXT, room, overlap, passages)
 
 
 @named
@@ -78,9 +78,6 @@ def test_words_are_whole_where_they_fit_and_texts_that_fit_are_unchanged(name: s
     words = ["dessert", "first", "eat", "short"] * 9
     passages = split(name, " ".join(words), 20, 6)
     assert {word for passage in passages for word in passage.text.split()} == set(words)
-    passages = split(name, "eat " + "zuckers" * 6, 10)
-    check(name, "eat " + "zuckers" * 6, 10, 0, passages)
-    assert len(passages) > 4
     for text in ("", "  \n", " eat ", "dessert first"):
         assert split(name, text, 16) == [Passage(text, 0, len(text))]
 
@@ -110,21 +107,6 @@ def test_any_text_is_covered(text: str, room: int, share: float) -> None:
     assert covered == set(range(len(text)))  # each of its characters has a token
 
 
-def test_texts_are_cut_in_their_order_whatever_their_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attention_client.enrich.texts.GROUP_CHARACTERS", 100)
-    texts = ["a " * size + "b" for size in (0, 300, 5, 1)]
-    found = list(PassageSplitter(TOKENIZERS["bytes"], 100, 0).split(texts))
-    covered = [sum(part.end - part.start for part in cut) for cut in found if isinstance(cut, list)]
-    assert covered == [len(text) for text in texts]
-
-
-def test_a_text_with_too_many_characters_is_refused() -> None:
-    short, long = PassageSplitter(TOKENIZERS["bytes"], 10, 0).split(["a", "a" * (4 << 20) + "a"])
-    assert isinstance(short, list)
-    assert isinstance(long, EnrichError)
-    assert str(long) == "it has 4,194,305 characters; passages are cut of at most 4,194,304"
-
-
 def test_a_tokenizer_is_a_file_or_a_folder_with_one(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     tokenizer.enable_truncation(3)
@@ -132,37 +114,22 @@ def test_a_tokenizer_is_a_file_or_a_folder_with_one(tmp_path: Path) -> None:
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     for path in (tmp_path, tmp_path / "tokenizer.json"):
         assert count_tokens(load_tokenizer(path), "dessert") == 7
-    with pytest.raises(EnrichError, match=r"the tokenizer .*missing cannot be read: "):
-        load_tokenizer(tmp_path / "missing")
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(EnrichError, match="cannot be read"):
         load_tokenizer(tmp_path)
 
 
-CELLS = {"title": ["A", None, "", None], "body": ["b", "c", None, None]}
-
-
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        ("{body}: {title}, {body}!", ["b: A, b!", "c: , c!", ": , !", None]),
-        ("{{{title}}} {{}}", ["{A} {}", None, "{} {}", None]),
-    ],
-)
-def test_a_null_counts_as_an_empty_text_and_a_row_of_nulls_as_null(
-    template: str, expected: list[str | None]
-) -> None:
-    parsed = TextTemplate.parse(template)
-    assert parsed.render({name: CELLS[name] for name in parsed.columns}) == expected
+def test_a_null_counts_as_an_empty_text_and_a_row_of_nulls_as_null() -> None:
+    cells: dict[str, list[str | None]] = {"title": ["A", None, "", None], "body": ["b", "c", None, None]}
+    rendered = TextTemplate.parse("{{{body}}}: {title}, {body}!").render(cells)
+    assert rendered == ["{b}: A, b!", "{c}: , c!", "{}: , !", None]
 
 
 @pytest.mark.parametrize(
     ("template", "words"),
     [
         ("{title", "expected '}' before end of string; write {{ and }} for braces"),
-        ("{} {body}", "has braces without the name of a column"),
         ("{title!r}", "has a format or a conversion after 'title'"),
-        ("{title:>10}", "has a format or a conversion after 'title'"),
         ("{{title}}", "names no column; a name in braces does, as in {title}"),
     ],
 )

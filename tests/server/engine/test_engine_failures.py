@@ -1,22 +1,32 @@
 """Errors of runs, and beside them: no thread ends, and no request waits forever."""
 
 import dataclasses
+import math
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import NoReturn
 
+import numpy as np
 import pytest
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine import engine as engines
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.errors import DeadlineExceededError, OverloadedError, RunFailedError
+from attention_serving.server.engine.errors import (
+    Code,
+    DeadlineExceededError,
+    OverloadedError,
+    RunFailedError,
+)
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.run.execute import Outputs, gather
 from attention_serving.server.engine.schedule import queue as queues
-from attention_serving.server.engine.types import Array
-from tests.server.samples import SELF, assert_answers, validated_of
+from attention_serving.server.engine.types import Array, MaskKind
+from tests.server.samples import CROSS, SELF, Sample, assert_answers, validated_of
 from tests.server.seams import (
     MESSAGE,
     PATIENCE_SECONDS,
@@ -66,17 +76,6 @@ def test_a_failing_run_fails_only_the_request_at_fault(self_model: LoadedModel, 
     with pytest.raises(RunFailedError) as caught:
         outcome(failed)
     assert MESSAGE not in str(caught.value)
-    for request in requests:
-        assert_answers(request, outcome(request))
-
-
-def test_a_failing_graph_for_mixed_lengths_fails_no_request(cross_model: LoadedModel) -> None:
-    def fail_with_lengths(inputs: dict[str, Array]) -> None:
-        if "key_lengths" in inputs:
-            raise RuntimeError(MESSAGE)
-
-    with Held(cross_model, fail_with_lengths) as held:
-        requests = [held.submit([(length, length)], seed=length) for length in (2, 3, 4)]
     for request in requests:
         assert_answers(request, outcome(request))
 
@@ -161,38 +160,23 @@ def test_a_result_that_cannot_be_made_fails_its_own_request_only(
 def test_the_arena_is_trimmed_once_some_time_after_large_runs_or_may_fail_to_be(
     self_model: LoadedModel, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trims: list[int] = []
+    trims: list[LoadedModel] = []
 
-    class Trimmed(LoadedModel):
-        def shrink_arena(self) -> None:
-            trims.append(1)
-            raise RuntimeError(MESSAGE)
+    def shrink(model: LoadedModel) -> None:
+        trims.append(model)
+        raise RuntimeError(MESSAGE)
 
-    def run(length: int, seconds: float) -> None:
+    monkeypatch.setattr(LoadedModel, "shrink_arena", shrink)
+    monkeypatch.setattr(engines, "LARGE_RUN_BYTES", self_model.run_bytes(GraphKind.PLAIN, 1, 5, 5))
+    for length, seconds in ((5, 3600.0), (4, 0.0), (5, 0.0)):
+        assert trims == []
         monkeypatch.setattr(engines, "TRIM_SECONDS", seconds)
-        request = validated_of(model, [(length, length)])
+        request = validated_of(self_model, [(length, length)])
         engine.submit(request)
         outcome(request)
-
-    model = Trimmed(**{each.name: getattr(self_model, each.name) for each in dataclasses.fields(self_model)})
-    monkeypatch.setattr(engines, "LARGE_RUN_BYTES", model.run_bytes(GraphKind.PLAIN, 1, 5, 5))
-    run(5, 3600.0)
-    run(4, 0.0)
-    assert_still_runs(engine, self_model)
-    assert trims == []
-    run(5, 0.0)
     wait_until(lambda: trims)
     assert_still_runs(engine, self_model)
-    assert trims == [1]
-
-
-class TerminationRecorder(Recorder):
-    """Says when a run was ended early."""
-
-    terminated = False
-
-    def run_terminated(self, model: str) -> None:
-        self.terminated = bool(model)
+    assert trims == [self_model]
 
 
 @pytest.mark.parametrize("abandoned", [True, False], ids=["all callers left", "one caller waits"])
@@ -200,11 +184,10 @@ def test_a_run_is_ended_once_all_of_its_callers_have_left(
     self_model: LoadedModel, *, abandoned: bool
 ) -> None:
     """The runtime itself ends the run: it is asked to before the gate lets the run begin."""
-    gate, recorder = Gate(), TerminationRecorder()
-    slow = {kind: dataclasses.replace(cost, call=1.0) for kind, cost in self_model.costs.items()}
-    model = dataclasses.replace(tapped(self_model, gate), costs=slow)
+    gate, recorder = Gate(), Recorder()
+    model = tapped(costing(self_model, SAME_FOR_ALL), gate)  # one second
     engine = engine_of(Limits(), recorder, parallel_runs=1)
-    first = validated_of(dataclasses.replace(model), [(1, 1)])
+    first = validated_of(dataclasses.replace(model), [(1, 1)])  # of another model, so that it runs alone
     engine.submit(first)
     assert gate.entered.wait(PATIENCE_SECONDS)
     withdraw(engine, first)
@@ -220,3 +203,62 @@ def test_a_run_is_ended_once_all_of_its_callers_have_left(
         outcome(requests[1])
     engine.close()
     assert recorder.sizes == ([] if abandoned else [1])
+
+
+CALLERS, PER_CALLER = 4, 40
+FATES = ("answered", "answered", "answered", "cancelled", "expired", "failed")
+ERRORS = {"expired": DeadlineExceededError, "failed": RunFailedError}
+
+
+def random_request(
+    rng: np.random.Generator, models: list[LoadedModel], faults: FailOnMarked
+) -> tuple[Sample, str]:
+    """A request, and how it is to end."""
+    fate = FATES[rng.integers(len(FATES))]
+    lengths = [(int(query), int(key)) for query, key in rng.integers(1, 9, (rng.integers(1, 5), 2))]
+    request = validated_of(
+        models[rng.integers(len(models))],
+        lengths,
+        seed=int(rng.integers(1 << 30)),
+        kind=(None, None, *MaskKind)[rng.integers(5)],
+        return_weights=bool(rng.integers(2)),
+        deadline=time.monotonic() if fate == "expired" else math.inf,
+    )
+    if fate == "failed":
+        faults.marks.add(mark(request, int(rng.integers(len(lengths)))))
+    return request, fate
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.thorough)])
+def test_many_callers_at_once_get_their_own_answers(models: dict[str, LoadedModel], seed: int) -> None:
+    faults, recorder, together = FailOnMarked(), Recorder(), threading.Barrier(CALLERS)
+    own = [tapped(models[name], faults) for name in (SELF, CROSS)]
+    engine = engine_of(Limits(max_batch_sequences=5), recorder)
+
+    def call(number: int) -> list[tuple[Sample, str]]:
+        rng = np.random.default_rng(CALLERS * seed + number)
+        requests = [random_request(rng, own, faults) for _ in range(PER_CALLER)]
+        together.wait(PATIENCE_SECONDS)
+        for request, fate in requests:
+            wake, limit = bool(rng.integers(2)), (0.0, math.inf)[rng.integers(2)]
+            engine.submit(request, wake=wake)
+            if fate == "cancelled":
+                engine.fail(request, None)
+                assert request.is_done
+            while not wake and engine.run_inline(limit):
+                pass
+        return requests
+
+    with ThreadPoolExecutor(CALLERS) as pool:
+        fates = [pair for found in pool.map(call, range(CALLERS)) for pair in found]
+    engine.close()
+    withdrawn = [request for request, _ in fates if request.is_done and request.outcome is None]
+    assert [code for _, code in recorder.failed].count(Code.CANCELLED) == len(withdrawn) > 0
+    assert {fate for _, fate in fates} == set(FATES)
+    assert max(recorder.sizes) <= 5
+    for request, fate in fates:
+        if request in withdrawn:
+            assert fate == "cancelled"
+            continue
+        with pytest.raises(ERRORS[fate]) if fate in ERRORS else nullcontext():
+            assert_answers(request, outcome(request))

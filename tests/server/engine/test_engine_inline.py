@@ -2,14 +2,12 @@
 
 import math
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 
 import pytest
 
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.errors import DeadlineExceededError, ShuttingDownError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.schedule.queue import IDLE_FACTOR
@@ -112,35 +110,14 @@ def test_a_request_that_arrives_during_an_inline_run_runs_on(
     assert threads.names == [thread]
 
 
-def test_closing_waits_for_an_inline_run(self_model: LoadedModel) -> None:
-    engine = engine_of(Limits(), Recorder())
-    caller = InlineCaller(engine, self_model, runs=1)
-    closing = threading.Thread(target=engine.close)
-    closing.start()
-    with suppress(ShuttingDownError):
-        while True:
-            request = validated_of(self_model, [(1, 1)])
-            engine.submit(request, wake=False)
-            engine.fail(request, None)
-            time.sleep(0.001)
-    assert closing.is_alive()
-    assert not caller.held.is_done
-    caller.finish()
-    closing.join(PATIENCE_SECONDS)
-    assert not closing.is_alive()
-
-
-def test_an_expired_request_fails_inline_without_running(self_model: LoadedModel, engine: Engine) -> None:
-    threads = Threads()
-    expired = validated_of(tapped(self_model, threads), [(2, 2)], deadline=time.monotonic())
-    engine.submit(expired, wake=False)
-    assert not engine.run_inline(ANY_RUN)
-    assert isinstance(expired.outcome, DeadlineExceededError)
-    assert threads.names == []
-
-
-def test_the_caller_stays_awake_after_a_run_unless_a_thread_runs_a_batch(self_model: LoadedModel) -> None:
+def test_the_caller_stays_awake_for_a_time_after_a_run_unless_a_thread_runs_a_batch(
+    self_model: LoadedModel,
+) -> None:
     gate = Gate()
+    with closing(engine_of(awake_seconds=1e-9)) as engine:
+        engine.submit(validated_of(self_model, [(3, 3)]), wake=False)
+        assert engine.run_inline(ANY_RUN)
+        assert not engine.run_inline(ANY_RUN)
     with closing(engine_of(awake_seconds=PATIENCE_SECONDS, parallel_runs=1)) as engine:
         assert not engine.run_inline(ANY_RUN)
         engine.submit(validated_of(self_model, [(3, 3)]), wake=False)
@@ -150,10 +127,3 @@ def test_the_caller_stays_awake_after_a_run_unless_a_thread_runs_a_batch(self_mo
         assert gate.entered.wait(PATIENCE_SECONDS)
         assert not engine.run_inline(ANY_RUN)
         gate.open()
-
-
-def test_the_caller_sleeps_when_its_time_is_over(self_model: LoadedModel) -> None:
-    with closing(engine_of(awake_seconds=1e-9)) as engine:
-        engine.submit(validated_of(self_model, [(3, 3)]), wake=False)
-        assert engine.run_inline(ANY_RUN)
-        assert not engine.run_inline(ANY_RUN)

@@ -23,7 +23,9 @@ from attention_client._values import (
     InferResult,
     ReturnWeights,
     StreamItem,
+    TextInputs,
     Texts,
+    TokenInputs,
     Version,
     request_options,
 )
@@ -115,9 +117,8 @@ class AttentionClient(Connection):
             OverloadedError: The server's queue is full.
             AttentionClientError: The call failed for another reason.
         """
-        options = self._options(model, version, return_weights)
-        call = encode_vectors(options, AttendInputs(query, key, value, mask, lengths, positions))
-        return self._answer(call, timeout)
+        inputs = AttendInputs(query, key, value, mask, lengths, positions)
+        return self._answer(encode_vectors(self._options(model, version, return_weights), inputs), timeout)
 
     def attend_text(
         self,
@@ -142,9 +143,8 @@ class AttentionClient(Connection):
             timeout: Seconds; None means the client's timeout.
             version: Version of the model as an integer or a str; empty means the highest that is ready.
         """
-        options = self._options(model, version, return_weights)
-        call = encode_texts(options, text, mask=mask, return_offsets=return_offsets)
-        return self._answer(call, timeout)
+        inputs = TextInputs(text, mask, return_offsets)
+        return self._answer(encode_texts(self._options(model, version, return_weights), inputs), timeout)
 
     def attend_tokens(
         self,
@@ -169,8 +169,8 @@ class AttentionClient(Connection):
             timeout: Seconds; None means the client's timeout.
             version: Version of the model as an integer or a str; empty means the highest that is ready.
         """
-        options = self._options(model, version, return_weights)
-        return self._answer(encode_tokens(options, token_ids, mask=mask, lengths=lengths), timeout)
+        inputs = TokenInputs(token_ids, mask, lengths)
+        return self._answer(encode_tokens(self._options(model, version, return_weights), inputs), timeout)
 
     def embed(
         self,
@@ -297,7 +297,7 @@ class AttentionClient(Connection):
         def decode(responses: list[pb.ListModelsResponse]) -> list[ModelInfo]:
             return [ModelInfo.from_proto(model) for model in responses[0].models]
 
-        return self._run(self._ask(self._stub.ListModels, [pb.ListModelsRequest()], decode, timeout))
+        return self._run(self._ask("ListModels", [pb.ListModelsRequest()], decode, timeout))
 
     def model(self, name: str, version: Version = "", *, timeout: float | None = None) -> ModelInfo:
         """Describes one model; an empty version means the highest that is ready.
@@ -311,7 +311,7 @@ class AttentionClient(Connection):
 
         options = request_options(name, version, return_weights=False)
         request = pb.GetModelRequest(name=options.model, version=options.version)
-        return self._run(self._ask(self._stub.GetModel, [request], decode, timeout))
+        return self._run(self._ask("GetModel", [request], decode, timeout))
 
     def is_ready(self, *, timeout: float | None = None) -> bool:
         """Asks the server once, over grpc.health.v1, whether it is ready to answer.

@@ -167,9 +167,10 @@ def request_options(
     """
     if not isinstance(model, str):
         raise invalid("model", "a str, the model's name", type_name(model))
+    text = version if isinstance(version, str) else str(whole_number("version", version, 1, MAX_VERSION))
     return RequestOptions(
         model=encodable("model", model),
-        version=version_text(version),
+        version=encodable("version", text),
         return_weights=bool(return_weights),
         head_selection=_selection(return_weights) if isinstance(return_weights, HeadSelection) else None,
         wire=wire,
@@ -182,17 +183,6 @@ def _selection(given: HeadSelection) -> HeadSelection:
         layers=layers,
         heads=[whole_number("return_weights.heads", each, 0, MAX_INDEX) for each in given.heads],
     )
-
-
-def version_text(version: Version) -> str:
-    """A model's version as requests state it; an empty one means the highest that is ready.
-
-    Raises:
-        InvalidArgumentError: The version is not a positive integer or a str.
-    """
-    if isinstance(version, str):
-        return encodable("version", version)
-    return str(whole_number("version", version, 1, MAX_VERSION))
 
 
 def whole_number(field: str, value: Any, lowest: int, highest: int) -> int:

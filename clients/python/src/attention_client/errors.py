@@ -19,7 +19,6 @@ AttentionClientError
 A status without a class of its own, such as UNIMPLEMENTED, is an AttentionClientError.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,8 +31,12 @@ from attention_client._generated.attention.v1 import attention_pb2 as pb
 _DOMAIN = "attention.v1"
 _REQUEST_ID = "x-request-id"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-# The message of gRPC's core: who refused, in which direction, the message's size and the limit.
-_TOO_LARGE = re.compile(r"(CLIENT|SERVER): (Sent|Received) message larger than max \((\d+) vs\. (\d+)\)")
+# A part of the message of gRPC's core, which states the sizes; and the settings that bound a message.
+_TOO_LARGE = "message larger than max"
+_LIMITS = (
+    ". Put fewer or shorter sequences into a request, or raise both limits: the client's max_message_bytes "
+    "and the server's --max-message-bytes"
+)
 
 
 class AttentionClientError(Exception):
@@ -182,22 +185,10 @@ def from_stream_error(error: pb.StreamError) -> AttentionClientError:
 def _make(
     code: grpc.StatusCode, message: str, details: Mapping[str, Any], *, request_id: str = ""
 ) -> AttentionClientError:
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and (found := _TOO_LARGE.search(message)):
-        return _too_large(found, request_id)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in message:
+        return MessageTooLargeError(message + _LIMITS, reason="MESSAGE_TOO_LARGE", request_id=request_id)
     cls = _BY_REASON.get((code, details.get("reason", ""))) or _BY_CODE.get(code, AttentionClientError)
     return cls(message or code.value[1], code=code, request_id=request_id, **details)
-
-
-def _too_large(found: re.Match[str], request_id: str) -> MessageTooLargeError:
-    """Names both settings that bound a message: gRPC names neither."""
-    side, direction, size, limit = found.groups()
-    # A message that the client sends and the server receives is a request.
-    what = "request" if (side, direction) in {("CLIENT", "Sent"), ("SERVER", "Received")} else "response"
-    message = (
-        f"the {what} is {size} bytes; the {side.lower()} allows {limit}. Put fewer or shorter sequences into "
-        "a request, or raise both limits: the client's max_message_bytes and the server's --max-message-bytes"
-    )
-    return MessageTooLargeError(message, reason="MESSAGE_TOO_LARGE", request_id=request_id)
 
 
 def _request_id(error: grpc.RpcError) -> str:

@@ -78,10 +78,6 @@ class RemoteAttention(nn.Module):
         """The state without the connection, so that the module can be copied and pickled."""
         return vars(self) | {"_client": None}
 
-    def extra_repr(self) -> str:
-        """What `print` shows."""
-        return f"{self.target!r}, {self.model!r}, batch_first={self.batch_first}"
-
     def close(self) -> None:
         """Closes the connection. A later call opens a new one."""
         if self._client is not None:
@@ -129,9 +125,7 @@ class RemoteAttention(nn.Module):
                 )
         else:
             try:
-                context, weights = self._ask(
-                    query, key, value, key_padding_mask, attn_mask, need_weights=need_weights
-                )
+                context, weights = self._ask(query, key, value, key_padding_mask, attn_mask, need_weights)
             except SERVICE_FAILURES as error:
                 if self.fallback is None:
                     raise
@@ -141,14 +135,7 @@ class RemoteAttention(nn.Module):
                     weights = weights.mean(dim=-3)
                 return context, weights
         context, weights = self.fallback(
-            query,
-            key,
-            value,
-            key_padding_mask=key_padding_mask,
-            need_weights=need_weights,
-            attn_mask=attn_mask,
-            average_attn_weights=average_attn_weights,
-            is_causal=is_causal,
+            query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
         )
         return context, weights
 
@@ -159,8 +146,7 @@ class RemoteAttention(nn.Module):
         value: Tensor,
         key_padding_mask: Tensor | None,
         attn_mask: Tensor | None,
-        *,
-        need_weights: bool,
+        need_weights: bool,  # noqa: FBT001
     ) -> tuple[Tensor, Tensor | None]:
         """The context in the form of the query, and the weights of each head."""
         if query.dim() not in (UNBATCHED, BATCHED) or not query.dim() == key.dim() == value.dim():

@@ -126,38 +126,25 @@ SIZES: dict[str, tuple[str, Build, str, Limits]] = {
 }  # fmt: skip
 
 
-def refusal(model: LoadedModel, request: Request, limits: Limits) -> InvalidRequestError:
+def refusal(model: LoadedModel, request: Request, limits: Limits) -> tuple[type[InvalidRequestError], str]:
     with pytest.raises(InvalidRequestError) as caught:
         validate(request, model, limits)
     assert caught.value.message.startswith(f"{caught.value.field}: ")
-    return caught.value
+    return type(caught.value), caught.value.message
 
 
 @pytest.mark.parametrize(("name", "build", "message"), (WRONG := INPUTS | MASKS).values(), ids=WRONG)
 def test_a_refusal_names_the_field_what_was_found_and_what_was_expected(
     name: str, build: Build, message: str, models: dict[str, LoadedModel]
 ) -> None:
-    error = refusal(models[name], build(models[name]), Limits())
-    assert (type(error), error.message) == (InvalidRequestError, message)
+    assert refusal(models[name], build(models[name]), Limits()) == (InvalidRequestError, message)
 
 
 @pytest.mark.parametrize(("name", "build", "message", "limits"), SIZES.values(), ids=SIZES)
 def test_a_refusal_of_what_is_too_large_states_the_limit(
     name: str, build: Build, message: str, limits: Limits, models: dict[str, LoadedModel]
 ) -> None:
-    error = refusal(models[name], build(models[name]), limits)
-    assert (type(error), error.message) == (LimitExceededError, message)
-
-
-def test_a_request_at_each_limit_is_accepted(cross_model: LoadedModel) -> None:
-    limits = Limits(max_sequence_length=4, max_sequences=2, max_result_bytes=128)
-    assert len(validate(weighted(cross_model), cross_model, limits).sequences) == len(LENGTHS)
-
-
-def bounded(model: LoadedModel, **max_lengths: int) -> LoadedModel:
-    """The same model, which states its largest lengths."""
-    manifest = model.manifest.model_copy(update={"max_lengths": max_lengths})
-    return dataclasses.replace(model, manifest=manifest)
+    assert refusal(models[name], build(models[name]), limits) == (LimitExceededError, message)
 
 
 @pytest.mark.parametrize(
@@ -171,10 +158,11 @@ def bounded(model: LoadedModel, **max_lengths: int) -> LoadedModel:
 def test_a_sequence_beyond_the_largest_length_of_its_model_is_refused(
     cross_model: LoadedModel, lengths: tuple[int, int], message: str
 ) -> None:
-    model = bounded(cross_model, query_length=4, key_length=6)
+    bounds = {"max_lengths": {"query_length": 4, "key_length": 6}}
+    model = dataclasses.replace(cross_model, manifest=cross_model.manifest.model_copy(update=bounds))
     validate(request_of(model, [(4, 6), (1, 1)]), model, Limits())
-    error = refusal(model, request_of(model, [(1, 1), lengths]), Limits())
-    assert (error.reason, error.message) == ("LIMIT_EXCEEDED", message)
+    found = refusal(model, request_of(model, [(1, 1), lengths]), Limits())
+    assert found == (LimitExceededError, message)
 
 
 lengths_of_requests = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=5)
@@ -225,39 +213,28 @@ def test_each_sequence_gets_its_own_part_of_the_mask(
 
 
 @pytest.mark.parametrize(
-    ("kind", "return_weights", "expected"),
+    ("kind", "return_weights", "graph", "held_bytes"),
     [
         # 3 context vectors of 4 and, if requested, 20 weights, all of 4 bytes; twice, for the reply.
-        (None, False, 2 * 4 * 12),
-        (MaskKind.PAIRS, False, 2 * 4 * 12 + 10),
-        (None, True, 2 * 4 * (12 + 20)),
-    ],
-    ids=["plain", "mask", "weights"],
-)
-def test_held_bytes_count_mask_result_and_reply(
-    cross_model: LoadedModel, kind: MaskKind | None, *, return_weights: bool, expected: int
-) -> None:
-    request = validated_of(cross_model, [(2, 3), (1, 4)], kind=kind, return_weights=return_weights)
-    assert request.form.held_bytes == expected
-    # 3 query rows of 4, 7 key rows of 6, 7 value rows of 5.
-    assert request.form.input_bytes == 4 * (12 + 42 + 35)
-
-
-@pytest.mark.parametrize(
-    ("kind", "return_weights", "expected"),
-    [
-        (None, False, GraphKind.PLAIN),
-        (MaskKind.KEYS, False, GraphKind.MASK),
-        (None, True, GraphKind.WEIGHTS),
-        (MaskKind.KEYS, True, GraphKind.WEIGHTS),
+        (None, False, GraphKind.PLAIN, 2 * 4 * 12),
+        (MaskKind.PAIRS, False, GraphKind.MASK, 2 * 4 * 12 + 10),
+        (None, True, GraphKind.WEIGHTS, 2 * 4 * (12 + 20)),
+        (MaskKind.KEYS, True, GraphKind.WEIGHTS, 2 * 4 * (12 + 20) + 7),
     ],
     ids=["plain", "mask", "weights", "weights and mask"],
 )
-def test_the_graph_is_the_cheapest_that_can_answer(
-    cross_model: LoadedModel, kind: MaskKind | None, expected: GraphKind, *, return_weights: bool
+def test_the_graph_is_the_cheapest_that_can_answer_and_mask_result_and_reply_are_held(
+    cross_model: LoadedModel,
+    kind: MaskKind | None,
+    graph: GraphKind,
+    held_bytes: int,
+    *,
+    return_weights: bool,
 ) -> None:
     request = validated_of(cross_model, [(2, 3), (1, 4)], kind=kind, return_weights=return_weights)
-    assert request.form.graph is expected
+    assert (request.form.graph, request.form.held_bytes) == (graph, held_bytes)
+    # 3 query rows of 4, 7 key rows of 6, 7 value rows of 5.
+    assert request.form.input_bytes == 4 * (12 + 42 + 35)
 
 
 def test_a_sequence_whose_run_can_never_fit_is_refused(self_model: LoadedModel) -> None:

@@ -8,12 +8,7 @@ import onnxruntime
 import pytest
 
 from attention_serving.server.engine.run import cuda
-from attention_serving.server.engine.run.cuda import (
-    CudaDevice,
-    ask_driver,
-    find_device,
-    why_not,
-)
+from attention_serving.server.engine.run.cuda import CudaDevice, ask_driver, find_device, why_not
 from attention_serving.server.engine.run.provider import Provider, ProviderError
 
 WITHOUT_CUDA = pytest.mark.skipif(
@@ -63,35 +58,26 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
 }
 int cuGetErrorString(int error, const char **text) { *text = "no CUDA-capable device is detected"; return 0; }
 """
-WITH_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
 
 def build(folder: Path, *, count: int, init: int = 0) -> str:
-    source, library = folder / "driver.c", folder / "driver.so"
+    source, library = folder / "driver.c", folder / f"driver-{init}.so"
     source.write_text(DRIVER)
     options = [f"-DCOUNT={count}", f"-DINIT={init}", "-shared", "-fPIC"]
     subprocess.run(["cc", *options, source, "-o", library], check=True, timeout=60)  # noqa: S607 - from PATH
     return str(library)
 
 
-@WITH_COMPILER
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_the_first_device_of_the_driver_is_found(tmp_path: Path) -> None:
     assert ask_driver(build(tmp_path, count=2)) == CudaDevice("First", 80_000_000_000, "9.0")
 
 
-NO_DEVICE = "offers no device to this process; see CUDA_VISIBLE_DEVICES"
-INIT_FAILED = "cuInit returned 100, no CUDA-capable device is detected"
-
-
-@WITH_COMPILER
-@pytest.mark.parametrize(
-    ("count", "init", "says"), [(0, 0, NO_DEVICE), (1, 100, INIT_FAILED)], ids=["no device", "an error"]
-)
-def test_why_the_driver_offers_no_device(tmp_path: Path, count: int, init: int, says: str) -> None:
-    with pytest.raises(ProviderError, match=says):
-        ask_driver(build(tmp_path, count=count, init=init))
-
-
-def test_without_a_driver_the_name_of_its_library_is_in_the_reason() -> None:
+def test_why_there_is_no_device(tmp_path: Path) -> None:
     with pytest.raises(ProviderError, match=r"driver is not installed, or not visible.*libabsent"):
         ask_driver("libabsent.so.1")
+    if shutil.which("cc"):
+        with pytest.raises(ProviderError, match="offers no device to this process; see CUDA_VISIBLE_DEVICES"):
+            ask_driver(build(tmp_path, count=0))
+        with pytest.raises(ProviderError, match="cuInit returned 100, no CUDA-capable device is detected"):
+            ask_driver(build(tmp_path, count=1, init=100))

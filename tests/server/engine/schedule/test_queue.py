@@ -159,7 +159,7 @@ class QueueMachine(RuleBasedStateMachine):
     def _check_limits(self, batch: Batch) -> None:
         model, count = batch.model, len(batch)
         ((_, own_graph),) = {(queued.request.model, queued.request.form.graph) for queued in batch}
-        assert count <= (1 if model.runs_alone else self.limits.max_batch_sequences)
+        assert count <= (1 if model.manifest.runs_alone else self.limits.max_batch_sequences)
         longest = (max(e.lengths[0] for e in batch), max(e.lengths[1] for e in batch))
         assert count == 1 or model.run_bytes(batch.graph, count, *longest) <= self.limits.max_batch_bytes
         equal_lengths = len({queued.lengths for queued in batch}) == 1
@@ -276,15 +276,6 @@ def test_every_sequence_runs_once_and_in_time(
     run_state_machine_as_test(
         machine, settings=settings(max_examples=examples, stateful_step_count=40, deadline=None)
     )
-
-
-def test_the_models_differ_in_what_may_join(buckets: list[LoadedModel]) -> None:
-    def sizes(model: LoadedModel) -> list[int]:
-        queue = Queue(Limits())
-        queue.add(validated_of(model, [(40, 40), (1, 1), (40, 40)]), 0)
-        return [len(batch.sequences) for batch in iter(lambda: take(queue)[0], None)]
-
-    assert [sizes(model) for model in buckets] == [[3], [2, 1], [2, 1], [1, 1, 1]]
 
 
 @pytest.mark.parametrize(

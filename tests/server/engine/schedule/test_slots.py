@@ -151,20 +151,3 @@ def test_no_work_waits_while_a_slot_is_free(self_model: LoadedModel, runs: int) 
     run_state_machine_as_test(
         machine, settings=settings(max_examples=25, stateful_step_count=40, deadline=None)
     )
-
-
-def test_later_sequences_leave_room_for_the_oldest_one(self_model: LoadedModel) -> None:
-    model = costing(self_model, RunCost(call=0, row=1, pair=1))
-    size = self_model.run_bytes(GraphKind.PLAIN, 1, LONG, LONG)
-    queue = Queue(Limits(max_run_bytes=int(1.5 * size)), SLOTS)
-    for length in (LONG, LONG, LONG - 1, SHORT):
-        queue.add(validated_of(model, [(length, length)]), 0.0, inline=False)
-    lengths = []
-    while (batch := queue.next(0.0)[0]) is not None:
-        lengths.append(batch.sequences[0].lengths[0])
-    assert lengths == [LONG, SHORT]
-    for running in list(queue.running):
-        queue.ended(running, 0.0)
-    batch, _ = queue.next(0.0)
-    assert batch is not None
-    assert batch.sequences[0].lengths[0] == LONG

@@ -102,7 +102,7 @@ def as_array(field: str, value: object) -> Array:
 
 
 def items_of(value: object) -> list[Any] | tuple[Any, ...] | None:
-    """The items of a list, a tuple, a pandas Series or another one-dimensional array of objects; or None."""
+    """The items of a list, a tuple, a pandas Series or another one-dimensional array of objects or texts."""
     if isinstance(value, list | tuple):
         return value
     if isinstance(value, np.ndarray):
@@ -111,7 +111,7 @@ def items_of(value: object) -> list[Any] | tuple[Any, ...] | None:
         array = np.asarray(value)
     else:
         return None
-    return list(array) if array.dtype == object and array.ndim == 1 else None
+    return array.tolist() if array.dtype.kind in "OU" and array.ndim == 1 else None
 
 
 def _readable(field: str, value: Any) -> Any:

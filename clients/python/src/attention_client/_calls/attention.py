@@ -29,7 +29,8 @@ from attention_client._values import (
     AttentionResult,
     FloatArray,
     RequestOptions,
-    Texts,
+    TextInputs,
+    TokenInputs,
     Wire,
 )
 from attention_client.errors import invalid
@@ -37,6 +38,8 @@ from attention_client.errors import invalid
 _ResultT = TypeVar("_ResultT")
 _Shape: TypeAlias = tuple[int, ...]
 Offsets: TypeAlias = NDArray[np.int64]
+# How many lengths a message shows at most.
+_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,40 +89,32 @@ def encode_vectors(options: RequestOptions, inputs: AttendInputs) -> EncodedCall
     return _finish(request, query, key or query, inputs.mask)
 
 
-def encode_tokens(
-    options: RequestOptions, ids: Arrays, *, mask: Arrays | None = None, lengths: ArrayLike | None = None
-) -> EncodedCall[AttentionResult[Any]]:
+def encode_tokens(options: RequestOptions, inputs: TokenInputs) -> EncodedCall[AttentionResult[Any]]:
     """Encodes a call with token ids: (T,), (..., T) or a list of (T_i,) integers.
 
     Raises:
         InvalidArgumentError: An argument has a wrong type or shape, or two do not match.
     """
-    sequences = integers("token_ids", ids, lengths)
+    sequences = integers("token_ids", inputs.token_ids, inputs.lengths)
     request = request_of(options)
     request.token_ids.lengths.extend(sequences.lengths)
     request.token_ids.ids.extend(sequences.numbers)
-    return _finish(request, sequences, sequences, mask)
+    return _finish(request, sequences, sequences, inputs.mask)
 
 
-def encode_texts(
-    options: RequestOptions,
-    text: str | Texts,
-    *,
-    mask: Arrays | None = None,
-    return_offsets: bool = False,
-) -> EncodedCall[AttentionResult[Any]]:
+def encode_texts(options: RequestOptions, inputs: TextInputs) -> EncodedCall[AttentionResult[Any]]:
     """Encodes a call with texts; only the server knows how many tokens a mask must cover.
 
     Raises:
         InvalidArgumentError: An argument has a wrong type.
     """
-    form, strings = texts("text", text)
+    form, strings = texts("text", inputs.text)
     leading = () if form is InputForm.ONE else (len(strings),)
     request = request_of(options)
-    request.return_offsets = bool(return_offsets)
+    request.return_offsets = bool(inputs.return_offsets)
     fill_texts("text", request.text, strings)
-    if mask is not None:
-        request.mask.CopyFrom(encode_mask(mask, form, leading))
+    if inputs.mask is not None:
+        request.mask.CopyFrom(encode_mask(inputs.mask, form, leading))
     return _call(request, ResponseShape(form, leading))
 
 
@@ -185,8 +180,8 @@ def _check_alike(found: Sequences, other: Sequences) -> None:
 
 def _check_rows(found: Sequences, other: Sequences) -> None:
     if found.rows != other.rows:
-        expected = f"as many rows as the {other.field}, {_brief(other.rows)}"
-        raise invalid(found.field, expected, _brief(found.rows))
+        expected = f"as many rows as the {other.field}, {other.rows[:_SHOWN]}"
+        raise invalid(found.field, expected, found.rows[:_SHOWN])
 
 
 def _fill(message: pb.VectorSequences, sequences: Sequences, wire: Wire) -> None:
@@ -216,10 +211,6 @@ def _finish(
 
 def _call(request: pb.AttendRequest, shape: ResponseShape) -> EncodedCall[AttentionResult[Any]]:
     return EncodedCall((request,), lambda responses: decode_result(responses[0], shape))
-
-
-def _brief(rows: tuple[int, ...], limit: int = 8) -> str:
-    return str(list(rows[:limit]))[:-1] + (", ...]" if len(rows) > limit else "]")
 
 
 def decode_result(response: pb.AttendResponse, response_shape: ResponseShape) -> AttentionResult[Any]:

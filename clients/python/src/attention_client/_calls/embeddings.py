@@ -3,7 +3,6 @@
 Notation: B texts or sequences of token ids, d elements of an embedding.
 """
 
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise
@@ -73,7 +72,7 @@ def encode_embeddings(
         cut = sum(len(response.truncated) for response in responses)
         if cut and warns and embed.truncate is None:
             message = f"the model cut {cut} texts to its first tokens"
-            warnings.warn(message, TextTruncatedWarning, stacklevel=_callers_level())
+            warnings.warn(message, TextTruncatedWarning, stacklevel=2)
         found, lengths = _decode(responses, requests)
         if spans is None:
             return found[0] if form is InputForm.ONE else found
@@ -82,14 +81,6 @@ def encode_embeddings(
         return [found[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]
 
     return EncodedCall(requests, decode)
-
-
-def _callers_level() -> int:
-    """The level of the frame that called the client, for a warning of the frame that calls this function."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith("attention_client."):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _decode(
@@ -152,9 +143,7 @@ def _read_inputs(embed: EmbeddingInputs) -> tuple[InputForm, Sequence[Any], str]
 
 
 def _are_texts(inputs: Any) -> bool:
-    if isinstance(inputs, str) or (isinstance(inputs, np.ndarray) and inputs.dtype.kind == "U"):
-        return True
-    items = items_of(inputs)
+    items = [inputs] if isinstance(inputs, str) else items_of(inputs)
     return items is not None and len(items) > 0 and isinstance(items[0], str)
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -123,7 +123,7 @@ def texts(field: str, value: str | Texts) -> tuple[InputForm, tuple[str, ...]]:
     """
     if isinstance(value, str):
         return InputForm.ONE, (value,)
-    items = list(value.tolist()) if _is_text_array(value) else items_of(value)
+    items = items_of(value)
     if items is None:
         raise invalid(field, "a str or a list of str", type_name(value))
     for index, text in enumerate(items):
@@ -132,10 +132,6 @@ def texts(field: str, value: str | Texts) -> tuple[InputForm, tuple[str, ...]]:
     if not items:
         raise invalid(field, "at least one text", "an empty list")
     return InputForm.LIST, tuple(items)
-
-
-def _is_text_array(value: object) -> TypeGuard[Array]:
-    return isinstance(value, np.ndarray) and value.dtype.kind == "U" and value.ndim == 1
 
 
 def _read(field: str, value: Arrays, rows: _RowType, like: InputForm | None) -> Sequences:

@@ -9,11 +9,11 @@ import typer
 from attention_client import __version__
 from attention_client._commands.compute import attend, embed, infer, text, tokens
 from attention_client._commands.session import (
-    MODEL_NAME,
     ModelVersion,
     Session,
     add_command,
     add_options,
+    option,
 )
 from attention_client._commands.tables import description, print_json, print_models
 from attention_client._commands.weights import weights
@@ -56,8 +56,8 @@ def models(session: Session) -> None:
 def describe(
     session: Session,
     *,
-    name: Annotated[str | None, typer.Argument(**MODEL_NAME, show_default=False)] = None,
-    model: Annotated[str | None, typer.Option(**MODEL_NAME, show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", show_default=False)] = None,
+    model: Annotated[str | None, option(metavar="NAME", panel="Options")] = None,
     version: ModelVersion = "",
 ) -> None:
     """Print all that the server states about a model.

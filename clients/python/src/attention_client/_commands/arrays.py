@@ -8,7 +8,7 @@ import io
 import json
 import sys
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -60,42 +60,16 @@ def read_bytes(option: str, value: str) -> bytes:
         raise typer.BadParameter(str(error), param_hint=option) from error
 
 
-def check_inputs(values: Sequence[str | None]) -> None:
-    """Standard input can be read once.
+def array_file(name: str) -> Path:
+    """The file of an output, whose suffix states its format; "-" where an option means printing by it.
 
     Raises:
-        typer.BadParameter: Several options name it.
+        typer.BadParameter: The suffix is unknown.
     """
-    if sum(value == STANDARD_INPUT for value in values) > 1:
-        raise typer.BadParameter("only one input can be - (standard input); name files for the others")
-
-
-def is_list_of_sequences(value: Arrays | None, *, rank: int) -> bool:
-    """Whether a list holds sequences of that rank, rather than the rows of one."""
-    if not isinstance(value, list) or not value:
-        return False
-    try:
-        return np.ndim(value[0]) >= rank
-    except ValueError:  # nested lists of different lengths
-        return True
-
-
-def check_output(option: str, path: Path | None, *, several: bool) -> None:
-    """Refuses a file that cannot hold the result, before the result is computed.
-
-    Raises:
-        typer.BadParameter: The suffix is unknown, or a .npy file is named for several sequences.
-    """
-    if path is None:
-        return
-    if path.suffix not in _SUFFIXES:
-        message = f"{path}: expected a name that ends with {', '.join(_SUFFIXES)}"
-        raise typer.BadParameter(message, param_hint=option)
-    if several and path.suffix == ".npy":
-        message = f"{path}: a .npy file holds one array, and the query is a list; name a .npz or .json file"
-        raise typer.BadParameter(message, param_hint=option)
-    if not path.absolute().parent.is_dir():
-        raise typer.BadParameter(f"{path}: the folder does not exist", param_hint=option)
+    path = Path(name)
+    if path.suffix not in _SUFFIXES and name != STANDARD_INPUT:
+        raise typer.BadParameter(f"{path}: expected a name that ends with {', '.join(_SUFFIXES)}")
+    return path
 
 
 def labelled(name: str, arrays: Arrays) -> list[tuple[str, Array]]:
@@ -121,10 +95,10 @@ def write(option: str, path: Path, found: Arrays | Mapping[str, Arrays]) -> None
         arrays = list(named.values())
     if path.suffix == ".npz":
         np.savez(path, **named) if named else np.savez(path, *arrays)
-    elif len(arrays) == 1:
+    elif len(arrays) == 1 and path.suffix == ".npy":
         np.save(path, arrays[0])
     else:
-        message = f"{path}: a .npy file holds one array; the outputs are {', '.join(named)}; name a .npz file"
+        message = f"{path}: a .npy file holds one array; name a .npz or .json file for the {len(arrays)} here"
         raise typer.BadParameter(message, param_hint=option)
 
 

@@ -1,17 +1,14 @@
 """Commands that compute: attend, infer, embed, text, tokens. weights.py has the last one."""
 
-from collections.abc import Sized
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from attention_client._commands.arrays import (
+    array_file,
     as_lists,
-    check_inputs,
-    check_output,
-    is_list_of_sequences,
     labelled,
     read_array,
     read_texts,
@@ -19,17 +16,14 @@ from attention_client._commands.arrays import (
     write,
 )
 from attention_client._commands.session import ModelName, ModelVersion, Session, option
-from attention_client._commands.tables import check_outputs, print_json, print_result, vectors_table
+from attention_client._commands.tables import print_array, print_json, print_result, vectors_table
 
 INPUTS, OUTPUT = "Inputs", "Output"
-# Larger outputs are printed in part.
-_MOST_SHOWN = 100
-_ValueT = TypeVar("_ValueT", bound=Sized)
 RequiredArray = Annotated[str, option(metavar="ARRAY", panel=INPUTS)]
 Array = Annotated[str | None, option(metavar="ARRAY", panel=INPUTS)]
 InFile = Annotated[str | None, option(metavar="FILE", panel=INPUTS)]
 Named = Annotated[str | None, option(metavar="NAME", panel=INPUTS)]
-OutFile = Annotated[Path | None, option(metavar="FILE", panel=OUTPUT)]
+OutFile = Annotated[Path | None, option(metavar="FILE", panel=OUTPUT, parser=array_file)]
 Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts.", show_default=False)]
 
 
@@ -62,9 +56,7 @@ def attend(
     """
     given = {"query": query, "key": key, "value": value, "mask": mask, "lengths": lengths}
     given["positions"] = positions
-    check_inputs(list(given.values()))
     arrays = {name: _read(name, text) for name, text in given.items()}
-    check_outputs(out, weights, several=is_list_of_sequences(arrays["query"], rank=2))
     result = session.client.attend(model, version=version, return_weights=weights is not None, **arrays)
     print_result(session, result, out, weights)
 
@@ -93,8 +85,6 @@ def infer(
             NAME[1], ... for a list), .npy for one array.
     """
     given = _named(inputs)
-    check_inputs(list(given.values()))
-    check_output("--output", output, several=False)
     arrays = {name: read_array(f"--input {name}", value) for name, value in given.items()}
     result = session.client.infer(model, arrays, outputs=names, version=version)
     if output is not None:
@@ -103,14 +93,9 @@ def infer(
         answer = {"outputs": as_lists(result.outputs)} if output is None else {"output": str(output)}
         print_json({"model_name": result.model_name, "model_version": result.model_version, **answer})
         return
-    where = "" if output is None else f"{output}: "
     for name, found in result.outputs.items():
         for label, array in labelled(name, found):
-            typer.echo(
-                f"{where}{label}  {array.shape} {array.dtype}, {result.model_name} {result.model_version}"
-            )
-            if output is None:
-                typer.echo(np.array2string(array, precision=4, suppress_small=True, threshold=_MOST_SHOWN))
+            print_array(label, array, result, output)
 
 
 def _named(inputs: list[str]) -> dict[str, str]:
@@ -144,12 +129,11 @@ def text(
         out: Write the context vectors to this file (.npy, .npz, .json) rather than print them.
         weights: Compute the attention weights too and write them to this file; - prints them.
     """
-    found = _one_source("TEXT", texts, None if file is None else read_texts("--file", file))
-    check_outputs(out, weights, several=True)
+    found = _one_source("TEXT", texts, file, read_texts)
     result = session.client.attend_text(
-        model, found, version=version, return_weights=weights is not None, return_offsets=offsets
+        model, found, version=version, return_weights=weights is not None, return_offsets=True
     )
-    print_result(session, result, out, weights, texts=found)
+    print_result(session, result, out, weights, texts=found, positions=offsets)
 
 
 def embed(
@@ -173,8 +157,7 @@ def embed(
         truncate: Cut texts with too many tokens, or refuse them.
         out: Write the embeddings (B, d) to this file (.npy, .npz, .json).
     """
-    found = _one_source("TEXT", texts, None if file is None else read_texts("--file", file))
-    check_output("--out", out, several=False)
+    found = _one_source("TEXT", texts, file, read_texts)
     result = session.client.embed(
         model, found, prompt=prompt, dimensions=dimensions, truncate=truncate, version=version
     )
@@ -212,9 +195,7 @@ def tokens(
         out: Write the context vectors to this file (.npy, .npz, .json) rather than print them.
         weights: Compute the attention weights too and write them to this file; - prints them.
     """
-    check_inputs([file, mask, lengths])
-    found: Any = _one_source("ID", ids, None if file is None else read_token_ids("--file", file))
-    check_outputs(out, weights, several=is_list_of_sequences(found, rank=1))
+    found = _one_source("ID", ids, file, read_token_ids)
     result = session.client.attend_tokens(
         model,
         found,
@@ -226,11 +207,11 @@ def tokens(
     print_result(session, result, out, weights)
 
 
-def _one_source(name: str, given: _ValueT | None, read: _ValueT | None) -> _ValueT:
+def _one_source(name: str, given: Any, file: str | None, read: Callable[[str, str], Any]) -> Any:
     """The input, from the arguments or from --file."""
-    if given and read is not None:
+    if given and file is not None:
         raise typer.BadParameter(f"give {name} arguments or --file, not both", param_hint=name)
-    found = given or read
+    found = given if file is None else read("--file", file)
     if found is None or not len(found):
         raise typer.BadParameter(f"give at least one {name}, or --file with at least one", param_hint=name)
     return found

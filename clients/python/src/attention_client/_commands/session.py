@@ -20,17 +20,7 @@ from attention_client._connection.settings import DEFAULT_MAX_MESSAGE_BYTES, DEF
 from attention_client._connection.tls import tls_files
 
 _CONNECTION = "Connection (before or after the command)"
-_SERVER, _TOKEN = "ATTENTION_SERVER", "ATTENTION_TOKEN"
-_SIZE = re.compile(r"([0-9]+) *([a-z]*)", re.IGNORECASE)
-_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
-
-
-def _size(text: str) -> int:
-    """Reads a number of bytes, such as 64MiB."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None or match[2].upper() not in _UNITS:
-        raise typer.BadParameter(f"{text!r} is not a size: give a number of bytes, or a size such as 64MiB")
-    return int(match[1]) * _UNITS[match[2].upper()]
+SERVER, TOKEN = "ATTENTION_SERVER", "ATTENTION_TOKEN"
 
 
 def option(*names: str, metavar: str | None = None, panel: str = _CONNECTION, **options: Any) -> Any:
@@ -73,7 +63,7 @@ def connect(
     ca: Annotated[Path | None, option("--ca", "--tls-ca", metavar="FILE")] = None,
     certificate: Annotated[Path | None, option(metavar="FILE")] = None,
     private_key: Annotated[Path | None, option("--key", "--private-key", metavar="FILE")] = None,
-    max_message_bytes: Annotated[int | None, option(metavar="SIZE", parser=_size)] = None,
+    max_message_bytes: Annotated[int | None, option(metavar="BYTES", min=1)] = None,
 ) -> AttentionClient:
     """A client as the options of the command line describe it.
 
@@ -86,8 +76,7 @@ def connect(
         ca: Encrypt the connection; verify the server with the authorities of this PEM file.
         certificate: Encrypt the connection; show this certificate (PEM). Needs its key.
         private_key: Private key (PEM) of --certificate.
-        max_message_bytes: Largest request and response, above 0: a number of bytes, or a size such as 1GiB.
-            Default: 64MiB.
+        max_message_bytes: Largest request and response, in bytes, 1 or more. Default: 67108864 (64 MiB).
 
     Raises:
         typer.BadParameter: An option has a value that is not allowed.
@@ -96,7 +85,7 @@ def connect(
         return AttentionClient(
             _targets(server),
             credentials=tls_files(ca, certificate, private_key, tls=bool(tls)),
-            token=token or os.environ.get(_TOKEN) or None,
+            token=token or os.environ.get(TOKEN) or None,
             timeout=DEFAULT_TIMEOUT if timeout is None else timeout,
             wait_for_ready=bool(wait),
             max_message_bytes=DEFAULT_MAX_MESSAGE_BYTES if max_message_bytes is None else max_message_bytes,
@@ -180,19 +169,7 @@ def set_parameters(run: Callable[..., None], parameters: list[Parameter]) -> Non
     run.__annotations__ = {each.name: each.annotation for each in parameters}
 
 
-def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of the server's models, for the shell; none if the server does not answer within a second."""
-    server = ctx.params.get("server") or ctx.find_root().params.get("server")
-    try:
-        with AttentionClient(_targets(server), wait_for_ready=False, max_retries=0) as client:
-            names = {model.name for model in client.models(timeout=1)}
-    except AttentionClientError:
-        return []
-    return sorted(name for name in names if name.startswith(incomplete))
-
-
-MODEL_NAME: dict[str, Any] = {"metavar": "NAME", "autocompletion": complete_model}
-ModelName = Annotated[str, typer.Option("--model", help="Name of the model.", **MODEL_NAME)]
+ModelName = Annotated[str, typer.Option("--model", metavar="NAME", help="Name of the model.")]
 ModelVersion = Annotated[
     str,
     option(metavar="N", panel="Options", help="Version of the model. Default: the highest that is ready."),
@@ -206,5 +183,5 @@ def fail(message: str) -> NoReturn:
 
 
 def _targets(server: str | None) -> str | list[str]:
-    server = server or os.environ.get(_SERVER) or DEFAULT_TARGET
+    server = server or os.environ.get(SERVER) or DEFAULT_TARGET
     return server.split(",") if "," in server and ":///" not in server else server

@@ -8,13 +8,14 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from attention_client._commands.arrays import check_inputs, is_list_of_sequences, read_array, read_token_ids
-from attention_client._commands.compute import INPUTS, OUTPUT, Array, OutFile
+from attention_client._commands.arrays import read_array, read_token_ids
+from attention_client._commands.compute import INPUTS, OUTPUT, Array
 from attention_client._commands.session import ModelName, ModelVersion, Session, fail, option
-from attention_client._commands.tables import print_json, weights_table
-from attention_client._commands.weights_page import PageAnswer, save
+from attention_client._commands.tables import print_json, token_labels, weights_table
+from attention_client._commands.weights_page import page_answer, save
 from attention_client._values import AnyResult, FloatArray
 
+PictureFile = Annotated[Path | None, option(metavar="FILE", panel=OUTPUT)]
 Number = Annotated[int | None, option(metavar="N", panel=OUTPUT, min=0)]
 
 
@@ -31,8 +32,8 @@ def weights(
     mask: Array = None,
     head: Number = None,
     layer: Number = None,
-    plot: OutFile = None,
-    html: OutFile = None,
+    plot: PictureFile = None,
+    html: PictureFile = None,
     compare: Annotated[str | None, option(metavar="NAME", panel=OUTPUT)] = None,
     compare_version: Annotated[str, option(metavar="N", panel=OUTPUT)] = "",
 ) -> None:
@@ -56,7 +57,7 @@ def weights(
     if (compare is not None or compare_version) and html is None:
         raise typer.BadParameter("--compare needs --html", param_hint="--compare")
     if html is not None:
-        _check_page(html, plot, head, layer)
+        _check_page(plot, head, layer)
     heat_maps = None if plot is None else _heat_maps()  # before the server computes in vain
     given = {"text": text, "ids": ids, "query": query, "key": key, "value": value, "mask": mask}
     inputs = _inputs(given)
@@ -67,13 +68,15 @@ def weights(
             results.append(_computed(session, compare or model, compare_version, inputs))
         _write_page(session, results, inputs, html)
         return
-    found = _layer(_weights(result), layer)
-    heads, labels = _heads(head, len(found)), _labels(inputs, result, found.shape[-1])
+    found = _layer(np.asarray(result.attention_weights), layer)
+    _check("--head", head, len(found))
+    heads = list(range(len(found))) if head is None else [head]
+    labels = _labels(inputs, result, found.shape[-1])
     if heat_maps is not None:
         if found.shape[1] != found.shape[2]:
             fail("--plot draws as many queries as keys; --html draws any number")
-        maps = heat_maps.HeatMaps(weights=found[heads], heads=heads, labels=labels, title=_title(result))
-        heat_maps.save(maps, plot)
+        figure = heat_maps.draw(found[heads], heads, labels, _title(result))
+        figure.savefig(plot, dpi=heat_maps.DPI, bbox_inches="tight")  # a long title widens the picture
     if session.json:
         shown = {str(index): found[index].tolist() for index in heads}
         model_names = {"model_name": result.model_name, "model_version": result.model_version}
@@ -85,12 +88,10 @@ def weights(
         typer.echo(f"\nhead {index}\n{weights_table(labels, found[index], rows)}", nl=False)
 
 
-def _check_page(path: Path, *narrowed: Path | int | None) -> None:
+def _check_page(*narrowed: Path | int | None) -> None:
     """Refuses what a page cannot be, before the server computes in vain."""
     if any(each is not None for each in narrowed):
         raise typer.BadParameter("a page has all layers and heads: leave out --plot, --head and --layer")
-    if not path.absolute().parent.is_dir():
-        raise typer.BadParameter(f"{path}: the folder does not exist", param_hint="--html")
 
 
 def _inputs(given: dict[str, str | None]) -> dict[str, Any]:
@@ -105,27 +106,21 @@ def _inputs(given: dict[str, str | None]) -> dict[str, Any]:
     if sources != ["query"] and (given["key"] or given["value"]):
         raise typer.BadParameter("--key and --value need --query")
     read = {name: value for name, value in given.items() if value is not None}
-    check_inputs([value for name, value in read.items() if name != "text"])
-    inputs: dict[str, Any] = {
-        name: value if name == "text" else _read(f"--{name}", value) for name, value in read.items()
-    }
-    return inputs
+    return {name: value if name == "text" else _read(f"--{name}", value) for name, value in read.items()}
 
 
 def _read(option: str, value: str) -> Any:
     """The array of one sequence."""
-    found = read_token_ids(option, value) if option == "--ids" else read_array(option, value)
+    found = np.asarray(read_token_ids(option, value) if option == "--ids" else read_array(option, value))
     if option == "--mask":
-        return np.asarray(found)
+        return found
     rank = 1 if option == "--ids" else 2
-    if is_list_of_sequences(found, rank=rank) or np.ndim(found) == rank + 1:
-        if len(found) != 1:
-            raise typer.BadParameter(f"{value}: holds {len(found)} sequences; give one", param_hint=option)
+    if found.ndim == rank + 1 and len(found) == 1:
         found = found[0]
-    if np.ndim(found) != rank:
-        message = f"{value}: has {np.ndim(found)} axes; one sequence has {rank}"
+    if found.ndim != rank:
+        message = f"{value}: has {found.ndim} axes; one sequence has {rank}"
         raise typer.BadParameter(message, param_hint=option)
-    return np.asarray(found)
+    return found
 
 
 def _computed(session: Session, model: str, version: str, inputs: dict[str, Any]) -> AnyResult:
@@ -142,12 +137,6 @@ def _computed(session: Session, model: str, version: str, inputs: dict[str, Any]
     return result
 
 
-def _weights(result: AnyResult) -> FloatArray:
-    weights: Any = result.attention_weights
-    found: FloatArray = weights
-    return found
-
-
 def _title(result: AnyResult) -> str:
     return f"{result.model_name}, version {result.model_version}"
 
@@ -156,15 +145,15 @@ def _write_page(session: Session, results: list[AnyResult], inputs: dict[str, An
     answers = []
     for result in results:
         patterns = session.client.model(result.model_name, result.model_version).attention_patterns
-        shape = _weights(result).shape
+        weights = np.asarray(result.attention_weights)
         answers.append(
-            PageAnswer(
+            page_answer(
                 model=result.model_name,
                 version=result.model_version,
                 subject=_subject(inputs),
-                queries=_labels(inputs, result, shape[-2]),
-                keys=_labels(inputs, result, shape[-1]),
-                weights=_weights(result).reshape(-1, *shape[-3:]),
+                queries=_labels(inputs, result, weights.shape[-2]),
+                keys=_labels(inputs, result, weights.shape[-1]),
+                weights=weights.reshape(-1, *weights.shape[-3:]),
                 patterns=patterns,
                 mask=inputs.get("mask"),
             )
@@ -190,7 +179,7 @@ def _labels(inputs: dict[str, Any], result: AnyResult, count: int) -> list[str]:
     """
     offsets: Any = result.offsets
     if offsets is not None and len(offsets) == count:
-        return [inputs["text"][start:end] or "·" for start, end in offsets.tolist()]
+        return token_labels(inputs["text"], offsets)
     if "ids" in inputs and len(inputs["ids"]) == count:
         return [str(each) for each in inputs["ids"].tolist()]
     return [str(index) for index in range(count)]
@@ -202,16 +191,14 @@ def _layer(found: FloatArray, chosen: int | None) -> FloatArray:
         if chosen is not None:
             fail("--layer: the model is a single attention module")
         return found
-    if chosen is not None and chosen >= len(found):
-        fail(f"--layer: expected 0 to {len(found) - 1}; found {chosen}")
+    _check("--layer", chosen, len(found))
     layer: FloatArray = found[-1 if chosen is None else chosen]
     return layer
 
 
-def _heads(chosen: int | None, count: int) -> list[int]:
+def _check(option: str, chosen: int | None, count: int) -> None:
     if chosen is not None and chosen >= count:
-        fail(f"--head: expected 0 to {count - 1}; found {chosen}")
-    return list(range(count)) if chosen is None else [chosen]
+        fail(f"{option}: expected 0 to {count - 1}; found {chosen}")
 
 
 def _heat_maps() -> ModuleType:

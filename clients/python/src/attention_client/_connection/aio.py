@@ -12,14 +12,12 @@ from collections.abc import (
     Iterator,
 )
 from contextlib import contextmanager, suppress
-from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 from grpc import aio
 
-from attention_client._connection.base import BaseConnection
-from attention_client._connection.spans import CallSpan
+from attention_client._connection.base import BaseConnection, Channel, finish
 from attention_client._connection.streams import (
     Entry,
     Outcome,
@@ -30,7 +28,6 @@ from attention_client._connection.streams import (
     idle_too_long,
     iterator_of,
 )
-from attention_client._connection.tls import RenewingChannel, TlsFiles
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._values import RequestOptions, StreamItem
 from attention_client.errors import AttentionClientError, CallCancelledError, from_rpc_error
@@ -41,97 +38,22 @@ _ResultT = TypeVar("_ResultT")
 _PLACEHOLDER = "Internal error from Core"
 # Seconds. The server's status usually follows the placeholder at once; this bounds the wait for it.
 _LONGEST_WAIT = 1.0
-StreamCall: TypeAlias = aio.StreamStreamCall[pb.AttendStreamRequest, pb.AttendStreamResponse]
 
 
-class AsyncRenewingChannel(RenewingChannel[aio.Channel]):
-    """A renewing channel of grpc.aio, on one event loop."""
-
-    def __init__(
-        self, files: TlsFiles, open_channel: Callable[[grpc.ChannelCredentials], aio.Channel]
-    ) -> None:
-        """As of `RenewingChannel`."""
-        super().__init__(files, open_channel)
-        self._closing: set[asyncio.Task[None]] = set()
-
-    async def close(self) -> None:
-        """Closes every channel. Calls in progress are cancelled."""
-        await asyncio.gather(*(channel.close() for channel in self._channels()), *self._closing)
-
-    def _when_ended(self, call: Any, release: Callable[[], None]) -> None:
-        call.add_done_callback(lambda _: release())
-
-    def _close_soon(self, channel: aio.Channel) -> None:
-        task = asyncio.ensure_future(channel.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-
-
-class AsyncConnection(BaseConnection):
-    """A connection whose calls are awaited on the event loop that runs when it is created."""
-
-    _grpc = aio
-    _renewing_channel = AsyncRenewingChannel
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Closes the connection. Calls in progress and later calls raise ClientClosedError."""
-        self._closed = True
-        await self._channel.close()
-
-    def _open_channel(self, credentials: grpc.ChannelCredentials | TlsFiles | None, *settings: Any) -> Any:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError as error:
-            message = (
-                "AsyncAttentionClient must be created inside a running event loop, such as in asyncio.run"
-            )
-            raise AttentionClientError(message) from error
-        return super()._open_channel(credentials, *settings)
-
-    def _run(self, steps: Coroutine[Any, Any, _ResultT]) -> Any:
-        return steps
-
-    async def _send(self, method: Any, request: Any, **options: Any) -> Any:
-        with cancellation_told_apart():
-            return await method(request, **options)
-
-    async def _pause(self, duration: float) -> None:
-        await asyncio.sleep(duration)
-
-    def _end_with(self, call: Any, span: CallSpan) -> None:
-        call.add_done_callback(lambda done: span.end(ready(done.code())))
-
-    def _exchange(self, items: AsyncIterator[StreamItem], settings: StreamSettings) -> "AsyncExchange":
-        return AsyncExchange(self._open(settings.timeout), items, settings)
-
-    def _stream(self, requests: Any, settings: StreamSettings) -> AsyncGenerator[Outcome, None]:
-        return self._outcomes(async_iterator_of(requests), settings)
-
-
-def async_iterator_of(
+async def async_iterator_of(
     requests: Iterable[StreamItem] | AsyncIterable[StreamItem],
 ) -> AsyncIterator[StreamItem]:
-    """Converts both kinds of iterable to an asynchronous iterator.
+    """The requests of either kind of iterable.
 
     Raises:
-        InvalidArgumentError: The requests are not iterable.
+        InvalidArgumentError: They are not iterable.
     """
     if isinstance(requests, AsyncIterable):
-        return aiter(requests)
-    return _without_waiting(iterator_of(requests))
-
-
-async def _without_waiting(items: Iterator[StreamItem]) -> AsyncIterator[StreamItem]:
-    for item in items:
-        yield item
+        async for item in requests:
+            yield item
+    else:
+        for item in iterator_of(requests):
+            yield item
 
 
 @contextmanager
@@ -153,11 +75,14 @@ def cancellation_told_apart() -> Iterator[None]:
 class AsyncExchange:
     """A stream whose requests a task reads and sends."""
 
-    def __init__(self, call: StreamCall, items: AsyncIterator[StreamItem], settings: StreamSettings) -> None:
+    def __init__(
+        self, open_call: Callable[[], Any], items: AsyncIterator[StreamItem], settings: StreamSettings
+    ) -> None:
+        call = open_call()
         self.failure: BaseException | None = None
         self._entries: asyncio.Queue[Entry] = asyncio.Queue()
         self._call, self._status = call, CallStatus(call)
-        self._slots = asyncio.Semaphore(settings.max_in_flight)
+        self.slots = asyncio.Semaphore(settings.max_in_flight)
         self._limit = settings.idle_timeout
         call.add_done_callback(lambda _: self._entries.put_nowait(StreamEnd.CALL_ENDED))
         self._sender = asyncio.create_task(self._send(items, settings.options))
@@ -166,7 +91,7 @@ class AsyncExchange:
         """Sends until the items end or the call does; the receiver learns of the call's end from the call."""
         try:
             for index in itertools.count():
-                await self._slots.acquire()
+                await self.slots.acquire()
                 try:
                     entry, request = encode_item(index, await anext(items), options)
                 except StopAsyncIteration:
@@ -202,10 +127,6 @@ class AsyncExchange:
         # At the end of the stream, gRPC returns a value of another type.
         return response if isinstance(response, pb.AttendStreamResponse) else None
 
-    def free_slot(self) -> None:
-        """See Exchange."""
-        self._slots.release()
-
     async def stop(self) -> None:
         """See Exchange."""
         self._call.cancel()
@@ -214,39 +135,65 @@ class AsyncExchange:
 
 
 class CallStatus:
-    """Records the status of one call when it arrives."""
+    """The status of one call, recorded when the server's arrives."""
 
     def __init__(self, call: aio.Call) -> None:
-        self._status: aio.AioRpcError | None = None
-        self._known = asyncio.Event()
+        self._known: asyncio.Future[aio.AioRpcError] = asyncio.get_running_loop().create_future()
         call.add_done_callback(self._note)
 
     async def true_error(self, error: grpc.RpcError) -> AttentionClientError:
         """The error of the call, or of the server's status if that of the call is the placeholder."""
-        if error.details() != _PLACEHOLDER:
-            return from_rpc_error(error)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._known.wait(), _LONGEST_WAIT)
-        if self._status is None or self._status.code() is grpc.StatusCode.OK:
+        if error.details() == _PLACEHOLDER:
+            with suppress(TimeoutError):
+                error = await asyncio.wait_for(self._known, _LONGEST_WAIT)
+        if error.details() == _PLACEHOLDER or error.code() is grpc.StatusCode.OK:
             return ended_early()
-        return from_rpc_error(self._status)
+        return from_rpc_error(error)
 
     def _note(self, call: aio.Call) -> None:
         """Called at every change of status; the values that it reads are available without waiting."""
-        code, details = ready(call.code()), ready(call.details())
-        if code is None or details == _PLACEHOLDER:
-            return
-        metadata = ready(call.trailing_metadata())
-        self._status = aio.AioRpcError(code, trailing_metadata=metadata, details=details)
-        self._known.set()
+        details = finish(call.details())
+        if details != _PLACEHOLDER and not self._known.done():
+            code, metadata = finish(call.code()), finish(call.trailing_metadata())
+            self._known.set_result(aio.AioRpcError(code, trailing_metadata=metadata, details=details))
 
 
-def ready(value: Coroutine[Any, Any, _ResultT]) -> _ResultT | None:
-    """The value of a coroutine that does not wait; None if it would."""
-    try:
-        value.send(None)
-    except StopIteration as stop:
-        result: _ResultT = stop.value
-        return result
-    value.close()
-    return None
+class AsyncConnection(BaseConnection):
+    """A connection whose calls are awaited on the event loop that runs when it is created."""
+
+    _grpc = aio
+    _exchange = AsyncExchange
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connection. Calls in progress and later calls raise ClientClosedError."""
+        await asyncio.gather(*(each.channel.close() for each in self._all_channels()))
+
+    def _open_channel(self, credentials: grpc.ChannelCredentials | None) -> Channel:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError as error:
+            message = "AsyncAttentionClient must be created while an event loop runs, as in asyncio.run"
+            raise AttentionClientError(message) from error
+        return super()._open_channel(credentials)
+
+    def _run(self, steps: Coroutine[Any, Any, _ResultT]) -> Any:
+        return steps
+
+    async def _send(self, method: Any, request: Any, **options: Any) -> Any:
+        with cancellation_told_apart():
+            return await method(request, **options)
+
+    async def _pause(self, duration: float) -> None:
+        await asyncio.sleep(duration)
+
+    async def _close(self, channel: Channel) -> None:
+        await channel.channel.close()
+
+    def _stream(self, requests: Any, settings: StreamSettings) -> AsyncGenerator[Outcome, None]:
+        return self._outcomes(async_iterator_of(requests), settings)

@@ -5,9 +5,12 @@ that `finish` runs them to their end. Those of the asynchronous client are await
 """
 
 import re
+import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -29,13 +32,14 @@ from attention_client._connection.settings import (
     one_of,
     read_metadata,
     read_options,
+    read_service_config,
     read_targets,
     resolve,
     seconds,
 )
-from attention_client._connection.spans import CallSpan, Pairs, start_span
+from attention_client._connection.spans import Pairs, span_of
 from attention_client._connection.streams import Exchange, Outcome, StreamSettings, outcomes
-from attention_client._connection.tls import TlsFiles
+from attention_client._connection.tls import RenewedCredentials, TlsFiles
 from attention_client._generated.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_client._values import (
     RequestOptions,
@@ -63,8 +67,7 @@ _ResultT = TypeVar("_ResultT")
 _PROBE_SECONDS = 0.05
 # How gRPC's core ends a call whose last attempt was not answered in time; the status is CANCELLED.
 _ATTEMPT_ENDED = "perAttemptRecvTimeout"
-# How gRPC's core reports that a server with TLS closed an unencrypted connection before its first frame, and
-# that a server answered a TLS handshake without TLS.
+# How it reports that a server with TLS closed an unencrypted connection, and that a server has no TLS.
 _CLOSED_AT_ONCE = re.compile(r"last error: .*(?:Socket closed|Connection reset by peer)")
 _NOT_TLS = "WRONG_VERSION_NUMBER"
 HEALTH_REQUEST = health_pb2.HealthCheckRequest(service="")
@@ -95,6 +98,21 @@ def _cause(error: Exception) -> BaseException | None:
     return error.__cause__ if isinstance(error, AttentionClientError) else error
 
 
+@dataclass(slots=True, eq=False)
+class Channel:
+    """A channel of gRPC.
+
+    Attributes:
+        channel: The channel.
+        methods: What calls each method of the server, by its name.
+        calls: The number of calls in progress.
+    """
+
+    channel: Any
+    methods: Mapping[str, Any]
+    calls: int = 0
+
+
 class BaseConnection:
     """A channel to one or several servers, with the settings that apply to every call."""
 
@@ -120,43 +138,58 @@ class BaseConnection:
         if not isinstance(credentials, grpc.ChannelCredentials | TlsFiles | None):
             expected = "grpc.ChannelCredentials, TlsFiles or None"
             raise invalid("credentials", expected, type_name(credentials))
-        self._encrypts = credentials is not None
         self._metadata = read_metadata(metadata, token, self._targets, credentials)
+        self._encrypts = credentials is not None
         self._timeout = seconds(timeout)
         self._wait_for_ready = wait_for_ready
         self._wire = one_of("wire", wire, DATA_TYPES)
-        options = read_options(
-            self._targets,
-            max_message_bytes=max_message_bytes,
-            max_retries=max_retries,
-            attempt_timeout=attempt_timeout,
-            channel_options=channel_options,
-        )
-        compressed = COMPRESSIONS[one_of("compression", compression, COMPRESSIONS)]
-        self._channel: Any = self._open_channel(credentials, options, compressed)
-        self._stub = AttentionServiceStub(self._channel)
-        self._health = health_pb2_grpc.HealthStub(self._channel)
+        service_config = read_service_config(max_retries, attempt_timeout)
+        options = read_options(self._targets, max_message_bytes, service_config, channel_options)
+        self._settings = (options, COMPRESSIONS[one_of("compression", compression, COMPRESSIONS)])
+        self._address = self._targets[0] if len(self._targets) == 1 else resolve(self._targets)
+        self._renewed = RenewedCredentials(credentials) if isinstance(credentials, TlsFiles) else None
+        # The last one is used; earlier ones have other certificates and close after their last call.
+        self._channels = [self._open_channel(self._renewed.first if self._renewed else credentials)]
+        self._lock = threading.Lock()
 
-    def _open_channel(self, credentials: grpc.ChannelCredentials | TlsFiles | None, *settings: Any) -> Any:
-        target = self._targets[0] if len(self._targets) == 1 else resolve(self._targets)
-
-        def secure(given: grpc.ChannelCredentials) -> Any:
-            return self._grpc.secure_channel(target, given, *settings)
-
+    def _open_channel(self, credentials: Any) -> Channel:
         try:
             if credentials is None:
-                return self._grpc.insecure_channel(target, *settings)
-            if isinstance(credentials, TlsFiles):
-                return self._renewing_channel(credentials, secure)
-            return secure(credentials)
-        except AttentionClientError:
-            raise
+                channel = self._grpc.insecure_channel(self._address, *self._settings)
+            else:
+                channel = self._grpc.secure_channel(self._address, credentials, *self._settings)
         except (TypeError, ValueError, OverflowError) as error:
             raise invalid("channel_options", "options that gRPC takes", error) from error
+        check = health_pb2_grpc.HealthStub(channel).Check
+        return Channel(channel, {**vars(AttentionServiceStub(channel)), "Check": check})
+
+    @asynccontextmanager
+    async def _channel(self) -> AsyncIterator[Channel]:
+        """The channel of one call."""
+        with self._lock:
+            if self._renewed and not self._closed and (credentials := self._renewed.renewed()):
+                self._channels.append(self._open_channel(credentials))
+            channel = self._channels[-1]
+            channel.calls += 1
+        try:
+            yield channel
+        finally:
+            with self._lock:
+                channel.calls -= 1
+                unused = [each for each in self._channels[:-1] if not each.calls]
+                self._channels = [each for each in self._channels if each not in unused]
+            for each in unused:
+                await self._close(each)
+
+    def _all_channels(self) -> list[Channel]:
+        """Opens no more channels; returns those that are open, to be closed."""
+        with self._lock:
+            self._closed = True
+            return list(self._channels)
 
     # What differs between the clients: the module that opens channels, and how they wait.
     _grpc: Any
-    _renewing_channel: Any
+    _exchange: Callable[[Callable[..., Any], Any, StreamSettings], Exchange]
 
     def _run(self, steps: Coroutine[Any, Any, _ResultT]) -> _ResultT:
         """The result of steps; of the asynchronous client, the steps, which the caller awaits."""
@@ -169,12 +202,8 @@ class BaseConnection:
     async def _pause(self, duration: float) -> None:
         raise NotImplementedError
 
-    def _end_with(self, call: Any, span: CallSpan) -> None:
-        """Ends a span when a stream ends."""
-        raise NotImplementedError
-
-    def _exchange(self, items: Any, settings: StreamSettings) -> Exchange:
-        """Opens a stream."""
+    async def _close(self, channel: Channel) -> None:
+        """Closes a channel. Its calls in progress are cancelled."""
         raise NotImplementedError
 
     def _options(self, model: str, version: Version, return_weights: ReturnWeights) -> RequestOptions:
@@ -199,103 +228,103 @@ class BaseConnection:
 
     async def _outcomes(self, items: Any, settings: StreamSettings) -> AsyncGenerator[Outcome, None]:
         """Opens a stream and runs it."""
+        with span_of("AttendStream", self._targets) as added:
+            try:
+                async with self._channel() as channel:
+                    open_call = partial(self._begin, channel, settings.timeout, added)
+                    exchange = self._exchange(open_call, items, settings)
+                    found = outcomes(exchange, return_exceptions=settings.return_exceptions)
+                    async with aclosing(found):
+                        async for outcome in found:
+                            yield outcome
+            except AttentionClientError as error:
+                raise await self._refined(error, settings.timeout) from error.__cause__
+
+    def _begin(self, channel: Channel, timeout: float | None, added: Pairs, *requests: Any) -> Any:
+        """Begins the call of a stream."""
+        options = {"timeout": timeout, "metadata": (*self._metadata, *added)}
         try:
-            found = outcomes(self._exchange(items, settings), return_exceptions=settings.return_exceptions)
-            async with aclosing(found):
-                async for outcome in found:
-                    yield outcome
-        except AttentionClientError as error:
-            raise await self._refined(error, settings.timeout) from error.__cause__
+            return channel.methods["AttendStream"](*requests, wait_for_ready=self._wait_for_ready, **options)
+        except (ValueError, aio.BaseError) as error:
+            raise self._as_client_error(error) from error
 
     def _answer(self, call: EncodedCall[_ResultT], timeout: float | None) -> _ResultT:
-        return self._run(self._ask(self._stub.Attend, call.requests, call.decode, timeout))
+        return self._run(self._ask("Attend", call.requests, call.decode, timeout))
 
     async def _ask(
         self,
-        method: Any,
+        method: str,
         requests: Sequence[Any],
         decode: Callable[[list[Any]], _ResultT],
         timeout: float | None,
     ) -> _ResultT:
         """Calls a method, once for each request, and decodes its responses."""
         limit = seconds(timeout, default=self._timeout)
-        wait, responses = self._wait_for_ready, []
+        responses = []
         for request in requests:
-            span = start_span(type(request).__name__, self._targets)
-            with span or nullcontext():
-                added = span.metadata if span else ()
-                response = await self._invoke(method, request, limit, wait_for_ready=wait, added=added)
+            with span_of(method, self._targets) as added:
+                response = await self._invoke(method, request, limit, wait=self._wait_for_ready, added=added)
             responses.append(response)
         return decode(responses)
 
+    async def _invoke(self, method: str, request: Any, limit: float, *, wait: bool, added: Pairs = ()) -> Any:
+        options = {"timeout": limit, "metadata": (*self._metadata, *added), "wait_for_ready": wait}
+        try:
+            async with self._channel() as channel:
+                return await self._send(channel.methods[method], request, **options)
+        except FAILURES as error:
+            raise await self._refined(error, limit) from _cause(error)
+
     async def _is_ready(self, timeout: float | None) -> bool:
         limit = seconds(timeout, default=self._timeout)
-        response = await self._invoke(self._health.Check, HEALTH_REQUEST, limit, wait_for_ready=False)
+        response = await self._invoke("Check", HEALTH_REQUEST, limit, wait=False)
         return bool(response.status == _SERVING)
 
     async def _wait_until_ready(self, timeout: float | None) -> None:
         limit = seconds(timeout, default=self._timeout)
         end, pause, status = time.monotonic() + limit, _FIRST_PAUSE, "no connection"
         while (left := end - time.monotonic()) > 0:
-            options = {"timeout": left, "metadata": self._metadata, "wait_for_ready": False}
             try:
-                response = await self._send(self._health.Check, HEALTH_REQUEST, **options)
-                if response.status == _SERVING:
+                if await self._is_ready(left):
                     return
-                status = f"status {health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)}"
-            except FAILURES as error:
-                found = self._as_client_error(error)
-                if found.code not in _PASSING or isinstance(found, ClientClosedError):
-                    raise await self._refined(found) from _cause(error)
-                if found.code is not grpc.StatusCode.DEADLINE_EXCEEDED:  # the end of this wait itself
-                    status = f"{found.code.name} {found.message}"
+                status = "not serving"
+            except AttentionClientError as error:
+                if error.code not in _PASSING or isinstance(error, ClientClosedError):
+                    raise
+                if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED:  # the end of this wait itself
+                    status = f"{error.code.name} {error.message}"
             await self._pause(min(pause, max(0.0, end - time.monotonic())))
             pause = min(2 * pause, _LONGEST_PAUSE)
         message = f"{self._name} was not ready within {limit:g} s; last status: {status}"
-        raise await self._refined(DeadlineExceededError(message, reason="DEADLINE_EXCEEDED"))
-
-    async def _invoke(
-        self, method: Any, request: Any, limit: float, *, wait_for_ready: bool, added: Pairs = ()
-    ) -> Any:
-        metadata = (*self._metadata, *added) if added else self._metadata
-        try:
-            return await self._send(
-                method, request, timeout=limit, metadata=metadata, wait_for_ready=wait_for_ready
-            )
-        except FAILURES as error:
-            raise await self._refined(error, limit) from _cause(error)
-
-    def _open(self, timeout: float | None, *requests: Any) -> Any:
-        """Begins a stream."""
-        span = start_span("AttendStreamRequest", self._targets)
-        metadata = (*self._metadata, *span.metadata) if span else self._metadata
-        wait = self._wait_for_ready
-        try:
-            call = self._stub.AttendStream(*requests, timeout=timeout, metadata=metadata, wait_for_ready=wait)
-        except (ValueError, aio.BaseError) as error:
-            raise self._as_client_error(error) from error
-        if span is not None:
-            self._end_with(call, span)
-        return call
+        raise DeadlineExceededError(message, reason="DEADLINE_EXCEEDED")
 
     async def _refined(self, error: Exception, timeout: float | None = None) -> AttentionClientError:
         """The error to raise, with what the connection knows and the call's status does not."""
         found = self._as_client_error(error)
-        # The timeout passed before the server sent a status, which would state a reason.
         if isinstance(found, DeadlineExceededError) and not found.reason:
+            # The timeout passed before the server sent a status, which would state a reason.
             within = "before the timeout" if timeout is None else f"within {timeout:g} s"
             if failure := await self._connection_failure():
                 found = UnavailableError(f"no connection to {self._name} {within}: {failure}")
             else:
-                message = found.message
-                if timeout is not None:
-                    message = f"{self._name} did not answer {within}"
+                message = found.message if timeout is None else f"{self._name} did not answer {within}"
                 request_id = found.request_id
                 found = DeadlineExceededError(message, reason="DEADLINE_EXCEEDED", request_id=request_id)
         if hint := self._hint(found):
             found.message = f"{found.message}; {hint}"
             found.args = (found.message,)
         return found
+
+    def _hint(self, error: AttentionClientError) -> str:
+        """What to change if the token or the credentials may be why a call failed; otherwise empty."""
+        has_token = any(key == "authorization" for key, _ in self._metadata)
+        if isinstance(error, UnauthenticatedError) and not has_token:
+            return "pass token= to the client (--token or ATTENTION_TOKEN on the command line)"
+        if self._encrypts and _NOT_TLS in error.message:
+            return "the server does not use TLS: omit credentials (--tls, --ca, --certificate)"
+        if not self._encrypts and _CLOSED_AT_ONCE.search(error.message):
+            return "if the server uses TLS, pass credentials=TlsFiles(ca=FILE) (--tls or --ca FILE)"
+        return ""
 
     def _as_client_error(self, error: Exception) -> AttentionClientError:
         """Converts what gRPC raises; a closed channel makes it raise exceptions other than RpcError."""
@@ -313,22 +342,9 @@ class BaseConnection:
         """The reason if the channel is not connected; otherwise empty. A waiting call does not report it."""
         options = {"timeout": _PROBE_SECONDS, "metadata": self._metadata, "wait_for_ready": False}
         try:
-            await self._send(self._health.Check, HEALTH_REQUEST, **options)
+            await self._send(self._channels[-1].methods["Check"], HEALTH_REQUEST, **options)
         except grpc.RpcError as error:
             return error.details() or "" if error.code() is grpc.StatusCode.UNAVAILABLE else ""
         except FAILURES:  # the client was closed meanwhile
             pass
-        return ""
-
-    def _hint(self, error: AttentionClientError) -> str:
-        """How to pass a token or credentials, if that may be why the call failed."""
-        if isinstance(error, UnauthenticatedError):
-            if any(key == "authorization" for key, _ in self._metadata):
-                return ""
-            return "pass token= to the client (--token or ATTENTION_TOKEN on the command line)"
-        if self._encrypts:
-            if _NOT_TLS in error.message:
-                return "the server does not use TLS: omit credentials (--tls, --ca, --certificate)"
-        elif _CLOSED_AT_ONCE.search(error.message):
-            return "if the server uses TLS, pass credentials=TlsFiles(ca=FILE) (--tls or --ca FILE)"
         return ""

@@ -9,6 +9,7 @@ import math
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, Literal, TypeAlias
 
 import grpc
@@ -84,29 +85,15 @@ def seconds(timeout: float | None, *, default: float = DEFAULT_TIMEOUT, field: s
     """
     if timeout is None:
         return default
-    try:
-        value = float(timeout)
-    except (TypeError, ValueError, OverflowError):
-        value = math.nan
-    if isinstance(timeout, str) or not (value > 0 and math.isfinite(value)):
+    if not isinstance(timeout, Real) or not 0 < timeout < math.inf:
         raise invalid(field, "a positive, finite number of seconds", repr(timeout))
-    return value
+    return float(timeout)
 
 
 def read_options(
-    targets: Sequence[str],
-    *,
-    max_message_bytes: int,
-    max_retries: int,
-    attempt_timeout: float | None,
-    channel_options: ChannelOptions | None,
+    targets: Sequence[str], max_message_bytes: int, service_config: str, given: ChannelOptions | None
 ) -> tuple[tuple[str, Any], ...]:
     """The options of gRPC's channel; those that were given take precedence."""
-    retries = whole_number("max_retries", max_retries, 0, MAX_RETRIES)
-    if attempt_timeout is not None:
-        attempt_timeout = seconds(attempt_timeout, field="attempt_timeout")
-        if not retries:
-            raise invalid("attempt_timeout", "None if max_retries is 0", repr(attempt_timeout))
     size = whole_number("max_message_bytes", max_message_bytes, 1, _LARGEST_INT32)
     options = {
         "grpc.max_send_message_length": size,
@@ -118,29 +105,33 @@ def read_options(
         "grpc.per_rpc_retry_buffer_size": size,
         # Without it, gRPC ignores the time limit of an attempt in the service config.
         "grpc.experimental.enable_hedging": 1,
-        "grpc.service_config": _service_config(retries, attempt_timeout),
+        "grpc.service_config": service_config,
         "grpc.dns_min_time_between_resolutions_ms": _MIN_RESOLUTION_INTERVAL_MS,
         **_KEEPALIVE,
     }
     if len(targets) > 1:
         options["grpc.default_authority"] = targets[0]  # a list of addresses lacks a name
-    return tuple((options | dict(_items("channel_options", channel_options))).items())
+    return tuple((options | dict(_items("channel_options", given))).items())
 
 
-def _service_config(max_retries: int, attempt_timeout: float | None) -> str:
+def read_service_config(max_retries: int, attempt_timeout: float | None) -> str:
     """Load balancing, and retries; the time limit of an attempt is for unary calls.
 
     Source: grpc/service_config/service_config.proto of grpc/grpc-proto; `perAttemptRecvTimeout` is an
     addition of gRPC's core.
     """
+    retries = whole_number("max_retries", max_retries, 0, MAX_RETRIES)
     config: dict[str, Any] = {"loadBalancingConfig": [{"round_robin": {}}]}
-    if max_retries:
-        policy = _RETRY_POLICY | {"maxAttempts": max_retries + 1}
+    policy = _RETRY_POLICY | {"maxAttempts": retries + 1}
+    if retries:
         config["methodConfig"] = [{"name": [{"service": _SERVICE}], "retryPolicy": policy}]
-        if attempt_timeout is not None:
-            names = [{"service": _SERVICE, "method": method} for method in _UNARY_METHODS]
-            limited = policy | {"perAttemptRecvTimeout": f"{attempt_timeout:.9f}s"}
-            config["methodConfig"].append({"name": names, "retryPolicy": limited})
+    if attempt_timeout is not None:
+        limit = seconds(attempt_timeout, field="attempt_timeout")
+        if not retries:
+            raise invalid("attempt_timeout", "None if max_retries is 0", repr(attempt_timeout))
+        names = [{"service": _SERVICE, "method": method} for method in _UNARY_METHODS]
+        limited = policy | {"perAttemptRecvTimeout": f"{limit:.9f}s"}
+        config["methodConfig"].append({"name": names, "retryPolicy": limited})
     return json.dumps(config)
 
 
@@ -159,9 +150,8 @@ def read_metadata(
                 "metadata", "keys of letters, digits and _ . -, not beginning with grpc-", repr(key)
             )
         binary = name.endswith("-bin")
-        if not isinstance(value, bytes if binary else str) or not (
-            binary or _PRINTABLE.fullmatch(str(value))
-        ):
+        valid = isinstance(value, bytes) if binary else isinstance(value, str) and _PRINTABLE.fullmatch(value)
+        if not valid:
             raise invalid(f"metadata[{key!r}]", "bytes" if binary else "printable ASCII text", repr(value))
         pairs.append((name, value))
     return (*pairs, *_authorization(token, targets, credentials))
@@ -177,11 +167,10 @@ def _authorization(
         raise invalid("token", "printable ASCII text", type_name(token))  # never the token itself
     if credentials is None and not all(is_local(target) for target in targets):
         expected = (
-            f"credentials as well, because the connection to {', '.join(targets)} is not encrypted; pass "
-            "credentials=grpc.ssl_channel_credentials(), or, in a network that encrypts by other means, "
-            'metadata={"authorization": "Bearer TOKEN"}'
+            "credentials as well, because the connection is not encrypted; in a network that encrypts by "
+            'other means, pass metadata={"authorization": "Bearer TOKEN"}'
         )
-        raise invalid("token", expected, "credentials=None")
+        raise invalid("token", expected, f"credentials=None for {', '.join(targets)}")
     return [("authorization", f"Bearer {token}")]
 
 

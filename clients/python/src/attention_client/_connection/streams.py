@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from attention_client._calls.attention import EncodedCall, encode_texts, encode_tokens, encode_vectors
 from attention_client._calls.embeddings import encode_stream_item
@@ -102,9 +102,9 @@ def _encode(item: StreamItem, options: RequestOptions) -> EncodedCall[AnyResult]
         case EmbeddingInputs():
             return encode_stream_item(options, item)
         case TextInputs():
-            return encode_texts(options, item.text, mask=item.mask, return_offsets=item.return_offsets)
+            return encode_texts(options, item)
         case TokenInputs():
-            return encode_tokens(options, item.token_ids, mask=item.mask, lengths=item.lengths)
+            return encode_tokens(options, item)
         case AttendInputs():
             return encode_vectors(options, item)
     return encode_vectors(options, AttendInputs(item))
@@ -115,9 +115,11 @@ class Exchange(Protocol):
 
     Attributes:
         failure: The exception of the caller's iterable.
+        slots: A semaphore: how many more requests may be read.
     """
 
     failure: BaseException | None
+    slots: Any
 
     async def next_entry(self) -> Entry:
         """Waits for the next entry."""
@@ -129,9 +131,6 @@ class Exchange(Protocol):
             AttentionClientError: The call ended with an error, or the response takes too long.
         """
 
-    def free_slot(self) -> None:
-        """Allows one more request to be read."""
-
     async def stop(self) -> None:
         """Cancels the call, and stops reading the caller's iterable."""
 
@@ -141,7 +140,7 @@ async def outcomes(exchange: Exchange, *, return_exceptions: bool) -> AsyncGener
     try:
         while (entry := await exchange.next_entry()) is not StreamEnd.INPUT_ENDED:
             outcome = entry if isinstance(entry, AttentionClientError) else await _receive(exchange, entry)
-            exchange.free_slot()
+            exchange.slots.release()
             if isinstance(outcome, AttentionClientError) and not return_exceptions:
                 raise outcome
             yield outcome

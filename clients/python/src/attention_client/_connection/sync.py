@@ -6,13 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
 
-from attention_client._connection.base import BaseConnection, finish
-from attention_client._connection.spans import CallSpan
+from attention_client._connection.base import BaseConnection, Channel, finish
 from attention_client._connection.streams import (
     Entry,
     Outcome,
@@ -22,78 +20,9 @@ from attention_client._connection.streams import (
     idle_too_long,
     iterator_of,
 )
-from attention_client._connection.tls import RenewingChannel
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._values import StreamItem
 from attention_client.errors import AttentionClientError, from_rpc_error
-
-
-class SyncRenewingChannel(RenewingChannel[grpc.Channel]):
-    """A renewing channel of grpcio."""
-
-    def close(self) -> None:
-        """Closes every channel. Calls in progress are cancelled."""
-        for channel in self._channels():
-            channel.close()
-
-    def _when_ended(self, call: Any, release: Callable[[], None]) -> None:
-        # A unary call has ended: it returned its response.
-        if not (isinstance(call, grpc.RpcContext) and call.add_callback(release)):
-            release()
-
-    def _close_soon(self, channel: grpc.Channel) -> None:
-        """Closes a channel on another thread: the last call may have ended on the channel's own thread."""
-        threading.Thread(target=channel.close, name="close", daemon=True).start()
-
-
-class Connection(BaseConnection):
-    """A connection whose calls block."""
-
-    _grpc = grpc
-    _renewing_channel = SyncRenewingChannel
-    _run = staticmethod(finish)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes the connection. Calls in progress and later calls raise ClientClosedError."""
-        self._closed = True
-        self._channel.close()
-
-    async def _send(self, method: Any, request: Any, **options: Any) -> Any:
-        return method(request, **options)
-
-    async def _pause(self, duration: float) -> None:
-        time.sleep(duration)
-
-    def _end_with(self, call: Any, span: CallSpan) -> None:
-        def end() -> None:
-            span.end(call.code())
-
-        if not call.add_callback(end):  # it has ended
-            end()
-
-    def _exchange(self, items: Iterator[StreamItem], settings: StreamSettings) -> "SyncExchange":
-        return SyncExchange(self._open, items, settings)
-
-    def _stream(self, requests: Any, settings: StreamSettings) -> Generator[Outcome, None, None]:
-        found = self._outcomes(iterator_of(requests), settings)
-
-        def run() -> Generator[Outcome, None, None]:
-            try:
-                with suppress(StopAsyncIteration):
-                    while True:
-                        yield finish(anext(found))
-            finally:
-                finish(found.aclose())
-
-        return run()
 
 
 class SyncExchange(Iterator[pb.AttendStreamRequest]):
@@ -106,9 +35,9 @@ class SyncExchange(Iterator[pb.AttendStreamRequest]):
         self._entries: queue.SimpleQueue[Entry] = queue.SimpleQueue()
         self._items = zip(itertools.count(), items, strict=False)
         self._options = settings.options
-        self._slots = threading.Semaphore(settings.max_in_flight)
+        self.slots = threading.Semaphore(settings.max_in_flight)
         self._stopped = threading.Event()
-        self._call = open_call(settings.timeout, self)
+        self._call = open_call(self)
         if not self._call.add_callback(self._call_ended):
             self._call_ended()
         # gRPC does not limit the wait for one response.
@@ -119,7 +48,7 @@ class SyncExchange(Iterator[pb.AttendStreamRequest]):
 
     def __next__(self) -> pb.AttendStreamRequest:
         while True:
-            self._slots.acquire()
+            self.slots.acquire()
             entry, request = self._encode_next()
             self._entries.put(entry)
             if request is not None:
@@ -157,14 +86,10 @@ class SyncExchange(Iterator[pb.AttendStreamRequest]):
         finally:
             self._waits_since = None
 
-    def free_slot(self) -> None:
-        """See Exchange."""
-        self._slots.release()
-
     async def stop(self) -> None:
         """See Exchange. An iterable that is blocked now is read up to its next item."""
         self._stopped.set()
-        self._slots.release()
+        self.slots.release()
         self._call.cancel()
 
     def _watch(self, limit: float) -> None:
@@ -177,3 +102,44 @@ class SyncExchange(Iterator[pb.AttendStreamRequest]):
                 self._too_long = idle_too_long(limit)
                 self._call.cancel()
                 return
+
+
+class Connection(BaseConnection):
+    """A connection whose calls block."""
+
+    _grpc = grpc
+    _exchange = SyncExchange
+    _run = staticmethod(finish)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection. Calls in progress and later calls raise ClientClosedError."""
+        for each in self._all_channels():
+            each.channel.close()
+
+    async def _send(self, method: Any, request: Any, **options: Any) -> Any:
+        return method(request, **options)
+
+    async def _pause(self, duration: float) -> None:
+        time.sleep(duration)
+
+    async def _close(self, channel: Channel) -> None:
+        channel.channel.close()
+
+    def _stream(self, requests: Any, settings: StreamSettings) -> Generator[Outcome, None, None]:
+        found = self._outcomes(iterator_of(requests), settings)
+
+        def run() -> Generator[Outcome, None, None]:
+            try:
+                with suppress(StopAsyncIteration):
+                    while True:
+                        yield finish(anext(found))
+            finally:
+                finish(found.aclose())
+
+        return run()

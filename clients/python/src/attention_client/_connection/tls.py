@@ -1,22 +1,19 @@
-"""Certificates that are read from files, and channels that are replaced when the files change."""
+"""Certificates that are read from files, and read again when the files change."""
 
 import logging
+import os
 import ssl
-import threading
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial, partialmethod
 from os import PathLike
 from pathlib import Path
-from typing import Any, Generic, TypeVar
 
 import grpc
 
 from attention_client.errors import InvalidArgumentError, invalid
 
 log = logging.getLogger(__name__)
-ChannelT = TypeVar("ChannelT")
 
 # How often the files are looked at, at most, and only when a call begins.
 CHECK_SECONDS = 2.0
@@ -61,15 +58,13 @@ def tls_files(
     return TlsFiles(ca=ca, certificate=certificate, key=key)
 
 
-def _state(files: TlsFiles) -> list[tuple[int, int, int] | None]:
+def _state(files: TlsFiles) -> list[tuple[int, int, int]]:
     """What changes with the content of files, also if they are renewed by a change of symbolic links."""
-    found: list[tuple[int, int, int] | None] = []
+    found = []
     for path in (files.ca, files.certificate, files.key):
-        try:
-            stat = None if path is None else Path(path).stat()
-        except OSError:
-            stat = None
-        found.append(stat and (stat.st_ino, stat.st_size, stat.st_mtime_ns))
+        with suppress(OSError):
+            stat = Path(os.devnull if path is None else path).stat()
+            found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
     return found
 
 
@@ -109,56 +104,20 @@ def _check(files: TlsFiles) -> None:
             ) from error
 
 
-class RenewingChannel(Generic[ChannelT]):
-    """What stubs need of a channel. Calls use the current one; a replaced one closes after its last call."""
+class RenewedCredentials:
+    """The credentials of files, which may be renewed. Not for several threads at once."""
 
-    def __init__(self, files: TlsFiles, open_channel: Callable[[grpc.ChannelCredentials], ChannelT]) -> None:
-        """Opens the first channel.
-
-        Args:
-            files: Certificates, which may be renewed.
-            open_channel: Opens a channel with credentials.
+    def __init__(self, files: TlsFiles) -> None:
+        """Reads the files.
 
         Raises:
-            InvalidArgumentError: The files cannot be used.
+            InvalidArgumentError: They cannot be used.
         """
         self._files, self._state = files, _state(files)
         self._looked_at = time.monotonic()
-        self._open = open_channel
-        self._lock = threading.Lock()
-        self._is_closed = False
-        self._current = open_channel(_load(files))
-        # The methods of the current channel, made when they are first called.
-        self._methods: dict[tuple[str, str], Any] = {}
-        # The number of calls in progress on each open channel.
-        self._calls = {self._current: 0}
+        self.first = _load(files)
 
-    def _method(self, kind: str, path: str, **options: Any) -> Callable[..., Any]:
-        return partial(self._call, kind, path, options)
-
-    unary_unary = partialmethod(_method, "unary_unary")
-    unary_stream = partialmethod(_method, "unary_stream")
-    stream_stream = partialmethod(_method, "stream_stream")
-
-    def _call(self, kind: str, path: str, options: dict[str, Any], *arguments: Any, **given: Any) -> Any:
-        with self._lock:
-            if not self._is_closed and (renewed := self._renewed()):
-                self._replace(renewed)
-            channel = self._current
-            if (kind, path) not in self._methods:
-                self._methods[kind, path] = getattr(channel, kind)(path, **options)
-            method = self._methods[kind, path]
-            self._calls[channel] += 1
-        release = partial(self._release, channel)
-        try:
-            call = method(*arguments, **given)
-        except BaseException:
-            release()
-            raise
-        self._when_ended(call, release)
-        return call
-
-    def _renewed(self) -> grpc.ChannelCredentials | None:
+    def renewed(self) -> grpc.ChannelCredentials | None:
         """The credentials of files that have changed. Looks at them if the last look was some time ago."""
         now = time.monotonic()
         if now - self._looked_at < CHECK_SECONDS:
@@ -176,34 +135,3 @@ class RenewingChannel(Generic[ChannelT]):
             return None
         self._state = state
         return found
-
-    def _replace(self, credentials: grpc.ChannelCredentials) -> None:
-        """Opens a channel with renewed credentials for later calls."""
-        replaced, self._current = self._current, self._open(credentials)
-        self._methods.clear()
-        self._calls[self._current] = 0
-        self._close_if_idle(replaced)
-
-    def _release(self, channel: ChannelT) -> None:
-        """Records the end of a call. For any thread."""
-        with self._lock:
-            self._calls[channel] -= 1
-            if channel is not self._current and not self._is_closed:
-                self._close_if_idle(channel)
-
-    def _close_if_idle(self, channel: ChannelT) -> None:
-        if not self._calls[channel]:
-            del self._calls[channel]
-            self._close_soon(channel)
-
-    def _channels(self) -> list[ChannelT]:
-        """Opens no more channels; returns those that are open, to be closed."""
-        with self._lock:
-            self._is_closed = True
-            return list(self._calls)
-
-    def _when_ended(self, call: Any, release: Callable[[], None]) -> None:
-        raise NotImplementedError
-
-    def _close_soon(self, channel: ChannelT) -> None:
-        raise NotImplementedError

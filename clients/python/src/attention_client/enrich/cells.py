@@ -4,8 +4,7 @@ Notation: R rows of a batch, T rows of a sequence, Tq query rows, Tk key rows, H
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,25 +16,17 @@ from attention_client.enrich.outcome import EnrichError
 FLOAT32, INT64 = np.dtype(np.float32), np.dtype(np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Cells:
+class Cells(NamedTuple):
     """The sequences of one column of a batch.
 
     Attributes:
         values: For each of the R rows its sequence, (T, d) float32 or (T,) int64, or its text; None if the
             cell is null or refused.
         refused: For each row whose cell is not null and holds no sequence, the reason for people.
-        misfits: The rows among them whose vectors have another width than the model's.
     """
 
     values: list[Any]
     refused: dict[int, str]
-    misfits: frozenset[int] = frozenset()
-
-    @property
-    def cannot_fit(self) -> bool:
-        """Whether at least one row holds vectors, and all of them are of other widths."""
-        return bool(self.misfits) and not any(value is not None and len(value) for value in self.values)
 
 
 def read_numbers(column: pa.Array, width: int | None) -> Cells:
@@ -61,17 +52,12 @@ def _read_vectors(column: pa.Array, width: int) -> Cells:
     column = _storage(column)
     inner: Any = column.type.value_type if _is_list(column.type) else None
     if _is_list(inner) and _is_number(inner.value_type):
-        if pa.types.is_fixed_size_list(inner) and inner.list_size != width:
-            raise EnrichError(f"holds vectors of {inner.list_size} numbers; the model takes {width}")
         vectors, first, last = _lists(column)
         numbers, starts, ends = _lists(vectors)
         wrong = _of_wrong_width(vectors, ends - starts, first, last, width)
         edges = np.append(starts, len(numbers))
         starts, ends = edges[first], edges[last]
     elif _is_number(inner):
-        if pa.types.is_fixed_size_list(column.type) and column.type.list_size % width:
-            size = column.type.list_size
-            raise EnrichError(f"holds lists of {size} numbers, not a multiple of {width}, the model's width")
         numbers, starts, ends = _lists(column)
         wrong = {
             row: f"it holds {ends[row] - starts[row]} numbers, not a multiple of {width}, the model's width"
@@ -79,10 +65,9 @@ def _read_vectors(column: pa.Array, width: int) -> Cells:
         }
     else:
         raise EnrichError(f"is {column.type}; vectors are lists of numbers, or lists of lists of numbers")
-    misfits = frozenset(wrong)
     cells = _cells(column, starts, ends, *_numbers(numbers, FLOAT32), wrong)
     values = [None if cell is None else cell.reshape(-1, width) for cell in cells.values]
-    return Cells(values, cells.refused, misfits)
+    return Cells(values, cells.refused)
 
 
 def _of_wrong_width(vectors: pa.Array, sizes: Array, first: Array, last: Array, width: int) -> dict[int, str]:

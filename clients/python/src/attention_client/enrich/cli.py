@@ -8,22 +8,21 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import Parameter
 from typing import Annotated, Any, TypeAlias, get_type_hints
 
 import typer
 
 from attention_client import AttentionClientError
-from attention_client._commands.session import fail, secure_options, set_parameters, texts_of
+from attention_client._commands.session import SERVER, TOKEN, fail, secure_options, set_parameters, texts_of
+from attention_client._connection.settings import DEFAULT_TARGET
 from attention_client._connection.tls import tls_files
 from attention_client.enrich import RETRY_SECONDS, EnrichError, Summary, enrich
 from attention_client.enrich.options import LEAST, EnrichOptions, JobOptions
 from attention_client.enrich.outcome import UsageError, counted, were_refused
 
 INTERRUPTED = 130
-DEFAULT_SERVER = "127.0.0.1:8001"
-SERVER_VARIABLE, TOKEN_VARIABLE = "ATTENTION_SERVER", "ATTENTION_TOKEN"
 SERVERS, OUTPUT = "Servers", "Reporting"
 # The panels of the help: the options of a job in each, and what stands for their values.
 JOB_OPTIONS = {
@@ -112,18 +111,26 @@ def make_command(
         named = given["servers"] or default_servers()
         given["servers"] = [each.strip() for item in named for each in item.split(",") if each.strip()]
         if given["servers"]:
-            given["token"] = given["token"] or os.environ.get(TOKEN_VARIABLE) or None
+            given["token"] = given["token"] or os.environ.get(TOKEN) or None
         given["progress"] = not given.pop("quiet")
         if given["template"] is not None:
             given["template"] = given["template"].replace("\\n", "\n")
         as_json = given.pop("as_json")
         files = [given.pop(name) for name in ("ca", "certificate", "private_key")]
         tls = bool(given.pop("tls"))
-        _report(
-            lambda: run(source, output, credentials=tls_files(*files, tls=tls), **given),
-            given,
-            as_json=as_json,
-        )
+        try:
+            summary = run(source, output, credentials=tls_files(*files, tls=tls), **given)
+        except UsageError as error:  # has the names of options in Python
+            message = re.sub(r"\w+", lambda word: _flag(word[0]) if word[0] in given else word[0], str(error))
+            raise typer.BadParameter(message) from error
+        except (AttentionClientError, EnrichError, OSError) as error:
+            fail(str(error))
+        except ImportError as error:
+            fail(f"{error}; install attention-client with its extra 'enrich'")
+        except KeyboardInterrupt:
+            typer.echo("interrupted; --resume continues the job", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        sys.stdout.write(_json(summary) if as_json else _text(summary))
 
     set_parameters(command, list(_parameters(run, own)))
     command.__doc__ = description
@@ -138,23 +145,6 @@ def _add_options_before(ctx: typer.Context, given: dict[str, Any]) -> None:
     for name, value in before.items():
         own = {"server": "servers", "json": "as_json"}.get(name, name)
         given[own] = given[own] or ([value] if own == "servers" else value)
-
-
-def _report(run: Callable[[], Summary], options: Collection[str], *, as_json: bool) -> None:
-    """Runs a job, prints its summary and maps its errors to exit codes."""
-    try:
-        summary = run()
-    except UsageError as error:  # has the names of options in Python
-        message = re.sub(r"\w+", lambda word: _flag(word[0]) if word[0] in options else word[0], str(error))
-        raise typer.BadParameter(message) from error
-    except (AttentionClientError, EnrichError, OSError) as error:
-        fail(str(error))
-    except ImportError as error:
-        fail(f"{error}; install attention-client with its extra 'enrich'")
-    except KeyboardInterrupt:
-        typer.echo("interrupted; --resume continues the job", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    sys.stdout.write(_json(summary) if as_json else _text(summary))
 
 
 def _json(summary: Summary) -> str:
@@ -174,15 +164,13 @@ def _text(summary: Summary) -> str:
     lines.append(
         f"model {summary.model}, version {summary.version}; largest difference from eager PyTorch {parity}"
     )
-    cut = "cut to the tokens that the model takes"
-    resumed = 0 if summary.already_complete else summary.resumed_rows
-    notes = (
-        (resumed, "row was computed by earlier runs", "rows were computed by earlier runs"),
-        (summary.passages, "passage", "passages"),
-        (summary.truncated, f"row has a text that was {cut}", f"rows have texts that were {cut}"),
-        (summary.nulls, "row is null: nothing to compute", "rows are null: nothing to compute"),
-    )
-    lines += [counted(*note) for note in notes if note[0]]
+    notes = {
+        "rows computed by earlier runs": 0 if summary.already_complete else summary.resumed_rows,
+        "passages": summary.passages,
+        "rows with texts that were cut to the tokens that the model takes": summary.truncated,
+        "rows with nothing to compute (null)": summary.nulls,
+    }
+    lines += [f"{note}: {count:,}" for note, count in notes.items() if count]
     if summary.rejects:
         lines.append(f"{were_refused(summary.refused)}: {summary.rejects}")
     for server, failures in summary.server_failures.items():
@@ -194,5 +182,5 @@ command = make_command(
     enrich,
     "Add context vectors, or embeddings of texts, to a table as a new column, computed on servers.\n\n"
     "Without --server, the server is that of the environment variable ATTENTION_SERVER, or 127.0.0.1:8001.",
-    default_servers=lambda: [os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER],
+    default_servers=lambda: [os.environ.get(SERVER) or DEFAULT_TARGET],
 )

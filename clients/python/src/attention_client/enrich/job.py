@@ -16,11 +16,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
-from tqdm import tqdm
 
 from attention_client.enrich.backends import Backend
 from attention_client.enrich.batches import BATCH_REQUESTS, Batch, make_splitter
-from attention_client.enrich.journal import Journal, OutputAssembler, is_complete, read_rejects, write_rejects
+from attention_client.enrich.journal import Journal, OutputAssembler, is_complete, write_rejects
 from attention_client.enrich.options import JobOptions, OnError
 from attention_client.enrich.outcome import EnrichError, Figures, Summary, were_refused
 from attention_client.enrich.plan import Chunk, JobPlan, make_plan
@@ -34,12 +33,13 @@ from attention_client.enrich.tables import (
 )
 from attention_client.enrich.texts import PassageSplitter
 
-LINE_SECONDS = 10.0
+# How often progress is reported.
+LINE_SECONDS, TERMINAL_SECONDS = 10.0, 0.2
 Item = TypeVar("Item")
 
 
 class ProgressReporter:
-    """Counts rows and tokens, and reports them on stderr if asked: a bar on a terminal, otherwise lines.
+    """Counts rows and tokens, and reports them on stderr if asked.
 
     Attributes:
         tokens: Query and key rows computed so far.
@@ -47,30 +47,24 @@ class ProgressReporter:
 
     def __init__(self, rows: int, *, show: bool) -> None:
         self.tokens = 0
-        self._rows, self._total = 0, rows
+        self._rows, self._total, self._show = 0, rows, show
         self._started = self._reported = time.monotonic()
-        is_terminal = sys.stderr.isatty()
-        self._lines = show and not is_terminal
-        self._bar = tqdm(total=rows, unit="row", unit_scale=True, disable=not (show and is_terminal))
+        # On a terminal, a line replaces the one before.
+        self._end, self._pause = ("\r", TERMINAL_SECONDS) if sys.stderr.isatty() else ("\n", LINE_SECONDS)
 
     def add(self, rows: int, tokens: int) -> None:
         """Counts computed rows."""
         self._rows += rows
         self.tokens += tokens
         now = time.monotonic()
-        rate = self.tokens / max(now - self._started, 1e-9)
-        self._bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
-        self._bar.update(rows)
-        if self._lines and (now - self._reported >= LINE_SECONDS or self._rows == self._total):
-            self._reported = now
-            left = (now - self._started) / max(self._rows, 1) * (self._total - self._rows)
-            line = f"{self._rows:,} of {self._total:,} rows, {rate:,.0f} tokens/s, {left:,.0f} s left\n"
-            sys.stderr.write(line)
+        is_last = self._rows == self._total
+        if self._show and (now - self._reported >= self._pause or is_last):
+            self._reported, seconds = now, max(now - self._started, 1e-9)
+            left = seconds / max(self._rows, 1) * (self._total - self._rows)
+            rate = f"{self.tokens / seconds:,.0f} tokens/s, {left:,.0f} s left"
+            line = f"{self._rows:,} of {self._total:,} rows, {rate}"
+            sys.stderr.write(f"{line:<78}" + ("\n" if is_last else self._end))
             sys.stderr.flush()
-
-    def close(self) -> None:
-        """Removes the bar."""
-        self._bar.close()
 
 
 # Computes chunks, here or elsewhere, and yields each that is recorded.
@@ -132,15 +126,12 @@ def _run(plan: JobPlan, target: Location, runner: ChunkRunner) -> Summary:
     if target.exists:
         if resume and is_complete(plan, target):
             journal.discard()
-            rejects, refusals = read_rejects(target)
-            figures = Figures(rows=rows, refusals=list(refusals))
-            return _summary(plan, target, figures, rejects, resumed_rows=rows, already_complete=True)
+            return _summary(plan, target, Figures(rows), None, resumed_rows=rows, already_complete=True)
         check_replaceable(target, overwrite=plan.options.overwrite, resume=resume)
     started = time.monotonic()
     try:
         with journal.open(resume=resume), closing(OutputAssembler(plan, journal, target)) as output:
-            started -= journal.read_seconds()
-            earlier = _compute(plan, journal, output, runner, started)
+            earlier, tokens = _compute(plan, journal, output, runner)
             records = [journal.read(chunk) for chunk in plan.chunks]
             rejects = write_rejects(plan, records, target) if skip else None
             figures = Figures()
@@ -153,14 +144,18 @@ def _run(plan: JobPlan, target: Location, runner: ChunkRunner) -> Summary:
         raise
     journal.remove()
     seconds = time.monotonic() - started
-    timed = {"seconds": seconds, "tokens_per_second": figures.tokens / seconds}
+    timed = {"seconds": seconds, "tokens_per_second": tokens / seconds}
     return _summary(plan, target, figures, rejects, resumed_rows=earlier, **timed)
 
 
 def _compute(
-    plan: JobPlan, journal: Journal, output: OutputAssembler, runner: ChunkRunner, started: float
-) -> int:
-    """Computes the chunks that earlier runs did not finish. Returns how many rows they did finish."""
+    plan: JobPlan, journal: Journal, output: OutputAssembler, runner: ChunkRunner
+) -> tuple[int, int]:
+    """Computes the chunks that earlier runs did not finish.
+
+    Returns:
+        How many rows those had finished, and the tokens that were computed now.
+    """
     refused, limit = 0, plan.options.max_errors
 
     def accept(chunk: Chunk) -> None:
@@ -183,17 +178,11 @@ def _compute(
         else:
             remaining.append(chunk)
     rows = sum(chunk.stop - chunk.start for chunk in remaining)
-    with (
-        closing(ProgressReporter(rows, show=plan.options.progress)) as progress,
-        closing(runner(plan, remaining, journal, progress)) as finished,
-    ):
-        try:
-            for chunk in finished:
-                journal.write_seconds(time.monotonic() - started)
-                accept(chunk)
-        finally:  # an interruption may come between the record of a chunk and the lines above
-            journal.write_seconds(time.monotonic() - started)
-    return resumed
+    progress = ProgressReporter(rows, show=plan.options.progress)
+    with closing(runner(plan, remaining, journal, progress)) as finished:
+        for chunk in finished:
+            accept(chunk)
+    return resumed, progress.tokens
 
 
 def _check_refusals(figures: Figures, *, skip: bool) -> None:

@@ -36,7 +36,6 @@ class Journal:
         self.result = self._folder / "result"
         self._chunks = self._folder / "chunks"
         self._header = self._folder / "job.json"
-        self._elapsed = self._folder / "elapsed.json"
         self._fingerprint = plan.fingerprint
 
     @contextmanager
@@ -113,14 +112,6 @@ class Journal:
         values = self._record(chunk).read_json()
         return Figures(**{**values, "refusals": [Refusal(**refusal) for refusal in values["refusals"]]})
 
-    def write_seconds(self, seconds: float) -> None:
-        """Records how long the job has run, its earlier runs included."""
-        self._elapsed.write_json({"seconds": seconds})
-
-    def read_seconds(self) -> float:
-        """How long earlier runs took; 0 if there were none."""
-        return float(self._elapsed.read_json()["seconds"]) if self._elapsed.exists else 0.0
-
 
 def write_rejects(plan: JobPlan, records: Sequence[Figures], target: Location) -> str | None:
     """Writes one line of JSON for each refused row.
@@ -143,17 +134,6 @@ def write_rejects(plan: JobPlan, records: Sequence[Figures], target: Location) -
                 line: Json = {"file": plan.source.path(chunk.name), **asdict(refusal)}
                 file.write(json.dumps(line).encode() + b"\n")
     return str(rejects)
-
-
-def read_rejects(target: Location) -> tuple[str | None, tuple[Refusal, ...]]:
-    """The path of the refused rows that a finished job listed, and the rows; None if there is no list."""
-    rejects = target.with_suffix(REJECTS)
-    if not rejects.exists:
-        return None, ()
-    with rejects.system.open_input_stream(rejects.path) as file:
-        lines = [json.loads(line) for line in file.read().splitlines()]
-    found = (Refusal(row=line["row"], reason=line["reason"], message=line["message"]) for line in lines)
-    return str(rejects), tuple(found)
 
 
 class OutputAssembler:

@@ -76,7 +76,7 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Figures of a finished job. They cover the whole job, its interrupted runs included.
+    """Figures of a finished job. Those of rows and tokens include its interrupted runs.
 
     Attributes:
         output: Path or URL of the result; None if it is `table`.
@@ -87,8 +87,8 @@ class Summary:
         truncated: Rows of which the text was cut to the tokens that the model takes.
         tokens: Query and key rows that were computed.
         resumed_rows: How many of the rows earlier, interrupted runs had computed.
-        seconds: How long all runs took; an interrupted run counts up to its last finished chunk.
-        tokens_per_second: `tokens` divided by `seconds`.
+        seconds: How long this run took.
+        tokens_per_second: The tokens that this run computed, divided by `seconds`.
         model: Name of the model.
         version: Version of the model.
         parity_error: Largest absolute difference from eager PyTorch that the backend measured; None if
@@ -96,8 +96,8 @@ class Summary:
         rejects: File with one line of JSON for each refused row; None if there is none.
         refusals: The refused rows.
         table: The result, if no output was named.
-        already_complete: Whether the output was complete before this run. `nulls`, `passages`, `truncated`,
-            `tokens`, `seconds` and `tokens_per_second` are then 0, because the output does not state them.
+        already_complete: Whether the output was complete before this run. The output states no figures but
+            `rows`; the others are then 0, and `rejects` None.
         server_failures: For each server that failed in this run, how often it did, by its address. A request
             that a server has no capacity for does not count.
     """

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 
 import pyarrow as pa
@@ -11,8 +10,8 @@ import pyarrow as pa
 from attention_client.enrich import cells
 from attention_client.enrich.backends import POOLED_RANK, VECTORS_RANK, ModelSpec
 from attention_client.enrich.options import JobOptions, PassageLayout, Pool, Role
-from attention_client.enrich.outcome import EnrichError, counted
-from attention_client.enrich.tables import BATCH_ROWS, Json, TableSource
+from attention_client.enrich.outcome import EnrichError
+from attention_client.enrich.tables import Json, TableSource
 
 # A job that is killed loses at most one chunk: this many rows and, by the size of the file, bytes of input.
 CHUNK_ROWS = 16 * 1024
@@ -81,8 +80,6 @@ class JobPlan:
 def make_plan(source: TableSource, model: ModelSpec, options: JobOptions) -> JobPlan:
     """Checks that the model can compute the table, and plans the job.
 
-    Reads the first rows only.
-
     Raises:
         EnrichError: The options do not fit the model or the table.
     """
@@ -90,7 +87,6 @@ def make_plan(source: TableSource, model: ModelSpec, options: JobOptions) -> Job
     if options.dimensions is not None:
         model = replace(model, output=(*model.output[:-1], options.dimensions))
     _check_columns(source.schema, model, options)
-    _check_first_rows(source, model, options)
     name = options.output_column or (EMBEDDING if model.is_encoder else CONTEXT_VECTORS)
     fingerprint = _fingerprint(source, model, options)
     job = _digest(json.dumps(fingerprint, sort_keys=True).encode())
@@ -173,21 +169,6 @@ def _check_columns(schema: pa.Schema, model: ModelSpec, options: JobOptions) -> 
                 cells.read_numbers(none, model.input_widths[role])
         except EnrichError as error:
             raise EnrichError(f"column {column!r} {error}") from error
-
-
-def _check_first_rows(source: TableSource, model: ModelSpec, options: JobOptions) -> None:
-    """Lists state no width, so the widths of the first rows decide whether the column can fit."""
-    widths = {role: width for role, width in model.input_widths.items() if width is not None}
-    file = next((file for file in source.files if file.rows), None)
-    if model.accepts_text or not widths or file is None:
-        return
-    with closing(source.open(file.name)) as table:
-        rows = next(table.batches(0, min(file.rows, BATCH_ROWS))).rows
-    for role, width in widths.items():
-        found = cells.read_numbers(rows.column(options.columns[role]), width)
-        if found.cannot_fit:
-            reason, count = found.refused[min(found.misfits)], counted(rows.num_rows, "row", "rows")
-            raise EnrichError(f"column {options.columns[role]!r} cannot fit in the first {count}: {reason}")
 
 
 def _added_columns(model: ModelSpec, options: JobOptions, name: str) -> dict[str, pa.DataType]:

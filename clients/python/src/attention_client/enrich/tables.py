@@ -155,12 +155,10 @@ def locate(address: str) -> Location:
 def _locate_with_fsspec(address: str, unknown: Exception) -> Location:
     try:
         import fsspec  # noqa: PLC0415 - optional, needed for some URLs only
-    except ImportError as error:
-        raise EnrichError(f"{address}: {unknown}; install fsspec, which may support this URL") from error
-    try:
+
         system, path = fsspec.core.url_to_fs(address)
     except (ValueError, ImportError) as error:
-        raise EnrichError(f"{address}: {error}") from error
+        raise EnrichError(f"{address}: {unknown}; fsspec, if installed, may support it: {error}") from error
     return Location(fs.PyFileSystem(fs.FSSpecHandler(system)), path, address)
 
 
@@ -279,12 +277,12 @@ class ParquetWriter:
     """Writes a Parquet file in row groups of bounded size."""
 
     def __init__(self, file: pa.NativeFile, schema: pa.Schema) -> None:
-        # Floating-point numbers rarely repeat, so a dictionary of them only costs time.
-        example = pa.BufferOutputStream()
-        pq.write_table(pa.Table.from_batches([], schema), example)
-        stored = pq.ParquetFile(pa.BufferReader(example.getvalue())).schema
-        leaves = [stored.column(index) for index in range(len(stored))]
-        dictionary = [leaf.path for leaf in leaves if leaf.physical_type not in ("FLOAT", "DOUBLE")]
+        # Floating-point numbers, also those of lists, rarely repeat: a dictionary of them only costs time.
+        dictionary = [
+            field.name
+            for field in schema
+            if not (pa.types.is_nested(field.type) or pa.types.is_floating(field.type))
+        ]
         self._writer = pq.ParquetWriter(file, schema, use_dictionary=dictionary, write_page_index=True)
         self._schema = schema
         self._buffered: list[pa.RecordBatch] = []

@@ -45,10 +45,6 @@ class TextTemplate:
         parts: list[tuple[str, str | None]] = []
         try:
             for literal, column, form, conversion in Formatter().parse(template):
-                if column == "":
-                    raise EnrichError(
-                        f"template {template!r} has braces without the name of a column; {BRACES}"
-                    )
                 if form or conversion:
                     raise EnrichError(
                         f"template {template!r} has a format or a conversion after {column!r}; only the name "
@@ -57,7 +53,7 @@ class TextTemplate:
                 parts.append((literal, column))
         except ValueError as error:
             raise EnrichError(f"template {template!r}: {str(error).lower()}; {BRACES}") from error
-        if not any(column for _, column in parts):
+        if all(column is None for _, column in parts):
             raise EnrichError(
                 f"template {template!r} names no column; a name in braces does, as in {{title}}"
             )
