@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import os
 import time
 from contextlib import ExitStack, closing
 
@@ -14,7 +13,7 @@ from attention_serving.server.engine.run import cuda
 from attention_serving.server.engine.run.provider import Provider, ProviderError
 from attention_serving.server.errors import DeviceError
 from attention_serving.server.grpc_server import RpcServer
-from attention_serving.server.http.child import HttpProcess, http_process, needs_private_sockets
+from attention_serving.server.http.child import HttpProcess
 from attention_serving.server.initial_models import initial_models, load_models, model_store
 from attention_serving.server.machine import temporary_folder
 from attention_serving.server.observe.logs import Recorder
@@ -42,35 +41,29 @@ def run(settings: Settings, inbox: Inbox) -> None:
     """
     with ExitStack() as stack:
         sockets = []
-        if needs_private_sockets(settings):
+        if settings.http_port is not None:
             sockets = [stack.enter_context(temporary_folder()) / "grpc"]
         application = stack.enter_context(closing(Application(settings)))
         server, metrics = application.server, application.metrics
         port = server.bind(sockets)
-        guard = server.guard if settings.protect_metrics else None
         endpoint = MetricsEndpoint(
             metrics.registry,
             settings.host,
             settings.metrics_port,
             metrics.refresh,
             certificates=server.certificates,
-            guard=guard,
+            guard=server.guard if settings.protect_metrics else None,
         )
-        ports = {"host": settings.host, "port": port, "metrics_port": endpoint.port}
+        http = HttpProcess(settings, sockets)
+        stack.callback(http.close)
+        metrics.registry.register(ProcessesCollector("server", {"http": http}))
+        ports = {"host": settings.host, "port": port, "metrics_port": endpoint.port, **http.ports}
         if settings.unix_socket is not None:
             ports["unix_socket"] = settings.unix_socket
-        http = http_process(settings, port, sockets)
-        if http is not None:
-            stack.callback(http.close)
-            ports["http_port"] = http.port
-        metrics.registry.register(
-            ProcessesCollector(lambda: {"server": os.getpid(), "http": http.pid if http else None})
-        )
         log.info("ports bound", extra=ports)
         application.load(inbox)
         models = application.start()
-        if http is not None:
-            http.start()
+        http.start()
         log.info("serving", extra=ports | models)
         application.drain(inbox, http)
     log.info("stopped")

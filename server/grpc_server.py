@@ -64,7 +64,7 @@ class RpcServer:
             options: Where it listens, and how much it takes.
             observer: Receives a report of every call that ended.
             certificates: Give the certificate of the next handshake on its port; None encrypts nothing.
-            guard: Authenticates and authorises calls; its owner closes it. None allows everything.
+            guard: Authenticates and authorises calls; None allows everything.
             recorder: Decides which calls are recorded; None if none is.
         """
         self._options = options

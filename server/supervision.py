@@ -1,7 +1,8 @@
 """Child processes: how a parent starts, watches, replaces and drains them, and how a child begins.
 
-Workers and the HTTP process are children alike. A thread of the parent looks after each. They talk over a
-pipe: the parent sends an assignment and then orders, and the child announces its state again and again.
+Workers and the HTTP process are children alike. A thread of the parent looks after each. Over a pipe, a child
+receives what it is to do, and announces again and again that it serves. SIGTERM drains it, and so does the
+end of the pipe: it does not outlive its parent.
 """
 
 import logging
@@ -11,11 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from enum import Enum, StrEnum, auto
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from subprocess import DEVNULL, Popen
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, TypeAlias
 
 from attention_serving.server.errors import ServerError
 from attention_serving.server.shutdown import end
@@ -24,33 +25,18 @@ log = logging.getLogger(__name__)
 
 # How often a child that serves announces so, in seconds, as long as it takes calls.
 HEARTBEAT_SECONDS = 1.0
-FIRST_BACKOFF_SECONDS = 0.5
-MAX_BACKOFF_SECONDS = 30.0
+# What it announces. Any other message is the reason why it cannot serve.
+SERVES = ""
+FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 30.0
+# How long a child may take to end that has nothing left to do.
+EXIT_SECONDS = 2.0
 
 
-class State(Enum):
-    """State of a child, which announces READY and SERVING itself."""
-
-    STOPPED = auto()  # no process is running
-    LOADING = auto()  # the process loads its models
-    READY = auto()  # every model of a worker has been loaded and tested
-    SERVING = auto()  # it accepts calls
-
-
-class Order(Enum):
-    """What a parent asks of a child."""
-
-    LISTEN = auto()  # start to accept calls
-    DRAIN = auto()  # finish the calls in progress and end
-
-
-class ExitKind(StrEnum):
-    """Why a process ended, as a label of the metrics."""
-
-    NOT_STARTED = "not_started"  # the system could not start it
-    EXITED = "exited"  # it ended by itself
-    KILLED = "killed"  # a signal ended it
-    UNRESPONSIVE = "unresponsive"  # its parent killed it because it did not announce that it serves
+# Why a process ended, as a label of the metrics: the system could not start it, it ended by itself, a signal
+# ended it, or its parent killed it because it did not announce that it serves.
+ExitKind: TypeAlias = Literal["not_started", "exited", "killed", "unresponsive"]
+# The number of a child; and None if its process has begun to serve, or why it has ended, also as a text.
+Event: TypeAlias = tuple[int | None, ExitKind | None, str]
 
 
 def backoff(last_seconds: float, lived_seconds: float) -> float:
@@ -65,88 +51,59 @@ def backoff(last_seconds: float, lived_seconds: float) -> float:
     return min(max(2 * last_seconds, FIRST_BACKOFF_SECONDS), MAX_BACKOFF_SECONDS)
 
 
+@dataclass(eq=False)
 class Child:
     """One child of this process, over all processes that run as it one after another. For any thread.
 
     Attributes:
+        kind: What the child is, for the log and for reasons.
+        module: Is run with the descriptor of the child's end of the pipe as its argument.
+        assignment: The only message to each process.
+        timeout_seconds: How long a process that serves may be silent; 0 sets no limit.
         number: Its number among those of its kind; None if it is alone.
-        state: State of the process.
+        report: Is called on a thread of the child when a process begins to serve, and when one has ended that
+            is replaced.
+        descriptors: What each process inherits.
+        pid: Id of the process; None while there is none.
+        serves: Whether it accepts calls.
+        ended: Is set before `start`, and once the last process has ended after `drain`.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        module: str,
-        assignment: object,
-        timeout_seconds: float,
-        *,
-        number: int | None = None,
-        report: "Callable[[Child, State | ExitKind, str], object]" = lambda *_: None,
-        descriptors: Sequence[int] = (),
-    ) -> None:
-        """Starts no process yet.
+    kind: str
+    module: str
+    assignment: object
+    timeout_seconds: float
+    number: int | None = None
+    report: Callable[[Event], object] = lambda _: None
+    descriptors: Sequence[int] = ()
+    pid: int | None = field(default=None, init=False)
+    serves: bool = field(default=False, init=False)
 
-        Args:
-            kind: What the child is, for the log and for reasons.
-            module: Is run with the descriptor of the child's end of the pipe as its argument.
-            assignment: The first message to each process.
-            timeout_seconds: How long a process that serves may be silent; 0 sets no limit.
-            number: Its number among those of its kind; None if it is alone.
-            report: Is called with each new state of a process, and with the end of each that is replaced and
-                its reason, on a thread of the child.
-            descriptors: What each process inherits.
-        """
-        self.number, self.state = number, State.STOPPED
-        self._kind, self._module, self._assignment = kind, module, assignment
-        self._timeout_seconds, self._descriptors = timeout_seconds, descriptors
-        self._fields: dict[str, object] = {} if number is None else {kind: number}
-        self._name = kind if number is None else f"{kind} {number}"
-        self._report = report
+    def __post_init__(self) -> None:
+        self._fields: dict[str, object] = {} if self.number is None else {self.kind: self.number}
+        self._name = " ".join([self.kind, *map(str, self._fields.values())])
         self._process: Popen[bytes] | None = None
-        # The pipe's type has two parameters in the type stubs and none at run time.
-        self._connection: Any = None
-        self._failure = ""
-        # Guards the pipe: a descriptor that was closed is used again. It also orders `drain` and a start.
-        self._lock = threading.RLock()
-        self._draining = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-
-    @property
-    def pid(self) -> int | None:
-        """Id of the process; None while there is none."""
-        return self._process.pid if self._process and self.state is not State.STOPPED else None
+        self._draining, self.ended = threading.Event(), threading.Event()
+        self.ended.set()
 
     def start(self) -> None:
         """Starts a process, and a further one whenever it ends or is silent, until `drain`."""
-        self._thread.start()
-
-    def send(self, message: object) -> None:
-        """Sends an order to the process, if there is one."""
-        with self._lock, suppress(OSError):  # it has exited; the closed pipe reports that too
-            if self._connection is not None:
-                self._connection.send(message)
+        self.ended.clear()
+        threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def drain(self) -> None:
-        """Lets the process finish its calls and end. One that loads models is killed."""
-        with self._lock:
-            self._draining.set()
-            self.send(Order.DRAIN)
-            if self._process and self.state is State.LOADING:  # which may take long, and no call is lost
-                self._process.kill()
+        """Lets the process finish its calls and end."""
+        self._draining.set()
+        if self._process:  # it may have ended
+            self._process.terminate()
 
-    def join(self, seconds: float) -> bool:
-        """Waits for the end of the process after `drain`; returns whether it has ended."""
-        if self._thread.ident is not None:
-            self._thread.join(min(max(0.0, seconds), threading.TIMEOUT_MAX))
-        return not self._thread.is_alive()
-
-    def close(self, seconds: float) -> None:
+    def close(self, seconds: float = EXIT_SECONDS) -> None:
         """Drains, and kills the process if it has not ended after a time."""
         self.drain()
-        if not self.join(seconds) and self._process:
-            log.error("%s killed: it did not end in time", self._kind, extra=self._fields)
+        if not self.ended.wait(seconds) and self._process:
+            log.error("%s killed: it did not end in time", self.kind, extra=self._fields)
             self._process.kill()
-            self._thread.join()
+            self.ended.wait()
 
     def _run(self) -> None:
         """Body of the thread."""
@@ -157,80 +114,71 @@ class Child:
             if not self._draining.is_set():
                 seconds = backoff(seconds, time.monotonic() - started)
                 fields = {"reason": reason, "restart_in_seconds": seconds}
-                log.warning("%s ended", self._kind, extra=self._fields | fields)
-                self._report(self, kind, reason)
+                log.warning("%s ended", self.kind, extra=self._fields | fields)
+                self.report((self.number, kind, reason))
                 self._draining.wait(seconds)
+        self.ended.set()
 
     def _run_once(self) -> tuple[ExitKind, str]:
         """Runs one process to its end; returns why it ended, for metrics and for people."""
-        with self._lock:
-            if self._draining.is_set():
-                return ExitKind.NOT_STARTED, ""
-            try:
-                process = self._process = self._spawn()
-            except OSError as error:
-                return ExitKind.NOT_STARTED, f"{self._name} could not be started: {error.strerror}"
-        log.info("%s started", self._kind, extra=self._fields | {"pid": process.pid})
-        is_silent = self._watch(process)
+        try:
+            process, connection = self._spawn()
+        except OSError as error:
+            return "not_started", f"{self._name} could not be started: {error.strerror}"
+        self._process, self.pid = process, process.pid
+        if self._draining.is_set():  # since the last look
+            process.terminate()
+        log.info("%s started", self.kind, extra=self._fields | {"pid": self.pid})
+        with connection:
+            is_silent, failure = self._watch(process, connection)
         status = process.wait()
-        with self._lock:
-            self._connection.close()
-            self._connection, self.state = None, State.STOPPED
+        self.pid, self.serves = None, False
         if is_silent:
-            reason = f"{self._name} did not answer for {self._timeout_seconds:g} s and was killed"
-            return ExitKind.UNRESPONSIVE, reason
+            return "unresponsive", failure
         if status < 0:
-            return ExitKind.KILLED, self._failure or f"{self._name} was killed by signal {-status}"
-        return ExitKind.EXITED, self._failure or f"{self._name} ended with status {status}"
+            return "killed", failure or f"{self._name} was killed by signal {-status}"
+        return "exited", failure or f"{self._name} ended with status {status}"
 
-    def _spawn(self) -> "Popen[bytes]":
-        """Starts a process and sends it the assignment.
+    def _spawn(self) -> tuple["Popen[bytes]", Any]:
+        """Starts a process; returns it with this end of the pipe to it.
 
         Raises:
             OSError: The system cannot start a process.
         """
         connection, childs_end = Pipe()
+        # Arguments and environment variables would be visible to other users, and would need encoding. The
+        # pipe's buffer is larger than any assignment.
+        connection.send(self.assignment)
         with childs_end:
             descriptor = childs_end.fileno()
+            command = [sys.executable, "-m", self.module, str(descriptor)]
             # In its own process group: of the signals that a terminal sends to a group, only the parent
             # receives one, and it drains the children.
             process = Popen(  # noqa: S603
-                [sys.executable, "-m", self._module, str(descriptor)],
-                stdin=DEVNULL,
-                pass_fds=[descriptor, *self._descriptors],
-                process_group=0,
+                command, stdin=DEVNULL, pass_fds=[descriptor, *self.descriptors], process_group=0
             )
-        self._connection, self.state, self._failure = connection, State.LOADING, ""
-        # Arguments and environment variables would be visible to other users, and would need encoding.
-        self.send(self._assignment)
-        return process
+        return process, connection
 
-    def _watch(self, process: "Popen[bytes]") -> bool:
+    def _watch(self, process: "Popen[bytes]", connection: Any) -> tuple[bool, str]:
         """Receives what a process sends until its pipe closes; kills one that is silent while it serves.
 
-        Returns whether it was killed. Silence is counted while this process runs, so that a container that
-        was frozen as a whole does not lose its processes. Before a process serves, the runtime may hold the
-        interpreter's lock for long; while it drains, others limit its time.
+        Returns whether it was killed, and why it cannot serve. Silence is counted while this process runs, so
+        that a container that was frozen as a whole does not lose its processes. Before a process serves, the
+        runtime may hold the interpreter's lock for long; while it drains, others limit its time.
         """
-        silent_seconds = 0.0
+        silent_seconds, failure = 0.0, ""
         with suppress(EOFError, OSError):
-            while True:
-                if self._connection.poll(HEARTBEAT_SECONDS):
-                    silent_seconds = 0.0
-                    self._take(self._connection.recv())
-                elif self.state is State.SERVING and not self._draining.is_set():
+            while not 0 < self.timeout_seconds <= silent_seconds:
+                if connection.poll(HEARTBEAT_SECONDS):
+                    silent_seconds, failure = 0.0, connection.recv()
+                    if failure == SERVES and not self.serves:
+                        self.serves = True
+                        self.report((self.number, None, ""))
+                elif self.serves and not self._draining.is_set():
                     silent_seconds += HEARTBEAT_SECONDS
-                    if 0 < self._timeout_seconds <= silent_seconds:
-                        process.kill()
-                        return True
-        return False
-
-    def _take(self, message: State | str) -> None:
-        if isinstance(message, str):  # why the process cannot serve
-            self._failure = message
-        elif message is not self.state:
-            self.state = message
-            self._report(self, message, "")
+            process.kill()
+            return True, f"{self._name} did not answer for {self.timeout_seconds:g} s and was killed"
+        return False, failure
 
 
 def run_child(serve: Callable[[Any, Any], None]) -> NoReturn:
@@ -242,17 +190,13 @@ def run_child(serve: Callable[[Any, Any], None]) -> NoReturn:
     """
     connection = Connection(int(sys.argv[1]))
     os.set_inheritable(connection.fileno(), False)  # noqa: FBT003 - takes no keyword
+    status = 1
     try:
-        assignment = connection.recv()
-    except EOFError:
-        end(0)
-    try:
-        serve(connection, assignment)
+        serve(connection, connection.recv())
+        status = 0
     except ServerError as error:
         with suppress(OSError):  # the parent has ended
             connection.send(str(error))
-        end(1)
     except Exception:
         log.exception("failed")
-        end(1)
-    end(0)
+    end(status)

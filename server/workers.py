@@ -7,10 +7,10 @@ them, the metrics endpoint, which adds theirs up, and the HTTP process.
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.multiprocess import mark_process_dead
@@ -18,23 +18,22 @@ from prometheus_client.multiprocess import mark_process_dead
 from attention_serving.server import machine
 from attention_serving.server.addresses import reserve
 from attention_serving.server.errors import WorkerError
-from attention_serving.server.http.child import HttpProcess, http_process, needs_private_sockets
+from attention_serving.server.http.child import HttpProcess
 from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector, worker_registry
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import EXIT_SECONDS, LAST_SECONDS, Inbox, StopRequest
-from attention_serving.server.supervision import Child, ExitKind, Order, State
+from attention_serving.server.supervision import Child, Event, ExitKind
 from attention_serving.server.tls import current_certificates
 
 log = logging.getLogger(__name__)
 
-MODULE = "attention_serving.server.worker"
 # How much longer than `EXIT_SECONDS` a worker may take to end: it begins to drain a moment later, and may
 # have to say why it does not end.
 MARGIN_SECONDS = LAST_SECONDS + 2.0
 
 
 class Assignment(NamedTuple):
-    """Supervisor to worker, first: what to serve, and with which resources.
+    """Supervisor to worker: what to serve, and with which resources.
 
     Attributes:
         worker: Number of the worker, from 0.
@@ -59,13 +58,10 @@ def assignments(settings: Settings, folder: Path) -> Iterator[Assignment]:
     threads = range(machine.available_cores())
     for worker in range(settings.workers):
         share = settings.threads or len(machine.share_of_cores(threads, settings.workers, worker))
-        yield Assignment(
-            worker=worker,
-            settings=settings.model_copy(update={"threads": share}),
-            cores=frozenset(machine.share_of_cores(allowed, settings.workers, worker)),
-            folder=folder,
-            sockets=[folder / f"grpc-{worker}"] if needs_private_sockets(settings) else [],
-        )
+        own = settings.model_copy(update={"threads": share})
+        cores = frozenset(machine.share_of_cores(allowed, settings.workers, worker))
+        sockets = [folder / f"grpc-{worker}"] if settings.http_port is not None else []
+        yield Assignment(worker, own, cores, folder, sockets)
 
 
 def run(settings: Settings, inbox: Inbox) -> None:
@@ -87,117 +83,77 @@ def run(settings: Settings, inbox: Inbox) -> None:
         endpoint = MetricsEndpoint(
             registry, settings.host, settings.metrics_port, certificates=certificates, guard=guard
         )
-        ports = {"host": settings.host, "port": settings.port, "metrics_port": endpoint.port}
         assigned = list(assignments(settings, folder))
-        http = http_process(settings, settings.port, [path for each in assigned for path in each.sockets])
-        if http is not None:
-            stack.callback(http.close)
-            ports["http_port"] = http.port
+        http = HttpProcess(settings, [path for each in assigned for path in each.sockets])
+        stack.callback(http.close)
+        ports = {"host": settings.host, "port": settings.port, "metrics_port": endpoint.port, **http.ports}
         log.info("ports bound", extra=ports)
-        Service(assigned, registry, inbox, http).run(ports)
+        timeout = settings.worker_timeout_seconds
+        workers = [
+            Child("worker", "attention_serving.server.worker", each, timeout, each.worker, inbox.put)
+            for each in assigned
+        ]
+        named = {f"worker-{number}": worker for number, worker in enumerate(workers)}
+        registry.register(ProcessesCollector("supervisor", {"http": http, **named}))
+
+        def all_serve() -> None:
+            http.start()
+            log.info("serving", extra={"workers": len(workers), **ports})
+
+        stack.callback(close, workers, settings.grace_seconds)
+        stack.callback(http.drain)
+        supervise(workers, inbox, folder, own_metrics(registry, workers), all_serve)
     log.info("stopped")
 
 
-class Service:
-    """The workers, from their first start until the last exit."""
+def supervise(
+    workers: Sequence[Child], inbox: Inbox, folder: Path, restarts: Counter, all_serve: Callable[[], None]
+) -> None:
+    """Starts the workers, which replace their processes, and returns when the service is asked to stop.
 
-    def __init__(
-        self,
-        assigned: Sequence[Assignment],
-        registry: CollectorRegistry,
-        inbox: Inbox,
-        http: HttpProcess | None,
-    ) -> None:
-        """Starts no process yet.
+    Args:
+        workers: The workers.
+        inbox: Delivers the request to stop, and what the workers report.
+        folder: The files of the workers' metrics.
+        restarts: Counts processes that were replaced.
+        all_serve: Called once all workers serve.
 
-        Args:
-            assigned: What each worker does.
-            registry: The metrics of all workers, to which those of the supervisor are added.
-            inbox: Delivers the request to stop, and the events of the workers.
-            http: Is started once all workers serve, and drained before them; its owner closes it.
-        """
-        self._inbox, self._http = inbox, http
-        self._settings, self._folder = assigned[0].settings, assigned[0].folder
-        timeout = self._settings.worker_timeout_seconds
-        self._workers = [
-            Child("worker", MODULE, each, timeout, number=each.worker, report=self._report)
-            for each in assigned
-        ]
-        registry.register(ProcessesCollector(self._processes))
-        self._states, self._restarts = own_metrics(registry)
-        # Once all workers have been ready at one time, each listens as soon as it is ready.
-        self._all_ready = False
-        # Once all workers have served at one time, one that ends is replaced.
-        self._all_served = False
-
-    def run(self, ports: Mapping[str, object]) -> None:
-        """Returns when every worker has exited.
-
-        Args:
-            ports: Where the service listens, for the log.
-
-        Raises:
-            WorkerError: A worker ended before all of them served.
-        """
-        try:
-            for worker in self._workers:
-                worker.start()
-            self._advance(ports)
-            while not isinstance(message := self._inbox.get(), StopRequest):
-                self._take(message)
-                self._advance(ports)
-            log.info("draining", extra=message.fields)
-        finally:
-            deadline = time.monotonic() + self._settings.grace_seconds + EXIT_SECONDS + MARGIN_SECONDS
-            if self._http is not None:
-                self._http.drain()
-            for worker in self._workers:
-                worker.drain()
-            for worker in self._workers:
-                worker.close(deadline - time.monotonic())
-
-    def _report(self, worker: Child, event: State | ExitKind, reason: str) -> None:
-        self._inbox.put((worker, event, reason))
-
-    def _take(self, message: Any) -> None:
-        """Takes what a worker reported: a state, or the end of a process, which it replaces itself."""
-        worker, event, reason = message
-        if isinstance(event, ExitKind):
-            if not self._all_served:
-                raise WorkerError(reason)
+    Raises:
+        WorkerError: A worker ended before all of them served.
+    """
+    for worker in workers:
+        worker.start()
+    have_served = False
+    while not isinstance(message := inbox.get(), StopRequest):
+        number, ended, reason = cast("Event", message)
+        if ended and not have_served:
+            raise WorkerError(reason)
+        if ended:
             # Its gauges are removed; its counters remain.
-            mark_process_dead(worker.number, str(self._folder))  # type: ignore[no-untyped-call]
-            self._restarts.labels(event).inc()
-
-    def _advance(self, ports: Mapping[str, object]) -> None:
-        """Lets workers listen once they may, and publishes the states."""
-        states = [worker.state for worker in self._workers]
-        self._all_ready = self._all_ready or states.count(State.READY) == len(states)
-        for worker in self._workers:
-            if self._all_ready and worker.state is State.READY:
-                worker.send(Order.LISTEN)
-        serving = states.count(State.SERVING)
-        self._states.labels("ready").set(serving)
-        self._states.labels("starting").set(len(states) - serving)
-        if not self._all_served and serving == len(states):
-            self._all_served = True
-            if self._http is not None:
-                self._http.start()
-            log.info("serving", extra={"workers": len(states), **ports})
-
-    def _processes(self) -> Mapping[str, int | None]:
-        """The processes of the service, by name. For any thread."""
-        http = self._http.pid if self._http is not None else None
-        workers = {f"worker-{worker.number}": worker.pid for worker in self._workers}
-        return {"supervisor": os.getpid(), "http": http, **workers}
+            mark_process_dead(number, str(folder))  # type: ignore[no-untyped-call]
+            restarts.labels(ended).inc()
+        elif not have_served and all(worker.serves for worker in workers):
+            have_served = True
+            all_serve()
+    log.info("draining", extra=message.fields)
 
 
-def own_metrics(registry: CollectorRegistry) -> tuple[Gauge, Counter]:
-    """The supervisor's own metrics: the number of workers, and that of their restarts."""
-    text = "Number of worker processes, by state."
-    workers = Gauge("attention_workers", text, ["state"], registry=registry)
+def close(workers: Sequence[Child], grace_seconds: float) -> None:
+    """Drains all workers at the same time, and waits for their ends."""
+    deadline = time.monotonic() + grace_seconds + EXIT_SECONDS + MARGIN_SECONDS
+    for worker in workers:
+        worker.drain()
+    for worker in workers:
+        worker.close(deadline - time.monotonic())
+
+
+def own_metrics(registry: CollectorRegistry, workers: Sequence[Child] = ()) -> Counter:
+    """Publishes the supervisor's own metrics; returns the one that counts restarts of processes."""
+    states = Gauge("attention_workers", "Number of worker processes, by state.", ["state"], registry=registry)
+    states.labels("ready").set_function(lambda: sum(worker.serves for worker in workers))
+    states.labels("starting").set_function(lambda: sum(not worker.serves for worker in workers))
     text = "Number of worker processes that ended and were replaced, by the reason."
     restarts = Counter("attention_worker_restarts", text, ["reason"], registry=registry)
-    for kind in ExitKind:
+    for kind in get_args(ExitKind):
         restarts.labels(kind)
-    return workers, restarts
+    return restarts

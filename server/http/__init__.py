@@ -9,6 +9,6 @@ infer.py       bodies of inference as messages, and replies as bodies
 embeddings.py  OpenAI's endpoints
 schemas.py     pydantic models of JSON bodies, and JSON of messages
 exchange.py    one request: its body, call and answer; what requests share: the gRPC server, memory, places
-server.py      uvicorn, with limits of time and number; the program of the process beside a server
+server.py      uvicorn, with limits of time and number; the program of the process
 child.py       this process as the server sees it, and where it finds the gRPC server
 """

@@ -21,10 +21,17 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, OverloadedError
 from attention_serving.server.http import schemas
-from attention_serving.server.http.child import HttpOptions
-from attention_serving.server.observe.logs import Recorder
-from attention_serving.server.observe.records import PARENT, REQUEST_ID, STATE
+from attention_serving.server.observe.logs import http_ended
+from attention_serving.server.observe.records import (
+    PARENT,
+    REQUEST_ID,
+    STATE,
+    Record,
+    new_request_id,
+    sent_request_id,
+)
 from attention_serving.server.security import peers
+from attention_serving.server.settings import Settings
 from attention_serving.server.transport.options import METADATA_BYTES
 
 T = TypeVar("T")
@@ -51,10 +58,6 @@ OPTIONS = (
     # Sizes are limited by this process and by the gRPC server.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # Each channel is a connection of its own, so that several reach several workers.
-    ("grpc.use_local_subchannel_pool", 1),
-    # A proxy of the environment is not between two processes of one service.
-    ("grpc.enable_http_proxy", 0),
     # A stopped process of the server is noticed: its calls end, and it gets no more. The server allows a ping
     # every 10 s. gRPC's core waits a minute for the answer to a ping, whatever the timeout of keepalive is.
     ("grpc.keepalive_time_ms", 11_000),
@@ -75,33 +78,25 @@ class Service:
     """What all requests of one process share. Belongs to one event loop.
 
     Attributes:
-        options: What the process does.
-        recorder: Records requests.
+        settings: Settings of the server.
         budget: Memory of all requests in progress.
         max_requests: Inference requests that may be in progress.
         places: Those that may begin now.
         calls: Calls in progress on each connection to the gRPC server; the least recently used one is first.
     """
 
-    def __init__(self, options: HttpOptions) -> None:
+    def __init__(self, settings: Settings, targets: Sequence[str]) -> None:
         """Connects to the gRPC server with the first call.
 
         Args:
-            options: Where the server is.
+            settings: Settings of the server.
+            targets: The private socket of each of its processes, as unix:PATH.
         """
-        settings = self.settings = options.settings
-        self.options = options
-        host, port = settings.host, settings.http_port or 0
-        self.recorder = Recorder(settings.log_requests, host=host, port=port, role="http")
+        self.settings = settings
         self.budget = MemoryBudget(settings.memory_for_requests)
         self.places = self.max_requests = settings.max_concurrent_calls * settings.workers
         local = grpc.local_channel_credentials(grpc.LocalConnectionType.UDS)
-        self.calls = {
-            grpc.aio.secure_channel(target, local, OPTIONS)
-            if options.is_private
-            else grpc.aio.insecure_channel(target, OPTIONS): 0
-            for target in options.targets
-        }
+        self.calls = {grpc.aio.secure_channel(target, local, OPTIONS): 0 for target in targets}
 
     def channel(self) -> grpc.aio.Channel:
         """The connection with the fewest calls; of equal ones, each in turn.
@@ -117,7 +112,6 @@ class Service:
         """Closes the connections. Open calls are cancelled."""
         for channel in self.calls:
             await channel.close()
-        await asyncio.to_thread(self.recorder.close)
 
 
 def access_question(method: str, model: str) -> bytes:
@@ -144,6 +138,7 @@ class Exchange:
     Attributes:
         service: What all requests share.
         scope: The request, as ASGI describes it.
+        route: The path, in which names of parameters are in braces.
         parameters: The parameters of the path.
         headers: The headers; of several with one name, the first.
         record: What is noted of the request.
@@ -163,9 +158,11 @@ class Exchange:
         """
         self.service, self.scope, self._receive, self._send = service, scope, receive, send
         self._cycle: Any = receive.__self__  # type: ignore[attr-defined]
-        self.record = service.recorder.http_request(scope, route)
+        self.route = route
         self.parameters: dict[str, str] = scope.get("path_params", {})
         self.headers = Headers(scope=scope)
+        request_id = sent_request_id(self.headers.items()) or new_request_id()
+        self.record = Record(scope["method"], request_id, self.headers.items())
         self.memory = Reservation(service.budget)
         self.status = 0
         self._connection = scope["state"][CONNECTION]
@@ -176,7 +173,8 @@ class Exchange:
         """Frees what the request holds, and notes its end."""
         self.memory.release()
         self.service.places += self._has_place
-        self.service.recorder.http_ended(self.record, self.status)
+        log_requests = self.service.settings.log_requests
+        http_ended(self.record, self.scope["path"], self.route, self.status, log_requests)
 
     def take_place(self) -> None:
         """Takes a place among the inference requests in progress.
@@ -199,7 +197,7 @@ class Exchange:
             AioRpcError: It may not.
         """
         unknown = "transfer-encoding" in self.headers or "content-encoding" in self.headers
-        if self.service.options.authorize and (unknown or self._announced > LARGE_BYTES):
+        if self.service.settings.has_identities and (unknown or self._announced > LARGE_BYTES):
             await self.call(peers.ACCESS_CHECK, access_question(method, self.parameters.get("model", "")))
 
     async def call(self, method: str, message: bytes, timeout: float | None = TIMEOUT_SECONDS) -> bytes:
@@ -240,13 +238,11 @@ class Exchange:
             InvalidRequestError: A header contains what gRPC's metadata cannot.
             HTTPException: The headers are larger than the gRPC server takes.
         """
-        # Traces are passed on, unless this process makes spans of its own.
-        traces = self.record.traced or self._forwarded(PARENT, STATE)
-        metadata: list[tuple[str, str | bytes]] = [(REQUEST_ID, self.record.request_id), *traces]
-        metadata += self._forwarded("authorization")
+        metadata: list[tuple[str, str | bytes]] = [(REQUEST_ID, self.record.request_id)]
+        metadata += self._forwarded(PARENT, STATE, "authorization")
         if names := self._connection.peer_identities:
             metadata.append(peers.forward(names))
-        if self.service.options.is_private and self.scope["client"]:  # on others, it is not believed
+        if self.service.settings.has_identities and self.scope["client"]:  # tokens that fail count for it
             host, port = self.scope["client"]
             metadata.append((peers.CLIENT, f"{host}:{port}"))
         size = sum(len(name) + len(value) + HEADER_BYTES for name, value in metadata)

@@ -4,7 +4,6 @@ Source of the hooks: uvicorn.server and uvicorn.protocols.http.httptools_impl of
 """
 
 import asyncio
-import errno
 import logging
 import math
 import os
@@ -25,21 +24,18 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from attention_serving.server.addresses import BACKLOG
 from attention_serving.server.http.app import create_application
-from attention_serving.server.http.child import HttpOptions
 from attention_serving.server.http.exchange import CONNECTION, JSON, Service
 from attention_serving.server.observe import logs
 from attention_serving.server.security.peers import names_in
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import StopRequest, handle_signals
-from attention_serving.server.supervision import HEARTBEAT_SECONDS, State, run_child
+from attention_serving.server.supervision import HEARTBEAT_SECONDS, SERVES, run_child
 from attention_serving.server.tls import current_certificates, renewing_context
 
 # How long a client may take for a handshake, and to answer the end of a connection. An idle one does not.
 HANDSHAKE_SECONDS, GOODBYE_SECONDS = 10.0, 0.5
 # Seconds of work on one large body share the cores with the server's runs, and with small calls.
 LARGE_BODIES_NICE = 5
-# Why a connection cannot be accepted: the process or the system has no descriptors or no memory left.
-NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # The request line and the headers together; also what a body has between two pieces of its data.
 MAX_HEAD_BYTES = 1 << 16
 # Parsing a chunk takes about a microsecond, however small it is.
@@ -258,17 +254,17 @@ def _invalid(status: int, reason: str) -> HTTPException:
 class HttpServer(uvicorn.Server):
     """Listens with what uvicorn cannot be told, and watches its connections. Belongs to one event loop."""
 
-    def __init__(self, options: HttpOptions) -> None:
+    def __init__(self, settings: Settings, targets: Sequence[str]) -> None:
         """Listens with `serve`, until `should_exit` is set.
 
         Args:
-            options: What the process does.
+            settings: Settings of the server.
+            targets: The private socket of each process of the gRPC server, as unix:PATH.
 
         Raises:
             TlsError: A certificate cannot be used.
         """
-        settings, grace = options.settings, options.settings.grace_seconds
-        self._service = Service(options)
+        self._service = Service(settings, targets)
         super().__init__(
             uvicorn.Config(
                 create_application(self._service),
@@ -279,7 +275,7 @@ class HttpServer(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=IDLE_SECONDS,
-                timeout_graceful_shutdown=None if math.isinf(grace) else math.ceil(grace),
+                timeout_graceful_shutdown=math.ceil(settings.grace_seconds),
             )
         )
         self._connect = partial(Connection, settings, self.config, self.server_state, {})
@@ -287,10 +283,9 @@ class HttpServer(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves, and returns when the requests in progress have been answered."""
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(_log_error)
         # Work on large bodies holds the interpreter's lock most of the time: more threads would not finish it
         # sooner, and each would take turns from the event loop.
+        loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(1, "large-bodies", initializer=_lower_priority))
         await super().serve(sockets)
         await self._service.close()
@@ -304,7 +299,7 @@ class HttpServer(uvicorn.Server):
         """Accepts connections.
 
         asyncio accepts up to `backlog` connections in a row. If there are no descriptors, it logs a traceback
-        for each of them, and tries each again after a second.
+        for each of them, and tries each again after a second: with one in a row, once a second.
         """
         options: dict[str, Any] = {}
         if self._certificates is not None:
@@ -320,60 +315,38 @@ class HttpServer(uvicorn.Server):
         self.started = True
 
 
-async def serve(options: HttpOptions, sockets: list[socket.socket], pipe: Any = None) -> None:
-    """Serves until the process is asked to stop, and returns when requests in progress have been answered.
+async def _serve(settings: Settings, targets: list[str], descriptors: list[int], pipe: Any) -> None:
+    """Serves until a signal asks to stop, or the pipe closes, and requests in progress have been answered."""
+    loop, server = asyncio.get_running_loop(), HttpServer(settings, targets)
 
-    Args:
-        options: What the process does.
-        sockets: Where it listens.
-        pipe: The pipe to its parent, which learns that it serves, and asks it to stop; None if it has none.
+    def stop(request: StopRequest) -> None:
+        log.info("draining", extra=request.fields)
+        server.should_exit = True
 
-    Raises:
-        TlsError: A certificate cannot be used.
-    """
+    def parent_has_ended() -> None:
+        loop.remove_reader(pipe.fileno())
+        stop(StopRequest({"reason": "the server has ended"}))
+
+    def announce() -> None:
+        with suppress(OSError):  # the parent has ended
+            pipe.send(SERVES)
+        loop.call_later(HEARTBEAT_SECONDS, announce)
+
+    handle_signals(stop)
+    loop.add_reader(pipe.fileno(), parent_has_ended)
+    os.set_blocking(pipe.fileno(), False)  # a parent that is stopped does not stop the loop
+    announce()
+    await server.serve([socket.socket(fileno=each) for each in descriptors])
+
+
+def _child(pipe: Any, assignment: tuple[Settings, list[str], list[int]]) -> None:
+    settings, targets, descriptors = assignment
+    logs.configure(settings.log_level, settings.log_format, process="http")
     # Their events say what this server's own log says too, or nothing about requests.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     for library in ("asyncio", "grpc"):
         logging.getLogger(library).setLevel(logging.INFO)
-    loop, server = asyncio.get_running_loop(), HttpServer(options)
-
-    def stop_at_signal(request: StopRequest) -> None:
-        log.info("draining", extra=request.fields)
-        server.should_exit = True
-
-    def stop_at_order() -> None:  # or at the end of the pipe
-        loop.remove_reader(pipe.fileno())
-        server.should_exit = True
-
-    def announce() -> None:
-        with suppress(OSError):  # the parent has ended
-            pipe.send(State.SERVING)
-        loop.call_later(HEARTBEAT_SECONDS, announce)
-
-    handle_signals(stop_at_signal)
-    if pipe is None:
-        host, port = sockets[0].getsockname()[:2]
-        log.info("serving", extra={"host": host, "http_port": port, "target": options.targets[0]})
-    else:
-        loop.add_reader(pipe.fileno(), stop_at_order)
-        os.set_blocking(pipe.fileno(), False)  # a parent that is stopped does not stop the loop
-        announce()
-    await server.serve(sockets)
-
-
-def _child(pipe: Any, assignment: tuple[HttpOptions, list[int]]) -> None:
-    options, descriptors = assignment
-    logs.configure(options.settings.log_level, options.settings.log_format, process="http")
-    asyncio.run(serve(options, [socket.socket(fileno=each) for each in descriptors], pipe))
-
-
-def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """As asyncio does, without the traceback of a connection that cannot be accepted now."""
-    error = context.get("exception")
-    if isinstance(error, OSError) and error.errno in NO_ROOM:
-        log.error("connections wait", extra={"reason": error.strerror})
-    else:
-        loop.default_exception_handler(context)
+    asyncio.run(_serve(settings, targets, descriptors, pipe))
 
 
 def _lower_priority() -> None:

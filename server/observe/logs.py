@@ -19,15 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from attention_serving.server.errors import ServerError
 from attention_serving.server.observe.records import (
-    PARENT,
-    REQUEST_ID,
-    STATE,
     CallRecord,
-    HttpRecord,
     Record,
     RequestRecord,
-    new_request_id,
-    sent_request_id,
 )
 from attention_serving.server.threads import publish_name
 
@@ -39,11 +33,11 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 # The lines of requests, which are written whatever the level of the log is.
 requests = logging.getLogger("attention_serving.server.requests")
+requests.setLevel(logging.INFO)
 # The least status over HTTP of a request that failed.
 FAILED = 400
 DISABLED, EXPORTER = "OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_READ = {key.encode(): key for key in (REQUEST_ID, PARENT, STATE)}
 # Lines that may wait for the reader of standard error; 3 to 4 MB of the lines of requests.
 MAX_LINES = 10_000
 # How long the end of the process waits for the reader, in seconds.
@@ -195,24 +189,21 @@ def are_traces_on(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 class Recorder:
-    """Records calls or requests over HTTP, and hands the records to the log and to the traces."""
+    """Records calls over gRPC, and hands the records to the log and to the traces."""
 
-    def __init__(self, log_requests: str, *, host: str = "", port: int = 0, role: str = "") -> None:
-        """Starts the exporter of traces, if they are on. The lines are written whatever the log's level is.
+    def __init__(self, log_requests: str, *, host: str = "", port: int = 0) -> None:
+        """Starts the exporter of traces, if they are on.
 
         Args:
             log_requests: Requests that have a line: all, failed or none.
             host: The address that the server listens on, for traces.
             port: The port; 0 if it is not known.
-            role: Tells the processes of one service apart in traces, such as http.
 
         Raises:
             ServerError: A variable of OpenTelemetry is not valid.
         """
         self._logs, self._failed_only = log_requests != "none", log_requests == "failed"
-        if self._logs:
-            requests.setLevel(logging.INFO)
-        self._traces = _traces(host, port, role) if are_traces_on() else None
+        self._traces = _traces(host, port) if are_traces_on() else None
 
     @property
     def is_on(self) -> bool:
@@ -222,9 +213,7 @@ class Recorder:
     def __call__(self, call: "Call", is_stream: bool) -> CallRecord | None:  # noqa: FBT001 - as the dispatcher calls it
         """The record of a new call over gRPC; None if it is neither logged nor traced."""
         traces = self._traces
-        span = None
-        if traces is not None and not traces.skips(call.metadata):
-            span = _safely(partial(traces.begin, call.method, call.metadata))
+        span = traces and _safely(partial(traces.begin, call.method, call.metadata))
         if span is None and not self._logs:
             return None
         # Traces, and a log of failures, need the identifier of few calls. It is sent once it was read.
@@ -239,32 +228,6 @@ class Recorder:
         )
         record.span = span
         return record
-
-    def http_request(self, scope: Mapping[str, Any], route: str) -> HttpRecord:
-        """The record of a new request over HTTP.
-
-        Args:
-            scope: The request, as ASGI describes it, with names of headers in lower case.
-            route: Its path, with names of parameters in braces.
-        """
-        headers = [(_READ[key], value.decode("latin-1")) for key, value in scope["headers"] if key in _READ]
-        record = HttpRecord(scope, route, sent_request_id(headers) or new_request_id(), headers)
-        if self._traces is not None:
-            begun = _safely(partial(self._traces.begin_http, f"{record.method} {route}", headers))
-            record.span, record.traced = begun or (None, ())
-        return record
-
-    def http_ended(self, record: HttpRecord, status: int) -> None:
-        """A request over HTTP was answered, or its client left."""
-        record.status, record.ended_at = status, time.monotonic()
-        if log.isEnabledFor(logging.DEBUG):
-            total = _milliseconds(record.ended_at - record.arrived_at)
-            shown = {"method": record.method, "path": record.path, "status": status, "milliseconds": total}
-            log.debug("request ended", extra=shown)
-        if self._logs and not (self._failed_only and status < FAILED):
-            _safely(lambda: requests.info("http request", extra=http_fields(record)))
-        if self._traces is not None:
-            _safely(partial(self._traces.http_ended, record))
 
     def close(self) -> None:
         """Sends the last spans."""
@@ -289,20 +252,32 @@ def _safely(step: Callable[[], T]) -> T | None:
         return None
 
 
-def _traces(host: str, port: int, role: str) -> "Traces":
+def _traces(host: str, port: int) -> "Traces":
     from attention_serving.server.observe.traces import Traces  # noqa: PLC0415 - only if traces are on
 
     try:
-        return Traces(host=host, port=port, role=role)
+        return Traces(host=host, port=port)
     except Exception as error:
         # The library's own errors, such as a variable that is not a number.
         raise ServerError(f"traces cannot be exported: {error}") from error
 
 
-def http_fields(record: HttpRecord) -> dict[str, object]:
-    """The fields of the line of a request over HTTP."""
-    total = _milliseconds(record.ended_at - record.arrived_at)
-    return {**_head(record), "route": record.route, "total_ms": total, "status": record.status}
+def http_ended(record: Record, path: str, route: str, status: int, log_requests: str) -> None:
+    """Writes the line of a request over HTTP that was answered, or whose client left.
+
+    Args:
+        record: What is noted of it.
+        path: Its path.
+        route: Its path, with names of parameters in braces.
+        status: The status of the answer.
+        log_requests: Requests that have a line: all, failed or none.
+    """
+    total = _milliseconds(time.monotonic() - record.arrived_at)
+    shown = {"method": record.method, "path": path, "status": status, "milliseconds": total}
+    log.debug("request ended", extra=shown)
+    if log_requests == "all" or (log_requests == "failed" and status >= FAILED):
+        found = {**_head(record), "route": route, "total_ms": total, "status": status}
+        requests.info("http request", extra=found)
 
 
 def fields(call: CallRecord, request: RequestRecord | None) -> dict[str, object]:

@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from http import HTTPStatus
 from pathlib import Path
 from socketserver import TCPServer
-from typing import Any
+from typing import Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler
 
 from prometheus_client import (
@@ -223,8 +223,16 @@ def worker_registry(folder: Path) -> CollectorRegistry:
 
 PROCESS = "process"
 MOST_PROCESSES = 2048
-# Process ids by the name of the process, such as `worker-0`; None while it does not run.
-Processes = Callable[[], Mapping[str, int | None]]
+
+
+class Process(Protocol):
+    """A process of the service.
+
+    Attributes:
+        pid: Its id; None while it does not run.
+    """
+
+    pid: int | None
 
 
 class ProcessesCollector(Collector):
@@ -234,13 +242,14 @@ class ProcessesCollector(Collector):
     resident memory of each.
     """
 
-    def __init__(self, processes: Processes) -> None:
+    def __init__(self, own: str, children: Mapping[str, Process]) -> None:
         """Reads nothing yet.
 
         Args:
-            processes: The processes of the service. Called at every scrape, on any thread.
+            own: The name of this process.
+            children: The other processes of the service by their names, such as `worker-0`.
         """
-        self._processes = processes
+        self._own, self._children = own, children
 
     def describe(self) -> Iterable[Metric]:
         """Names of the metrics, which a client may ask for."""
@@ -249,7 +258,8 @@ class ProcessesCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """The metrics of every process that is running."""
         families = dict[str, Metric]()
-        for name, pid in self._processes().items():
+        children = {name: child.pid for name, child in self._children.items()}
+        for name, pid in {self._own: os.getpid(), **children}.items():
             for own in _collector(pid).collect() if pid is not None else ():  # what can be read
                 family = families.setdefault(own.name, Metric(own.name, own.documentation, own.type))
                 for sample in own.samples:

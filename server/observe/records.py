@@ -8,7 +8,7 @@ that a record is made quickly.
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 from attention_serving.server.engine.errors import EngineError
@@ -86,33 +86,6 @@ class Record:
     def since_1970(self, moment: float) -> int:
         """A moment in nanoseconds since 1970."""
         return self.arrived_ns + int((moment - self.arrived_at) * 1_000_000_000)
-
-
-class HttpRecord(Record):
-    """One request over HTTP.
-
-    Attributes:
-        route: The path, with names of parameters in braces.
-        path: The path.
-        scheme: http or https.
-        traced: What tells the gRPC server of its trace; empty if traces are off.
-        status: The status of the answer; 499 if the client left before.
-    """
-
-    traced: Sequence[tuple[str, str]] = ()
-    status = 0
-
-    def __init__(self, scope: Mapping[str, Any], route: str, request_id: str, headers: Metadata) -> None:
-        """Begins a record.
-
-        Args:
-            scope: The request, as ASGI describes it.
-            route: Its path, with names of parameters in braces.
-            request_id: What it is known by.
-            headers: The headers that name its trace.
-        """
-        super().__init__(scope["method"], request_id, headers)
-        self.route, self.path, self.scheme = route, scope["path"], scope["scheme"]
 
 
 class RequestRecord(Timeline):

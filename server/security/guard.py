@@ -58,13 +58,6 @@ class Guard:
         identity.check_expiry(time.time())
         return identity
 
-    def close(self) -> None:
-        """Ends the threads that watch files and fetch keys."""
-        if self._table is not None:
-            self._table.close()
-        if self._web_tokens is not None:
-            self._web_tokens.close()
-
     def _of_token(self, token: str, client: Callable[[], str]) -> Identity:
         digest = digest_of(token)
         if self._table is not None and (identity := self._table.value.get(digest)) is not None:

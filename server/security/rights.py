@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import Self
+from typing import Literal, Self
 
 from attention_serving.server.engine.errors import Code, EngineError, OverloadedError, quoted
 from attention_serving.server.engine.schedule.fair_shares import Caller
@@ -146,20 +146,12 @@ def _parsed(text: str) -> tuple[str, str]:
     return right or for_all, pattern or EVERY_MODEL
 
 
-class Source(StrEnum):
-    """What an identity was proven by. Equal names from two sources are two identities."""
-
-    TOKEN = "token"  # noqa: S105 - the name of a kind
-    CERTIFICATE = "certificate"
-    WEB_TOKEN = "jwt"  # noqa: S105 - the name of a kind
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """Who calls.
 
     Attributes:
-        source: What the identity was proven by.
+        source: What the identity was proven by. Equal names from two sources are two identities.
         name: Its name within the source.
         rights: What it may do.
         expires: When it ends, in seconds since 1970.
@@ -169,7 +161,7 @@ class Identity:
         caller: The same identity as the engine knows it.
     """
 
-    source: Source
+    source: Literal["token", "certificate", "jwt"]
     name: str
     rights: Rights
     expires: float = math.inf

@@ -31,7 +31,7 @@ from pydantic import (
 )
 
 from attention_serving.server.errors import IdentityError
-from attention_serving.server.security.rights import Identity, Rights, Source
+from attention_serving.server.security.rights import Identity, Rights
 
 log = logging.getLogger(__name__)
 TOML = ".toml"
@@ -92,7 +92,7 @@ class Entry(BaseModel):
     def identity(self) -> Identity:
         """The identity that the entry describes."""
         return Identity(
-            source=Source.TOKEN if self.certificate is None else Source.CERTIFICATE,
+            source="token" if self.certificate is None else "certificate",
             name=self.name,
             rights=Rights.parse(self.rights),
             expires=math.inf if self.expires is None else self.expires.timestamp(),

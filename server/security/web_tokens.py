@@ -31,7 +31,6 @@ from attention_serving.server.security.rights import (
     InvalidTokenError,
     KeysUnavailableError,
     Rights,
-    Source,
 )
 from attention_serving.server.security.token_file import parse_text, read_bytes, warn_if_others_may_write
 from attention_serving.server.threads import Reloaded, Watched, unreported
@@ -103,10 +102,6 @@ class Keys:
     def want(self) -> None:
         """A token names a key that is not there: it may be new. Returns at once. For any thread."""
         self._next = min(self._next, self._fetched + PAUSE_SECONDS)
-
-    def close(self) -> None:
-        """Ends the thread. A fetch in progress is not waited for."""
-        self._watched.close()
 
     def _fetch_if_due(self) -> dict[str, Any] | None:
         """What the URL returned last; None before the first fetch.
@@ -223,10 +218,6 @@ class WebTokens:
         # Failed verifications of this second, for each connection and for each address.
         self._second, self._failures = 0, Counter[str]()
 
-    def close(self) -> None:
-        """Ends the thread that follows the keys."""
-        self._keys.close()
-
     def of_token(self, token: str, digest: bytes, client: Callable[[], str] = str) -> Identity:
         """The identity of a token, given with its SHA-256.
 
@@ -314,7 +305,7 @@ class WebTokens:
         rights = claims.get(self._rights_claim)
         texts = rights.split() if isinstance(rights, str) else rights if isinstance(rights, list) else []
         return Identity(
-            source=Source.WEB_TOKEN,
+            source="jwt",
             name=subject,
             rights=Rights.known(text for text in texts if isinstance(text, str)),
             expires=min(int(claims["exp"]), FOREVER) + LEEWAY_SECONDS,

@@ -11,7 +11,7 @@ from attention_client import AttentionClient, PermissionDeniedError, Unauthentic
 
 from scripts.local_server import ServerProcess, serving
 from tests.server.samples import ROOT, SELF
-from tests.server.security.samples import eventually
+from tests.server.seams import wait_until
 from tests.support.prometheus import page
 
 
@@ -39,9 +39,9 @@ def test_a_token_from_its_creation_to_its_end(artifacts: Path, tmp_path: Path) -
         with AttentionClient(server.target, token=first) as client, pytest.raises(PermissionDeniedError):
             client.models()
         second = tokens("create", "second", "--file", str(file), "--right", "infer:*")
-        assert eventually(lambda: is_accepted(server, second))
+        wait_until(lambda: is_accepted(server, second))
         tokens("revoke", "first", "--file", str(file))
-        assert eventually(lambda: not is_accepted(server, first))
+        wait_until(lambda: not is_accepted(server, first))
         assert is_accepted(server, second)
         log = server.log.read_text()
     assert not [token for token in (first, second) if token in log]

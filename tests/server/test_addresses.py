@@ -32,30 +32,6 @@ def sock(stack: ExitStack, *options: int) -> socket.socket:
     return made
 
 
-def test_workers_share_the_connections_of_a_reserved_port(stack: ExitStack) -> None:
-    port = reserved(stack, "0.0.0.0", 0)  # noqa: S104 - bound for a moment on the test machine
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((HOST, port))
-    workers = [sock(stack, socket.SO_REUSEADDR, socket.SO_REUSEPORT) for _ in range(2)]
-    for worker in workers:
-        worker.bind((HOST, port))
-        worker.listen()
-        worker.settimeout(0)
-    callers = [stack.enter_context(socket.create_connection((HOST, port))) for _ in range(64)]
-    accepted = [len(list(accept_all(worker, stack))) for worker in workers]
-    assert sum(accepted) == len(callers)
-    assert min(accepted) > 0
-
-
-def accept_all(listener: socket.socket, stack: ExitStack) -> Iterator[socket.socket]:
-    """Every pending connection."""
-    while True:
-        try:
-            yield stack.enter_context(listener.accept()[0])
-        except BlockingIOError:
-            return
-
-
 @pytest.mark.parametrize("options", [(), (socket.SO_REUSEADDR,), (socket.SO_REUSEPORT,)], ids=str)
 def test_a_port_in_use_is_refused(stack: ExitStack, options: tuple[int, ...]) -> None:
     other = sock(stack, *options)

@@ -2,10 +2,7 @@
 
 import os
 import shutil
-import signal
 import socket
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -17,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from tests.server.samples import SELF
-from tests.server.watched import Watched, watched
+from tests.server.watched import watched
 from tests.support.prometheus import scrape, value
 
 REQUEST = pb.AttendRequest(
@@ -28,7 +25,6 @@ REQUEST = pb.AttendRequest(
 )
 HOST = "127.0.0.1"
 SERVING = health_pb2.HealthCheckResponse.SERVING
-PROMPT_SECONDS = 2.0
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -65,41 +61,20 @@ class OpenStream:
         self._requests.put(None)
 
 
-@pytest.fixture
-def repository(artifacts: Path, tmp_path: Path) -> SlowRepository:
-    return SlowRepository(artifacts, tmp_path / "models")
-
-
-@pytest.fixture
-def loading(repository: SlowRepository, tmp_path: Path) -> Iterator[Watched]:
-    """A server that is loading its model."""
+def test_ports_are_bound_and_metrics_served_while_models_load(artifacts: Path, tmp_path: Path) -> None:
+    repository = SlowRepository(artifacts, tmp_path / "models")
     with watched(repository.folder, tmp_path) as server:
-        yield server
-
-
-def test_ports_are_bound_and_metrics_served_while_models_load(
-    loading: Watched, repository: SlowRepository
-) -> None:
-    port, metrics_port = loading.ports("ports bound")
-    loading.until(" loading ")
-    assert value(scrape(metrics_port), "attention_model_ready", model=SELF, version="1") == 0
-    with grpc.insecure_channel(f"{HOST}:{port}") as channel:
-        health = health_pb2_grpc.HealthStub(channel).Check.future(health_pb2.HealthCheckRequest(), timeout=60)
-        answer = AttentionServiceStub(channel).Attend.future(REQUEST, timeout=60)
-        with socket.create_connection((HOST, port), timeout=60):  # bound, and not served yet
-            assert not health.done()
-        repository.proceed()
-        assert health.result().status == SERVING
-        assert answer.result().context_vectors.lengths == [2]
-    assert loading.ports() == (port, metrics_port)
-    assert value(scrape(metrics_port), "attention_model_ready", model=SELF, version="1") == 1
-
-
-@pytest.mark.thorough
-def test_a_signal_while_models_load_ends_the_process_at_once(loading: Watched) -> None:
-    loading.until(" loading ")
-    started = time.monotonic()
-    loading.stop(signal.SIGTERM)
-    assert loading.process.wait(timeout=60) == 0
-    assert time.monotonic() - started < PROMPT_SECONDS
-    assert loading.rest().endswith(" INFO stopped while loading signal=SIGTERM\n")
+        port, metrics_port = server.ports("ports bound")
+        server.until(" loading ")
+        assert value(scrape(metrics_port), "attention_model_ready", model=SELF, version="1") == 0
+        with grpc.insecure_channel(f"{HOST}:{port}") as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            health = check.future(health_pb2.HealthCheckRequest(), timeout=60)
+            answer = AttentionServiceStub(channel).Attend.future(REQUEST, timeout=60)
+            with socket.create_connection((HOST, port), timeout=60):  # bound, and not served yet
+                assert not health.done()
+            repository.proceed()
+            assert health.result().status == SERVING
+            assert answer.result().context_vectors.lengths == [2]
+        assert server.ports() == (port, metrics_port)
+        assert value(scrape(metrics_port), "attention_model_ready", model=SELF, version="1") == 1

@@ -18,7 +18,6 @@ from attention_serving.server.settings import AWAKE_SECONDS, SECTIONS, Settings
 from attention_serving.server.tls.files import TlsFiles
 from attention_serving.server.transport import TransportKind
 from tests.server.samples import ROOT
-from tests.support.certificates import HOUR, Authority, Mounted
 
 REPOSITORY = ["--model-repository", "models"]
 MIB = 1 << 20
@@ -122,11 +121,6 @@ def test_an_option_that_needs_another_is_refused_without_it(flags: str, line: st
     assert found.startswith(f"error: {line}")
 
 
-@pytest.mark.parametrize("given", ["67108864", "64MiB", "64 mib", "0.0625GiB"])
-def test_sizes_take_units(given: str) -> None:
-    assert settings("--max-message-bytes", given).max_message_bytes == 64 * MIB
-
-
 @pytest.mark.parametrize(
     ("flag", "value", "reason"),
     [
@@ -224,26 +218,6 @@ def test_the_process_warns_of_unknown_variables_and_reports_why_it_cannot_serve(
     assert warning.endswith("variable=ATTENTION_PROT similar=ATTENTION_PORT")
     assert "ERROR cannot serve reason='model repository" in error
     assert "does not contain a <name>/<version>/ folder" in error
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_bad_pair_a_public_address_without_one_or_an_absent_device_ends_the_server(
-    artifacts: Path, tmp_path: Path, workers: str
-) -> None:
-    authority = Authority()
-    mounted = Mounted(tmp_path / "tls", authority.issue(ends=-HOUR), authority.pem)
-    common = ("--model-repository", str(artifacts), "--port=0", "--metrics-port=0", f"--workers={workers}")
-    for options, message in (
-        (mounted.server_options, "the certificate is valid from"),
-        (["--host=0.0.0.0"], "0.0.0.0 can be reached from other machines"),
-        (["--provider=cuda"], "--provider cuda: "),
-        ([f"--tokens={tmp_path}/absent.json"], "cannot be read: No such file"),
-    ):
-        *started, error = run_server(*common, *options).splitlines()
-        assert " ERROR cannot serve " in error
-        assert message in error
-        assert not [line for line in started if " ERROR " in line]
 
 
 def test_help_loads_neither_the_runtime_nor_grpc() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from attention_serving.server.errors import ServerError
-from attention_serving.server.supervision import Child, ExitKind, Order, State, backoff, run_child
+from attention_serving.server.supervision import SERVES, Child, Event, backoff, run_child
 
 PATIENCE_SECONDS = 60
 
@@ -20,17 +20,15 @@ def serve(connection: Any, assignment: str) -> None:
     """The program of a child, which begins to serve and then does as it was assigned."""
     if assignment == "fail":
         raise ServerError("has no models")
-    connection.send(State.SERVING)
-    if assignment == "be silent":
-        time.sleep(PATIENCE_SECONDS)
-    assert connection.recv() is Order.DRAIN
+    connection.send(SERVES)
+    time.sleep(PATIENCE_SECONDS)
 
 
 @contextmanager
-def started(assignment: str) -> Iterator[tuple[Child, "queue.Queue[tuple[State | ExitKind, str]]"]]:
+def started(assignment: str) -> Iterator[tuple[Child, "queue.Queue[Event]"]]:
     """A child, and what it reports."""
-    events: queue.Queue[tuple[State | ExitKind, str]] = queue.Queue()
-    child = Child("child", __name__, assignment, 2, number=3, report=lambda _, *event: events.put(event))
+    events: queue.Queue[Event] = queue.Queue()
+    child = Child("child", __name__, assignment, 2, 3, events.put)
     child.start()
     yield child, events
     child.close(0)
@@ -39,30 +37,31 @@ def started(assignment: str) -> Iterator[tuple[Child, "queue.Queue[tuple[State |
 @pytest.mark.parametrize(
     ("assignment", "kind", "reason"),
     [
-        ("fail", ExitKind.EXITED, "has no models"),
-        ("be killed", ExitKind.KILLED, "child 3 was killed by signal 9"),
-        ("be silent", ExitKind.UNRESPONSIVE, "child 3 did not answer for 2 s and was killed"),
+        ("fail", "exited", "has no models"),
+        ("be killed", "killed", "child 3 was killed by signal 9"),
+        ("be silent", "unresponsive", "child 3 did not answer for 2 s and was killed"),
     ],
 )
 def test_an_end_is_reported_with_its_reason_and_the_process_replaced(
-    assignment: str, kind: ExitKind, reason: str
+    assignment: str, kind: str, reason: str
 ) -> None:
     with started(assignment) as (child, events):
         if assignment != "fail":
-            assert events.get(timeout=PATIENCE_SECONDS) == (State.SERVING, "")
+            assert events.get(timeout=PATIENCE_SECONDS) == (3, None, "")
+            assert child.serves
         if assignment == "be killed":
             assert child.pid
             os.kill(child.pid, signal.SIGKILL)
-        assert events.get(timeout=PATIENCE_SECONDS) == (kind, reason)
+        assert events.get(timeout=PATIENCE_SECONDS) == (3, kind, reason)
         assert events.get(timeout=PATIENCE_SECONDS)
 
 
-def test_a_drain_is_an_order_and_not_an_end_that_is_reported() -> None:
-    with started("drain") as (child, events):
-        assert events.get(timeout=PATIENCE_SECONDS) == (State.SERVING, "")
+def test_a_drain_ends_the_process_and_is_not_an_end_that_is_reported() -> None:
+    with started("wait") as (child, events):
+        assert events.get(timeout=PATIENCE_SECONDS) == (3, None, "")
         child.drain()
-        assert child.join(PATIENCE_SECONDS)
-    assert (child.pid, events.empty()) == (None, True)
+        assert child.ended.wait(PATIENCE_SECONDS)
+    assert (child.pid, child.serves, events.empty()) == (None, False, True)
 
 
 def test_the_delay_doubles_up_to_its_maximum_while_processes_keep_ending() -> None:

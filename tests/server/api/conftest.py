@@ -20,11 +20,9 @@ def tokens_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def guard(tokens_file: Path) -> Iterator[Guard]:
-    guard = Guard(
-        watched(tokens_file), WebTokens(FixedKeys(public_jwk("RS256")), issuer=ISSUER, audience=AUDIENCE)
-    )
-    yield guard
-    guard.close()
+    table = watched(tokens_file)
+    yield Guard(table, WebTokens(FixedKeys(public_jwk("RS256")), issuer=ISSUER, audience=AUDIENCE))
+    table.close()
 
 
 @pytest.fixture

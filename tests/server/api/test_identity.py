@@ -16,7 +16,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.http.exchange import access_question as question
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.peers import ACCESS_CHECK as CHECK
-from attention_serving.server.security.rights import Identity, IdentityLimitError, Rights, Source
+from attention_serving.server.security.rights import Identity, IdentityLimitError, Rights
 from attention_serving.server.transport.call import Metadata
 from tests.server.api.scripted import UNLIMITED
 from tests.server.api.served import (
@@ -161,7 +161,7 @@ def test_an_identity_at_its_limit_is_refused_and_others_are_not(
         assert ("Attend", "IDENTITY_LIMIT") in served.calls.refusals
 
 
-GREEDY = Identity(source=Source.TOKEN, name="greedy", rights=Rights())
+GREEDY = Identity(source="token", name="greedy", rights=Rights())
 
 
 @pytest.mark.parametrize(

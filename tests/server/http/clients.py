@@ -50,9 +50,10 @@ def ask(
     headers: Mapping[str, str] | None = None,
     *,
     method: str = "",
+    host: str = HOST,
 ) -> Answer:
     """One request on its own connection. A body that is neither bytes nor an iterator is sent as JSON."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=60)
+    connection = http.client.HTTPConnection(host, port, timeout=60)
     try:
         data: Any = body if body is None or isinstance(body, bytes | Iterator) else json.dumps(body).encode()
         connection.request(method or ("GET" if body is None else "POST"), path, data, dict(headers or {}))

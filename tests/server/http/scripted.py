@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import SimpleQueue
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import grpc
@@ -16,7 +17,6 @@ from google.protobuf.wrappers_pb2 import StringValue
 from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.addresses import listen
-from attention_serving.server.http.child import HttpOptions
 from attention_serving.server.http.server import HttpServer
 from attention_serving.server.security.peers import ACCESS_CHECK
 from attention_serving.server.settings import Settings
@@ -49,7 +49,7 @@ class Scripted(grpc.GenericRpcHandler):
     """Answers calls as a test says, and records them.
 
     Attributes:
-        port: Its port.
+        target: Its private socket.
         calls: What has arrived.
         behaviours: What answers a method, by its last name; by default an empty reply does.
     """
@@ -58,7 +58,10 @@ class Scripted(grpc.GenericRpcHandler):
         self.calls: SimpleQueue[Received] = SimpleQueue()
         self.behaviours: dict[str, Behaviour] = {}
         self._server = grpc.server(ThreadPoolExecutor(16), [self])
-        self.port = self._server.add_insecure_port(f"{HOST}:0")
+        self._folder = TemporaryDirectory()
+        self.target = f"unix:{self._folder.name}/grpc"
+        local = grpc.local_server_credentials(grpc.LocalConnectionType.UDS)
+        self._server.add_secure_port(self.target, local)
         self._server.start()
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
@@ -89,6 +92,7 @@ class Scripted(grpc.GenericRpcHandler):
 
     def close(self) -> None:
         self._server.stop(0).wait()
+        self._folder.cleanup()
 
 
 class Blocked:
@@ -123,18 +127,15 @@ class Front(NamedTuple):
 
 
 @contextmanager
-def front(
-    target: str | Scripted, *, authorize: bool = False, is_private: bool = False, **given: Any
-) -> Iterator[Front]:
+def front(target: str | Scripted, **given: Any) -> Iterator[Front]:
     """Serves HTTP in front of a gRPC server with some settings until the block ends."""
-    targets = (target if isinstance(target, str) else f"{HOST}:{target.port}",)
+    targets = [target if isinstance(target, str) else target.target]
     settings = Settings.model_validate({"model_repository": ".", "grace_seconds": 5, **given})
-    options = HttpOptions(settings=settings, targets=targets, is_private=is_private, authorize=authorize)
     sockets, created = listen(HOST, 0), Future[HttpServer]()
     port = sockets[0].getsockname()[1]
 
     async def serve() -> None:
-        created.set_result(HttpServer(options))
+        created.set_result(HttpServer(settings, targets))
         await created.result().serve(sockets)
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))

@@ -39,18 +39,6 @@ def test_an_endless_body_is_not_read_for_ever(port: int) -> None:
         assert ask(port, INFER, endless()).status == 413
 
 
-def test_a_client_that_leaves_before_it_is_refused_is_no_error(
-    shared_scripted: Scripted, caplog: pytest.LogCaptureFixture
-) -> None:
-    with (
-        front(shared_scripted, max_message_bytes=MAX_BYTES) as running,
-        connected(running.port) as connection,
-    ):
-        connection.sendall(head(INFER, f"Content-Length: {MAX_BYTES + 1}"))
-        assert ask(running.port, "/v2/health/live").status == 200  # the head before has been read
-    assert not caplog.text
-
-
 @pytest.mark.usefixtures("scripted")
 def test_a_client_that_waits_to_be_asked_for_its_body(port: int) -> None:
     expect = "Expect: 100-continue"

@@ -235,14 +235,6 @@ def test_a_client_that_does_not_read_is_cut_off(
     assert "ASGI" not in caplog.text
 
 
-def test_a_client_that_reads_on_may_take_longer(scripted: Scripted, large_answer: dict[str, Any]) -> None:
-    with front(scripted, message_timeout_seconds=1) as running, connected(running.port) as connection:
-        until = time.monotonic() + 1.5
-        while time.monotonic() < until:
-            post(connection, large_answer)
-            assert len(answer_on(connection).body) > 32 << 20
-
-
 def test_a_drain_answers_what_is_in_progress(scripted: Scripted, blocked: Blocked) -> None:
     with (
         front(scripted) as running,

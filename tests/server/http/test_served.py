@@ -1,9 +1,5 @@
 """HTTP in front of a real gRPC server: the numbers of gRPC, rights, and the page that draws attention."""
 
-import base64
-import hashlib
-import logging
-import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -37,21 +33,22 @@ ENTRIES = (
 
 
 @pytest.fixture(scope="module")
-def served(
-    self_model: LoadedModel,
-    cross_model: LoadedModel,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Served]:
-    """A server that knows some identities."""
-    guard = Guard(watched(write_tokens(tmp_path_factory.mktemp("served") / "tokens.json", *ENTRIES)))
-    with Served(self_model, cross_model, guard=guard) as served:
-        yield served
-    guard.close()
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("served")
 
 
 @pytest.fixture(scope="module")
-def port(served: Served) -> Iterator[int]:
-    with front(served.target, authorize=True, http_port=0, http_explore=True, log_requests="all") as running:
+def served(self_model: LoadedModel, cross_model: LoadedModel, folder: Path) -> Iterator[Served]:
+    """A server that knows some identities."""
+    table = watched(write_tokens(folder / "tokens.json", *ENTRIES))
+    with Served(self_model, cross_model, guard=Guard(table), unix_socket=folder / "grpc") as served:
+        yield served
+    table.close()
+
+
+@pytest.fixture(scope="module")
+def port(folder: Path, served: Served) -> Iterator[int]:  # noqa: ARG001 - which serves
+    with front(f"unix:{folder}/grpc", tokens="unread", http_explore=True, http_port=0) as running:
         yield running.port
 
 
@@ -83,15 +80,6 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def test_no_token_is_logged(port: int, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    for token in ("caller-token", "t0p-s3cret"):
-        ask(port, INFER, BODY, bearer(token))
-    logged = repr([vars(record) for record in caplog.records])
-    assert SELF in logged
-    assert not [word for word in ("caller-token", "t0p-s3cret", "Bearer") if word in logged]
-
-
 def test_a_request_without_a_body_is_refused_at_once(port: int) -> None:
     with connected(port) as connection:
         for _ in range(2):  # on the same connection: there was nothing to read and to drop
@@ -109,7 +97,6 @@ LARGE, CALLER = "Content-Length: 1048576", "Authorization: Bearer caller-token"
     [
         (INFER, [LARGE], 401),
         (INFER, [LARGE, "Authorization: Bearer reader-token"], 403),
-        (INFER, [LARGE, CALLER, CALLER], 401),
         (f"/v2/models/{CROSS}/infer", [LARGE, CALLER], 403),
         (f"/v2/repository/models/{SELF}/load", [LARGE, CALLER], 403),
         ("/v1/embeddings", [LARGE], 401),
@@ -148,9 +135,3 @@ def test_the_page_of_the_explorer_needs_no_token_and_is_the_clients(port: int) -
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert answer.headers["content-security-policy"] == "frame-ancestors 'none'"
     assert answer.headers["x-content-type-options"] == "nosniff"
-    text = answer.body.decode()
-    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]+)">', text)
-    (script,) = re.findall("<script>(.*?)</script>", text, re.DOTALL)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    for directive in ("default-src 'none'", f"script-src 'sha256-{digest}'", "connect-src 'self'"):
-        assert f"{directive};" in policy

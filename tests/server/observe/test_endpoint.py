@@ -1,6 +1,5 @@
 """The port for metrics: one path, a bounded number of connections, and a bounded time for each."""
 
-import http.client
 import re
 import socket
 import threading
@@ -12,9 +11,9 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from attention_serving.server.errors import BindError
 from attention_serving.server.observe.prometheus import MAX_CONNECTIONS, MetricsEndpoint
+from tests.server.http.clients import HOST, ask
 from tests.server.seams import wait_until
 
-HOST = "127.0.0.1"
 TEXT = b"# HELP answer The answer.\n# TYPE answer gauge\nanswer 42.0\n"
 PATIENCE_SECONDS = 60.0
 
@@ -36,17 +35,6 @@ def endpoint() -> Iterator[MetricsEndpoint]:
         yield endpoint
 
 
-def request(
-    endpoint: MetricsEndpoint, method: str = "GET", path: str = "/metrics", host: str = HOST, **headers: str
-) -> tuple[http.client.HTTPResponse, bytes]:
-    connection = http.client.HTTPConnection(host, endpoint.port, timeout=PATIENCE_SECONDS)
-    connection.request(method, path, headers={name.replace("_", "-"): text for name, text in headers.items()})
-    response = connection.getresponse()
-    body = response.read()
-    connection.close()
-    return response, body
-
-
 @pytest.mark.parametrize(
     ("method", "path", "status", "body"),
     [
@@ -59,31 +47,25 @@ def request(
 def test_one_path_is_served(
     endpoint: MetricsEndpoint, method: str, path: str, status: int, body: bytes
 ) -> None:
-    response, found = request(endpoint, method, path)
-    assert response.status == status
-    assert found.startswith(body)
-    assert response.headers.get("Content-Type", "text/plain").startswith("text/plain")
+    answer = ask(endpoint.port, path, method=method)
+    assert answer.status == status
+    assert answer.body.startswith(body)
+    assert answer.headers.get("content-type", "text/plain").startswith("text/plain")
 
 
 @pytest.mark.parametrize("host", ["[::1]", "localhost"])
-def test_other_addresses_can_be_listened_on_and_a_port_is_free_once_closed(host: str) -> None:
-    with listening(host) as endpoint, ExitStack() as stack:
-        assert request(endpoint, host=host.strip("[]"))[1] == TEXT
+def test_other_addresses_can_be_listened_on(host: str) -> None:
+    with listening(host) as endpoint:
+        assert ask(endpoint.port, "/metrics", host=host.strip("[]")).body == TEXT
         shown = re.escape(f"cannot listen on {host}:{endpoint.port} for metrics: ")
         with pytest.raises(BindError, match=rf"{shown}.*in use"):
             MetricsEndpoint(REGISTRY, host, endpoint.port)
-        connections(endpoint, 3, stack, host.strip("[]"))
-        endpoint.close()  # does not wait for clients
-    with pytest.raises(ConnectionRefusedError):
-        request(endpoint, host=host.strip("[]"))
 
 
-def connections(
-    endpoint: MetricsEndpoint, count: int, stack: ExitStack, host: str = HOST
-) -> list[socket.socket]:
+def connections(endpoint: MetricsEndpoint, count: int, stack: ExitStack) -> list[socket.socket]:
     """Connections that have sent the beginning of a request, and no more."""
     opened = [
-        stack.enter_context(socket.create_connection((host, endpoint.port), timeout=PATIENCE_SECONDS))
+        stack.enter_context(socket.create_connection((HOST, endpoint.port), timeout=PATIENCE_SECONDS))
         for _ in range(count)
     ]
     for connection in opened:
@@ -107,4 +89,4 @@ def test_connections_beyond_the_limit_are_refused_and_all_end_after_a_time(
         assert handlers() == MAX_CONNECTIONS
         for connection in opened:
             assert connection.recv(100) == b""
-    assert request(endpoint)[1] == TEXT
+    assert ask(endpoint.port, "/metrics").body == TEXT

@@ -13,7 +13,7 @@ from opentelemetry.trace import Span, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from attention_serving.server.observe.logs import Recorder, are_traces_on
-from attention_serving.server.observe.records import PARENT, STATE, callers_trace
+from attention_serving.server.observe.records import PARENT, STATE, Metadata, callers_trace
 from attention_serving.server.observe.traces import Traces
 from tests.support.collector import PATIENCE_SECONDS, QUICKLY, collecting
 
@@ -46,7 +46,7 @@ def sampling(
 
 def begun(traces: Traces, *metadata: tuple[str, str | bytes]) -> Span | None:
     """The span of a new call, as the recorder asks for it."""
-    return None if traces.skips(metadata) else traces.begin("/a/B", metadata)
+    return traces.begin("/a/B", metadata)
 
 
 def test_a_malformed_context_or_state_is_left_out_and_not_logged(
@@ -98,22 +98,27 @@ def test_the_decision_of_the_caller_is_followed_if_the_sampler_follows_callers(
 def test_a_ratio_samples_about_that_share_of_new_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     with sampling(monkeypatch, 0.1) as traces:
         sampled = [span for span in (begun(traces) for _ in range(CALLS)) if span is not None]
-    with sampling(monkeypatch, 0) as none, sampling(monkeypatch, 1) as every:
-        assert [begun(none) for _ in range(50)] == [None] * 50
+    with sampling(monkeypatch, 1) as every:
         assert None not in [begun(every) for _ in range(50)]
     # Outside with a probability of 1 in 10 ** 9: the standard deviation is 13.4.
     assert abs(len(sampled) - CALLS / 10) < 6.2 * 13.4
     assert len({span.get_span_context().trace_id for span in sampled}) == len(sampled)
 
 
-def test_the_grpc_server_follows_what_is_decided_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
-    for ratio in (0, 1):
-        with sampling(monkeypatch, ratio) as first, sampling(monkeypatch, 1 - ratio) as second:
-            span, headers = first.begin_http("GET /v2", ())
-            call = begun(second, *headers)
-            assert (span is not None) is (call is not None) is (ratio == 1)
-            if span is not None and call is not None:
-                assert call.get_span_context().trace_id == span.get_span_context().trace_id
+@pytest.mark.parametrize(
+    ("sampler", "metadata"),
+    [
+        ("traceidratio", ()),
+        ("parentbased_always_off", ()),
+        ("parentbased_traceidratio", ((PARENT, f"{GOOD[:-1]}0"),)),
+    ],
+)
+def test_the_library_does_not_see_calls_that_are_not_sampled(
+    sampler: str, metadata: Metadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sampling(monkeypatch, 0, sampler) as traces:
+        monkeypatch.setattr(traces, "_tracer", None)
+        assert traces.begin("/a/B", metadata) is None
 
 
 def add(traces: Traces) -> None:
@@ -148,14 +153,13 @@ def test_what_is_queued_is_sent_before_the_end_with_opentelemetrys_variables(
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
     with collecting() as collector:
         monkeypatch.setenv(ENDPOINT, collector.url)
-        traces = Traces(role="http")
+        traces = Traces()
         add(traces)
         traces.close(PATIENCE_SECONDS)
         (span,) = collector.spans
     assert span.name == "a/B"
     assert span.resource["service.name"] == "mine"
     assert span.resource["deployment.environment.name"] == "test"
-    assert span.resource["attention.process"] == "http"
 
 
 URL = "http://127.0.0.1:4317"
@@ -184,9 +188,6 @@ def test_variables_switch_traces_on_and_off(environment: dict[str, str], are_on:
 class Broken:
     """Traces that fail at every step."""
 
-    def skips(self, _metadata: object) -> bool:
-        return False
-
     def __getattr__(self, name: str) -> Callable[..., object]:
         def step(*_arguments: object) -> object:
             raise RuntimeError(name)
@@ -200,5 +201,3 @@ def test_a_fault_of_the_traces_breaks_no_call(monkeypatch: pytest.MonkeyPatch) -
     call = SimpleNamespace(method="/a/B", metadata=())
     is_stream = True
     assert recorder(call, is_stream) is None  # type: ignore[arg-type]
-    scope = {"method": "GET", "path": "/", "scheme": "http", "headers": []}
-    recorder.http_ended(recorder.http_request(scope, "/"), 200)

@@ -5,7 +5,6 @@ import hashlib
 import hmac
 import json
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from pathlib import Path
@@ -23,7 +22,6 @@ from attention_serving.server.threads import Watched
 ISSUER, AUDIENCE = "https://issuer.example", "attention"
 # How often tests look at what changes.
 LOOK_SECONDS = 0.01
-PATIENCE_SECONDS = 30.0
 
 
 def entry(name: str, token: str | None = None, *rights: str, **fields: Any) -> dict[str, Any]:
@@ -71,19 +69,6 @@ class FixedKeys(Keys):
 
     def want(self) -> None:
         self.wanted += 1
-
-    def close(self) -> None:
-        pass
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    """Polls what another thread or process changes; returns whether it came true in time."""
-    until = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(LOOK_SECONDS)
-    return True
 
 
 @cache

@@ -42,9 +42,9 @@ def guard(tmp_path: Path) -> Iterator[Guard]:
         entry("jobs", None, "read", certificate="jobs.example"),
     )
     tokens = WebTokens(FixedKeys(public_jwk("ES256")), issuer=ISSUER, audience=AUDIENCE)
-    guard = Guard(watched(path), tokens)
-    yield guard
-    guard.close()
+    table = watched(path)
+    yield Guard(table, tokens)
+    table.close()
 
 
 def name_of(guard: Guard, *values: str | bytes, certificates: tuple[str, ...] = ()) -> str:
@@ -93,16 +93,16 @@ def test_other_callers_are_unknown(
 
 def test_metrics_need_a_token_with_the_right_to_read(tmp_path: Path) -> None:
     entries = entry("reader", "first", "read"), entry("caller", "second", "infer:*")
-    guard, metrics = Guard(watched(write_tokens(tmp_path / "tokens.json", *entries))), Metrics()
+    table, metrics = watched(write_tokens(tmp_path / "tokens.json", *entries)), Metrics()
     metrics.reloaded("tokens", None)
-    endpoint = MetricsEndpoint(metrics.registry, HOST, 0, guard=guard)
+    endpoint = MetricsEndpoint(metrics.registry, HOST, 0, guard=Guard(table))
     for token, status in (("", 401), ("wrong", 401), ("second", 403), ("first", 200)):
         sent = {"Authorization": f"Bearer {token}"} if token else {}
         answer = ask(endpoint.port, "/metrics", headers=sent)
         assert (answer.status, "www-authenticate" in answer.headers) == (status, status == 401)
     assert b'attention_security_reloads_total{result="failure",what="tokens"} 1.0' in answer.body
     endpoint.close()
-    guard.close()
+    table.close()
 
 
 @pytest.mark.parametrize(

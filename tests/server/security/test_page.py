@@ -21,8 +21,7 @@ from attention_serving.server.security.token_file import read_file
 from scripts.local_server import serving
 from tests.server.http.clients import http_port
 from tests.server.samples import ROOT
-from tests.server.seams import WatchedEngine
-from tests.server.security.samples import eventually
+from tests.server.seams import WatchedEngine, wait_until
 from tests.support.certificates import client_context, presented
 
 PAGE = (ROOT / "docs/security.md").read_text()
@@ -75,7 +74,7 @@ def test_the_first_trial_of_the_page(artifacts: Path, tmp_path: Path) -> None:
         )
         said = run(clients, tmp_path)
         run(certificates, tmp_path)  # of another authority
-        assert eventually(lambda: renewed(tmp_path, process.port, *ports.values()))
+        wait_until(lambda: renewed(tmp_path, process.port, *ports.values()))
     assert "tiny-self" in said
     assert '{"ready":true}' in said
     assert "attention_tls_certificate_expiry_timestamp_seconds" in said

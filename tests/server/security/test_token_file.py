@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from attention_serving.server.errors import IdentityError
-from attention_serving.server.security.rights import Source
 from attention_serving.server.security.token_file import Entry, TokenFile, digest_of, read_file, write_file
 from tests.server.security.samples import entry, table_in, write_tokens
 
@@ -28,11 +27,11 @@ def test_tokens_and_certificates_find_their_identities(
     path.chmod(0o666)
     table = table_in(path)
     found = table[digest_of("first")]
-    assert (found.name, found.source, found.rights.admin) == ("one", Source.TOKEN, ("*",))
+    assert (found.name, found.source, found.rights.admin) == ("one", "token", ("*",))
     assert (found.max_calls, found.max_bytes, found.caller.weight) == (7, 0, 0.5)
     assert found.caller.name == "token:one"
     found = table["spiffe://a/jobs"]
-    assert (found.name, found.source) == ("jobs", Source.CERTIFICATE)
+    assert (found.name, found.source) == ("jobs", "certificate")
     assert len(table) == 2
     assert "other users may change the file" in caplog.text
 

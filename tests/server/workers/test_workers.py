@@ -5,8 +5,8 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import grpc
@@ -16,7 +16,7 @@ from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionSe
 from attention_serving.server import machine
 from attention_serving.server.settings import Settings
 from attention_serving.server.workers import assignments
-from tests.server.samples import CROSS, SELF, TEXT
+from tests.server.samples import SELF
 from tests.server.seams import wait_until
 from tests.server.test_application import HOST, REQUEST, OpenStream
 from tests.server.watched import Watched, watched
@@ -49,26 +49,22 @@ def test_each_worker_has_its_own_cores_and_its_share_of_the_quota_in_threads(
     assert [one.settings.threads for one in found] == threads
 
 
-@contextmanager
-def two_workers(repository: Path, folder: Path, *options: str) -> Iterator[Watched]:
-    """A service whose temporary files are in a folder of its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        (folder / "temporary").mkdir()
-        patch.setenv("TMPDIR", str(folder / "temporary"))
-        with watched(repository, folder, "--workers=2", "--log-level=DEBUG", *options) as service:
-            yield service
+@pytest.fixture(autouse=True)
+def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files of the service, with a path that is short enough for sockets."""
+    folder = tmp_path_factory.mktemp("t")
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+def two_workers(repository: Path, folder: Path, *options: str) -> AbstractContextManager[Watched]:
+    return watched(repository, folder, "--workers=2", "--log-level=DEBUG", *options)
 
 
 @pytest.fixture
 def service(artifacts: Path, tmp_path: Path) -> Iterator[Watched]:
     with two_workers(artifacts, tmp_path) as service:
         yield service
-
-
-@pytest.fixture
-def temporary_files(tmp_path: Path) -> Callable[[], list[Path]]:
-    """What is in the folder for temporary files of the service."""
-    return lambda: list((tmp_path / "temporary").iterdir())
 
 
 def connection(port: int) -> grpc.Channel:
@@ -92,13 +88,8 @@ def counted(metrics_port: int, total: int) -> Samples:
     return scrape(metrics_port)
 
 
-def test_calls_reach_every_worker_and_all_of_them_drain(
-    service: Watched, temporary_files: Callable[[], list[Path]]
-) -> None:
+def test_calls_reach_every_worker_and_all_of_them_drain(service: Watched, temporary: Path) -> None:
     port, metrics_port = service.ports()
-    before, _, _ = "".join(service.seen).partition(" listening ")
-    for model in (SELF, CROSS, TEXT):  # no worker listens before all are ready
-        assert before.count(f" model ready model={model} ") == 2
     by_worker = call(service, port, total=CONNECTIONS)
     samples = counted(metrics_port, CONNECTIONS)
     with connection(port) as channel:
@@ -115,7 +106,7 @@ def test_calls_reach_every_worker_and_all_of_them_drain(
     assert value(samples, "attention_workers", state="ready") == 2
     assert value(samples, "attention_workers", state="starting") == 0
     assert value(samples, "attention_model_ready", model=SELF, version="1") == 1
-    assert temporary_files() == []
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.thorough
@@ -143,9 +134,7 @@ def test_a_worker_that_was_killed_or_stopped_is_replaced(artifacts: Path, tmp_pa
 
 
 @pytest.mark.thorough
-def test_stopped_workers_do_not_hold_up_the_end(
-    artifacts: Path, tmp_path: Path, temporary_files: Callable[[], list[Path]]
-) -> None:
+def test_stopped_workers_do_not_hold_up_the_end(artifacts: Path, tmp_path: Path, temporary: Path) -> None:
     with two_workers(artifacts, tmp_path, "--grace-seconds=1") as service:
         pids = service.pids(2)
         service.ports()
@@ -158,21 +147,22 @@ def test_stopped_workers_do_not_hold_up_the_end(
         said = service.rest()
     for worker in range(2):
         assert f" ERROR worker killed: it did not end in time worker={worker}\n" in said
-    assert temporary_files() == []
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("is_serving", [True, False], ids=["serving", "loading"])
-def test_no_worker_outlives_the_supervisor(
-    service: Watched, temporary_files: Callable[[], list[Path]], is_serving: bool
+def test_no_process_outlives_the_supervisor(
+    artifacts: Path, tmp_path: Path, temporary: Path, is_serving: bool
 ) -> None:
-    service.pids(2)
-    if is_serving:
-        service.ports()
-    assert len(temporary_files()) == 1
-    service.process.kill()
-    service.rest()  # ends when the last process that could write has ended
-    assert temporary_files() == []
+    with two_workers(artifacts, tmp_path, "--http-port=0") as service:
+        service.pids(2)
+        if is_serving:
+            service.until(" http process started ")
+        assert len(list(temporary.iterdir())) == 1
+        service.process.kill()
+        service.rest()  # ends when the last process that could write has ended
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.thorough
@@ -196,28 +186,38 @@ def test_what_happens_while_models_load_ends_the_service(
     assert " listening " not in log
 
 
+# Why a service cannot start: its options, and what it says.
+CAUSES = {
+    "port": ("--port={port}", "cannot listen on 127.0.0.1:{port}"),
+    "metrics port": ("--metrics-port={port}", "cannot listen on 127.0.0.1:{port} for metrics"),
+    "repository": ("--model-repository={folder}/absent", "model repository {folder}/absent does not exist"),
+    "certificate": ("--tls-certificate={folder}/c --tls-key={folder}/c", "{folder}/c: cannot be read"),
+    "public address": ("--host=0.0.0.0", "0.0.0.0 can be reached from other machines"),
+    "device": ("--provider=cuda", "--provider cuda: "),
+    "tokens": ("--tokens={folder}/absent", "{folder}/absent: cannot be read"),
+}
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("cause", ["--port", "--metrics-port", "repository"])
+@pytest.mark.parametrize(("options", "said"), CAUSES.values(), ids=CAUSES)
 def test_a_service_that_cannot_start_says_why_once_before_it_loads(
     artifacts: Path,
     tmp_path: Path,
-    temporary_files: Callable[[], list[Path]],
-    cause: str,
+    temporary: Path,
+    options: str,
+    said: str,
     workers: int,
 ) -> None:
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         other.bind((HOST, 0))
         other.listen()
-        port = other.getsockname()[1]
-        models, options, said = artifacts, [f"{cause}={port}"], f"cannot listen on {HOST}:{port}"
-        if cause == "repository":
-            models, options = tmp_path / "absent", []
-            said = f"model repository {models} does not exist"
-        with two_workers(models, tmp_path, *options, f"--workers={workers}") as service:
+        names = {"port": other.getsockname()[1], "folder": tmp_path}
+        given = options.format(**names).split()
+        with two_workers(artifacts, tmp_path, *given, f"--workers={workers}") as service:
             assert service.process.wait(timeout=60) == 1
             log = service.rest()
-    assert log.count("ERROR") == log.count(f"ERROR cannot serve reason='{said}") == 1
+    assert log.count("ERROR") == log.count(f"ERROR cannot serve reason='{said.format(**names)}") == 1
     assert " loading " not in log
-    assert temporary_files() == []
+    assert list(temporary.iterdir()) == []
