@@ -112,8 +112,8 @@ def test_log_settings_change_the_level(server: ServerProcess, ask: Callable[...,
 def test_tensors_in_shared_memory(repository: Path, tmp_path: Path) -> None:
     link_tree(repository / MODEL, tmp_path / "models" / MODEL)
     with serving(tmp_path / "models", tmp_path / "log", "--allow-shared-memory") as server:
-        found = triton.in_another_process(triton.shared, server.target, MODEL, query(9))
+        found, sent = triton.in_another_process(triton.shared, server.target, MODEL, query(9))
         with AttentionClient(server.target) as client:
             expected = client.attend(MODEL, query(9)).context_vectors
-    np.testing.assert_array_equal(found["found"], expected)
-    assert (found["left"], found["raw"]) == (["out"], [b""])
+    np.testing.assert_array_equal(found, expected)
+    assert sent == [b""]
