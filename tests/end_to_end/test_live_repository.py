@@ -41,16 +41,14 @@ def exported(repository: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def folder(exported: Path, repository: Path, tmp_path: Path) -> Path:
     """A repository with the first version only, and with another model."""
-    shutil.copytree(exported / "1", tmp_path / "models" / NAME / "1")
+    add(exported, tmp_path / "models", "1")
     shutil.copytree(repository / OTHER, tmp_path / "models" / OTHER)
     return tmp_path / "models"
 
 
 def add(exported: Path, folder: Path, version: str) -> None:
-    """Adds a version in one step, as an export does."""
-    temporary = folder / f".{version}"
-    shutil.copytree(exported / version, temporary)
-    temporary.rename(folder / NAME / version)
+    """Adds a version."""
+    shutil.copytree(exported / version, folder / NAME / version)
 
 
 @contextmanager

@@ -30,13 +30,9 @@ def query(length: int, width: int = 64, batch: int = 1) -> Array:
     return np.random.default_rng(0).standard_normal((batch, length, width), np.float32)
 
 
-def test_weights_lengths_and_masks(server: ServerProcess, client: AttentionClient) -> None:
+def test_lengths_with_a_mask_and_an_error(server: ServerProcess) -> None:
+    """tests/parity has weights, and masks without lengths."""
     given = query(7, batch=2)
-    names = ["attention_weights", "context_vectors"]
-    found = triton.infer(server.target, MODEL, {"query": given}, names)
-    ours = client.attend(MODEL, given, return_weights=True)
-    for name in names:
-        np.testing.assert_array_equal(found[name], getattr(ours, name))
     mask = np.random.default_rng(5).random((2, 4, 7, 7)) < 0.6
     inputs = {"query": given, "key_lengths": np.array([7, 4]), "attention_mask": mask}
     masked = triton.infer(server.target, MODEL, inputs)["context_vectors"]
