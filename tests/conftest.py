@@ -20,7 +20,6 @@ from tests.encoders.repository import SENTENCE_MODELS
 from tests.server import samples
 from tests.support import systems
 from tests.support.artifacts import SETS, cached_repositories, link_tree
-from tests.support.prometheus import required
 from tests.support.repository import FURTHER
 
 torch.set_num_threads(1)
@@ -83,12 +82,6 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """A server of the repository."""
     with serving(repository, tmp_path_factory.mktemp("server") / "log") as process:
         yield process
-
-
-@pytest.fixture(scope="session")
-def promtool() -> str:
-    """The path of promtool; a test that needs it is skipped where it is not installed."""
-    return required("promtool")
 
 
 @pytest.fixture(scope="session")
