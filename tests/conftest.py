@@ -14,15 +14,12 @@ import pytest
 import torch
 from attention_client import AttentionClient
 from hypothesis import settings
-from xdist.remote import Producer
-from xdist.scheduler import LoadFileScheduling
 
 from scripts.local_server import ServerProcess, serving
 from tests.encoders.repository import SENTENCE_MODELS
 from tests.server import samples
 from tests.support import systems
 from tests.support.artifacts import SETS, cached_repositories, link_tree
-from tests.support.prometheus import required
 from tests.support.repository import FURTHER
 
 torch.set_num_threads(1)
@@ -33,22 +30,14 @@ settings.register_profile("suite", settings.get_profile(settings.get_current_pro
 settings.load_profile("suite")
 
 
-# The tests of each of these folders share one server, so that one worker runs all of them.
-SERVER_FOLDERS = ("tests/end_to_end/", "tests/parity/")
 # These tests wait for processes or export models. They start early, so that no worker is left with a long
 # test when the other has finished.
-SLOW_FOLDERS = ("tests/clients/enrich/", "tests/export/", "tests/server/workers/")
+SLOW = ("end_to_end/", "parity/", "clients/enrich/", "export/", "server/workers/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts long tests first."""
-
-    def start_order(item: pytest.Item) -> int:
-        if item.nodeid.startswith(SERVER_FOLDERS):
-            return 0
-        return 1 if item.nodeid.startswith(SLOW_FOLDERS) else 2
-
-    items.sort(key=start_order)
+    items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(SLOW))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -56,18 +45,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if os.environ.get("PYTEST_XDIST_WORKER") and not session.config.option.collectonly:
         needed = {name for item in session.items for name in getattr(item, "fixturenames", ())}
         cached_repositories(*(models for models in SETS if needed.intersection(models.fixtures)))
-
-
-class SharedServerScheduling(LoadFileScheduling):  # type: ignore[misc]
-    """Gives each file to one worker, and all files that use one shared server to the same one."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        scope: str = super()._split_scope(nodeid)
-        return next((folder for folder in SERVER_FOLDERS if scope.startswith(folder)), scope)
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharedServerScheduling:
-    return SharedServerScheduling(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -105,12 +82,6 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """A server of the repository."""
     with serving(repository, tmp_path_factory.mktemp("server") / "log") as process:
         yield process
-
-
-@pytest.fixture(scope="session")
-def promtool() -> str:
-    """The path of promtool; a test that needs it is skipped where it is not installed."""
-    return required("promtool")
 
 
 @pytest.fixture(scope="session")

@@ -1,43 +1,17 @@
-"""Rounds, ratios and the report, with systems that measure nothing."""
+"""Ratios and the report, of invented measurements."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks import report
-from benchmarks.channel import CallFailedError
 from benchmarks.run import EAGER, ECHO, ONNX, SERVICE, STREAM, TYPED, AtRate, Findings
-from benchmarks.systems import Measurement, measure_in_rounds, ratio, spread
-from benchmarks.workload import NARROW, QUICK, SHORT, WIDE, Cell
+from benchmarks.systems import Measurement, ratio, spread
+from benchmarks.workload import NARROW, QUICK
 
-CELL = Cell(WIDE, SHORT, 32)
 RATES = {ONNX: 900.0, EAGER: 600.0, ECHO: 3000.0, SERVICE: 500.0, TYPED: 400.0, STREAM: 800.0, "peer": 250.0}
 
 
 def measured(rate: float) -> Measurement:
     return Measurement(rate, rate, 1000.0)
-
-
-@dataclass(frozen=True)
-class Invented:
-    name: str
-    order: list[str]
-
-    def measure(self, _cell: Cell) -> Measurement:
-        self.order.append(self.name)
-        if len(self.order) == 1:
-            raise CallFailedError("refused")
-        return measured(len(self.order))
-
-
-def test_each_round_begins_with_another_system_and_failures_are_kept() -> None:
-    order: list[str] = []
-    failures: list[str] = []
-    systems: list[Any] = [Invented("a", order), Invented("b", order)]
-    found = measure_in_rounds(CELL, systems, 3, failures)
-    assert order == ["a", "b", "b", "a", "a", "b"]
-    assert found["a"] == [None, measured(4), measured(5)]
-    assert failures == [f"a, {CELL.name}: refused"]
 
 
 def test_ratios_are_taken_round_by_round() -> None:

@@ -119,23 +119,3 @@ def test_long_sequences(
         figures.among("calls by status", dict(codes), {OK, REFUSED, "INVALID_ARGUMENT"})
         growth(figures, server, idle, bound)
         is_answered(figures, "small call afterwards", attend, SMALL)
-
-
-def test_a_small_call_after_a_cancelled_long_run(wide: Path, tmp_path: Path) -> None:
-    """Two long runs are cancelled under way: a small call does not wait for their end."""
-    with (
-        Figures("flood: a small call after cancelled long runs") as figures,
-        server_of(wide, tmp_path) as server,
-        connected(server) as first,
-        connected(server) as second,
-    ):
-        busy = busy_seconds(server.process.pid)
-        runs = [AttentionServiceStub(first).Attend.future(LONG, timeout=120) for _ in range(2)]
-        assert wait_until(lambda: busy_seconds(server.process.pid) - busy > 1), "no run began"
-        for run in runs:
-            run.cancel()
-        attend = AttentionServiceStub(second).Attend
-        is_answered(figures, "small call after they were cancelled", attend, SMALL)
-        started = time.monotonic()
-        wait_until(lambda: settled(server), 60)
-        figures.at_most("seconds until the server is idle", time.monotonic() - started, 3.0)

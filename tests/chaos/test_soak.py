@@ -33,7 +33,6 @@ from tests.chaos.process import (
     wait_until,
 )
 from tests.server.http.clients import ask, http_port
-from tests.server.samples import SELF
 from tests.support.contradictions import good_and_contradicted
 from tests.support.mutations import ATTEND, mutated
 
@@ -111,15 +110,6 @@ def counted(tally: Tally, call: Callable[[], object]) -> None:
         tally.answered()
 
 
-def idlers(target: str, rng: random.Random) -> None:
-    """Callers who leave after some seconds: of answers that they did not read, of calls without a message."""
-    message = attend_message(SELF, random_rows(256, 4), return_weights=True)
-    with grpc.insecure_channel(target, OWN_CONNECTION) as channel, callers.headers_only(channel, 8):
-        for _ in range(4):
-            callers.unread(channel, message)
-        time.sleep(rng.uniform(0.5, 8))
-
-
 def start(server: ServerProcess, tallies: dict[str, Tally]) -> Iterator[Actor]:
     """Starts every caller."""
     target, rng = server.target, random.Random(0)  # noqa: S311 - not for secrets
@@ -128,7 +118,6 @@ def start(server: ServerProcess, tallies: dict[str, Tally]) -> Iterator[Actor]:
     yield Actor(partial(streams, target, Question(37), tallies["streams"], rng))
     yield Actor(hostile(target, http_port(server.log), tallies["hostile"], rng))
     yield Actor(impatient(target, tallies["impatient"], rng))
-    yield Actor(partial(idlers, target, rng))
 
 
 def test_soak(models: Path, tmp_path: Path) -> None:

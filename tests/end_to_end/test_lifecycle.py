@@ -1,6 +1,5 @@
-"""A process that serves a repository: one without models, and the drain."""
+"""The drain of a process that serves a repository."""
 
-import shutil
 from pathlib import Path
 
 import grpc
@@ -9,8 +8,7 @@ import pytest
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from scripts.local_server import serving, start
-from tests.server.samples import SELF
+from scripts.local_server import serving
 from tests.server.seams import wait_until
 from tests.support.artifacts import link_tree
 from tests.support.eager import assert_parity, attend
@@ -19,17 +17,6 @@ from tests.support.systems import build
 
 MODEL = "multi-head-64x4"
 LONG = np.random.default_rng(0).standard_normal((2000, 64), dtype=np.float32)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_server_without_a_model_does_not_start(artifacts: Path, tmp_path: Path, workers: int) -> None:
-    folder = tmp_path / "models"
-    shutil.copytree(artifacts / SELF, folder / SELF)
-    (folder / SELF / "1/manifest.json").unlink()
-    process = start(folder, tmp_path / "log", f"--workers={workers}")
-    assert process.wait(timeout=120) == 1
-    assert f"no model of {folder} can be served" in (tmp_path / "log").read_text()
 
 
 def test_a_drain_answers_every_accepted_call(repository: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from attention_client import AttentionClient
 
 from scripts.generate_operations_page import PAGE, SUPERVISOR
 from scripts.local_server import ServerProcess
-from tests.support.prometheus import check_metrics, page
+from tests.support.prometheus import page
 
 MOST_SERIES_OF_A_MODEL = 100
 FAMILY = re.compile(r"^# TYPE (\S+) (\S+)$", re.MULTILINE)
@@ -22,10 +22,3 @@ def test_the_metrics_of_a_server_are_those_of_the_page(
     assert set(FAMILY.findall(text)) == documented
     series = re.findall(r'^attention_\w+\{.*\bmodel="sentence-self-attention"', text, re.MULTILINE)
     assert 0 < len(series) <= MOST_SERIES_OF_A_MODEL
-
-
-def test_promtool_finds_nothing(promtool: str, server: ServerProcess) -> None:
-    assert check_metrics(promtool, page(server.metrics_port)) == ""
-    assert "attention_x_ms" in check_metrics(
-        promtool, "# HELP attention_x_ms X.\n# TYPE attention_x_ms counter\nattention_x_ms 1\n"
-    )

@@ -3,14 +3,11 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
-from scripts.local_server import ROOT, ServerProcess, serving
+from scripts.local_server import ROOT, serving
 from tests.server.http.clients import ask, http_port
 from tests.server.samples import SELF
 from tests.support.collector import QUICKLY, Collector, Seen, collecting
@@ -41,23 +38,6 @@ provider.shutdown()
 """
 
 
-@pytest.fixture(autouse=True)
-def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in QUICKLY.items():
-        monkeypatch.setenv(name, value)
-
-
-@contextmanager
-def traced(artifacts: Path, folder: Path, *options: str) -> Iterator[tuple[ServerProcess, Collector]]:
-    """A server that traces, and its collector."""
-    with (
-        collecting() as collector,
-        patch.dict(os.environ, {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}),
-        serving(artifacts, folder / "log", *options) as server,
-    ):
-        yield server, collector
-
-
 def run_application(target: str, collector: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "clients/python/src")}
     command = [sys.executable, "-c", APPLICATION, target, collector, SELF]
@@ -70,37 +50,33 @@ def below(collector: Collector, span: Seen, name: str) -> Seen:
     return found[0]
 
 
-def test_a_trace_leads_from_the_client_through_the_server_to_the_run(artifacts: Path, tmp_path: Path) -> None:
-    with traced(artifacts, tmp_path) as (server, collector):
-        run_application(server.target, collector.url)
-        collector.wait_for(ATTEND, 2)  # the span of the client and that of the server
-        collector.wait_for(STREAM, 2)
-        (root,) = collector.wait_for("application")
-        sent = below(collector, root, ATTEND)
-        received = below(collector, sent, ATTEND)
-        assert (sent.kind, received.kind) == (3, 2)  # CLIENT, SERVER
-        assert received.has_remote_parent
-        run = below(collector, received, "run")
-        assert sent.start <= received.start <= run.start <= run.end <= received.end
-        assert sent.attributes["rpc.response.status_code"] == "OK"
-        assert sent.attributes["server.port"] == server.port
-        stream = below(collector, below(collector, root, STREAM), STREAM)
-        assert [child.name for child in collector.children(stream)] == ["request"] * 2
-        assert server.stop() == 0
-
-
-@pytest.mark.thorough
-def test_the_spans_of_a_sampled_call_over_http_lead_to_the_run(
+def test_a_trace_leads_from_the_client_through_the_server_to_the_run(
     artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
-    parent = {"traceparent": f"00-{7:032x}-{9:016x}-01"}
-    with traced(artifacts, tmp_path, "--http-port=0") as (server, collector):
-        port = http_port(server.log)
-        for headers in ({}, {"traceparent": "malformed"}, parent):  # the first two are not sampled
-            assert ask(port, f"/v2/models/{SELF}/infer", BODY, headers).status == 200
-        collector.wait_for(INFER)
-        assert server.stop() == 0
+    with collecting() as collector:
+        for name, value in (QUICKLY | {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}).items():
+            monkeypatch.setenv(name, value)
+        with serving(artifacts, tmp_path / "log", "--http-port=0") as server:
+            run_application(server.target, collector.url)
+            collector.wait_for(ATTEND, 2)  # the span of the client and that of the server
+            collector.wait_for(STREAM, 2)
+            (root,) = collector.wait_for("application")
+            parent = {"traceparent": f"00-{7:032x}-{9:016x}-01"}
+            assert ask(http_port(server.log), f"/v2/models/{SELF}/infer", BODY, parent).status == 200
+            collector.wait_for(INFER)
+            assert server.stop() == 0
+    sent = below(collector, root, ATTEND)
+    received = below(collector, sent, ATTEND)
+    assert (sent.kind, received.kind) == (3, 2)  # CLIENT, SERVER
+    assert received.has_remote_parent
+    run = below(collector, received, "run")
+    assert sent.start <= received.start <= run.start <= run.end <= received.end
+    assert (sent.attributes["rpc.response.status_code"], sent.attributes["server.port"]) == (
+        "OK",
+        server.port,
+    )
+    stream = below(collector, below(collector, root, STREAM), STREAM)
+    assert [child.name for child in collector.children(stream)] == ["request"] * 2
     (called,) = collector.named(INFER)
     assert (called.trace_id, called.parent_id) == (f"{7:032x}", f"{9:016x}")
     assert below(collector, called, "run").attributes["attention.model"] == SELF

@@ -1,11 +1,9 @@
 """Retrieval with late chunking: it prints the nearest passages of texts, cut at sentences."""
 
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from examples import rag_late_chunking as rag
 from scripts.local_server import ServerProcess
 from tests.encoders.repository import SENTENCE
 from tests.examples.conftest import Run
@@ -38,13 +36,3 @@ def test_the_nearest_passages_are_printed_first(
     sentences = ("One sentence that is long enough.", "Another sentence of this text.")
     assert set(printed_scores(capsys)) == {f"{path}: {sentence}" for sentence in sentences}
     assert ask(tmp_path / "absent") == 1
-
-
-@pytest.mark.parametrize("text", ["", " \n", " A b. C!  D? ", "No end", "1,094 km. e.g. this", "a.\n\nb.\n"])
-def test_passages_leave_out_nothing_but_spaces(text: str) -> None:
-    for length in (1, 10, 1000):
-        spans = rag.split(text, length)
-        parts = [text[start:end] for start, end in spans]
-        assert all(part and part == part.strip() for part in parts)
-        assert "".join("".join(parts).split()) == "".join(text.split())
-        assert all(end <= start for (_, end), (start, _) in pairwise(spans))

@@ -6,7 +6,7 @@ from attention_client import AttentionClient
 
 from scripts.local_server import ServerProcess
 from tests.parity import paths
-from tests.support.eager import Array, assert_parity, attend
+from tests.support.eager import Array, assert_parity
 from tests.support.systems import build
 
 SELF, CAUSAL, CROSS, LOCAL = "multi-head-64x4", "causal-768x12", "cross-768x12", "alibi-768x12"
@@ -66,14 +66,3 @@ def test_equals_eager(
     if not np.isfinite(case["query"]).all():
         assert not np.isfinite(found["context_vectors"][1]).all()
         assert np.isfinite(found["context_vectors"][[0, 2, 3]]).all()
-
-
-def test_padding_beyond_the_lengths_is_ignored(client: AttentionClient) -> None:
-    lengths = [9, 4, 1]
-    padded = np.full((3, 9, WIDTH), np.nan, np.float32)
-    for row, length in zip(padded, lengths, strict=True):
-        row[:length] = normal(length, WIDTH)
-    result = client.attend(SELF, padded, lengths=lengths)
-    for row, found, length in zip(padded, result.context_vectors, lengths, strict=True):
-        assert_parity(found[:length], attend(build(SELF), row[:length])[0])
-        assert not found[length:].any()

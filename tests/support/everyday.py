@@ -1,6 +1,5 @@
 """Modules as people write them with PyTorch and Hugging Face, with masks of every kind: a table to export."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,32 +89,6 @@ class Sdpa(nn.Module):
         return joined
 
 
-class CausalSdpa(Sdpa):
-    """A (1, 1, T, T) cut from a buffer, as in nanoGPT."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("bias", torch.ones(600, 600, dtype=torch.bool).tril()[None, None])
-
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        length = x.shape[1]
-        return super().forward(x, x, self.bias[:, :, :length, :length])  # type: ignore[index]
-
-
-class WrittenOut(nn.Module):
-    """Attention without any fused operator, with its weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-
-    def forward(self, x: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(WIDTH // HEADS)
-        weights = scores.masked_fill(attention_mask[:, None, None, :] == 0, float("-inf")).softmax(-1)
-        return torch.einsum("bhqk,bhkd->bqhd", weights, v).flatten(2), weights
-
-
 class Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -128,17 +101,6 @@ class Encoder(nn.Module):
         mask = causal_mask(x.shape[1])
         encoded: Tensor = self.encoder(x, mask=mask, src_key_padding_mask=src_key_padding_mask)
         return encoded
-
-
-class Decoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerDecoderLayer(WIDTH, HEADS, 32, batch_first=True)
-        self.decoder = nn.TransformerDecoder(layer, 1)
-
-    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
-        decoded: Tensor = self.decoder(x, memory, memory_mask=memory_mask.repeat_interleave(HEADS, dim=0))
-        return decoded
 
 
 class Translator(nn.Module):
@@ -189,13 +151,10 @@ ROWS: dict[str, Row] = {
         SelfAttention, f"{X}; key_padding_mask: B T bool", outputs=WITH_WEIGHTS
     ),
     # scaled_dot_product_attention
-    "sdpa, (1, 1, Tq, Tk) of a buffer": Row(CausalSdpa, X),
     "cross sdpa, given (B, 1, Tq, Tk)": Row(Sdpa, f"{XM}; mask: B 1 T S bool", {"mask": "True attends"}),
     "cross sdpa, given (B, H, Tq, Tk) added": Row(Sdpa, f"{XM}; mask: B 2 T S float"),
-    "written out, weights": Row(WrittenOut, f"{X}; attention_mask: B T ids", outputs=WITH_WEIGHTS),
     # PyTorch's layers
     ENCODER: Row(Encoder, f"{X}; src_key_padding_mask: B T bool"),
-    "decoder, memory pairs": Row(Decoder, f"{XM}; memory_mask: B T S bool", {"memory_mask": "True hides"}),
     "translator of ids": Row(
         Translator, "src: B S ids; tgt: B T ids; src_attention_mask: B S ids; tgt_attention_mask: B T ids"
     ),

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-OLDEST_NODE = 20
 Finished = subprocess.CompletedProcess[str]
 
 
@@ -34,9 +33,6 @@ def install(package: Path) -> None:
     """Installs the dependencies of the lock file unless they are installed; skips the test if it cannot."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("node and npm are not installed")
-    version = run(package, "node", "--version").stdout
-    if int(version.lstrip("v").split(".")[0]) < OLDEST_NODE:
-        pytest.skip(f"node {version.strip()} is older than {OLDEST_NODE}")
     lock, installed_lock = package / "package-lock.json", package / "node_modules/.package-lock.json"
     if installed_lock.exists() and installed_lock.stat().st_mtime >= lock.stat().st_mtime:
         return

@@ -1,6 +1,5 @@
 """What servers publish as metrics; and Prometheus' own tools, where they are installed."""
 
-import subprocess
 import urllib.request
 
 import pytest
@@ -19,14 +18,6 @@ def required(name: str) -> str:
         return find_program(name)
     except ProgramNotFoundError:
         pytest.skip(f"{name} is neither on PATH nor named by the variable {PROGRAMS[name]}")
-
-
-def check_metrics(promtool: str, text: str) -> str:
-    """What `promtool check metrics` finds in a page of metrics; empty if nothing."""
-    found = subprocess.run(
-        [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False
-    )
-    return f"{found.stdout}{found.stderr}".strip()
 
 
 def page(endpoint: int | str) -> str:

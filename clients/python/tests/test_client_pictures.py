@@ -1,4 +1,4 @@
-"""Attention weights as heat maps, and as a page that loads nothing."""
+"""Attention weights as a page that loads nothing."""
 
 import base64
 import hashlib
@@ -15,7 +15,6 @@ from attention_client._models import PatternInfo
 
 SHAPE = LAYERS, HEADS, QUERIES, KEYS = 2, 3, 2, 4
 HOSTILE = "</script><script>alert(1)</script><!-- ünïcode 🍰"
-WORDS = ["eat", "$\\nonesuch$", "first"]  # a word with dollar signs is not a formula
 
 
 def answer(**given: Any) -> dict[str, Any]:
@@ -72,21 +71,3 @@ def test_a_page_may_load_nothing_and_text_cannot_end_its_element(tmp_path: Path)
 def test_too_much_for_a_page_is_refused_with_the_numbers(shape: tuple[int, ...]):
     with pytest.raises(ValueError, match=f"a page draws at most {MAX_ROWS} rows and 16777216 weights"):
         page_answer(**answer(weights=np.zeros(shape, np.float32)))
-
-
-def test_every_head_is_a_heat_map_from_0_to_1_with_words_on_both_axes():
-    pytest.importorskip("matplotlib")
-    from attention_client._commands.heat_maps import draw  # noqa: PLC0415 - needs matplotlib
-
-    weights = np.random.default_rng(0).dirichlet(np.ones(3), (5, 3)).astype(np.float32)
-    drawn = draw(weights, range(2, 7), WORDS, "m")
-    drawn.draw_without_rendering()
-    panels = [axes for axes in drawn.axes if axes.images]
-    assert [panel.get_title() for panel in panels] == [f"head {head}" for head in range(2, 7)]
-    for panel, expected in zip(panels, weights, strict=True):
-        (image,) = panel.images
-        np.testing.assert_array_equal(image.get_array(), expected)
-        assert image.get_clim() == (0.0, 1.0)
-        words = [label.get_text().replace("\\$", "$") for label in panel.get_xticklabels()]
-        assert words == WORDS
-        assert [text.get_text() for text in panel.texts] == [f"{each:.2f}" for each in expected.flat]

@@ -20,33 +20,9 @@ FLOATS = st.floats(-1e6, 1e6, width=32)
 KINDS = [pb.AttentionMask.KIND_KEYS, pb.AttentionMask.KIND_PAIRS, pb.AttentionMask.KIND_HEADS]
 
 
-def matrices(width: int):
-    return SIZES.flatmap(lambda rows: arrays(np.float32, (rows, width), elements=FLOATS))
-
-
 def weights_of(start: int, *shape: int) -> FloatArray:
     """As the service of these tests makes them: they count up, whatever sequence they are of."""
     return (np.arange(start, start + np.prod(shape), dtype=np.float32) / 100).reshape(shape)
-
-
-@given(SIZES.flatmap(lambda width: st.lists(matrices(width), min_size=1, max_size=4)))
-def test_the_result_of_a_list_is_a_list_and_of_one_sequence_an_array(queries: list[FloatArray]):
-    call = encode_vectors(OPTIONS, AttendInputs(queries))
-    result, start = call.decode([answer(call.requests[0])]), 0
-    for answered, weights, query in zip(
-        result.context_vectors, result.attention_weights, queries, strict=True
-    ):
-        np.testing.assert_array_equal(answered, query)
-        np.testing.assert_array_equal(weights, weights_of(start, HEADS, len(query), len(query)))
-        start += weights.size
-    call = encode_vectors(OPTIONS, AttendInputs(queries[0]))
-    response = answer(call.requests[0])
-    result = call.decode([response])
-    np.testing.assert_array_equal(result.context_vectors, queries[0])
-    assert result.attention_weights.shape == (HEADS, len(queries[0]), len(queries[0]))
-    assert (result.model_name, result.model_version) == ("m", "7")
-    result.context_vectors[:] = 0.5  # a writable copy
-    np.testing.assert_array_equal(call.decode([response]).context_vectors, queries[0])
 
 
 @given(st.data())
@@ -89,15 +65,6 @@ def check_mask(inputs: AttendInputs, rank: int, pieces: list[Array]):
     bits = np.unpackbits(np.frombuffer(mask.bits, np.uint8), bitorder="little").astype(bool)
     assert 0 <= len(bits) - len(expected) < 8
     np.testing.assert_array_equal(bits[: len(expected)], expected)
-
-
-@given(st.data(), st.integers(1, 3))
-def test_the_masks_of_a_list(data: st.DataObject, rank: int):
-    sizes = data.draw(st.lists(st.tuples(SIZES, SIZES), min_size=1, max_size=4))
-    masks = [data.draw(arrays(bool, (HEADS, *size)[3 - rank :])) for size in sizes]
-    queries, keys = ([np.ones((size[side], 2)) for size in sizes] for side in (0, 1))
-    check_mask(AttendInputs(queries, keys, mask=masks), rank, masks)
-    check_mask(AttendInputs(queries[0], keys[0], mask=masks[0]), rank, masks[:1])
 
 
 @given(st.data(), st.integers(1, 3), st.booleans(), st.booleans())

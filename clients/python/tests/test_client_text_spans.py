@@ -1,13 +1,12 @@
-"""Embeddings, parts of texts and offsets of tokens: what the client sends, refuses and reads."""
+"""Embeddings and parts of texts: what the client sends, refuses and reads."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 
-from attention_client import EmbeddingInputs, InternalError, InvalidArgumentError, TextInputs
+from attention_client import EmbeddingInputs, InternalError, InvalidArgumentError
 from attention_client._calls import embeddings
-from attention_client._calls.attention import encode_texts
 from attention_client._calls.embeddings import encode_embeddings
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._values import RequestOptions
@@ -68,13 +67,3 @@ def test_the_embeddings_of_each_text_are_told_apart() -> None:
     for wrong in (response([1, 1, 1], 3), response([2, 0, 1], 2), response([3], 3)):
         with pytest.raises(InternalError, match="does not contain 3 embeddings"):
             call.decode([wrong])
-
-
-def test_offsets_that_contradict_themselves_cannot_be_read() -> None:
-    call = encode_texts(OPTIONS, TextInputs("eat", return_offsets=True))
-    assert call.requests[0].return_offsets
-    for lengths, starts in (([2], [0]), ([1, 1], [0, 0]), ([3], [0, 0])):
-        found = response([2], 2)
-        found.token_offsets.CopyFrom(pb.Spans(lengths=lengths, starts=starts, ends=[0, 1]))
-        with pytest.raises(InternalError, match="token_offsets"):
-            call.decode([found])

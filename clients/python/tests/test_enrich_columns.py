@@ -1,4 +1,4 @@
-"""Cells of every type of column as sequences, and results as columns."""
+"""Cells of every type of column as sequences."""
 
 from typing import Any
 
@@ -95,19 +95,3 @@ def test_texts_are_strings() -> None:
         assert read_texts(pa.array(["a b", None, ""], kind)) == ["a b", None, ""]
     with pytest.raises(EnrichError, match="takes strings"):
         read_texts(pa.array([1]))
-
-
-def test_results_convert_to_columns_of_their_types() -> None:
-    rng = np.random.default_rng(0)
-    rows = [rng.random((2, WIDTH), np.float32), None, np.empty((0, WIDTH), np.float32)]
-    vectors = [rows[0][0], None]
-    weights = [rng.random((2, 1, 4), np.float32), None, rng.random((2, 3, 1), np.float32)]
-    for to_column, kind, given in (
-        (lambda rows: cells.vectors_column(rows, WIDTH), cells.vectors_type(WIDTH, pooled=False), rows),
-        (lambda rows: cells.pooled_column(rows, WIDTH), cells.vectors_type(WIDTH, pooled=True), vectors),
-        (cells.weights_column, cells.weights_type(), weights),
-    ):
-        for results in (given, []):
-            column = to_column(results)
-            assert column.type == kind
-            assert column.to_pylist() == [None if each is None else each.tolist() for each in results]

@@ -67,10 +67,3 @@ def test_wrong_usage_ends_with_2(options: str, words: str) -> None:
     done = run(app, "in.parquet", "out.parquet", *QUERY, *options.split())
     assert done.exit_code == 2
     assert words in " ".join(done.stderr.replace("│", " ").split())
-
-
-def test_a_connection_that_cannot_be_used_ends_the_job_without_showing_the_token(tmp_path: Path) -> None:
-    given = [*QUERY, "--token", "secret", "--server", "10.1.2.3:1"]
-    done = run(client_app, write(tmp_path, 1), tmp_path / "out.parquet", *given)
-    assert (done.exit_code, "secret" in done.stderr) == (1, False)
-    assert "because the connection is not encrypted" in done.stderr

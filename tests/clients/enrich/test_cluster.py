@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import ray
-from attention_client.enrich import EnrichError, plan
+from attention_client.enrich import plan
 from ray.cluster_utils import Cluster
 
 from attention_serving.enrich import enrich
 from examples import ray_job
-from tests.clients.enrich.tables import read, vectors_of, write
+from tests.clients.enrich.tables import read, write
 from tests.server.samples import ROOT, SELF
 
 pytestmark = pytest.mark.thorough
@@ -63,7 +63,7 @@ def test_a_job_survives_the_loss_of_the_node_that_computes(
     assert read(output).equals(read(tmp_path / "in_process.parquet"), check_metadata=True)
 
 
-def test_the_example_and_a_row_that_is_refused(
+def test_the_example(
     tmp_path: Path, artifacts: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add_node(cluster)
@@ -71,6 +71,3 @@ def test_the_example_and_a_row_that_is_refused(
     command = [str(source), str(output), f"--model={SELF}", f"--model-repository={artifacts}"]
     assert ray_job.main([*command, "--column=query"]) == 0
     assert f"{output}: 50 rows, 50 of them computed now\n" in capsys.readouterr().out
-    refused = write(tmp_path, 2, "refused.parquet", query=vectors_of([[1.0] * 4], [[1.0]]))
-    with pytest.raises(EnrichError, match=r"row 1 is refused: .*its vectors have 1 numbers"):
-        enrich(refused, tmp_path / "none.parquet", **QUERY, model_repository=artifacts, engine="ray")

@@ -1,18 +1,17 @@
-"""Jobs whose servers fail and restart, refuse requests, or need certificates."""
+"""Jobs whose servers fail and restart, refuse a row, or need certificates."""
 
 import re
 import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attention_client.enrich import EnrichError, plan
-from attention_client.enrich.backends import ServerBackend, resolve
-from attention_client.enrich.options import Role, read_options
+from attention_client.enrich import plan
+from attention_client.enrich.backends import resolve
 from typer.testing import CliRunner
 
 from attention_serving.enrich import enrich
@@ -26,7 +25,6 @@ from tests.support.certificates import Authority, Mounted
 ROWS, CHUNK_ROWS = 24_000, 1_000
 PATIENCE_SECONDS = 120
 QUERY: dict[str, Any] = {"model": SELF, "column": "query"}
-OPTIONS = read_options({"model": SELF, "column": "query"})
 CLIENTS = Authority("clients")
 Start = Callable[..., ServerProcess]
 thorough = pytest.mark.thorough
@@ -84,14 +82,6 @@ def test_a_row_larger_than_a_message_is_refused_and_no_other(tmp_path: Path, sta
     assert [cell and len(cell) for cell in read(output).column("context_vectors").to_pylist()] == [2, None, 3]
 
 
-def test_an_unexpected_error_ends_the_job(sample_server: ServerProcess) -> None:
-    with closing(ServerBackend(sample_server.target, OPTIONS, retry_seconds=10)) as backend:
-        for _ in range(2):
-            result = backend.submit({Role.QUERY: [None]})
-            with pytest.raises(EnrichError, match=r"unexpected error in the stream to 127.*'NoneType'"):
-                result()
-
-
 def test_each_address_of_a_host_name_is_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     for target in ("127.0.0.1:8001", "localhost:8001", "unix:/tmp/socket", "dns:///host:1"):
         assert resolve(target) == [target]
@@ -102,18 +92,6 @@ def test_each_address_of_a_host_name_is_a_server(monkeypatch: pytest.MonkeyPatch
     ]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     assert resolve("servers:8001") == ["10.0.0.1:8001", "10.0.0.2:8001", "[fd00::1]:8001"]
-
-
-@pytest.mark.parametrize(
-    ("targets", "words"),
-    [
-        ("missing.invalid:8001", "missing.invalid:8001: "),
-        ([], "name at least one server as HOST:PORT"),
-    ],
-)
-def test_servers_that_do_not_exist_are_an_error(targets: Any, words: str) -> None:
-    with pytest.raises(EnrichError, match=words):
-        ServerBackend(targets, OPTIONS, retry_seconds=1)
 
 
 @thorough
