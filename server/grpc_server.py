@@ -21,7 +21,7 @@ from attention_serving.server.errors import BindError
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.tls.files import CurrentCertificates
 from attention_serving.server.transport import create_transport
-from attention_serving.server.transport.drain import connections
+from attention_serving.server.transport.drain import count_connections
 from attention_serving.server.transport.options import (
     RpcOptions,
     UnixSocket,
@@ -132,7 +132,7 @@ class RpcServer:
             self._health,
             lambda: self._serving,
             control,
-            SharedMemory() if self._options.allow_shared_memory else None,
+            SharedMemory(is_on=self._options.allow_shared_memory),
             identify=admission.identify,
         )
         self._calls = calls = Calls(
@@ -171,7 +171,7 @@ class RpcServer:
         now = time.monotonic()
         if now - self._counted_at >= COUNT_SECONDS:
             self._counted_at = now
-            self._connections = len(connections(self._transport.addresses))
+            self._connections = count_connections(self._transport.addresses)
         load = self._calls.load() if self._calls else CallLoad()
         return dataclasses.replace(load, connections=self._connections)
 

@@ -14,20 +14,18 @@ A call of inference (`Method.is_inference`)
 A call of any other method (liveness, readiness, health, metadata, reflection)
     takes no place. A bound of their own, `max_waiting_calls` again, holds from their arrival to their end.
 
-Before both, HTTP/2 bounds the calls of one connection (`max_calls_per_connection`): the client's library
-makes further calls wait.
+Before both, HTTP/2 bounds the calls of one connection: the client's library makes further calls wait.
 
-Beside a limit of its own, an identity may hold at most a multiple of what is free: of calls, of streams
-and of memory. With a share of 0.8, for which the multiple is 4, one identity alone takes 4/5 of everything;
-two greedy ones take 4/9 each, and n of them leave 1/(1 + 4n) for those that come later.
+Beside a limit of its own, an identity may hold at most four times what is free: of calls, of streams and of
+memory. One identity alone takes 4/5 of everything; two greedy ones take 4/9 each, and n of them leave
+1/(1 + 4n) for those that come later.
 Source: dynamic queue length thresholds, Choudhury and Hahne 1998.
 """
 
 import math
-import time
-from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import partial
+from typing import cast
 from weakref import WeakValueDictionary
 
 from attention_serving.server.api.errors import end_with
@@ -46,6 +44,8 @@ DRAINING = "the server is shutting down; retry on another server"
 ARRIVING_SECONDS = 0.5
 # The property of gRPC's authentication context that has the client's certificate.
 CERTIFICATE = "x509_pem_cert"
+# How many times what is free one identity may hold.
+FREE_MULTIPLE = 4
 
 
 class ReceiveTimeoutError(EngineError):
@@ -108,19 +108,14 @@ class Admission:
                 answered too late.
             guard: Authenticates and authorises calls; None allows everything.
         """
-        most_calls, most_streams = options.max_concurrent_calls, options.max_streams
-        self.calls = Places(most_calls, "calls are open")
-        self.streams = Places(most_streams, "streams are open")
+        self.calls = Places(options.max_concurrent_calls, "calls are open")
+        self.streams = Places(options.max_streams, "streams are open")
         self.waiting = Places(options.max_waiting_calls, "calls wait for their messages")
         self._needed = self.calls, self.waiting
         self.others = Places(options.max_waiting_calls, "calls of health, metadata and reflection are open")
         self.waiting_others: set[Call] = set()
-        share = options.identity_share
-        self._shares = (
-            IdentityPlaces("calls", most_calls, share),
-            IdentityPlaces("streams", most_streams, share),
-        )
-        self._multiple = multiple_of(share)
+        # The calls and streams of all identities, from their arrival.
+        self._identified_calls = self._identified_streams = 0
         # Each lives as long as a call or a reservation that refers to it.
         self._accounts: WeakValueDictionary[tuple[Caller, int], IdentityAccount] = WeakValueDictionary()
         self._options, self._check_deadline, self._guard = options, check_deadline, guard
@@ -139,7 +134,7 @@ class Admission:
             self.identify(call, method)
         if method.is_inference:
             if call.identity is not None:
-                self._share(call, call.identity, is_unary=is_unary)
+                self._share(call, method, call.identity)
             if is_unary and call.deadline != math.inf:
                 self._check_deadline(call.deadline, caller_of(call))
             for places in self._needed if is_unary else (*self._needed, self.streams):
@@ -203,35 +198,38 @@ class Admission:
         else:
             self.others.discard(call)
             self.waiting_others.discard(call)
-        if call.identity is not None:
-            for share in self._shares:
-                share.give_back(call)
+        if call.account is not None:
+            self._count(call, method, -1)
 
     def drain(self) -> None:
         """Refuses calls from now on, and ends those whose first message does not arrive very soon."""
         self._is_draining = True
-        latest = time.monotonic() + ARRIVING_SECONDS
         for call in (*self.waiting, *self.waiting_others):
-            call.transport.call_at(latest, partial(self._end_waiting, call))
+            call.limit_wait(ARRIVING_SECONDS, _refuse)
 
-    def _end_waiting(self, call: Call) -> None:
-        if call in self.waiting or call in self.waiting_others:
-            end_with(call, ShuttingDownError(DRAINING))
-
-    def _share(self, call: Call, identity: Identity, *, is_unary: bool) -> None:
+    def _share(self, call: Call, method: Method, identity: Identity) -> None:
         """Takes what a call of inference holds of the shares of its identity."""
-        calls, streams = self._shares
-        call.account = self.account_of(identity)
-        calls.take(call, identity, identity.max_calls)
-        if not is_unary:
-            streams.take(call, identity)
+        account = self.account_of(identity)
+        check_share("calls", account.calls, self._identified_calls, self.calls.limit, identity.max_calls)
+        if method.kind is not CallKind.UNARY:
+            check_share("streams", account.streams, self._identified_streams, self.streams.limit)
+        call.account = account
+        self._count(call, method, 1)
+
+    def _count(self, call: Call, method: Method, change: int) -> None:
+        account = cast("IdentityAccount", call.account)
+        account.calls += change
+        self._identified_calls += change
+        if method.kind is not CallKind.UNARY:
+            account.streams += change
+            self._identified_streams += change
 
     def account_of(self, identity: Identity) -> "IdentityAccount":
-        """What an identity holds of the memory of requests."""
+        """What an identity holds."""
         key = identity.caller, identity.max_bytes
         account = self._accounts.get(key)
         if account is None:
-            account = self._accounts[key] = IdentityAccount(identity.max_bytes, self._multiple)
+            account = self._accounts[key] = IdentityAccount(identity.max_bytes)
         return account
 
     def _not_received(self, call: Call) -> None:
@@ -241,6 +239,10 @@ class Admission:
     def _is_idle(self, call: Call) -> None:
         seconds = self._options.stream_idle_seconds
         end_with(call, IdleStreamError(f"the stream was idle for {seconds:g} seconds; open another"))
+
+
+def _refuse(call: Call) -> None:
+    end_with(call, ShuttingDownError(DRAINING))
 
 
 def caller_of(call: Call) -> Caller:
@@ -265,69 +267,47 @@ def client_of(call: Call) -> str:
     return str(peers.claimed(call.authentication(), call.metadata, peers.CLIENT) or call.peer)
 
 
-def multiple_of(share: float) -> float:
-    """How many times what is free one identity may hold, for the share that it may take alone."""
-    # Rounded: for 0.8 it is 4, so that one identity holds 80 of 100 and not 81.
-    return math.inf if share >= 1 else round(share / (1 - share), 9)
+def check_share(noun: str, held: int, taken: int, places: int, limit: int = 0) -> None:
+    """Checks that an identity may take one more place. It always may if it holds none and has no limit.
 
+    Args:
+        noun: What the places are for, in the plural.
+        held: Number of places that the identity holds.
+        taken: Number of those that all identities hold.
+        places: Number of all places.
+        limit: Most that the identity may hold; 0 sets no limit of its own.
 
-class IdentityPlaces:
-    """How many of the server's places each identity holds, from the arrival of its calls."""
-
-    def __init__(self, noun: str, places: int, share: float) -> None:
-        """Begins with nothing held.
-
-        Args:
-            noun: What the places are for, in the plural.
-            places: Number of all places.
-            share: Part of them that one identity may hold while no other does, above 0 to 1.
-        """
-        self._noun = noun
-        self._places = places
-        self._multiple = multiple_of(share)
-        self._callers: dict[Hashable, Caller] = {}
-        self._held: Counter[Caller] = Counter()
-
-    def take(self, call: Hashable, identity: Identity, limit: int = 0) -> None:
-        """Takes a place for a call.
-
-        Raises:
-            IdentityLimitError: The identity holds its limit, or its share.
-        """
-        held, taken = self._held[identity.caller], len(self._callers)
-        if limit and held >= limit:
-            raise IdentityLimitError(
-                f"{held} {self._noun} of this identity are open, which is its limit; try again later"
-            )
-        if held and math.isfinite(self._multiple) and held >= self._multiple * max(0, self._places - taken):
-            raise IdentityLimitError(
-                f"{held} {self._noun} of this identity are open, which is its share while"
-                f" {taken} of {self._places} are; try again later"
-            )
-        self._callers[call] = identity.caller
-        self._held[identity.caller] += 1
-
-    def give_back(self, call: Hashable) -> None:
-        """A call gives back its place, if it has one."""
-        caller = self._callers.pop(call, None)
-        if caller is not None:
-            self._held[caller] -= 1
-            if not self._held[caller]:
-                del self._held[caller]
+    Raises:
+        IdentityLimitError: It holds its limit, or its share.
+    """
+    if limit and held >= limit:
+        raise IdentityLimitError(
+            f"{held} {noun} of this identity are open, which is its limit; try again later"
+        )
+    if held and held >= FREE_MULTIPLE * (places - taken):
+        raise IdentityLimitError(
+            f"{held} {noun} of this identity are open, which is its share while"
+            f" {taken} of {places} are; try again later"
+        )
 
 
 class IdentityAccount(Account):
-    """The memory that the requests of one identity hold."""
+    """What the requests of one identity hold.
 
-    def __init__(self, limit: int, multiple: float) -> None:
+    Attributes:
+        calls: Number of calls that are open.
+        streams: Number of streams among them.
+    """
+
+    def __init__(self, limit: int) -> None:
         """Begins with nothing.
 
         Args:
             limit: Bytes that the identity may hold; 0 sets no limit.
-            multiple: How many times the free memory it may hold.
         """
         super().__init__()
-        self._limit, self._multiple = limit, multiple
+        self.calls = self.streams = 0
+        self._limit = limit
 
     def check(self, size: int, own: int, free: int) -> None:
         """See `Account`. A request that alone exceeds the share is granted if the identity has no other."""
@@ -339,7 +319,7 @@ class IdentityAccount(Account):
                 f"requests of this identity would hold {held} bytes; its limit is {self._limit};"
                 " try again later"
             )
-        if math.isfinite(self._multiple) and held > self._multiple * (free - size):
+        if held > FREE_MULTIPLE * (free - size):
             raise IdentityLimitError(
                 f"requests of this identity would hold {held} bytes, which is more than its share while"
                 f" {free} are free; try again later"

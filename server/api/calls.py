@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import grpc
 
 from attention_serving.server.api.admission import DRAINING, Admission
-from attention_serving.server.api.errors import CallError, end_with
+from attention_serving.server.api.errors import end_with
 from attention_serving.server.api.method import CallKind, Method
 from attention_serving.server.coroutines import Task, Wait, suspend
 from attention_serving.server.engine.budget import Reservation
@@ -117,7 +117,8 @@ class Calls:
                 else:
                     message = await call.message()
                     if message is None:
-                        raise CallError(grpc.StatusCode.UNIMPLEMENTED, NO_MESSAGE)  # noqa: TRY301
+                        call.finish(grpc.StatusCode.UNIMPLEMENTED, NO_MESSAGE)
+                        return
                     self._admission.received(call, method)
                     record = None if call.record is None else call.record.received(len(message))
                     if method.budget is not None:
@@ -142,7 +143,7 @@ class Calls:
 
         If the caller reads replies slowly, its requests are received slowly.
         """
-        replies = OrderedReplies(self._window)
+        replies = OrderedReplies()
         self._streams[call] = call.stop_receiving
         try:
             message = await call.message()
@@ -153,10 +154,10 @@ class Calls:
                 if not replies:  # it was idle
                     call.latest = math.inf
                 replies.begin(Task(self._answer(call, method, message, replies), call.post))
-                await replies.room()
+                await replies.fewer_than(self._window)
                 message = await call.message()
             was_stopped = call.receives_no_more
-            await replies.room(1)
+            await replies.fewer_than(1)
             if was_stopped:
                 raise ShuttingDownError(DRAINING)
             call.finish(OK)
@@ -200,7 +201,8 @@ class Calls:
         try:
             message = await call.message()
             if message is None:
-                raise CallError(grpc.StatusCode.UNIMPLEMENTED, NO_MESSAGE)
+                call.finish(grpc.StatusCode.UNIMPLEMENTED, NO_MESSAGE)
+                return
             self._admission.received(call, method)
             end = method.handle(message, call, outbox.put)
             try:
@@ -231,14 +233,12 @@ class Calls:
     def _report(self, call: Call, method: Method, started: float) -> None:
         """Reports a call. The core is done with it: it was sent, or cancelled."""
         seconds, code = time.perf_counter() - started, call.ended_with or grpc.StatusCode.UNKNOWN
-        if call.reason not in NOT_REFUSALS:
-            self._observer.refused(call.method, call.reason)
-            log.debug("request refused", extra={"method": call.method, "reason": call.reason})
-        if call.reader_cut:
-            self._observer.reader_cut(call.method)
-            log.debug("reader cut off", extra={"method": call.method})
         if not method.is_counted:
             return
+        if call.reason not in NOT_REFUSALS:
+            self._observer.refused(call.method, call.reason)
+        if call.reader_cut:
+            self._observer.reader_cut(call.method)
         name = "OK" if code is OK else code.name
         self._observer.call_ended(call.method, name, seconds)
         if log.isEnabledFor(logging.DEBUG):  # LogSettings changes the level while the server runs
@@ -257,18 +257,14 @@ class OrderedReplies:
     the next request.
     """
 
-    def __init__(self, window: int) -> None:
-        """Begins without requests.
-
-        Args:
-            window: Number of requests that may be without a sent reply.
-        """
-        self._window = window
+    def __init__(self) -> None:
+        """Begins without requests."""
         self._answering: deque[Task] = deque()
         # Those that await their turn.
         self._ready: set[Task] = set()
+        # The stream's task, if it awaits that fewer requests are left than that.
         self._waiting: Task | None = None
-        self._most = window
+        self._most = 0
 
     def __len__(self) -> int:
         """Number of requests without a sent reply."""
@@ -291,8 +287,7 @@ class OrderedReplies:
 
     def _await_turn(self, task: Task) -> None:
         self._ready.add(task)
-        if self._answering[0] is task:
-            self._next()
+        self._next()
 
     def sent(self) -> None:
         """The reply whose turn it was has been sent."""
@@ -309,14 +304,10 @@ class OrderedReplies:
             task.resume()
 
     @coroutine
-    def room(self, most: int | None = None) -> Generator[Wait, Any, None]:
-        """Waits until fewer requests than the window are without a sent reply.
-
-        Args:
-            most: A smaller number in place of the window; 1 waits until all replies have been sent.
-        """
-        self._most = self._window if most is None else most
-        if len(self._answering) >= self._most:
+    def fewer_than(self, most: int) -> Generator[Wait, Any, None]:
+        """Waits until fewer requests than that are without a sent reply."""
+        self._most = most
+        if len(self._answering) >= most:
             yield self._await_room
 
     def _await_room(self, task: Task) -> None:

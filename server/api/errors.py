@@ -51,15 +51,6 @@ def _serialized(code: int, reason: str, message: str, field: str, retry_millisec
     return data
 
 
-class CallError(Exception):
-    """Ends a call with a status that the engine has no error for."""
-
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        super().__init__(details)
-        self.code = code
-        self.details = details
-
-
 def engine_error_of(error: Exception) -> EngineError:
     """What the caller of a stream is told of a failed request. The log describes what was unexpected."""
     if isinstance(error, EngineError):
@@ -73,8 +64,6 @@ def end_with(call: Call, error: BaseException) -> None:
     match error:
         case EngineError():
             call.finish(code_of(error), error.message, trailing_metadata(error), reason=error.reason)
-        case CallError():
-            call.finish(error.code, error.details)
         case CancelledError():
             call.finish(grpc.StatusCode.CANCELLED, "the call was cancelled")
         case _:

@@ -9,7 +9,7 @@ vectors: if these are the same as those of an earlier request, what was found of
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 from weakref import ref
@@ -21,7 +21,6 @@ from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.method import (
     LARGE_BYTES,
     CallKind,
-    MalformedMessageError,
     Method,
     find_model,
     parse,
@@ -30,7 +29,6 @@ from attention_serving.server.api.protobuf_bytes import Parsed, head, reader
 from attention_serving.server.api.tensors import Allowance, Reply
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.errors import ModelNotFoundError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.requests.validated_request import RequestForm, ValidatedRequest
@@ -40,8 +38,9 @@ from attention_serving.server.observe.records import RequestRecord
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
-# Replies of more bytes are encoded on the codec threads. To encode that much takes less than a millisecond.
-LARGE_REPLY_BYTES = 1 << 20
+# Replies to requests that hold more memory, with message, result and reply, are encoded on the codec threads.
+# To encode a third of that takes less than a millisecond.
+LARGE_RESERVATION_BYTES = 3 << 20
 # Sizes of messages, in bytes, of which requests are kept, and how many of each. With 3 to 6 kB for each
 # request, that is 30 MB for a method at most.
 CACHED_SIZES, MAX_ALIKE = 1024, 4
@@ -57,6 +56,7 @@ class Inference(ABC):
         within: The field of a message that is the request; empty if the message is.
         paths: What is cut out of a request.
         id_path: Number of the reply's field that has the id of the request, in a tuple.
+        is_slow: Whether a request takes long to decode even if it is not large.
         is_stream: Whether its requests are those of a stream, where the reply to one that fails is an error,
             and the stream goes on.
     """
@@ -65,6 +65,7 @@ class Inference(ABC):
     within: ClassVar[str] = ""
     paths: ClassVar[Sequence[str]]
     id_path: ClassVar[tuple[int]]
+    is_slow: Callable[[Parsed[Any]], bool]
     is_stream: ClassVar[bool] = False
 
     def __init__(self, engine: Engine, threads: CodecThreads) -> None:
@@ -102,12 +103,12 @@ class Inference(ABC):
                 parsed = await self._parsed(message, call)
                 request_id = parsed.id
                 request, reply = await self._decoded(parsed, call, reservation)
-                result = await self._run_in_time(request, call, reservation)
-            if reservation.timeline is None and reservation.size <= LARGE_REPLY_BYTES:
+                result = await self._engine.run(request, reservation)
+            is_large = reservation.size > LARGE_RESERVATION_BYTES
+            if reservation.timeline is None and not is_large:
                 return self._encode(reply, result, request_id)
-            return await self._encoded_aside(reply, result, request_id, call, reservation)
-        except MalformedMessageError:
-            raise
+            work = partial(self._recorded, reply, result, request_id, reservation)
+            return await self._threads.run(work, call.deadline) if is_large else work()
         except Exception as error:
             if not self.is_stream:
                 raise
@@ -124,10 +125,6 @@ class Inference(ABC):
         Raises:
             EngineError: It is refused.
         """
-
-    @abstractmethod
-    def _is_slow(self, parsed: Parsed[Any]) -> bool:
-        """Whether a request takes long to decode even if it is not large."""
 
     def _encode(self, reply: Reply, result: Result, request_id: str) -> bytes:
         """The serialized reply to a request with an id, which may be empty."""
@@ -154,9 +151,11 @@ class Inference(ABC):
     ) -> tuple[ValidatedRequest, Reply]:
         """A request that is not recognised. The next one of its form will be."""
         work = partial(self._validated, parsed, call, reservation)
-        is_large = len(parsed.data) > LARGE_BYTES or self._is_slow(parsed)
+        is_large = len(parsed.data) > LARGE_BYTES or self.is_slow(parsed)
+        changes = self._engine.repository.changes
         decoded, request, reply = await self._threads.run(work, call.deadline) if is_large else work()
-        self._cache.keep(parsed, decoded, request, reply)
+        if changes == self._engine.repository.changes:  # otherwise the model may have been replaced meanwhile
+            self._cache.keep(parsed, decoded, request, reply)
         return request, reply
 
     def _validated(
@@ -173,37 +172,13 @@ class Inference(ABC):
             self._engine.refused(model, error, reservation)
             raise
 
-    async def _run_in_time(self, request: ValidatedRequest, call: Call, reservation: Reservation) -> Result:
-        """Runs a request, which may have a timeout of its own and then fails at that."""
-        if request.deadline >= call.deadline:
-            return await self._engine.run(request, reservation)
-        cancel_timer = call.transport.call_at(request.deadline, partial(self._engine.expire, request))
-        try:
-            return await self._engine.run(request, reservation)
-        finally:
-            cancel_timer()
-
-    async def _encoded_aside(
-        self, reply: Reply, result: Result, request_id: str, call: Call, reservation: Reservation
-    ) -> bytes:
-        """A reply that may be large, or whose encoding is recorded."""
-
-        def work() -> bytes:
-            started = time.monotonic()
-            data = self._encode(reply, result, request_id)
-            if isinstance(reservation.timeline, RequestRecord):
-                reservation.timeline.encoded(started, len(data))
-            return data
-
-        # Most results are small, which their reservation tells.
-        is_large = reservation.size > LARGE_REPLY_BYTES and _padded_bytes(result) > LARGE_REPLY_BYTES
-        return await self._threads.run(work, call.deadline) if is_large else work()
-
-
-def _padded_bytes(result: Result) -> int:
-    """Size of a reply in which each output is padded to its largest sequence."""
-    outputs = result.outputs.values()
-    return sum([len(arrays) * max([array.nbytes for array in arrays]) for arrays in outputs])
+    def _recorded(self, reply: Reply, result: Result, request_id: str, reservation: Reservation) -> bytes:
+        """The same as `_encode`, with its time."""
+        started = time.monotonic()
+        data = self._encode(reply, result, request_id)
+        if isinstance(reservation.timeline, RequestRecord):
+            reservation.timeline.encoded(started, len(data))
+        return data
 
 
 # What a method does with a request: runs it, and encodes the reply; and the caller's name for it.
@@ -217,14 +192,13 @@ class Entry:
         fixed: These bytes, in pieces.
         offsets: Where each of them begins.
         id_place: Where the id is; None if there is none.
-        named: The name and version by which they name the model.
-        model: The model. It can be freed: the entry is then dropped.
+        model: The model, which can be freed.
         form: Makes the request of the engine.
         arrays: For each of the model's inputs: name, shape, element type, and where its vectors begin.
         reply: Encodes their replies.
     """
 
-    __slots__ = ("arrays", "fixed", "form", "id_place", "model", "named", "offsets", "reply")
+    __slots__ = ("arrays", "fixed", "form", "id_place", "model", "offsets", "reply")
 
     def __init__(
         self,
@@ -234,7 +208,7 @@ class Entry:
         arrays: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...],
         reply: Reply,
     ) -> None:
-        message, data = parsed.message, parsed.data
+        data = parsed.data
         ids = parsed.places.get(("id",), ())
         vectors = [(start, start + dtype.itemsize * int(np.prod(shape))) for _, shape, dtype, start in arrays]
         differing = sorted([*vectors, *ids])
@@ -242,7 +216,6 @@ class Entry:
         self.fixed = tuple([data[at:end] for at, end in zip(starts, ends, strict=True)])
         self.offsets = tuple(starts)
         self.id_place = slice(*ids[0]) if ids else None
-        self.named = (message.model_name, message.model_version)
         self.model = ref(model)
         self.form, self.arrays, self.reply = form, arrays, reply
 
@@ -251,7 +224,7 @@ class RequestCache:
     """The requests of one method that were used last. Belongs to the thread of calls."""
 
     def __init__(self, repository: Repository) -> None:
-        """Has no entry yet; when models of the repository change, the entries of those are dropped."""
+        """Has no entry yet. All are dropped when models of the repository change."""
         self._repository = repository
         self._changes = repository.changes
         # By size of the message. The size that was used last is the last; of each size, the entry that was
@@ -264,7 +237,8 @@ class RequestCache:
         Its arrays are views of the message. Whether the caller has the right for its model is not checked.
         """
         if self._changes != self._repository.changes:
-            self._drop_replaced()
+            self._changes = self._repository.changes
+            self._entries.clear()
         size = len(message)
         alike = self._entries.get(size, ())
         for entry in alike:
@@ -318,9 +292,7 @@ class RequestCache:
             own = rows[name]
             if not (own.flags.c_contiguous and 0 <= at <= len(parsed.data) - own.nbytes):
                 return
-        entry = Entry(parsed, model, request.form, arrays, reply)
-        if self._is_served(entry):
-            self._use(len(parsed.data), entry)
+        self._use(len(parsed.data), Entry(parsed, model, request.form, arrays, reply))
 
     def _use(self, size: int, entry: Entry) -> None:
         """Keeps an entry as the most recently used one, in place of the least recently used one."""
@@ -330,18 +302,6 @@ class RequestCache:
         self._entries.move_to_end(size)
         if len(self._entries) > CACHED_SIZES:
             self._entries.popitem(last=False)
-
-    def _drop_replaced(self) -> None:
-        """Drops the entries whose requests name another model now than they did, or none."""
-        self._changes = self._repository.changes
-        for size, alike in list(self._entries.items()):
-            self._entries[size] = tuple([entry for entry in alike if self._is_served(entry)])
-
-    def _is_served(self, entry: Entry) -> bool:
-        try:
-            return self._repository.find(*entry.named) is entry.model()
-        except ModelNotFoundError:
-            return False
 
 
 def _depends_on_form(request: Request, model: LoadedModel) -> bool:

@@ -113,10 +113,6 @@ def of_service(
     return methods
 
 
-class MalformedMessageError(InvalidRequestError):
-    """The bytes are not a message of the method's type. It ends a stream, whose other errors do not."""
-
-
 def parse(read: Callable[[bytes], Q], message: bytes, limit: int | None = None) -> Q:
     """Parses a request.
 
@@ -126,7 +122,7 @@ def parse(read: Callable[[bytes], Q], message: bytes, limit: int | None = None) 
         limit: Its largest size; None if it may be as large as the transport permits.
 
     Raises:
-        MalformedMessageError: The bytes are not a message of the method's type.
+        InvalidRequestError: The bytes are not a message of the method's type.
         LimitExceededError: The message is larger than the limit.
     """
     if limit is not None and len(message) > limit:
@@ -134,7 +130,7 @@ def parse(read: Callable[[bytes], Q], message: bytes, limit: int | None = None) 
     try:
         return read(message)
     except DecodeError as error:
-        raise MalformedMessageError("message", f"is not a request of this method: {error}") from error
+        raise InvalidRequestError("message", f"is not a request of this method: {error}") from error
 
 
 def require(call: Call, right: Right, model: str) -> None:

@@ -3,12 +3,11 @@
 A new method is one entry here, one handler in its service and its codec.
 """
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Set
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
-import grpc
-from google.protobuf import descriptor_pb2, descriptor_pool, text_format
 from google.protobuf.message import Message
 from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health, health_pb2
@@ -16,7 +15,6 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from attention_serving.server.api.attention import service as attention
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.errors import CallError
 from attention_serving.server.api.method import (
     LARGE_BYTES,
     CallKind,
@@ -29,7 +27,7 @@ from attention_serving.server.api.method import (
 from attention_serving.server.api.open_inference import service as open_inference
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.errors import InvalidRequestError, ModelNotFoundError
 from attention_serving.server.engine.models.control import ModelControl
 from attention_serving.server.security.peers import ACCESS_CHECK, SEPARATOR
 from attention_serving.server.security.rights import Right
@@ -39,8 +37,9 @@ SERVICES = (attention.SERVICE.full_name, open_inference.SERVICE.full_name)
 HEALTH: str = health.SERVICE_NAME
 REFLECTION: str = reflection.SERVICE_NAME
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
-REFLECTIONS = (REFLECTION_V1, REFLECTION)
-FILE_V1 = "grpc/reflection/v1/reflection.proto"
+SERVER_NAMES = frozenset({"", *SERVICES})
+Status: Any = health_pb2.HealthCheckResponse
+Send: TypeAlias = Callable[[bytes], None]
 
 
 def all_methods(
@@ -48,8 +47,8 @@ def all_methods(
     threads: CodecThreads,
     health: "HealthService",
     is_serving: Callable[[], bool],
-    control: ModelControl | None = None,
-    memory: SharedMemory | None = None,
+    control: ModelControl | None,
+    memory: SharedMemory,
     *,
     identify: Callable[[Call, Method], None],
 ) -> Mapping[str, Method]:
@@ -61,7 +60,7 @@ def all_methods(
         health: The state of the server.
         is_serving: Whether the server is ready for requests.
         control: Loads and unloads models on request; None if the models never change.
-        memory: The regions of shared memory; None if it is switched off.
+        memory: The regions of shared memory.
         identify: Checks who calls, and the right for a method: `Admission.identify`.
     """
     methods = {
@@ -83,73 +82,60 @@ class HealthService:
 
     def __init__(self) -> None:
         """Begins with NOT_SERVING."""
-        self._names = ("", *SERVICES)
-        self._models: set[str] = set()
-        self._servicer = health.HealthServicer()
+        self._statuses: dict[str, int] = {}
+        self._watchers: dict[str, list[Send]] = {}
+        # A thread that sends to a watcher may end its call.
+        self._lock = threading.RLock()
         self.set_serving(serving=False)
 
     def set_serving(self, *, serving: bool) -> None:
         """Sets the status of the server and of every service, and sends it to those that watch."""
-        status = health_pb2.HealthCheckResponse
-        for name in self._names:
-            self._servicer.set(name, status.SERVING if serving else status.NOT_SERVING)
+        self._set(SERVER_NAMES, Status.SERVING if serving else Status.NOT_SERVING)
 
     def set_models(self, ready: set[str]) -> None:
         """Sets the status of models: SERVING for those that are ready, NOT_SERVING for those that were."""
-        status = health_pb2.HealthCheckResponse
-        for name in sorted((self._models | ready) - set(self._names)):
-            self._servicer.set(name, status.SERVING if name in ready else status.NOT_SERVING)
-        self._models |= ready
+        self._set(self._statuses.keys() - SERVER_NAMES - ready, Status.NOT_SERVING)
+        self._set(ready - SERVER_NAMES, Status.SERVING)
+
+    def _set(self, names: Set[str], status: int) -> None:
+        with self._lock:
+            for name in names:
+                if self._statuses.get(name) != status:
+                    self._statuses[name] = status
+                    for send in tuple(self._watchers.get(name, ())):
+                        send(_serialized(status))
 
     def check(self, request: health_pb2.HealthCheckRequest, _call: Call) -> health_pb2.HealthCheckResponse:
         """Replies with the current status; NOT_FOUND for an unknown service."""
-        return self._servicer.Check(request, _Context())
+        status = self._statuses.get(request.service)
+        if status is None:
+            raise ModelNotFoundError("the server has no such service")
+        return health_pb2.HealthCheckResponse(status=status)
 
-    def watch(self, message: bytes, _call: Call, send: Callable[[bytes], None]) -> Callable[[], None]:
+    def watch(self, message: bytes, _call: Call, send: Send) -> Callable[[], None]:
         """Sends the current status, and each later one; returns what ends that."""
-        request = parse(health_pb2.HealthCheckRequest.FromString, message, LARGE_BYTES)
+        name = parse(health_pb2.HealthCheckRequest.FromString, message, LARGE_BYTES).service
+        with self._lock:
+            self._watchers.setdefault(name, []).append(send)
+            send(_serialized(self._statuses.get(name, Status.SERVICE_UNKNOWN)))
+        return partial(self._end, name, send)
 
-        def send_status(response: Any) -> None:
-            if response is not None:  # the servicer's sign that the call has ended
-                send(response.SerializeToString())
-
-        context = _Context()
-        self._servicer.Watch(request, context, send_status)
-        return partial(self._end, request.service, context)
-
-    def _end(self, service: str, context: "_Context") -> None:
-        """A call that watched has ended. Forgets a name without watchers, which the library keeps."""
-        for callback in context.callbacks:
-            callback()
-        watchers = self._servicer._send_response_callbacks
-        with self._servicer._lock:
-            if not watchers.get(service):
-                watchers.pop(service, None)
+    def _end(self, name: str, send: Send) -> None:
+        """A call that watched has ended. A name is forgotten with its last watcher."""
+        with self._lock:
+            self._watchers[name].remove(send)
+            if not self._watchers[name]:
+                del self._watchers[name]
 
 
-class _Context:
-    """The part of `grpc.ServicerContext` that the library's servicer uses."""
-
-    def __init__(self) -> None:
-        self.callbacks: list[Callable[[], None]] = []
-
-    def set_code(self, code: grpc.StatusCode) -> None:
-        raise CallError(code, "the server has no such service")
-
-    def add_callback(self, callback: Callable[[], None]) -> None:
-        self.callbacks.append(callback)
+def _serialized(status: int) -> bytes:
+    data: bytes = health_pb2.HealthCheckResponse(status=status).SerializeToString()
+    return data
 
 
 def _reflection() -> dict[str, Method]:
-    """Lists the services and describes their files. Both versions are the same on the wire."""
-    pool: Any = descriptor_pool.Default()  # type: ignore[no-untyped-call]
-    try:
-        pool.FindFileByName(FILE_V1)
-    except KeyError:  # the library lacks version 1: it is v1alpha in another package
-        file = descriptor_pb2.FileDescriptorProto.FromString(reflection_pb2.DESCRIPTOR.serialized_pb)
-        text = text_format.MessageToString(file).replace("v1alpha", "v1")
-        pool.Add(text_format.Parse(text, descriptor_pb2.FileDescriptorProto()))
-    servicer = reflection.ReflectionServicer((*SERVICES, *REFLECTIONS, HEALTH))
+    """Lists the services and describes their files. Both versions are the same on the wire; one is listed."""
+    servicer = reflection.ReflectionServicer((*SERVICES, REFLECTION, HEALTH))
 
     def info(request: Message, _call: Call) -> Message:
         (reply,) = servicer.ServerReflectionInfo(iter((request,)), None)
@@ -157,7 +143,7 @@ def _reflection() -> dict[str, Method]:
 
     service = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
     (method,) = of_service(service, Right.READ, is_counted=False, ServerReflectionInfo=info).values()
-    return {f"/{name}/ServerReflectionInfo": method for name in REFLECTIONS}
+    return {f"/{name}/ServerReflectionInfo": method for name in (REFLECTION_V1, REFLECTION)}
 
 
 def _access_check(

@@ -16,7 +16,6 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
-from numpy.typing import NDArray
 
 from attention_serving.artifact.protobuf_fields import (
     FIXED32,
@@ -25,6 +24,7 @@ from attention_serving.artifact.protobuf_fields import (
     VARINT,
     message_fields,
 )
+from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.types import Array
 
@@ -278,12 +278,19 @@ def _encoded(value: int) -> bytes:
     return bytes(digits)
 
 
-# How much of a field is decoded at a time: temporary arrays need up to 40 times as much.
+# How much of a field is counted at a time, without a copy of all of it.
 CHUNK_BYTES = 1 << 16
-MAX_DIGITS = 10
-# The high bit of a digit says that another digit follows.
-CONTINUES = 0x80
-CONTINUED = bytes(range(CONTINUES, 256))
+# The bytes of a varint that another byte follows have the high bit set.
+CONTINUED = bytes(range(0x80, 256))
+# A message with a field of varints of each type, by which the library decodes those of any field.
+Numbers = pb.InferTensorContents
+FIELDS = {
+    np.dtype("?"): Numbers.BOOL_CONTENTS_FIELD_NUMBER,
+    np.dtype("<i4"): Numbers.INT_CONTENTS_FIELD_NUMBER,
+    np.dtype("<i8"): Numbers.INT64_CONTENTS_FIELD_NUMBER,
+    np.dtype("<u4"): Numbers.UINT_CONTENTS_FIELD_NUMBER,
+    np.dtype("<u8"): Numbers.UINT64_CONTENTS_FIELD_NUMBER,
+}
 
 
 class PackedNumbers:
@@ -296,8 +303,7 @@ class PackedNumbers:
 
         Args:
             occurrences: Contents of the field's occurrences, in the message's order.
-            dtype: Type of the numbers. Floating-point numbers have a fixed width; others are varints, of
-                which each type takes the lowest bits, as the protobuf library does.
+            dtype: Type of the numbers. Floating-point numbers have a fixed width; others are varints.
             is_fixed: Whether integers have the width of their type, little-endian.
         """
         self._occurrences = occurrences
@@ -317,42 +323,23 @@ class PackedNumbers:
         Raises:
             InvalidRequestError: A number is incomplete or too long.
         """
-        size = self._dtype.itemsize
-        for own in self._occurrences:
-            if own and (len(own) % size if self._is_fixed else own[-1] >= CONTINUES):
-                raise _malformed("a field of numbers ends within a number")
-        content = self._occurrences[0] if len(self._occurrences) == 1 else b"".join(self._occurrences)
         if self._is_fixed:
+            if any(len(own) % self._dtype.itemsize for own in self._occurrences):
+                raise _malformed("a field of numbers ends within a number")
+            content = self._occurrences[0] if len(self._occurrences) == 1 else b"".join(self._occurrences)
             return np.frombuffer(content, self._dtype)
-        digits, count = np.frombuffer(content, np.uint8), len(self)
-        if digits.size == count:
-            return digits.astype(self._dtype)
-        numbers, at = np.empty(count, self._dtype), 0
-        for values in _values(digits):
-            # A type takes the lowest bits of what was sent, but any bit makes a boolean true.
-            is_bool = self._dtype.kind == "b"
-            found: Array = values != 0 if is_bool else values.astype(f"<u{size}").view(self._dtype)
-            numbers[at : at + len(values)] = found
-            at += len(values)
-        return numbers
+        number = FIELDS[self._dtype]
+        parts = [part for own in self._occurrences for part in field((number,), [own])]
+        try:
+            message = Numbers.FromString(b"".join(parts))
+        except DecodeError as error:
+            raise _malformed(f"a field of numbers cannot be read: {error}") from error
+        found = getattr(message, Numbers.DESCRIPTOR.fields_by_number[number].name)
+        return np.fromiter(found, self._dtype, len(found))
 
 
 def _chunks(content: memoryview) -> Iterator[memoryview]:
     return (content[at : at + CHUNK_BYTES] for at in range(0, len(content), CHUNK_BYTES))
-
-
-def _values(digits: NDArray[np.uint8]) -> Iterator[NDArray[np.uint64]]:
-    """The numbers of a field that ends with a number, some at a time."""
-    while digits.size:
-        (last,) = np.nonzero(digits[:CHUNK_BYTES] < CONTINUES)  # the last digit of each number
-        counts = np.diff(last, prepend=-1)
-        if not last.size or counts.max() > MAX_DIGITS:
-            raise _malformed("a number has more than ten digits")
-        used, first = int(last[-1]) + 1, last - counts + 1
-        places = np.arange(used) - np.repeat(first, counts)
-        lowest_bits = (digits[:used] & ~np.uint8(CONTINUES)).astype(np.uint64)
-        yield np.bitwise_or.reduceat(lowest_bits << (7 * places).astype(np.uint64), first)
-        digits = digits[used:]
 
 
 def _malformed(says: str) -> InvalidRequestError:

@@ -7,17 +7,17 @@ mapping of a file that was truncated would end the process, whereas a read retur
 import os
 import re
 import stat
-import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from attention_serving.server.engine.errors import (
     EngineError,
     InvalidRequestError,
     LimitExceededError,
     RegionNotFoundError,
+    UnsupportedError,
 )
 
 FOLDER = Path("/dev/shm")  # noqa: S108 - the folder of shared memory, not of temporary files
@@ -27,8 +27,6 @@ MAX_NAME = 256
 SHARED_MEMORY_IS_OFF = "shared memory is switched off; start the server with --allow-shared-memory"
 # Each region has an open file.
 MAX_REGIONS = 256
-# Buffers in one system call.
-MAX_BUFFERS = 512
 
 
 class Region:
@@ -39,7 +37,7 @@ class Region:
 
         Args:
             name: Name for requests to use.
-            key: Name of the file.
+            key: Name of the file in /dev/shm, with or without a leading slash.
             offset: Where the region begins in the file, in bytes.
             size: Size of the region in bytes.
 
@@ -48,79 +46,79 @@ class Region:
                 or it is smaller than the region.
         """
         self.name, self.key, self.offset, self.size = name, key, offset, size
-        self._descriptor = _opened(key)
-        weakref.finalize(self, os.close, self._descriptor)
-        length = os.fstat(self._descriptor).st_size
+        self.descriptor = _opened(key)
+        weakref.finalize(self, os.close, self.descriptor)
+        length = os.fstat(self.descriptor).st_size
         if offset + size > length:
             raise InvalidRequestError(
                 "byte_size", f"the region ends at byte {offset + size} of {key!r}, which has {length} bytes"
             )
 
-    def read(self, field: str, offset: int, size: int) -> bytes:
-        """Copies a part of the region.
 
-        Args:
-            field: The tensor that it holds, for errors.
-            offset: Where it begins in the region.
-            size: Its size in bytes.
+class Slice(NamedTuple):
+    """The part of a region that holds a tensor.
 
-        Raises:
-            InvalidRequestError: It is not inside the region, or the file has become smaller.
-        """
-        self._check(field, offset, size)
-        data = os.pread(self._descriptor, size, self.offset + offset)
-        if len(data) < size:
-            raise InvalidRequestError(field, f"shared memory {self.name!r} has become smaller")
-        return data
+    Attributes:
+        field: The tensor, for errors.
+        region: The region.
+        offset: Where the tensor begins in the region, in bytes.
+        size: The bytes that are set aside for it.
+    """
 
-    def check_write(self, field: str, offset: int, space: int, size: int) -> None:
-        """Checks that a tensor of a known size can be written.
+    field: str
+    region: Region
+    offset: int
+    size: int
 
-        Args:
-            field: The tensor, for errors.
-            offset: Where it is to begin in the region.
-            space: The bytes that the request sets aside for it.
-            size: Its size in bytes.
-
-        Raises:
-            InvalidRequestError: It does not fit.
-        """
-        self._check(field, offset, space)
-        if size > space:
-            raise InvalidRequestError(field, f"has {size} bytes; the request sets {space} bytes aside for it")
-
-    def write(self, field: str, offset: int, contents: Sequence[Any]) -> None:
-        """Writes a tensor that fits: its parts, which are bytes or contiguous arrays.
+    def read(self) -> bytes:
+        """Copies it.
 
         Raises:
             InvalidRequestError: The file has become smaller.
         """
-        at = self.offset + offset
-        for start in range(0, len(contents), MAX_BUFFERS):
-            parts = [memoryview(part).cast("B") for part in contents[start : start + MAX_BUFFERS]]
-            end = at + sum(part.nbytes for part in parts)
-            # A write beyond the end would make the file larger.
-            if os.fstat(self._descriptor).st_size < end:
-                raise InvalidRequestError(field, f"shared memory {self.name!r} has become smaller")
-            if os.pwritev(self._descriptor, parts, at) != end - at:
-                raise EngineError(f"{field}: shared memory {self.name!r} could not be written")
-            at = end
+        data = os.pread(self.region.descriptor, self.size, self.region.offset + self.offset)
+        if len(data) < self.size:
+            raise self._shrunk()
+        return data
 
-    def _check(self, field: str, offset: int, size: int) -> None:
-        if not 0 <= offset <= self.size or not 0 <= size <= self.size - offset:
-            raise InvalidRequestError(
-                field,
-                f"bytes {offset} to {offset + size} are not in region {self.name!r} of {self.size} bytes",
-            )
+    def shortened(self, size: int) -> "Slice":
+        """The beginning of it, for a tensor of a known size.
+
+        Raises:
+            InvalidRequestError: The tensor does not fit.
+        """
+        if size > self.size:
+            says = f"has {size} bytes; the request sets {self.size} bytes aside for it"
+            raise InvalidRequestError(self.field, says)
+        return self._replace(size=size)
+
+    def write(self, parts: Iterable[Any]) -> None:
+        """Writes a tensor of its size, whose parts are bytes or contiguous arrays.
+
+        Raises:
+            InvalidRequestError: The file has become smaller.
+        """
+        at = self.region.offset + self.offset
+        end = at + self.size
+        # A write beyond the end would make the file larger.
+        if os.fstat(self.region.descriptor).st_size < end:
+            raise self._shrunk()
+        for part in parts:
+            at += os.pwrite(self.region.descriptor, part, at)
+        if at != end:
+            raise EngineError(f"{self.field}: shared memory {self.region.name!r} could not be written")
+
+    def _shrunk(self) -> InvalidRequestError:
+        return InvalidRequestError(self.field, f"shared memory {self.region.name!r} has become smaller")
 
 
 class SharedMemory:
-    """The registered regions, by name. Any thread may call its methods."""
+    """The registered regions, by name. They change on the thread of calls; any thread may look them up."""
 
-    def __init__(self) -> None:
-        """Begins without regions."""
+    def __init__(self, *, is_on: bool = False) -> None:
+        """Begins without regions, and never has any if shared memory is switched off."""
+        self.is_on = is_on
         self._regions: dict[str, Region] = {}
-        self._lock = threading.Lock()
 
     def register(self, name: str, key: str, offset: int, size: int) -> None:
         """Registers a region.
@@ -134,48 +132,67 @@ class SharedMemory:
         Raises:
             InvalidRequestError: The name is registered, or the region cannot be used.
             LimitExceededError: Too many regions are registered.
+            UnsupportedError: Shared memory is switched off.
         """
+        if not self.is_on:
+            raise UnsupportedError(SHARED_MEMORY_IS_OFF)
         if not 0 < len(name) <= MAX_NAME:
             raise InvalidRequestError("name", f"must have 1 to {MAX_NAME} characters")
+        if name in self._regions:
+            raise InvalidRequestError("name", f"{name!r} is registered already; unregister it first")
+        if len(self._regions) >= MAX_REGIONS:
+            raise LimitExceededError("name", f"{MAX_REGIONS} regions are registered, which is the limit")
         if size < 1:
             raise InvalidRequestError("byte_size", "must be at least 1")
-        region = Region(name, key, offset, size)
-        with self._lock:
-            if name in self._regions:
-                raise InvalidRequestError("name", f"{name!r} is registered already; unregister it first")
-            if len(self._regions) >= MAX_REGIONS:
-                raise LimitExceededError("name", f"{MAX_REGIONS} regions are registered, which is the limit")
-            self._regions[name] = region
+        self._regions[name] = Region(name, key, offset, size)
 
-    def unregister(self, name: str = "") -> None:
-        """Unregisters a region, or all of them. Requests in progress that use it are not disturbed."""
-        with self._lock:
-            for own in [name] if name else [*self._regions]:
-                self._regions.pop(own, None)
+    def unregister(self, name: str) -> None:
+        """Unregisters a region, or all of them if no name is given.
 
-    def regions(self, name: str = "") -> list[Region]:
+        Requests in progress that use it are not disturbed. A region that is not registered is no error.
+        """
+        if name:
+            self._regions.pop(name, None)
+        else:
+            self._regions.clear()
+
+    def regions(self, name: str) -> list[Region]:
         """The registered regions, or the one of a name.
 
         Raises:
             RegionNotFoundError: No region of that name is registered.
         """
-        if name:
-            return [self.find("name", name)]
-        with self._lock:
-            return list(self._regions.values())
+        return [self._find("name", name)] if name else list(self._regions.values())
 
-    def find(self, field: str, name: str) -> Region:
-        """The region of a name.
+    def slice(self, field: str, name: str, offset: int, size: int) -> Slice:
+        """The part of a region that holds a tensor.
+
+        Args:
+            field: The tensor, for errors.
+            name: The name of the region.
+            offset: Where the tensor begins in the region, in bytes.
+            size: The bytes that are set aside for it.
 
         Raises:
+            InvalidRequestError: It is not inside the region.
             RegionNotFoundError: No region of that name is registered.
+            UnsupportedError: Shared memory is switched off.
         """
-        with self._lock:
-            found = self._regions.get(name)
-        if found is None:
-            raise RegionNotFoundError(
-                f"{field}: shared memory {name[:MAX_NAME]!r} is not registered", field=field
+        if not self.is_on:
+            raise UnsupportedError(SHARED_MEMORY_IS_OFF)
+        region = self._find(field, name)
+        if not 0 <= offset <= region.size or not 0 <= size <= region.size - offset:
+            raise InvalidRequestError(
+                field,
+                f"bytes {offset} to {offset + size} are not in region {name!r} of {region.size} bytes",
             )
+        return Slice(field, region, offset, size)
+
+    def _find(self, field: str, name: str) -> Region:
+        found = self._regions.get(name)
+        if found is None:
+            says = f"{field}: shared memory {name[:MAX_NAME]!r} is not registered"
+            raise RegionNotFoundError(says, field=field)
         return found
 
 

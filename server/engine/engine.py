@@ -58,7 +58,6 @@ LARGE_RUN_BYTES, TRIM_SECONDS = 64 << 20, 5.0
 RUN_FAILED = "the runtime failed on this request; see the server's log"
 OUT_OF_MEMORY = "the run needs more memory than the server has left for runs; try again later"
 EXPIRED = "the deadline passed while the request was queued, or would have passed during its run"
-TOO_LATE = "the deadline passed before the result was computed"
 CLOSING = "the server is shutting down and does not accept new requests"
 
 
@@ -207,10 +206,6 @@ class Engine:
             stage = ExpiryStage.RUNNING if has_started else ExpiryStage.QUEUED
             self._observe(lambda observer: observer.request_expired(model.name, stage))
         request.end(error)
-
-    def expire(self, request: ValidatedRequest) -> None:
-        """Ends a request whose own deadline, which is before that of its call, has passed."""
-        self.fail(request, DeadlineExceededError(TOO_LATE))
 
     def refused(self, model: LoadedModel, error: Exception, reservation: Reservation | None = None) -> None:
         """Reports that a request was refused after its model was found, and before it was queued.

@@ -261,6 +261,7 @@ def _shape(reference: Callable[[], Any], graph: GraphKind, sizes: tuple[int, ...
         lengths=lengths,
         graph=own,
         seconds=seconds,
+        call_seconds=model.cost(own).call,
         run_bytes=model.run_bytes(own, 1, *lengths),
         least_seconds=min(seconds, model.parallel_seconds(own, 1, *lengths)),
         result_bytes=result_bytes,

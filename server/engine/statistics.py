@@ -7,7 +7,7 @@ nor tensors in memory.
 
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -192,7 +192,7 @@ class ModelStatistics:
     succeeded: Durations = field(default_factory=Durations)
     failed: Durations = field(default_factory=Durations)
     queued: Durations = field(default_factory=Durations)
-    runs: dict[int, RunDurations] = field(default_factory=dict)
+    runs: defaultdict[int, RunDurations] = field(default_factory=lambda: defaultdict(RunDurations))
     last_run: float = 0.0
 
     def __post_init__(self) -> None:
@@ -204,7 +204,7 @@ class ModelStatistics:
             self.last_run = time.time()
             self.queued.add(sum(report.queue_seconds), report.sequences)
             self.succeeded.add(sum(report.answered), len(report.answered))
-            self.runs.setdefault(report.sequences, RunDurations()).add(report.times)
+            self.runs[report.sequences].add(report.times)
 
     def add_failure(self, seconds: float) -> None:
         """Adds a request that has no result."""

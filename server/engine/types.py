@@ -158,6 +158,7 @@ class SequenceShape(NamedTuple):
         lengths: Query and key length, which are equal for self-attention.
         graph: The graph that computes it alone: that of its request, or the same in blocks.
         seconds: Expected duration of a run of it alone, on one thread.
+        call_seconds: The part of that which does not depend on its lengths.
         run_bytes: Expected memory of that run.
         least_seconds: Expected duration on all threads, if that is less.
         result_bytes: Size of the outputs of its request's graph.
@@ -169,6 +170,7 @@ class SequenceShape(NamedTuple):
     lengths: tuple[int, int]
     graph: GraphKind
     seconds: float
+    call_seconds: float
     run_bytes: int
     least_seconds: float
     result_bytes: int

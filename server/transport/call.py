@@ -114,23 +114,19 @@ class Call(Task, ABC):
         self.receives_no_more = True
         self._received(None)
 
-    async def send(self, message: bytes, *, more: bool = False) -> bool:
+    async def send(self, message: bytes, *, more: bool = False) -> None:
         """Sends one message of a stream, and waits until the next may be sent.
 
         Args:
             message: The serialized message.
             more: Whether the next message follows at once, so that both may be written together.
-
-        Returns:
-            False if the call can send no more.
         """
         if self.ended_with is not None:
-            return False
+            return
         self.limit_wait(self.transport.send_timeout_seconds, Call.cut_off)
-        success = await self._send(message, more=more)
+        await self._send(message, more=more)
         if self.ended_with is None:  # otherwise the status, which follows the message, is not sent yet
             self.latest = math.inf
-        return success
 
     @coroutine
     def done(self) -> Generator[Wait, Any, None]:
@@ -192,8 +188,8 @@ class Call(Task, ABC):
         """Requests the next message, and hands it to `_received`; None if there are no more."""
 
     @abstractmethod
-    async def _send(self, message: bytes, *, more: bool) -> bool:
-        """Sends a message, and waits until the core let it out. Returns False if it cannot send more."""
+    async def _send(self, message: bytes, *, more: bool) -> None:
+        """Sends a message, and waits until the core let it out or the call has ended."""
 
     @abstractmethod
     def _send_status(
@@ -290,10 +286,6 @@ class Transport(ABC):
     @abstractmethod
     def post(self, callback: Callback) -> None:
         """Calls back on the transport's thread, soon. For any thread."""
-
-    @abstractmethod
-    def call_at(self, moment: float, callback: Callback) -> Callback:
-        """Calls back at a moment on `time.monotonic`'s clock; returns what cancels that."""
 
     def sweep(self, now: float) -> None:
         """Ends the waits that have taken too long."""

@@ -6,15 +6,12 @@ grpcio's public servers use the same core, but hand each call from thread to thr
 asyncio tasks, and answer a third of the calls per second: docs/performance.md has the figures.
 """
 
-import heapq
-import itertools
 import logging
 import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import grpc
@@ -49,54 +46,8 @@ WITHOUT_XDS = False
 AT_ONCE = 0.0
 # How long the thread waits for an event at most. Without an open call, nothing else can wake it.
 IDLE_SECONDS = 0.05
-# The core refuses no message of this size, whatever limit is set. To be told of a refusal, one must watch the
-# end of the call by itself.
-SURELY_SENT_BYTES = 64 << 10
 # The end of a call is watched once it is as old as this, in seconds, or twice: by then most are answered.
 YOUNG_SECONDS = 0.01
-# Entries of cancelled callbacks are removed when they are this many more than half of all entries.
-SPARE = 64
-
-
-class Timers:
-    """Callbacks by the moment when they are due, on `time.monotonic`'s clock. For the transport's thread."""
-
-    def __init__(self) -> None:
-        self._callbacks: dict[int, tuple[float, Callable[[], object]]] = {}
-        self._heap: list[tuple[float, int]] = []
-        self._numbers = itertools.count()
-
-    @property
-    def next_due(self) -> float:
-        """When the next callback is due; infinite if there is none."""
-        return self._heap[0][0] if self._heap else math.inf
-
-    def add(self, due: float, callback: Callable[[], object]) -> int:
-        """Adds a callback. Returns the number to cancel it by."""
-        number = next(self._numbers)
-        self._callbacks[number] = (due, callback)
-        heapq.heappush(self._heap, (due, number))
-        return number
-
-    def cancel(self, number: int) -> None:
-        """Removes a callback. Does nothing if it was called or removed before."""
-        self._callbacks.pop(number, None)
-        if len(self._heap) > 2 * len(self._callbacks) + SPARE:
-            self._heap = [(due, number) for number, (due, _) in self._callbacks.items()]
-            heapq.heapify(self._heap)
-
-    def run_due(self, now: float) -> None:
-        """Calls every callback that is due, in order of their moments."""
-        due = []
-        while self._heap and self._heap[0][0] <= now:
-            _, number = heapq.heappop(self._heap)
-            if found := self._callbacks.pop(number, None):
-                due.append(found[1])
-        for callback in due:
-            try:
-                callback()
-            except Exception:  # the failure of one call must not affect the others
-                log.exception("timer failed")
 
 
 class CompletionQueueCall(Call):
@@ -150,7 +101,7 @@ class CompletionQueueCall(Call):
         receiving, self._receiving = self._receiving, None
         self._received(receiving.message())
 
-    async def _send(self, message: bytes, *, more: bool) -> bool:
+    async def _send(self, message: bytes, *, more: bool) -> None:
         # The hint would keep back the initial metadata too. Its batch completes once it is written: the next
         # message, which is sent upon that, would never follow.
         flags = cygrpc.WriteFlag.buffer_hint if more and self._sent_initial_metadata else NO_FLAGS
@@ -158,10 +109,7 @@ class CompletionQueueCall(Call):
         if not self._sent_initial_metadata:
             self._sent_initial_metadata = True
             operations = (cygrpc.SendInitialMetadataOperation(None, NO_FLAGS), *operations)
-        success: bool = await suspend(
-            lambda task: self._call.start_server_batch(operations, lambda event: task.resume(event.success))
-        )
-        return success
+        await suspend(lambda task: self._call.start_server_batch(operations, task.resume))
 
     def abort(self) -> None:
         """See `Call`."""
@@ -176,19 +124,13 @@ class CompletionQueueCall(Call):
             operations.append(cygrpc.SendInitialMetadataOperation(None, NO_FLAGS))
         if message is not None:
             operations.append(cygrpc.SendMessageOperation(message, NO_FLAGS))
-            if len(message) > SURELY_SENT_BYTES:
-                self.watch_end()
         number, text = 0 if code is OK else code.value[0], details.encode(errors="replace")
         operations.append(cygrpc.SendStatusFromServerOperation(trailing, number, text, NO_FLAGS))
-        ended: Callable[[Any], None] = self._status_sent
+        ended: Callable[[Any], object] = _ignore
         if not self._watches_end:  # a call that was answered soon: one batch and one event for both
             self._watches_end, ended = True, self._end
             operations.append(cygrpc.ReceiveCloseOnServerOperation(NO_FLAGS))
         self._call.start_server_batch(operations, ended)
-
-    def _status_sent(self, event: Any) -> None:
-        if not event.success and not self.is_done:  # the core refused the message; the call is open
-            self.abort()
 
 
 class CompletionQueueTransport(Transport):
@@ -213,7 +155,6 @@ class CompletionQueueTransport(Transport):
         self.thread = 0
         self.is_woken = False
         self._posted: deque[Callback] = deque()
-        self._timers = Timers()
         # Calls whose end is not watched yet: those since the last look at them, and those before.
         self._young: list[CompletionQueueCall] = []
         self._older: list[CompletionQueueCall] = []
@@ -270,10 +211,6 @@ class CompletionQueueTransport(Transport):
         """See `Transport`. The thread is not woken."""
         self._posted.append(callback)
 
-    def call_at(self, moment: float, callback: Callback) -> Callback:
-        """See `Transport`."""
-        return partial(self._timers.cancel, self._timers.add(moment, callback))
-
     def run_posted(self, _event: object = None) -> None:
         """Calls back what was posted until now."""
         self.is_woken = False  # first: what is posted from now on wakes the thread again
@@ -303,7 +240,7 @@ class CompletionQueueTransport(Transport):
         self.thread = threading.get_ident()
         taken = 0
         while not self._is_shut_down:
-            event = self._queue.poll(AT_ONCE if taken else self._next_timer())
+            event = self._queue.poll(AT_ONCE if taken else time.time() + IDLE_SECONDS)
             ready = event.completion_type != cygrpc.CompletionType.queue_timeout
             if ready:
                 taken += 1
@@ -326,7 +263,6 @@ class CompletionQueueTransport(Transport):
         try:
             if self._posted:
                 self.run_posted()
-            self._timers.run_due(now)
             if now - self._looked_at >= YOUNG_SECONDS:
                 self._look_after(now)
             return self._run_inline()
@@ -345,10 +281,6 @@ class CompletionQueueTransport(Transport):
             self._swept_at = now
             self.sweep(now)
 
-    def _next_timer(self) -> float:
-        """When to look for timers and callbacks next, on the clock of `time.time`."""
-        return time.time() + min(self._timers.next_due - time.monotonic(), IDLE_SECONDS)
-
 
 def _bounded(metadata: Metadata) -> Metadata:
     """The metadata of a call, or none if it is one that the core has refused because of their size.
@@ -362,6 +294,10 @@ def _bounded(metadata: Metadata) -> Metadata:
 
 def _no_work() -> bool:
     return False
+
+
+def _ignore(_event: Any) -> None:
+    """The end of a batch that another event follows."""
 
 
 def _text(name: str | bytes) -> str:

@@ -24,20 +24,20 @@ Linux only: elsewhere no connections are found.
 import array
 import fcntl
 import os
-import resource
 import socket
 import stat
 import termios
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
 
-from attention_serving.server.coroutines import Callback, Task, suspend
+from attention_serving.server.coroutines import Callback
 from attention_serving.server.engine.errors import ShuttingDownError
 from attention_serving.server.transport.call import PATIENCE_SECONDS, Address, Call, Transport
 
@@ -60,83 +60,70 @@ def drain(transport: Transport, grace: float, refuse: Callback) -> None:
         grace: Seconds that the calls may take to end.
         refuse: Called first, on the transport's thread. New calls must be refused from then on.
     """
-    finished = threading.Event()
+    calls, refused = set[Call](), threading.Event()
 
-    async def end() -> None:
-        try:
-            await _end_calls(transport, grace, refuse)
-        finally:
-            finished.set()
+    def begin() -> None:
+        calls.update(transport.calls)
+        refuse()
+        refused.set()
 
-    transport.post(Task(end(), transport.post).resume)
-    finished.wait(grace + LAST_SECONDS + FLUSH_SECONDS + PATIENCE_SECONDS)
-
-
-async def _end_calls(transport: Transport, grace: float, refuse: Callback) -> None:
-    calls = set(transport.calls)
-    refuse()
+    transport.post(begin)
+    refused.wait(PATIENCE_SECONDS)
     stop_listening(transport.addresses)
-    left, until = connections(transport.addresses), time.monotonic() + grace
-    while (calls := _open(calls)) and time.monotonic() < until:
-        left = _without_idle(left, calls)
-        await _pause(transport)
+    left = connections(transport.addresses)
+    until = time.monotonic() + grace
+    while _are_open(calls) and time.monotonic() < until:
+        _close_idle(left, calls)
+        time.sleep(POLL_SECONDS)
     for call in calls:
-        call.finish(grpc.StatusCode.UNAVAILABLE, OUTLASTED, reason=ShuttingDownError.reason)
+        code, reason = grpc.StatusCode.UNAVAILABLE, ShuttingDownError.reason
+        transport.post(partial(call.finish, code, OUTLASTED, reason=reason))
     until = time.monotonic() + (LAST_SECONDS if calls else FLUSH_SECONDS)
-    while (calls or left) and time.monotonic() < until:
-        left = _without_idle(left, calls)
-        await _pause(transport)
-        calls = _open(calls)
-    for connection in connections(transport.addresses):  # those too that were accepted at the last moment
+    while (_are_open(calls) or left) and time.monotonic() < until:
+        _close_idle(left, calls)
+        time.sleep(POLL_SECONDS)
+    # Those too that were accepted at the last moment.
+    for connection in [*left, *connections(transport.addresses)]:
         connection.close()
 
 
-def _open(calls: set[Call]) -> set[Call]:
-    return {call for call in calls if not call.is_done}
+def _are_open(calls: set[Call]) -> bool:
+    """Whether any of the calls is; the others are left out from now on."""
+    calls -= {call for call in calls if call.is_done}
+    return bool(calls)
 
 
-async def _pause(transport: Transport) -> None:
-    await suspend(lambda task: transport.call_at(time.monotonic() + POLL_SECONDS, task.resume))
+def _close_idle(left: list["Connection"], calls: set[Call]) -> None:
+    """Closes the connections that have none of the calls and nothing unsent, and leaves them out."""
+    busy = {_peer_address(call.peer) for call in calls}
+    for connection in tuple(left):
+        if connection.peer not in busy and not connection.unsent_bytes:
+            connection.close()
+            left.remove(connection)
 
 
 class Connection(NamedTuple):
     """One connection.
 
     Attributes:
-        descriptor: Its file descriptor, which the core owns and may close at any time.
-        inode: Identifies the socket: the number of a descriptor that was closed is used again.
+        duplicate: A duplicate of its socket, which stays that socket when the core closes its own.
         peer: The other end.
     """
 
-    descriptor: int
-    inode: int
+    duplicate: socket.socket
     peer: Address
 
     @property
     def unsent_bytes(self) -> int:
         """Bytes that the peer has not acknowledged; 0 if the connection is closed."""
         queued = array.array("i", [0])
-        with _opened(self.descriptor, self.inode) as found:
-            if found is not None:
-                fcntl.ioctl(found, termios.TIOCOUTQ, queued)
+        fcntl.ioctl(self.duplicate, termios.TIOCOUTQ, queued)
         return queued[0]
 
     def close(self) -> None:
-        """Ends the connection in both directions. Does nothing if it is closed."""
-        with _opened(self.descriptor, self.inode) as found, suppress(OSError):
-            if found is not None:
-                found.shutdown(socket.SHUT_RDWR)
-
-
-def _without_idle(found: list[Connection], calls: set[Call]) -> list[Connection]:
-    """Closes the connections that have none of the calls and nothing unsent; returns the others."""
-    busy, left = {_peer_address(call.peer) for call in calls}, []
-    for connection in found:
-        if connection.peer in busy or connection.unsent_bytes:
-            left.append(connection)
-        else:
-            connection.close()
-    return left
+        """Ends the connection in both directions."""
+        with suppress(OSError), self.duplicate:  # it may have ended
+            self.duplicate.shutdown(socket.SHUT_RDWR)
 
 
 def listening_address(target: str, port: int) -> Address:
@@ -155,10 +142,20 @@ def _peer_address(peer: str) -> Address:
 def connections(addresses: Collection[Address]) -> list[Connection]:
     """The established connections of this process that were made to local addresses."""
     found = []
-    for descriptor, inode, sock in _sockets(addresses):
-        with suppress(OSError):  # not connected: it listens, or was closed
-            found.append(Connection(descriptor, inode, _address(sock.getpeername())))
+    for _, duplicate in _sockets(addresses):
+        try:
+            found.append(Connection(duplicate, _address(duplicate.getpeername())))
+        except OSError:  # not connected: it listens, or was closed
+            duplicate.close()
     return found
+
+
+def count_connections(addresses: Collection[Address]) -> int:
+    """How many there are."""
+    found = connections(addresses)
+    for connection in found:
+        connection.duplicate.close()
+    return len(found)
 
 
 def stop_listening(addresses: Collection[Address]) -> None:
@@ -168,54 +165,33 @@ def stop_listening(addresses: Collection[Address]) -> None:
     descriptor of someone else later.
     """
     with socket.socket() as unused:
-        for descriptor, _, sock in _sockets(addresses):
-            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                os.dup2(unused.fileno(), descriptor, inheritable=False)
+        for descriptor, duplicate in _sockets(addresses):
+            with duplicate:
+                if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    os.dup2(unused.fileno(), descriptor, inheritable=False)
 
 
-def _sockets(addresses: Collection[Address]) -> Iterator[tuple[int, int, socket.socket]]:
-    """The stream sockets of this process with a local address: descriptor, inode and the socket itself.
+def _sockets(addresses: Collection[Address]) -> Iterator[tuple[int, socket.socket]]:
+    """The stream sockets of this process with a local address: their descriptors, and duplicates of them.
 
-    The descriptors belong to others, who may close them at any time: the sockets may only be looked at.
+    The descriptors belong to others, who may close them at any time.
     """
-    for descriptor in _descriptors():
+    try:
+        descriptors = [int(entry.name) for entry in DESCRIPTORS.iterdir()]
+    except OSError:  # not Linux, or no descriptor is free
+        return
+    seen = set[int]()
+    for descriptor in descriptors:
         with suppress(OSError):  # closed in the meantime
             status = os.fstat(descriptor)
-            if not stat.S_ISSOCK(status.st_mode):
+            if not stat.S_ISSOCK(status.st_mode) or status.st_ino in seen:  # it may be one of the duplicates
                 continue
-            found = socket.socket(fileno=descriptor)
-            try:
-                if _has_address(found, addresses):
-                    yield descriptor, status.st_ino, found
-            finally:
-                found.detach()
-
-
-def _descriptors() -> Iterable[int]:
-    """The descriptors of this process, some of which may be closed."""
-    try:
-        return [int(entry.name) for entry in DESCRIPTORS.iterdir()]
-    except FileNotFoundError:
-        return ()
-    except OSError:  # to list them takes one, and none is free
-        return range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-
-
-@contextmanager
-def _opened(descriptor: int, inode: int) -> Iterator[socket.socket | None]:
-    """A duplicate of a socket, which stays that socket whatever happens to the descriptor; None if gone."""
-    try:
-        duplicate = os.dup(descriptor)
-    except OSError:  # closed in the meantime
-        yield None
-        return
-    status = os.fstat(duplicate)
-    if status.st_ino != inode or not stat.S_ISSOCK(status.st_mode):
-        os.close(duplicate)
-        yield None
-        return
-    with socket.socket(fileno=duplicate) as found:
-        yield found
+            seen.add(status.st_ino)
+            found = socket.socket(fileno=os.dup(descriptor))
+            if _has_address(found, addresses):
+                yield descriptor, found
+            else:
+                found.close()
 
 
 def _has_address(found: socket.socket, addresses: Collection[Address]) -> bool:

@@ -47,14 +47,12 @@ class RpcOptions:
         host: Address to listen on; IPv6 with or without brackets.
         port: Port to listen on; 0 lets the operating system choose.
         unix_socket: Path of a Unix domain socket to listen on too.
-        max_message_bytes: Largest message, received or sent.
+        max_message_bytes: Largest message that is received. The engine bounds what is sent.
         max_concurrent_calls: Calls of inference that are open at a time; more are refused with
             RESOURCE_EXHAUSTED.
         max_streams: Streams among them.
         stream_window: Requests of one stream that may be without a sent reply; no more are received.
         max_waiting_calls: Calls of inference whose message has not arrived; and calls of other methods.
-        max_calls_per_connection: Calls of one connection; further ones wait in the client. 0 takes
-            max_concurrent_calls, or 100 if that is less.
         max_connections: Connections on each address of the host; further ones are closed.
         send_timeout_seconds: How long what is sent may wait for the caller to read it. 0 sets no limit.
         receive_timeout_seconds: How long the first message of a call may take. 0 sets no limit.
@@ -63,8 +61,6 @@ class RpcOptions:
         connection_age_seconds: How long a connection may be open, give or take a tenth. 0 sets no limit.
         keepalive_seconds: How long a connection may be silent until the server sends a ping. 0 sends none.
         allow_shared_memory: Whether callers may register regions of system shared memory.
-        identity_share: Part of each limit, and of the memory of requests, that one identity may hold while
-            no other does, above 0 to 1. Has no effect without a guard.
         share_port: Whether other processes may listen on the same port and share its connections.
         transport: How calls are received.
     """
@@ -77,7 +73,6 @@ class RpcOptions:
     stream_window: int = 32
     unix_socket: Path | None = None
     max_waiting_calls: int = 4096
-    max_calls_per_connection: int = 0
     max_connections: int = 1024
     send_timeout_seconds: float = 30
     receive_timeout_seconds: float = 20
@@ -86,7 +81,6 @@ class RpcOptions:
     connection_age_seconds: float = 0
     keepalive_seconds: float = 60
     allow_shared_memory: bool = False
-    identity_share: float = 0.8
     share_port: bool = False
     transport: TransportKind = TransportKind.COMPLETION_QUEUE
 
@@ -95,13 +89,11 @@ def channel_options(options: RpcOptions) -> dict[str, int]:
     """The channel arguments of a server: its options in terms of gRPC's core."""
     return {
         "grpc.max_receive_message_length": options.max_message_bytes,
-        "grpc.max_send_message_length": options.max_message_bytes,
         # A second server on the port by mistake is an error; it must not take a share of the calls.
         "grpc.so_reuseport": int(options.share_port),
         "grpc.server.max_pending_requests": MAX_PENDING_CALLS,
         "grpc.server.max_pending_requests_hard_limit": MAX_PENDING_CALLS,
-        "grpc.max_concurrent_streams": options.max_calls_per_connection
-        or max(options.max_concurrent_calls, MIN_CALLS_PER_CONNECTION),
+        "grpc.max_concurrent_streams": max(options.max_concurrent_calls, MIN_CALLS_PER_CONNECTION),
         # It would refuse calls of clients that keep to the limit, because the server's end of a call is
         # released after the client's.
         "grpc.http.overload_protection": 0,

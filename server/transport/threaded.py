@@ -1,22 +1,20 @@
 """The portable transport: calls through `grpc.server`, with grpcio's public API only.
 
 `grpc.server` needs a thread for each open call, which sends that call's messages, and a second one while
-the call waits for a message. Both hand over to an asyncio event loop on a thread of its own, the
-transport's thread. Batches run on the engine's threads: `run_inline` is never called.
+the call waits for a message. Both hand callbacks to a thread of its own, the transport's thread. Batches run
+on the engine's threads: `run_inline` is never called.
 
 `grpc.aio` is public as well, but its server ends when a caller sends a method name that is not UTF-8.
 """
 
-import asyncio
 import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import grpc
@@ -91,10 +89,9 @@ class ThreadedCall(Call):
             message = None
         self.transport.post(partial(self._received, message))
 
-    async def _send(self, message: bytes, *, more: bool) -> bool:  # noqa: ARG002
+    async def _send(self, message: bytes, *, more: bool) -> None:  # noqa: ARG002
         """See `Call`. `more` has no effect."""
         await suspend(lambda task: self._outgoing.put((message, task.resume)))
-        return True
 
     def _send_status(
         self, code: grpc.StatusCode, details: str, trailing: Metadata, message: bytes | None
@@ -128,7 +125,7 @@ class ThreadedCall(Call):
 
 
 class ThreadedTransport(Transport, grpc.GenericRpcHandler):
-    """A `Transport` on `grpc.server`. Its thread runs an asyncio event loop of callbacks.
+    """A `Transport` on `grpc.server`. Its thread runs callbacks.
 
     Attributes:
         thread: The transport's thread.
@@ -144,9 +141,10 @@ class ThreadedTransport(Transport, grpc.GenericRpcHandler):
             send_timeout_seconds: How long what is sent may wait for the caller to read it. 0 sets no limit.
         """
         super().__init__(send_timeout_seconds)
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(_log_failure)
-        self.thread = threading.Thread(target=self._loop.run_forever, name="calls", daemon=True)
+        self._is_stopped = False
+        # None ends the thread.
+        self._posted: SimpleQueue[Callback | None] = SimpleQueue()
+        self.thread = threading.Thread(target=self._run, name="calls", daemon=True)
         most = max_calls + SPARE_CALLS
         self._senders = ThreadPoolExecutor(most, thread_name_prefix="call")
         self.receivers = ThreadPoolExecutor(most, thread_name_prefix="receive")
@@ -167,17 +165,27 @@ class ThreadedTransport(Transport, grpc.GenericRpcHandler):
         """See `Transport`. `run_inline` is never called."""
         self.serve = serve
         self.thread.start()
-        self.post(self._sweep)
         self._server.start()
 
-    def _sweep(self) -> None:
-        self.sweep(time.monotonic())
-        self.call_at(self.now + SWEEP_SECONDS, self._sweep)
+    def _run(self) -> None:
+        callback: Callback | None = _nothing
+        while callback is not None:
+            try:
+                callback()
+                if (now := time.monotonic()) >= self.now + SWEEP_SECONDS:
+                    self.sweep(now)
+            except Exception:  # the failure of one call must not affect the others
+                log.exception("call failed")
+            try:
+                callback = self._posted.get(timeout=SWEEP_SECONDS)
+            except Empty:
+                callback = _nothing
 
     def stop(self, grace: float, refuse: Callback) -> None:
         """See `Transport`."""
-        if self._loop.is_closed():
+        if self._is_stopped:
             return
+        self._is_stopped = True
         if not self.thread.ident:  # `grpc.server` closes a port only after it was started
             stop_listening(self.addresses)
             self.start(_refuse, bool)
@@ -185,18 +193,12 @@ class ThreadedTransport(Transport, grpc.GenericRpcHandler):
         self._server.stop(PATIENCE_SECONDS).wait()
         self._senders.shutdown()
         self.receivers.shutdown()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._posted.put(None)
         self.thread.join()
-        self._loop.close()
 
     def post(self, callback: Callback) -> None:
         """See `Transport`. The callback is dropped after `stop`."""
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(callback)
-
-    def call_at(self, moment: float, callback: Callback) -> Callback:
-        """See `Transport`."""
-        return self._loop.call_at(moment, callback).cancel
+        self._posted.put(callback)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes]":
         """The handler of every method: messages as bytes, in both directions. `serve` decides which exist."""
@@ -213,13 +215,8 @@ class ThreadedTransport(Transport, grpc.GenericRpcHandler):
         yield from call.messages()
 
 
-def _log_failure(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Logs a callback that failed: the failure of one call must not affect the others."""
-    log.error("call failed", exc_info=context.get("exception"))
-
-
 def _nothing() -> None:
-    """The callback of a message that nothing follows."""
+    """A callback that does nothing."""
 
 
 async def _refuse(call: Call) -> None:

@@ -11,6 +11,7 @@ import pytest
 from attention_client import AttentionClient
 
 from scripts.local_server import ServerProcess, serving
+from tests.server.seams import wait_until
 from tests.support import triton
 from tests.support.artifacts import link_tree
 from tests.support.eager import Array, assert_parity, attend
@@ -100,7 +101,7 @@ def test_log_settings_change_the_level(server: ServerProcess, ask: Callable[...,
     changed = ask("update_log_settings", {"log_verbose_level": 1}, as_json=True)["settings"]
     assert changed["log_verbose_level"] == {"uint32_param": 1}
     ask("is_server_live")
-    assert "call ended" in server.log.read_text()
+    wait_until(lambda: "call ended" in server.log.read_text())  # it is written after the reply
     ask("update_log_settings", {"log_verbose_level": 0}, as_json=True)
 
 

@@ -1,7 +1,6 @@
 """Requests of attention.v1 as the engine's, and results as its replies, but for inputs by name."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +14,6 @@ from attention_serving.server.api.tensors import (
     Allowance,
     Output,
     Piece,
-    Reply,
     Shape,
     datatype_of,
     from_bytes,
@@ -250,20 +248,18 @@ def facts(request: Request, model: LoadedModel, *, has_texts: bool = False) -> b
     return response.SerializeToString() + bounds
 
 
-def reply(known: bytes, model: LoadedModel, wire: str = "FP32", *, embeds: bool = False) -> Reply:
-    """Encodes results as AttendResponses.
+def encode(
+    result: Result, known: bytes, wire: str = "FP32", *, embeds: bool = False, has_heads: bool = True
+) -> list[Piece]:
+    """A response, for `Reply`.
 
     Args:
+        result: The outputs of each sequence.
         known: The result of `facts`.
-        model: The model.
         wire: The type of real numbers in the response.
         embeds: Whether the request asked for embeddings.
+        has_heads: Whether the model has attention weights.
     """
-    has_heads = bool(model.manifest.num_heads)
-    return Reply(partial(_pieces, known, wire, embeds=embeds, has_heads=has_heads))
-
-
-def _pieces(known: bytes, wire: str, result: Result, *, embeds: bool, has_heads: bool) -> list[Piece]:
     response, outputs = pb.AttendResponse(), result.outputs
     first = EMBEDDING if embeds else CONTEXT_VECTORS if CONTEXT_VECTORS in outputs else next(iter(outputs))
     # The first output of a non-attention module may be one row for each sequence.

@@ -1,5 +1,6 @@
 """The methods of attention.v1, and how models are described in it."""
 
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,9 +36,7 @@ class Attend(Inference):
 
     kind: ClassVar[Any] = pb.AttendRequest
     paths = codec.PATHS
-
-    def _is_slow(self, parsed: Parsed[Any]) -> bool:
-        return codec.is_slow(parsed)
+    is_slow = staticmethod(codec.is_slow)
 
     def _decode(
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
@@ -51,7 +50,9 @@ class Attend(Inference):
         request = codec.decode(parsed, codec.input_names(model), deadline, allowance)
         request = encode_texts(request, model, allowance.limits, allowance.reservation)
         known = codec.facts(request, model, has_texts=has_texts)
-        return request, codec.reply(known, model, wire, embeds=embeds)
+        has_heads = bool(model.manifest.num_heads)
+        encode = partial(codec.encode, known=known, wire=wire, embeds=embeds, has_heads=has_heads)
+        return request, Reply(encode)
 
 
 class AttendStream(Attend):

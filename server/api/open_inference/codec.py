@@ -55,7 +55,7 @@ def decode(
     model: LoadedModel,
     deadline: float,
     allowance: Allowance,
-    memory: SharedMemory | None = None,
+    memory: SharedMemory,
     *,
     in_stream: bool = False,
 ) -> tuple[Request, Reply]:
@@ -66,7 +66,7 @@ def decode(
         model: The model that it names.
         deadline: The call's deadline on `time.monotonic`'s clock.
         allowance: What the request may take.
-        memory: The regions of shared memory that tensors may be in; None if there are none.
+        memory: The regions of shared memory that tensors may be in.
         in_stream: Whether it belongs to a stream.
 
     Raises:
@@ -77,8 +77,11 @@ def decode(
         UnsupportedError: A tensor is in shared memory, which is switched off.
     """
     message, given = parsed.message, parameters.read(parsed.message.parameters)
-    parameters.check_request(given)
-    requested = response.requested(message, model, memory)
+    for name in parameters.SEQUENCE:
+        if given.get(name):
+            says = "is not supported by this server: its models keep no state"
+            raise InvalidRequestError(f"parameters[{name}]", says)
+    requested = response.requested(message, model)
     if len(message.inputs) > (most := len(model.inputs) + len(OTHER_INPUTS)):
         says = f"has {len(message.inputs)} entries; the model takes {most} at most"
         raise InvalidRequestError("inputs", says)
@@ -112,10 +115,7 @@ def decode(
         deadline=min(deadline, deadline_after(microseconds / 1e6)) if microseconds > 0 else deadline,
     )
     request = encode_texts(request, model, allowance.limits, allowance.reservation)
-    field = f"outputs[{ATTENTION_WEIGHTS}]" if request.return_weights else model.inputs[0].name
-    if texts is not None and not request.return_weights:
-        field = TEXT
-    outputs = response.plan(requested, request, model, sizes, field, len(parsed.id.encode()), allowance)
+    outputs = response.plan(requested, parsed, request, model, sizes, allowance, memory)
     known = response.known(request, model)
     if in_stream and given.get(parameters.WANTS_FINAL) is True:
         known += FINAL

@@ -1,7 +1,7 @@
 """What the Open Inference Protocol has beside inference: state, models, statistics, settings, memory."""
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from attention_serving.server import VERSION
 from attention_serving.server.api.method import find_model, readable, require
 from attention_serving.server.api.open_inference import response
 from attention_serving.server.api.open_inference.tensors import BYTES
-from attention_serving.server.api.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
+from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.api.tensors import DATATYPES
 from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.engine import Engine
@@ -57,7 +57,7 @@ class Handlers:
         engine: Engine,
         is_serving: Callable[[], bool],
         control: ModelControl | None,
-        memory: SharedMemory | None,
+        memory: SharedMemory,
     ) -> None:
         """Creates the handlers; the arguments are those of `methods`."""
         self._engine, self._is_serving = engine, is_serving
@@ -65,7 +65,7 @@ class Handlers:
         self._extensions = list(EXTENSIONS)
         if control is not None and control.is_explicit:
             self._extensions.append("model_repository")
-        if memory is not None:
+        if memory.is_on:
             self._extensions.append("system_shared_memory")
 
     def live(self, request: pb.ServerLiveRequest, call: Call) -> pb.ServerLiveResponse:
@@ -99,7 +99,10 @@ class Handlers:
         root = logging.getLogger()
         wanted = _log_settings(root.level)
         for name, setting in request.settings.items():
-            field, current = _setting(name, wanted), wanted[name]
+            field = f"settings[{name}]"
+            if name not in wanted:
+                raise InvalidRequestError(field, f"is unknown; the settings are: {', '.join(wanted)}")
+            current = wanted[name]
             if setting.WhichOneof("parameter_choice") != (kind := FIELDS[type(current)]):
                 raise InvalidRequestError(field, f"must be of type {type(current).__name__}")
             wanted[name] = getattr(setting, kind)
@@ -117,12 +120,11 @@ class Handlers:
         """Returns the settings of Triton's own traces, which are off.
 
         Raises:
-            InvalidRequestError: A setting would be changed: neither reset nor set to its value.
+            InvalidRequestError: A setting is to be changed.
         """
-        for name, setting in request.settings.items():
-            field = _setting(name, TRACE_SETTINGS)
-            if list(setting.value) not in ([], [TRACE_SETTINGS[name]]):
-                raise InvalidRequestError(field, "cannot be changed: this server does not write such traces")
+        for name in request.settings:
+            says = "cannot be changed: this server does not write such traces"
+            raise InvalidRequestError(f"settings[{name}]", says)
         response = pb.TraceSettingResponse()
         for name, value in TRACE_SETTINGS.items():
             response.settings[name].value.append(value)
@@ -130,21 +132,18 @@ class Handlers:
 
     def register(self, request: pb.SystemSharedMemoryRegisterRequest, call: Call) -> None:
         """Registers a region of shared memory."""
-        if self._memory is None:
-            raise UnsupportedError(SHARED_MEMORY_IS_OFF)
         self._memory.register(request.name, request.key, request.offset, request.byte_size)
 
     def unregister(self, request: pb.SystemSharedMemoryUnregisterRequest, call: Call) -> None:
         """Unregisters a region, or all of them. One that is not registered is no error."""
-        if self._memory is not None:
-            self._memory.unregister(request.name)
+        self._memory.unregister(request.name)
 
     def regions(
         self, request: pb.SystemSharedMemoryStatusRequest, call: Call
     ) -> pb.SystemSharedMemoryStatusResponse:
         """Lists the registered regions, or the one of a name."""
         response = pb.SystemSharedMemoryStatusResponse()
-        for region in self._memory.regions(request.name) if self._memory else ():
+        for region in self._memory.regions(request.name):
             status = response.regions[region.name]
             status.name, status.key = region.name, region.key
             status.offset, status.byte_size = region.offset, region.size
@@ -309,11 +308,3 @@ def _duration(own: Durations) -> pb.StatisticDuration:
 def _log_settings(level: int) -> dict[str, bool | int | str]:
     severities = {name: level <= severity for name, severity in SEVERITIES.items()}
     return {**severities, VERBOSE: int(level <= logging.DEBUG), FILE: "", FORMAT: "default"}
-
-
-def _setting(name: str, known: Collection[str]) -> str:
-    """The field of a setting that must be known, for errors."""
-    field = f"settings[{name}]"
-    if name not in known:
-        raise InvalidRequestError(field, f"is unknown; the settings are: {', '.join(known)}")
-    return field

@@ -5,12 +5,12 @@ clients encode or trace, have no effect.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.api.shared_memory import SHARED_MEMORY_IS_OFF, Region, SharedMemory
+from attention_serving.server.api.shared_memory import SharedMemory, Slice
 from attention_serving.server.api.tensors import FLOATS
-from attention_serving.server.engine.errors import InvalidRequestError, UnsupportedError
+from attention_serving.server.engine.errors import InvalidRequestError
 
 T = TypeVar("T")
 # Values by name; None for a parameter without a value.
@@ -25,25 +25,12 @@ WANTS_FINAL = "triton_enable_empty_final_response"
 DATATYPE = "datatype"
 # A parameter of this server for embeddings: the number of leading elements of each.
 DIMENSIONS = "dimensions"
-REGION, REGION_OFFSET, REGION_SIZE = REGIONS = (
+# Where a tensor is in shared memory.
+REGION, REGION_OFFSET, REGION_SIZE = (
     "shared_memory_region",
     "shared_memory_offset",
     "shared_memory_byte_size",
 )
-
-
-class RegionSlice(NamedTuple):
-    """Where a tensor is in shared memory.
-
-    Attributes:
-        region: The region.
-        offset: Where the tensor begins in the region, in bytes.
-        size: The bytes that are set aside for it.
-    """
-
-    region: Region
-    offset: int
-    size: int
 
 
 def read(parameters: Mapping[str, pb.InferParameter]) -> Parameters:
@@ -52,41 +39,20 @@ def read(parameters: Mapping[str, pb.InferParameter]) -> Parameters:
     return {name: choice and getattr(parameters[name], choice) for name, choice in choices.items()}
 
 
-def region_slice(field: str, given: Parameters, memory: SharedMemory | None) -> RegionSlice | None:
+def place(field: str, given: Parameters, memory: SharedMemory) -> Slice | None:
     """Where a tensor's parameters say that it is in shared memory; None if they do not.
 
     Raises:
-        InvalidRequestError: The name of the region or the size is missing, or one of them has a wrong type.
+        InvalidRequestError: A parameter has a wrong type, or the place is not inside the region.
         RegionNotFoundError: The region is not registered.
         UnsupportedError: Shared memory is switched off.
     """
-    if not given or given.keys().isdisjoint(REGIONS):
+    region = typed(given, REGION, str, "the name of a region", field)
+    if region is None:
         return None
-    region, bounds = given.get(REGION), []
-    if not isinstance(region, str) or not region:
-        raise InvalidRequestError(f"{field}.parameters[{REGION}]", "must be the name of a region")
-    if REGION_SIZE not in given:
-        raise InvalidRequestError(f"{field}.parameters[{REGION_SIZE}]", "is missing")
-    for name in (REGION_OFFSET, REGION_SIZE):
-        found = given.get(name, 0)
-        if not isinstance(found, int) or isinstance(found, bool) or found < 0:
-            raise InvalidRequestError(f"{field}.parameters[{name}]", "must be a number of bytes, at least 0")
-        bounds.append(found)
-    if memory is None:
-        raise UnsupportedError(SHARED_MEMORY_IS_OFF)
-    return RegionSlice(memory.find(field, region), *bounds)
-
-
-def check_request(given: Parameters) -> None:
-    """Checks the parameters of a request.
-
-    Raises:
-        InvalidRequestError: The request belongs to a stateful sequence.
-    """
-    for name in SEQUENCE:
-        if given.get(name):
-            says = "is not supported by this server: its models keep no state"
-            raise InvalidRequestError(f"parameters[{name}]", says)
+    offset = typed(given, REGION_OFFSET, int, "a number of bytes", field) or 0
+    size = typed(given, REGION_SIZE, int, "a number of bytes", field) or 0
+    return memory.slice(field, region, offset, size)
 
 
 def output_type(field: str, given: Parameters) -> str:
@@ -104,8 +70,8 @@ def output_type(field: str, given: Parameters) -> str:
     return wire
 
 
-def typed(given: Parameters, name: str, kind: type[T], words: str) -> T | None:
-    """The value of a parameter of a type; None if the request does not have it.
+def typed(given: Parameters, name: str, kind: type[T], words: str, tensor: str = "") -> T | None:
+    """The value of a parameter of a type; None if the request, or the tensor, does not have it.
 
     Raises:
         InvalidRequestError: It has another type than that which `words` name.
@@ -114,5 +80,6 @@ def typed(given: Parameters, name: str, kind: type[T], words: str) -> T | None:
         return None
     value = given[name]
     if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
-        raise InvalidRequestError(name, f"must be {words}")
+        field = f"{tensor}.parameters[{name}]" if tensor else name
+        raise InvalidRequestError(field, f"must be {words}")
     return value

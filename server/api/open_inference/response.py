@@ -4,18 +4,17 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
-from attention_serving.artifact.encoder import EMBEDDING
+from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, EMBEDDING
 from attention_serving.artifact.manifest import BATCH_AXIS, TensorSpec
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.open_inference import parameters
-from attention_serving.server.api.open_inference.parameters import RegionSlice
 from attention_serving.server.api.open_inference.tensors import BYTES
-from attention_serving.server.api.protobuf_bytes import head
-from attention_serving.server.api.shared_memory import SharedMemory
+from attention_serving.server.api.protobuf_bytes import Parsed, head
+from attention_serving.server.api.shared_memory import SharedMemory, Slice
 from attention_serving.server.api.tensors import (
     DATATYPES,
     FLOAT32,
@@ -63,24 +62,20 @@ class Planned(NamedTuple):
     wire: str
     shape: Shape
     content: tuple[str, bytes] | None
-    where: RegionSlice | None
+    where: Slice | None
 
 
-# The type of real numbers in a requested output, and where in shared memory it is written, if it is.
-Requested: TypeAlias = Mapping[str, tuple[str, RegionSlice | None]]
-
-
-def requested(message: pb.ModelInferRequest, model: LoadedModel, memory: SharedMemory | None) -> Requested:
-    """The requested outputs by name, in their order.
+def requested(message: pb.ModelInferRequest, model: LoadedModel) -> Sequence[str]:
+    """The names of the requested outputs, in their order.
 
     Raises:
-        InvalidRequestError: The model has no such output, it is requested twice, or its parameters are wrong.
+        InvalidRequestError: The model has no such output, or it is requested twice.
     """
     names = default_outputs(model)
     if not message.outputs:
-        return dict.fromkeys(names, ("FP32", None))
+        return names
     known = list(dict.fromkeys((*names, *model.outputs, *([TOKENS] if model.text_encoder else []))))
-    found: dict[str, tuple[str, RegionSlice | None]] = {}
+    found: list[str] = []
     for output in message.outputs:
         name, field = output.name, f"outputs[{output.name}]"
         if name not in known:
@@ -90,39 +85,37 @@ def requested(message: pb.ModelInferRequest, model: LoadedModel, memory: SharedM
             raise InvalidRequestError(field, says)
         if name in found:
             raise InvalidRequestError(field, "is requested twice; each output must be requested once")
-        given = parameters.read(output.parameters)
-        where = parameters.region_slice(field, given, memory)
-        if where is not None and name == TOKENS and name not in model.outputs:
-            raise InvalidRequestError(field, "has no fixed size and cannot be written to shared memory")
-        found[name] = parameters.output_type(field, given), where
+        found.append(name)
     return found
 
 
 def plan(
-    requested: Requested,
+    requested: Sequence[str],
+    parsed: Parsed[pb.ModelInferRequest],
     request: Request,
     model: LoadedModel,
     sizes: Mapping[str, int],
-    field: str,
-    id_bytes: int,
     allowance: Allowance,
+    memory: SharedMemory,
 ) -> list[Planned]:
     """What is known of the outputs of a response, whose size is checked before the request is queued.
 
     Args:
-        requested: The requested outputs.
+        requested: The result of `requested`.
+        parsed: The request as it was received, with the parameters of its outputs.
         request: The decoded request, without texts. It may still be found invalid.
         model: The model.
         sizes: Size of each symbolic axis that the request pads to. An axis that is not here is as long as its
             longest sequence.
-        field: What the size depends on, for errors.
-        id_bytes: Size of the request's id.
         allowance: What the response may take. The memory of padding is reserved.
+        memory: The regions of shared memory that outputs may be written to.
 
     Raises:
-        InvalidRequestError: An output does not fit into the region of shared memory.
+        InvalidRequestError: A parameter of an output is wrong, or it does not fit into shared memory.
         LimitExceededError: The response would be too large.
         OverloadedError: The memory of the padding, or of the tokens, is not available.
+        RegionNotFoundError: An output is to be written to shared memory that is not registered.
+        UnsupportedError: An output is to be written to shared memory, which is switched off.
     """
     lengths = {
         str(spec.axes[1]): request.inputs[spec.name].lengths
@@ -133,11 +126,14 @@ def plan(
     longest = {axis: max(own, default=0) for axis, own in lengths.items()}
     padded = {**longest, **sizes, BATCH_AXIS: batch}
     outputs, size = list[Planned](), 0
-    for name, (wire, where) in requested.items():
-        content, place = None, where
+    given = {output.name: parameters.read(output.parameters) for output in parsed.message.outputs}
+    for name in requested:
+        field, own_parameters = f"outputs[{name}]", given.get(name, {})
+        wire = parameters.output_type(field, own_parameters)
+        where, content = parameters.place(field, own_parameters, memory), None
         if name == TOKENS and name not in model.outputs:
             shape, tokens = token_texts(request, model, sizes.get(str(model.inputs[0].axes[1]), 0), allowance)
-            content, own_bytes = (BYTES, tokens), 0  # they have a limit of their own
+            content, sent, own_bytes = (BYTES, tokens), len(tokens), 0  # they have a limit of their own
         else:
             spec = model.outputs.get(name, LENGTHS_SPEC)
             shape = tuple([padded.get(axis, 0) if isinstance(axis, str) else axis for axis in spec.axes])
@@ -148,14 +144,15 @@ def plan(
                 own = next(iter(request.inputs.values())).lengths if request.inputs else ()
                 content = DATATYPES[dtype], np.array(own, dtype).tobytes()
             own_bytes = count * dtype.itemsize
-            if where is not None:
-                sent = count * (FLOATS[wire] if dtype == FLOAT32 else dtype).itemsize
-                where.region.check_write(f"outputs[{name}]", where.offset, where.size, sent)
-                place = where._replace(size=sent)
+            sent = count * FLOATS[wire].itemsize if dtype == FLOAT32 else own_bytes
+        if where is not None:
+            where = where.shortened(sent)
         size += own_bytes
-        outputs.append(Planned(name, wire, shape, content, place))
-    if size + id_bytes > (most := allowance.limits.max_result_bytes):
-        says = f"the response would have {size + id_bytes} bytes with padding; the limit is {most}"
+        outputs.append(Planned(name, wire, shape, content, where))
+    with_id = size + len(parsed.id.encode())
+    if with_id > (most := allowance.limits.max_result_bytes):
+        field = f"outputs[{ATTENTION_WEIGHTS}]" if request.return_weights else parsed.message.inputs[0].name
+        says = f"the response would have {with_id} bytes with padding; the limit is {most}"
         raise LimitExceededError(field, says)
     if any(min(own, default=0) < padded[axis] for axis, own in lengths.items()):
         # The outputs are copied to rectangles, which are then copied to the response.
@@ -222,18 +219,16 @@ def encode(result: Result, known: bytes, outputs: Sequence[Planned]) -> list[Pie
     for name, wire, shape, content, where in outputs:
         described = response.outputs.add(name=name, shape=shape)
         own: Piece
-        parts: Sequence[Any]
         if content is not None:
             described.datatype, own = content
-            size, parts = len(own), [own]
+            size = len(own)
         else:
             arrays = result.outputs[name]
             is_padded = any(array.shape != shape[1:] for array in arrays)
             own = Output(name, wire, shape[1:] if is_padded else None)
             described.datatype, size = datatype_of(arrays[0], wire), own.size(arrays)
-            parts = own.parts(arrays) if where is not None else []
         if where is not None:
-            where.region.write(name, where.offset, parts)
+            where.write([own] if isinstance(own, bytes) else own.parts(arrays))
             described.parameters[parameters.REGION].string_param = where.region.name
             described.parameters[parameters.REGION_OFFSET].int64_param = where.offset
             described.parameters[parameters.REGION_SIZE].int64_param = where.size

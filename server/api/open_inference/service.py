@@ -27,14 +27,12 @@ class ModelInfer(Inference):
     """Computes the outputs of one request."""
 
     kind, paths, id_path = pb.ModelInferRequest, tensors.PATHS, (pb.ModelInferResponse.ID_FIELD_NUMBER,)
+    is_slow = staticmethod(codec.is_slow)
 
-    def __init__(self, engine: Engine, threads: CodecThreads, memory: SharedMemory | None = None) -> None:
-        """Creates the method; `memory` is None if shared memory is switched off."""
+    def __init__(self, engine: Engine, threads: CodecThreads, memory: SharedMemory) -> None:
+        """Creates the method, whose tensors may be in shared memory."""
         super().__init__(engine, threads)
         self._memory = memory
-
-    def _is_slow(self, parsed: Parsed[Any]) -> bool:
-        return codec.is_slow(parsed)
 
     def _decode(
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
@@ -60,8 +58,8 @@ def methods(
     engine: Engine,
     is_serving: Callable[[], bool],
     threads: CodecThreads,
-    control: ModelControl | None = None,
-    memory: SharedMemory | None = None,
+    control: ModelControl | None,
+    memory: SharedMemory,
 ) -> dict[str, Method]:
     """Each method by its full name.
 
@@ -70,7 +68,7 @@ def methods(
         is_serving: Whether the server is ready for requests.
         threads: Decode and encode what is large.
         control: Loads and unloads models on request; None if the models never change.
-        memory: The regions of shared memory; None if it is switched off.
+        memory: The regions of shared memory.
     """
     own = Handlers(engine, is_serving, control, memory)
     return {

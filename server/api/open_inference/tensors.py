@@ -38,16 +38,14 @@ InputTensor = pb.ModelInferRequest.InferInputTensor
 
 
 def decode_tensors(
-    parsed: Parsed[pb.ModelInferRequest],
-    allowance: Allowance,
-    memory: SharedMemory | None = None,
+    parsed: Parsed[pb.ModelInferRequest], allowance: Allowance, memory: SharedMemory
 ) -> dict[str, Array]:
     """Decodes the inputs of a request, by name. BYTES become arrays of `bytes` objects or views.
 
     Args:
         parsed: The request.
         allowance: What the request may take.
-        memory: The regions of shared memory that inputs may be in; None if there are none.
+        memory: The regions of shared memory that inputs may be in.
 
     Raises:
         InvalidRequestError: An input contradicts itself, is repeated, or is not in a known form.
@@ -62,10 +60,10 @@ def decode_tensors(
         name = sent.name
         check_once(name, tensors)
         tensor = _checked(sent, allowance)
-        where = parameters.region_slice(name, parameters.read(sent.parameters), memory)
+        where = parameters.place(name, parameters.read(sent.parameters), memory)
         if where is not None:
             allowance.take(name, where.size)
-            tensors[name] = tensor.raw(where.region.read(name, where.offset, where.size))
+            tensors[name] = tensor.raw(where.read())
             shared += 1
             continue
         typed = [field for field in TYPED_FIELDS if ("inputs", index, "contents", field) in parsed.places]

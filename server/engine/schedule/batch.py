@@ -49,7 +49,7 @@ class Batch:
             max_seconds: Work (`seconds_alone`) that is left to this batch if others run beside it.
         """
         shape = head.shape
-        self.model = model = head.request.model
+        self.model = head.request.model
         self.graph, self._lengths = shape.graph, shape.lengths
         self._max_bytes = min(limits.max_batch_bytes, max_bytes)
         self._max_seconds = max_seconds
@@ -58,7 +58,7 @@ class Batch:
         self.seconds = self.seconds_alone = shape.seconds
         self.is_parallel = False
         self.control: RunControl | None = None
-        self._call_seconds = model.cost(shape.graph).call
+        self._call_seconds = shape.call_seconds
 
     def __iter__(self) -> Iterator[SequenceInputs]:
         return iter(self.sequences)

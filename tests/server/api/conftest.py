@@ -1,6 +1,5 @@
 """Fixtures of the tests of the gRPC surface."""
 
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,11 +34,3 @@ def secured(
 ) -> Iterator[Secured]:
     with Served(self_model, cross_model, guard=guard) as served:
         yield Secured(served, tokens_file)
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()

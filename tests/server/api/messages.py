@@ -5,7 +5,6 @@ import struct
 from collections.abc import Sequence
 
 import numpy as np
-from google.protobuf.message import Message
 
 from attention_serving.protos.attention.v1 import attention_pb2 as attention_pb
 from attention_serving.protos.inference import open_inference_pb2 as pb
@@ -19,7 +18,6 @@ from attention_serving.server.api.tensors import DATATYPES, Allowance, Reply
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.validated_request import ValidatedRequest
 from attention_serving.server.engine.types import Array, Request
 from tests.server.samples import SELF
 
@@ -30,6 +28,7 @@ def allowing(limits: Limits | None = None) -> Allowance:
 
 
 UNCOUNTED = allowing()
+NO_REGIONS = SharedMemory()
 Output = pb.ModelInferRequest.InferRequestedOutputTensor
 
 
@@ -65,11 +64,6 @@ def attend_request(lengths: list[int], *, return_weights: bool = False) -> atten
     return attention_pb.AttendRequest(model_name=SELF, query=query, return_weights=return_weights)
 
 
-def reserved_bytes(message: Message, validated: ValidatedRequest) -> int:
-    """The memory that a received request reserves."""
-    return len(message.SerializeToString()) + validated.form.held_bytes
-
-
 def read_infer(data: bytes, limits: Limits | None = None) -> Parsed[pb.ModelInferRequest]:
     """Parses a message of the Open Inference Protocol as the server does."""
     return reader(pb.ModelInferRequest, PATHS, (limits or Limits()).max_sequences)(data)
@@ -85,13 +79,13 @@ def decode_infer(
     model: LoadedModel,
     deadline: float = math.inf,
     allowance: Allowance = UNCOUNTED,
-    memory: SharedMemory | None = None,
+    memory: SharedMemory = NO_REGIONS,
 ) -> tuple[Request, Reply]:
     """Decodes a message as it is received."""
     return codec.decode(read_infer(message.SerializeToString()), model, deadline, allowance, memory)
 
 
-def decode_inputs(message: pb.ModelInferRequest, memory: SharedMemory | None = None) -> dict[str, Array]:
+def decode_inputs(message: pb.ModelInferRequest, memory: SharedMemory = NO_REGIONS) -> dict[str, Array]:
     """Decodes the inputs of a message as it is received."""
     return decode_tensors(read_infer(message.SerializeToString()), UNCOUNTED, memory)
 

@@ -4,12 +4,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import grpc
-
 from attention_serving.server.api.admission import Admission
-from attention_serving.server.api.calls import CallObserver, Calls
+from attention_serving.server.api.calls import Calls
 from attention_serving.server.api.method import Method
 from attention_serving.server.coroutines import Callback, Task, suspend
+from attention_serving.server.engine.schedule.fair_shares import Caller
 from attention_serving.server.transport.call import Call, Metadata, Serve, Transport
 from attention_serving.server.transport.options import RpcOptions
 from tests.server.seams import PATIENCE_SECONDS
@@ -29,27 +28,9 @@ UNLIMITED = RpcOptions(
 
 
 class ScriptedTransport(Transport):
-    """The transport of one call, whose timers run when the test says."""
+    """The transport of one call, which is never started."""
 
-    def __init__(self, send_timeout_seconds: float) -> None:
-        super().__init__(send_timeout_seconds)
-        self.timers: dict[Callback, float] = {}
-
-    def listen(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
-        raise NotImplementedError
-
-    def start(self, serve: Serve, run_inline: Callable[[], bool]) -> None:
-        raise NotImplementedError
-
-    def stop(self, grace: float, refuse: Callback) -> None:
-        raise NotImplementedError
-
-    def post(self, callback: Callback) -> None:
-        raise NotImplementedError
-
-    def call_at(self, moment: float, callback: Callback) -> Callback:
-        self.timers[callback] = moment
-        return lambda: self.timers.pop(callback, None)
+    listen = start = stop = post = NotImplemented
 
 
 class ScriptedCall(Call):
@@ -64,25 +45,19 @@ class ScriptedCall(Call):
     method = METHOD
     transport: ScriptedTransport
 
-    def __init__(self, deadline: float = 1e9, *, send_timeout_seconds: float = 0) -> None:
-        self.transport = ScriptedTransport(send_timeout_seconds)
+    def __init__(self, deadline: float = 1e9) -> None:
+        self.transport = ScriptedTransport(0)
         self.deadline = deadline
         self._thread = threading.get_ident()
         self._posted: list[Callback] = []
         self._changed = threading.Condition()
         self._sends: list[Task] = []
         self.sent: list[bytes] = []
-        self.is_aborted = False
 
     def begin(self, serve: Serve) -> None:
         """The call arrives, which a coroutine serves."""
         self.transport.serve = serve
         self.serve()
-
-    @property
-    def timers(self) -> dict[Callback, float]:
-        """The timers that are set."""
-        return self.transport.timers
 
     @property
     def is_receiving(self) -> bool:
@@ -100,7 +75,7 @@ class ScriptedCall(Call):
 
     def complete_send(self) -> None:
         """The transport has sent the oldest message."""
-        self._sends.pop(0).resume(True)  # noqa: FBT003 - whether it was sent
+        self._sends.pop(0).resume()
 
     def complete(self) -> None:
         """The transport has sent the status."""
@@ -111,12 +86,9 @@ class ScriptedCall(Call):
         """The caller leaves."""
         self._end()
 
-    def run_timers(self) -> None:
-        """Every timer is due."""
-        timers = [*self.timers]
-        self.timers.clear()
-        for callback in timers:
-            callback()
+    def wait_long(self) -> None:
+        """What the call waits for does not come for a long time."""
+        self.transport.sweep(self.transport.now + 100)
 
     def run_posted(self) -> None:
         """Waits for a callback of another thread, and runs it."""
@@ -125,18 +97,13 @@ class ScriptedCall(Call):
             callback = self._posted.pop(0)
         callback()
 
-    def _send_status(
-        self,
-        code: grpc.StatusCode,  # noqa: ARG002
-        details: str,  # noqa: ARG002
-        trailing: Metadata,  # noqa: ARG002
-        message: bytes | None,
-    ) -> None:
+    def _send_status(self, *status: Any) -> None:
+        message = status[-1]
         if message is not None:
             self.sent.append(message)
 
     def abort(self) -> None:
-        self.is_aborted = True
+        """Nothing that is sent waits for too long."""
 
     def post(self, callback: Callback) -> None:
         if threading.get_ident() == self._thread:
@@ -149,25 +116,25 @@ class ScriptedCall(Call):
     def _receive(self) -> None:
         """Until `deliver`."""
 
-    async def _send(self, message: bytes, *, more: bool) -> bool:  # noqa: ARG002
+    async def _send(self, message: bytes, *, more: bool) -> None:  # noqa: ARG002
         self.sent.append(message)
-        success: bool = await suspend(self._sends.append)
-        return success
+        await suspend(self._sends.append)
 
     def authentication(self) -> Mapping[str, Sequence[bytes]]:
         return {}
 
 
 def calls_of(
-    method: Method, *, window: int = 3, limits: RpcOptions = UNLIMITED, observer: CallObserver | None = None
+    method: Method,
+    limits: RpcOptions = UNLIMITED,
+    check_deadline: Callable[[float, Caller], None] = lambda *_: None,
 ) -> Calls:
     """What serves calls of one method."""
-    admission = Admission(limits, lambda *_: None)
-    return Calls({METHOD: method}, observer or Observed(), admission, stream_window=window)
+    return Calls({METHOD: method}, Observed(), Admission(limits, check_deadline), stream_window=3)
 
 
-def started(method: Method, deadline: float = 1e9, **options: Any) -> ScriptedCall:
+def started(method: Method, limits: RpcOptions = UNLIMITED) -> ScriptedCall:
     """A call of a method that has arrived."""
-    call = ScriptedCall(deadline)
-    call.begin(calls_of(method, **options).serve)
+    call = ScriptedCall()
+    call.begin(calls_of(method, limits).serve)
     return call

@@ -8,27 +8,15 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 import grpc
-import numpy as np
 import pytest
 
-from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.api.admission import Admission
-from attention_serving.server.api.calls import Calls
-from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.method import CallKind, Method
-from attention_serving.server.api.open_inference.service import ModelInfer, ModelStreamInfer
 from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.errors import OverloadedError
-from attention_serving.server.engine.limits import Limits
-from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.schedule.fair_shares import ANYONE
 from attention_serving.server.transport.call import Call
-from tests.server.api.messages import raw_request
-from tests.server.api.scripted import METHOD, UNLIMITED, ScriptedCall, calls_of, started
-from tests.server.seams import PATIENCE_SECONDS, Gate, WatchedEngine, tapped
-from tests.server.seams import Calls as Observed
+from tests.server.api.scripted import UNLIMITED, ScriptedCall, calls_of, started
 
-CALL_DEADLINE = 1e9
 LIMITS = replace(UNLIMITED, receive_timeout_seconds=60, stream_idle_seconds=60)
 Send = Callable[[bytes], None]
 
@@ -113,7 +101,7 @@ def test_a_call_that_has_ended_is_freed_by_reference_counting(
 ) -> None:
     """With it goes what it waits for, and what the core keeps, such as a reply that was not taken."""
     handler = Handler()
-    call = started(kind(handler), limits=LIMITS)
+    call = started(kind(handler), LIMITS)
     freed = weakref.ref(call)
     gc.disable()
     try:
@@ -127,36 +115,18 @@ def test_a_call_that_has_ended_is_freed_by_reference_counting(
 
 
 @every_kind
-@pytest.mark.parametrize("message", [b"a", None], ids=["message", "no message"])
-def test_a_message_after_the_end_of_the_call_is_not_handled(
-    kind: Callable[[Handler], Method], message: bytes | None
-) -> None:
+def test_a_message_after_the_end_of_the_call_is_not_handled(kind: Callable[[Handler], Method]) -> None:
     handler = Handler()
     call = started(kind(handler))
     call.cancel()
-    call.deliver(message)
-    assert handler.requests == []
-    assert not call.is_receiving
-    assert call.ended_with is grpc.StatusCode.CANCELLED
-
-
-@every_kind
-def test_a_call_ends_once_its_status_was_sent(kind: Callable[[Handler], Method]) -> None:
-    """Until then it holds its place."""
-    handler = Handler()
-    calls = calls_of(kind(handler))
-    call = ScriptedCall()
-    call.begin(calls.serve)
-    assert calls.load().waiting == 1
     call.deliver(b"a")
-    call.finish(grpc.StatusCode.ABORTED)
-    call.complete()
-    assert (call.is_closed, calls.load().waiting, handler.ended) == (True, 0, [b"a"])
+    assert (handler.requests, call.is_receiving) == ([], False)
+    assert call.ended_with is grpc.StatusCode.CANCELLED
 
 
 def test_replies_of_a_stream_keep_their_order_and_its_window() -> None:
     handler = Handler()
-    call = started(ordered_stream(handler), window=3)
+    call = started(ordered_stream(handler))
     for name in (b"a", b"b", b"c"):
         call.deliver(name)
     assert not call.is_receiving
@@ -174,25 +144,6 @@ def test_replies_of_a_stream_keep_their_order_and_its_window() -> None:
     assert (call.sent, call.ended_with) == ([b"a done", b"b done", b"c done"], grpc.StatusCode.OK)
 
 
-def test_a_server_stream_sends_one_message_at_a_time() -> None:
-    sends: list[Send] = []
-
-    def watch(_message: bytes, _call: Call, send: Send) -> Callable[[], None]:
-        sends.append(send)
-        return lambda: None
-
-    call = started(Method(kind=CallKind.SERVER_STREAMING, handle=watch, right=None))
-    call.deliver(b"a")
-    for message in (b"1", b"2"):
-        sends[0](message)
-    assert call.sent == [b"1"]
-    call.complete_send()
-    assert call.sent == [b"1", b"2"]
-    call.cancel()
-    sends[0](b"3")
-    assert call.sent == [b"1", b"2"]
-
-
 @every_kind
 def test_an_unexpected_error_ends_the_call_with_a_fixed_text(kind: Callable[[Handler], Method]) -> None:
     class Failing(Handler):
@@ -202,77 +153,21 @@ def test_an_unexpected_error_ends_the_call_with_a_fixed_text(kind: Callable[[Han
     call = started(kind(Failing()))
     call.deliver(b"a")
     assert call.ended_with is grpc.StatusCode.INTERNAL
+    call.deliver(b"b")  # of a stream that failed
     call.complete()
     assert call.is_closed
 
 
 def test_a_stream_that_is_idle_for_too_long_ends_and_a_busy_one_does_not() -> None:
     handler = Handler()
-    limits = replace(UNLIMITED, max_concurrent_calls=1, max_streams=1, stream_idle_seconds=5)
-    call = started(ordered_stream(handler), limits=limits)
+    call = started(ordered_stream(handler), LIMITS)
     call.deliver(b"a")
-    call.transport.sweep(call.transport.now + 100)
+    call.wait_long()
     assert call.ended_with is None
     handler.futures[0].set_result(b"")
     call.complete_send()
-    call.transport.sweep(call.transport.now + 100)
+    call.wait_long()
     assert call.reason == "STREAM_IDLE"
-
-
-@every_kind
-def test_a_caller_that_does_not_take_the_status_is_cut_off(kind: Callable[[Handler], Method]) -> None:
-    handler = Handler()
-    limits = replace(UNLIMITED, max_concurrent_calls=1, max_streams=1, stream_idle_seconds=50)
-    call = ScriptedCall(send_timeout_seconds=5)
-    call.begin(calls_of(kind(handler), limits=limits).serve)
-    call.deliver(b"a")
-    if kind is ordered_stream:
-        call.deliver(None)
-        handler.futures[0].set_result(b"")
-        call.complete_send()
-        assert call.ended_with is grpc.StatusCode.OK
-    else:
-        call.finish(grpc.StatusCode.ABORTED)
-    call.transport.sweep(call.transport.now + 6)
-    assert (call.reader_cut, call.is_aborted) == (True, True)
-
-
-@pytest.mark.parametrize("kind", [ModelInfer, ModelStreamInfer])
-def test_the_timeout_of_a_request_is_kept_within_the_call(
-    self_model: LoadedModel, threads: CodecThreads, kind: type[ModelInfer]
-) -> None:
-    gate = Gate()
-    engine = WatchedEngine([tapped(self_model, gate)], Limits())
-    method = kind(engine, threads).method()
-    message = raw_request(self_model, {"query": np.zeros((1, 2, 4), np.float32)})
-    message.parameters["timeout"].int64_param = 60_000_000
-    late, in_time = (started(method, CALL_DEADLINE) for _ in range(2))
-    late.deliver(message.SerializeToString())
-    assert gate.entered.wait(PATIENCE_SECONDS)
-    assert len(late.timers) == 1
-    late.run_timers()
-    assert engine.recorder.failed == [(self_model.name, "DEADLINE_EXCEEDED")]
-    if kind is ModelInfer:
-        assert (late.sent, late.ended_with) == ([], grpc.StatusCode.DEADLINE_EXCEEDED)
-    else:
-        reply = pb.ModelStreamInferResponse.FromString(late.sent[0])
-        assert "deadline passed" in reply.error_message
-        assert (reply.infer_response.id, late.ended_with) == (message.id, None)
-    gate.open()
-    in_time.deliver(message.SerializeToString())
-    in_time.run_posted()
-    assert (len(in_time.sent), in_time.timers) == (1, {})
-    engine.close()
-
-
-def test_a_message_of_a_stream_that_failed_is_not_handled() -> None:
-    handler = Handler()
-    call = started(ordered_stream(handler))
-    call.deliver(b"a")
-    handler.futures[0].set_exception(ValueError("not a failure of the engine"))
-    assert call.ended_with is grpc.StatusCode.INTERNAL
-    call.deliver(b"b")
-    assert handler.requests == [b"a"]
 
 
 @pytest.mark.parametrize("is_inference", [True, False])
@@ -285,25 +180,10 @@ def test_a_drain_answers_a_message_that_is_on_its_way_and_waits_for_no_other(*, 
     calls.drain()
     on_its_way.deliver(b"a")
     for call in (on_its_way, silent):
-        call.run_timers()
+        call.wait_long()
     handler.futures[0].set_result(b" done")
     assert on_its_way.sent == [b"a done"]
     assert (silent.ended_with, silent.reason) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
-
-
-def test_an_observer_that_fails_keeps_no_place() -> None:
-    class Failing(Observed):
-        def call_ended(self, method: str, code: str, seconds: float) -> None:
-            raise RuntimeError(method, code, seconds)
-
-    calls = calls_of(replace(unary(Handler()), is_inference=True), observer=Failing())
-    call = ScriptedCall()
-    call.begin(calls.serve)
-    call.deliver(b"a")
-    assert calls.load().calls == 1
-    with pytest.raises(RuntimeError):
-        call.cancel()
-    assert calls.load().calls == 0
 
 
 @pytest.mark.parametrize(("deadline", "is_refused"), [(1.0, True), (math.inf, False)])
@@ -314,7 +194,6 @@ def test_a_call_that_would_be_answered_too_late_is_refused_before_its_message(
         assert (checked, caller) == (deadline, ANYONE)
         raise OverloadedError("too late")
 
-    method = replace(unary(Handler()), is_inference=True)
     call = ScriptedCall(deadline)
-    call.begin(Calls({METHOD: method}, Observed(), Admission(UNLIMITED, check), stream_window=3).serve)
+    call.begin(calls_of(replace(unary(Handler()), is_inference=True), check_deadline=check).serve)
     assert (call.is_receiving, call.reason) == ((False, "OVERLOADED") if is_refused else (True, ""))

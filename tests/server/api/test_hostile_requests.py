@@ -33,7 +33,7 @@ from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.http import embeddings, schemas
 from attention_serving.server.http import infer as http_infer
 from tests.encoders.repository import SENTENCE, SENTENCE_MODELS
-from tests.server.api.messages import read_attend, read_infer
+from tests.server.api.messages import NO_REGIONS, read_attend, read_infer
 from tests.server.samples import SELF, TEXT
 from tests.support.artifacts import cached_repositories
 from tests.support.contradictions import Made, contradicted, good_and_contradicted
@@ -62,7 +62,7 @@ def decode(made: Made, models: Callable[[str, str], LoadedModel], limits: Limits
     message: typed.AttendRequest | pb.ModelInferRequest = parsed.message
     model = models(message.model_name, message.model_version)
     if isinstance(message, pb.ModelInferRequest):
-        request, _ = open_inference_codec.decode(parsed, model, math.inf, allowance)
+        request, _ = open_inference_codec.decode(parsed, model, math.inf, allowance, NO_REGIONS)
     elif message.inputs:
         request, _ = named_tensors.decode(parsed, model, math.inf, allowance)
     else:
@@ -131,23 +131,10 @@ def attend(model: str = SELF, **fields: Any) -> Made:
     return Made(ATTEND, typed.AttendRequest(model_name=model, **fields).SerializeToString())
 
 
-def infer(name: str, shape: Sequence[int], model: str = SELF, output: str = "", **contents: Any) -> Made:
-    message = pb.ModelInferRequest(model_name=model, raw_input_contents=[] if contents else [b""])
-    tensor = message.inputs.add(name=name, datatype="INT64" if model == TEXT else "FP32", shape=shape)
-    if contents:
-        tensor.contents.CopyFrom(pb.InferTensorContents(**contents))
-    if output:
-        message.outputs.add(name=output)
+def infer(shape: Sequence[int]) -> Made:
+    message = pb.ModelInferRequest(model_name=SELF, raw_input_contents=[b""])
+    message.inputs.add(name="query", datatype="FP32", shape=shape)
     return Made(INFER, message.SerializeToString())
-
-
-def post(path: str, **document: Any) -> Made:
-    return Made(path, json.dumps(document, separators=(",", ":")).encode(), {})
-
-
-def of_shape(shape: list[int], data: list[Any]) -> Made:
-    tensor = {"name": "query", "datatype": "FP32", "shape": shape, "data": data}
-    return post(f"/v2/models/{SELF}/infer", inputs=[tensor])
 
 
 MOST = 2**32 - 1
@@ -155,29 +142,16 @@ FP32 = typed.DATA_TYPE_FP32
 HUGE_SPANS = typed.EmbeddingOptions(spans=typed.Spans(lengths=[1] * 3000, starts=[0] * 3000, ends=[1] * 3000))
 # Each kind of query replaces the other, beside the contents of many inputs.
 REPLACED = typed.AttendRequest(inputs=[typed.NamedTensors(data=b"0")] * 5000).SerializeToString()
+TOKEN_LISTS = json.dumps({"model": SENTENCE, "input": [[1] * 10_000, *[[1]] * 800]}, separators=(",", ":"))
 LONGEST = typed.VectorSequences(data_type=FP32, width=MOST, lengths=[MOST] * 4096)
 EXTREME: dict[str, Made] = {
-    "no elements, raw": infer("query", [2**31, 0, 64], output="context_vectors"),
-    "no elements, typed": infer("query", [10_000_000, 3, 0], fp32_contents=[]),
-    "no tokens": infer("token_ids", [0, 2**31], TEXT, "tokens"),
-    "many numbers": infer("query", [1, 15_000, 1], fp32_contents=[0.0] * 15_000),
+    "no elements": infer([2**31, 0, 64]),
     "empty sequences": attend(query=typed.VectorSequences(data_type=FP32, width=4, lengths=[0] * 60_000)),
     "longest sequences": attend(query=LONGEST),
     "tokens": attend(TEXT, token_ids=typed.TokenSequences(lengths=[1] * 30_000, ids=[1] * 30_000)),
-    "empty texts": attend(TEXT, text=typed.TextSequences(texts=[""] * 30_000)),
-    "texts": attend(TEXT, text=typed.TextSequences(texts=["dessert"] * 4097)),
-    "positions": attend(positions=[MOST] * 12_000, token_ids=typed.TokenSequences(lengths=[12_000])),
-    "heads": attend(head_selection=typed.HeadSelection(layers=[MOST] * 6000, heads=[0] * 30_000)),
     "spans of texts": attend(SENTENCE, text=typed.TextSequences(texts=["a"] * 3000), embedding=HUGE_SPANS),
-    "spans of tokens": attend(
-        SENTENCE,
-        token_ids=typed.TokenSequences(lengths=[2] * 3000, ids=[1] * 6000),
-        embedding=HUGE_SPANS,
-    ),
     "replaced queries": Made(ATTEND, REPLACED + b"\x1a\x00\x2a\x00" * 5000),
-    "no elements, JSON": of_shape([2**31, 0, 64], []),
-    "empty lists, JSON": of_shape([2**31, 0], [[]] * 15_000),
-    "token lists, JSON": post("/v1/embeddings", model=SENTENCE, input=[[1] * 10_000, *[[1]] * 800]),
+    "token lists, JSON": Made("/v1/embeddings", TOKEN_LISTS.encode(), {}),
 }
 
 

@@ -1,48 +1,42 @@
 """Limits of calls, streams, messages and connections of a real server."""
 
-import weakref
-from typing import Any
+import socket
 
 import grpc
 import pytest
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from attention_serving.protos.inference import open_inference_pb2 as open_inference_pb
-from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from attention_serving.server import grpc_server
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.settings import HEADER_BYTES
+from attention_serving.server.transport import options
 from attention_serving.server.transport.completion_queue import ACCEPT_AHEAD
-from tests.server.api.messages import attend_request, reserved_bytes
-from tests.server.api.served import Opened, OpenStream, answer, attend, health, watch
+from tests.server.api.messages import attend_request
+from tests.server.api.served import SERVING, Opened, OpenStream, answer, attend, health, watch
 from tests.server.api.test_both_transports import unread
-from tests.server.samples import HEADS, validated_of
-from tests.server.seams import PATIENCE_SECONDS, Served, tapped, wait_until
+from tests.server.samples import validated_of
+from tests.server.seams import PATIENCE_SECONDS, Served, wait_until
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 PLACES, FLOOD = 8, 5 * ACCEPT_AHEAD
 WINDOW = 3
+# What a client of HTTP/2 begins with: the preface, and a frame of settings without settings.
+CLIENT_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 
 
 def test_calls_without_a_message_take_no_place_and_are_bounded(self_model: LoadedModel) -> None:
     with (
-        Served(self_model, max_concurrent_calls=1, max_waiting_calls=16) as served,
+        Served(self_model, max_concurrent_calls=1, max_waiting_calls=4) as served,
         served.connect() as other,
     ):
-        opened = Opened(served, 15)
-        wait_until(lambda: served.server.load().waiting == 15)
-        assert answer(attend(other)) == [2]
-        one_more = Opened(served, 1)
-        wait_until(lambda: served.server.load().waiting == 16)
+        opened = Opened(served, 3), Opened(served, 1)
+        wait_until(lambda: served.server.load().waiting == 4)
         assert attend(other).code() is EXHAUSTED
-        live = open_inference_pb.ServerLiveRequest()
-        assert GRPCInferenceServiceStub(other).ServerLive(live, timeout=PATIENCE_SECONDS).live
-        opened.close()
-        one_more.close()
-        wait_until(lambda: served.server.load().waiting == 0)
+        assert health(other) == SERVING
+        opened[1].close()
+        wait_until(lambda: served.server.load().waiting == 3)
         assert answer(attend(other)) == [2]
+        opened[0].close()
     assert served.calls.refusals == [("Attend", "OVERLOADED")]
 
 
@@ -57,18 +51,12 @@ def test_every_call_of_a_flood_is_answered_or_refused_and_counted_once(self_mode
         refused, answered = FLOOD - PLACES + 1, PLACES - 1
         expected = {("AttendStream", "RESOURCE_EXHAUSTED"): 1, ("Attend", "RESOURCE_EXHAUSTED"): refused}
         assert served.calls.ended(1 + refused) == expected
-        stub = AttentionServiceStub(served.channel)
-        assert stub.ListModels(pb.ListModelsRequest(), timeout=PATIENCE_SECONDS).models
         served.gate.open()
         codes = [call.code() for call in calls]
         assert (codes.count(grpc.StatusCode.OK), codes.count(EXHAUSTED)) == (answered, refused)
         for each in (stream, second):
             each.end()
         assert len(list(stream.replies)) == 1
-        third = OpenStream(served.channel)
-        assert third.ask("c").id == "c"
-        third.end()
-        assert served.calls.ended(FLOOD + 2)["Attend", "OK"] == answered
 
 
 def test_calls_that_infer_nothing_are_bounded_among_themselves(self_model: LoadedModel) -> None:
@@ -91,8 +79,6 @@ def test_connections_beyond_the_limit_are_closed(self_model: LoadedModel) -> Non
         assert served.server.load().connections == 2
         with served.connect() as third:
             assert attend(third).code() is grpc.StatusCode.UNAVAILABLE
-        other.close()
-        assert served.server.load().connections == 2  # they are not counted each time
 
 
 def test_a_connection_without_calls_is_closed(
@@ -102,7 +88,21 @@ def test_a_connection_without_calls_is_closed(
     with Served(self_model, connection_idle_seconds=0.2) as served:
         assert answer(attend(served.channel)) == [2]
         wait_until(lambda: not served.server.load().connections)
-        assert answer(attend(served.channel)) == [2]
+
+
+@pytest.mark.thorough
+def test_a_client_that_answers_no_ping_is_disconnected(
+    self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The core's own timeout of pings is a minute."""
+    monkeypatch.setattr(options, "KEEPALIVE_TIMEOUT_SECONDS", 1)
+    with (
+        Served(self_model, keepalive_seconds=1) as served,
+        socket.create_connection(served.address, timeout=30) as frozen,
+    ):
+        frozen.sendall(CLIENT_PREFACE)
+        while frozen.recv(1024):
+            pass
 
 
 def test_a_reply_that_is_not_read_keeps_its_place_until_it_is(self_model: LoadedModel) -> None:
@@ -123,17 +123,15 @@ def test_a_stream_is_received_up_to_its_window_and_cancelled_with_its_requests(
     self_model: LoadedModel,
 ) -> None:
     request = pb.AttendStreamRequest(id="0", request=attend_request([2]))
-    size = reserved_bytes(request, validated_of(self_model, [(2, 2)]))
+    size = request.ByteSize() + validated_of(self_model, [(2, 2)]).form.held_bytes
     limits = Limits(max_in_flight_bytes=(1 + WINDOW) * size)
-    with Served.held(self_model, limits=limits, stream_window=WINDOW) as served, served.connect() as other:
+    with Served.held(self_model, limits=limits, stream_window=WINDOW) as served:
         held = attend(served.channel)
         assert served.gate.entered.wait(PATIENCE_SECONDS)
         stream = OpenStream(served.channel)
         for number in range(2 * WINDOW):
             stream.send(str(number))
         assert served.engine.has_queued(1 + WINDOW)
-        for _ in range(5):  # until the server has handled everything that was sent before
-            health(other)
         assert not served.engine.has_queued_more()
         stream.replies.cancel()
         assert served.calls.ended(1) == {("AttendStream", "CANCELLED"): 1}
@@ -143,45 +141,3 @@ def test_a_stream_is_received_up_to_its_window_and_cancelled_with_its_requests(
         assert [answer(call) for call in (held, *others)] == [[2]] * (1 + WINDOW)
         stream.end()
     assert sum(served.engine.recorder.sizes) == 1 + WINDOW
-
-
-def test_a_call_whose_deadline_passes_in_the_queue_is_not_run(self_model: LoadedModel) -> None:
-    with Served.held(self_model) as served:
-        held = attend(served.channel)
-        assert served.gate.entered.wait(PATIENCE_SECONDS)
-        late = AttentionServiceStub(served.channel).Attend.future(attend_request([3]), timeout=0.1)
-        assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        served.calls.ended(1)
-        served.gate.open()
-        assert answer(held) == answer(attend(served.channel)) == [2]
-    assert [run.tokens for run in served.engine.recorder.runs] == [2, 2]
-
-
-def test_the_largest_result_can_be_sent(self_model: LoadedModel) -> None:
-    most = (1 << 20) - HEADER_BYTES
-    long = 340  # with weights HEADS * long**2 floats and context vectors of 4
-    left = most - 4 * (HEADS * long**2 + 4 * long)
-    message = attend_request([long, *[1] * (left // (4 * (HEADS + 4)))], return_weights=True)
-    any_size = [("grpc.max_receive_message_length", -1)]
-    with (
-        Served(self_model, limits=Limits(max_result_bytes=most)) as served,
-        grpc.insecure_channel(served.target, any_size) as channel,
-    ):
-        reply = AttentionServiceStub(channel).Attend(message, timeout=PATIENCE_SECONDS)
-    assert most - 1000 < len(reply.attention_weights.data) + len(reply.context_vectors.data) <= most
-
-
-@pytest.mark.usefixtures("no_collector")
-def test_answered_requests_are_freed_without_the_garbage_collector(self_model: LoadedModel) -> None:
-    seen: list[weakref.ref[Any]] = []
-    with Served(tapped(self_model, lambda inputs: seen.append(weakref.ref(inputs["query"])))) as served:
-        for _ in range(10):
-            assert answer(attend(served.channel)) == [2]
-            stream = OpenStream(served.channel)
-            for _ in range(3):
-                stream.send("", 3)
-            stream.end()
-            assert len(list(stream.replies)) == 3
-        assert len(seen) >= 20
-        # The thread of the last run may not have released its inputs yet.
-        assert sum(reference() is not None for reference in seen) <= 1

@@ -17,12 +17,14 @@ from attention_serving.server.api.attention.service import describe
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.method import CallKind
 from attention_serving.server.api.methods import REFLECTION_V1, SERVICES, HealthService, all_methods
+from attention_serving.server.api.open_inference.handlers import Handlers
+from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import FailedModel
 from attention_serving.server.security.peers import ACCESS_CHECK
 from tests.server.api.scripted import ScriptedCall
-from tests.server.samples import HEADS
+from tests.server.samples import HEADS, TEXT
 from tests.server.seams import WatchedEngine
 
 FILES: list[Any] = [attention_pb2, open_inference_pb2, health_pb2, reflection_pb2]
@@ -39,8 +41,8 @@ def services() -> Iterator[ServiceDescriptor]:
 
 
 @pytest.fixture
-def engine(self_model: LoadedModel) -> Iterator[WatchedEngine]:
-    engine = WatchedEngine([self_model], Limits())
+def engine(self_model: LoadedModel, text_model: LoadedModel) -> Iterator[WatchedEngine]:
+    engine = WatchedEngine([self_model, text_model], Limits())
     yield engine
     engine.close()
 
@@ -48,7 +50,9 @@ def engine(self_model: LoadedModel) -> Iterator[WatchedEngine]:
 def test_every_method_of_every_service_is_answered_as_its_kind(
     engine: WatchedEngine, threads: CodecThreads
 ) -> None:
-    table = all_methods(engine, threads, HealthService(), lambda: True, identify=lambda *_: None)
+    table = all_methods(
+        engine, threads, HealthService(), lambda: True, None, SharedMemory(), identify=lambda *_: None
+    )
     expected = {
         f"/{service.full_name}/{method.name}": KINDS[method.client_streaming, method.server_streaming]
         for service in services()
@@ -62,16 +66,25 @@ def test_every_method_of_every_service_is_answered_as_its_kind(
     assert all(method.is_counted == name.startswith(ours) for name, method in table.items())
 
 
-def test_the_name_of_an_unknown_service_is_kept_while_it_is_watched() -> None:
+def test_each_change_is_sent_to_those_that_watch_and_nothing_is_kept_of_them() -> None:
     service, sent = HealthService(), list[bytes]()
     message = health_pb2.HealthCheckRequest(service="x" * 5000).SerializeToString()
     end = service.watch(message, ScriptedCall(), sent.append)
     unknown = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
     assert sent == [unknown.SerializeToString()]
-    watchers = service._servicer._send_response_callbacks
-    assert list(watchers) == ["x" * 5000]
+    service.set_models({"x" * 5000})
+    service.set_models({"x" * 5000})
+    serving = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+    assert sent == [unknown.SerializeToString(), serving.SerializeToString()]
     end()
-    assert not watchers
+    service.set_models(set())
+    assert (len(sent), service._watchers) == (2, {})
+
+
+def test_the_batch_axis_of_texts_is_part_of_their_shape(engine: WatchedEngine) -> None:
+    handlers = Handlers(engine, lambda: True, None, SharedMemory())
+    config = handlers.config(open_inference_pb2.ModelConfigRequest(name=TEXT), ScriptedCall()).config
+    assert (config.max_batch_size, [list(tensor.dims) for tensor in config.input]) == (0, [[-1]])
 
 
 UNKNOWN_COST = Cost(flops_per_query=0, flops_per_key=0, flops_per_pair=0)
@@ -86,19 +99,12 @@ def test_an_attention_model_is_described_with_heads_and_cost(self_model: LoadedM
     assert optional == ["attention_mask", "attention_weights"]
 
 
-def test_unknown_heads_and_cost_are_absent(self_model: LoadedModel) -> None:
+def test_what_is_unknown_of_a_model_is_absent(self_model: LoadedModel) -> None:
     manifest = self_model.manifest.model_copy(update={"num_heads": 0, "cost": UNKNOWN_COST})
     described = describe(dataclasses.replace(self_model, manifest=manifest))
-    assert not described.HasField("num_heads")
-    assert not described.HasField("cost")
-    assert described.HasField("parity")
-
-
-def test_a_failed_model_is_described_with_its_reason_only() -> None:
-    described = describe(FailedModel("name", "2", "the reason"))
-    assert described == pb.Model(
-        name="name", version="2", state=pb.Model.STATE_FAILED, state_reason="the reason"
-    )
+    assert [described.HasField(name) for name in ("num_heads", "cost", "parity")] == [False, False, True]
+    failed = pb.Model(name="name", version="2", state=pb.Model.STATE_FAILED, state_reason="the reason")
+    assert describe(FailedModel("name", "2", "the reason")) == failed
 
 
 def test_the_largest_length_of_an_axis_is_stated(cross_model: LoadedModel) -> None:

@@ -17,8 +17,9 @@ from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api import inference
 from attention_serving.server.api.attention.service import Attend, AttendStream
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.inference import MAX_ALIKE, Inference, RequestCache, _depends_on_form
+from attention_serving.server.api.inference import Inference, RequestCache, _depends_on_form
 from attention_serving.server.api.open_inference.service import ModelInfer, ModelStreamInfer
+from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotFoundError
@@ -77,19 +78,11 @@ def _not_decoded(*_: object) -> None:
 def methods(loaded: Repository, threads: CodecThreads) -> Iterator[dict[type[Inference], Method]]:
     """The methods of one engine, by their classes."""
     engine = Engine(loaded)
-    kinds = (ModelInfer, ModelStreamInfer, Attend, AttendStream)
-    yield {kind: Method(kind(engine, threads)) for kind in kinds}
+    yield {
+        **{kind: Method(kind(engine, threads, SharedMemory())) for kind in (ModelInfer, ModelStreamInfer)},
+        **{kind: Method(kind(engine, threads)) for kind in (Attend, AttendStream)},
+    }
     engine.close()
-
-
-@pytest.fixture
-def infer(methods: dict[type[Inference], Method]) -> Method:
-    return methods[ModelInfer]
-
-
-@pytest.fixture
-def attend(methods: dict[type[Inference], Method]) -> Method:
-    return methods[Attend]
 
 
 Models = dict[str, LoadedModel]
@@ -133,22 +126,9 @@ def streamed(request: typed.AttendRequest, name: str) -> typed.AttendStreamReque
     return typed.AttendStreamRequest(id=name, request=request)
 
 
-def reversed_with_weights(models: Models, _: str) -> pb.ModelInferRequest:
-    message = infer_request(models[CROSS], 2, 3, "attention_weights")
-    message.inputs.reverse()
-    message.raw_input_contents.reverse()
-    return message
-
-
 def as_numbers(models: Models, _: str) -> pb.ModelInferRequest:
     message = infer_request(models[SELF])
     message.inputs[0].contents.fp32_contents.extend(np.frombuffer(message.raw_input_contents.pop(), "<f4"))
-    return message
-
-
-def of_tritons_client(models: Models, name: str) -> pb.ModelInferRequest:
-    message = infer_request(models[CROSS], name=name)
-    message.parameters["triton_enable_empty_final_response"].bool_param = True
     return message
 
 
@@ -168,14 +148,12 @@ def asserted_alike(method: Method, make: Callable[[str], Message]) -> None:
 
 ALIKE: dict[str, tuple[type[Inference], Callable[[Models, str], Message]]] = {
     "raw": (ModelInfer, lambda models, name: infer_request(models[CROSS], 3, name=name)),
-    "raw, reversed, weights": (ModelInfer, reversed_with_weights),
     "numbers": (ModelInfer, as_numbers),
-    "stream of Triton's client": (ModelStreamInfer, of_tritons_client),
+    "stream of raw": (ModelStreamInfer, lambda models, name: infer_request(models[CROSS], name=name)),
     "ragged, weights": (Attend, lambda *_: self_request(3, 1, 2, return_weights=True)),
     "FP16 out": (Attend, lambda *_: self_request(3, output_data_type=typed.DATA_TYPE_FP16)),
     "cross, large": (Attend, lambda *_: cross_request(1500, 2)),
     "named": (Attend, lambda *_: named_request(3, 2)),
-    "stream, no id": (AttendStream, lambda *_: streamed(cross_request(2), "")),
     "stream, named": (AttendStream, lambda _, name: streamed(named_request(2), name)),
 }
 
@@ -190,18 +168,10 @@ def test_requests_that_differ_in_vectors_and_id(
     asserted_alike(methods[kind], partial(make, models))
 
 
-@pytest.mark.parametrize("is_streamed", [False, True], ids=["unary", "stream"])
-def test_a_recognised_request_whose_run_was_padded(
-    models: Models, threads: CodecThreads, *, is_streamed: bool
-) -> None:
+def test_a_recognised_request_whose_run_was_padded(models: Models, threads: CodecThreads) -> None:
     """Its outputs are views of padded ones, with gaps between their rows."""
     engine = Engine(Repository([costing(models[CROSS], SAME_FOR_ALL)]))
-
-    def make(name: str) -> Message:
-        request = cross_request(2, 3, return_weights=True)
-        return streamed(request, name) if is_streamed else request
-
-    asserted_alike(Method((AttendStream if is_streamed else Attend)(engine, threads)), make)
+    asserted_alike(Method(Attend(engine, threads)), lambda _: cross_request(2, 3, return_weights=True))
     engine.close()
 
 
@@ -216,30 +186,17 @@ def with_timeout(models: Models) -> pb.ModelInferRequest:
     return message
 
 
-def in_half_precision(models: Models) -> pb.ModelInferRequest:
-    message = infer_request(models[SELF])
-    message.inputs[0].datatype = "FP16"
-    message.raw_input_contents[0] = np.ones((3, 4), np.float16).tobytes()
-    return message
-
-
-def with_much_beside(_: Models) -> typed.AttendRequest:
-    """A field that is not known, which is longer than what is kept."""
-    unknown = b"\x98\x06\x01" * inference.MAX_REST_BYTES
-    return typed.AttendRequest.FromString(self_request(2).SerializeToString() + unknown)
-
-
+HALF = typed.VectorSequences(data_type=typed.DATA_TYPE_FP16, width=4, lengths=[1], data=bytes(8))
 MASK = typed.AttentionMask(kind=typed.AttentionMask.KIND_KEYS, bits=b"\x07")
 # What vectors, texts, the time or other copies decide; what is rare; and what is too long.
 NOT_KEPT: dict[str, tuple[type[Inference], Callable[[Models], Message]]] = {
     "key lengths": (ModelInfer, with_lengths),
     "timeout": (ModelInfer, with_timeout),
-    "FP16": (ModelInfer, in_half_precision),
+    "FP16": (Attend, lambda _: typed.AttendRequest(model_name=SELF, query=HALF)),
     "tokens": (ModelInfer, lambda models: raw_request(models[TEXT], {"token_ids": np.array([[0, 1, 2]])})),
     "texts": (ModelInfer, lambda models: text_request(models[TEXT], [b"Life is short"])),
     "mask": (Attend, lambda _: self_request(3, mask=MASK)),
     "many sequences": (Attend, lambda _: self_request(*[1] * 9)),
-    "much beside the vectors": (Attend, with_much_beside),
 }
 
 
@@ -257,10 +214,9 @@ def test_other_requests_are_not_kept(
 
 def test_a_request_with_booleans_is_not_kept(self_model: LoadedModel) -> None:
     """Only its content shows whether it is valid: booleans are 0 or 1."""
+    (spec,) = self_model.inputs
     graphs = {
-        kind: graph.model_copy(
-            update={"inputs": tuple(spec.model_copy(update={"data_type": "bool"}) for spec in graph.inputs)}
-        )
+        kind: graph.model_copy(update={"inputs": (spec.model_copy(update={"data_type": "bool"}),)})
         for kind, graph in self_model.manifest.graphs.items()
     }
     manifest = self_model.manifest.model_copy(update={"graphs": graphs})
@@ -269,28 +225,11 @@ def test_a_request_with_booleans_is_not_kept(self_model: LoadedModel) -> None:
     assert not _depends_on_form(decoded, dataclasses.replace(self_model, manifest=manifest))
 
 
-def test_an_id_that_is_not_utf8_is_refused_as_ever(infer: Method, self_model: LoadedModel) -> None:
-    data = infer_request(self_model).SerializeToString()
-    infer.decoded(data)
-    at = data.index(b"\x1a\x017")
-    assert not infer.hits(data[: at + 2] + b"\xff" + data[at + 3 :])
-
-
-def test_few_requests_of_one_size_are_kept(infer: Method, self_model: LoadedModel) -> None:
-    data = []
-    for rows in range(MAX_ALIKE + 1):
-        message = infer_request(self_model)
-        message.outputs.add(name="context_vectors").parameters[f"unknown {rows}"].bool_param = True
-        data.append(message.SerializeToString())
-        infer.decoded(data[-1])
-    assert [infer.hits(one) for one in data] == [False] + [True] * MAX_ALIKE
-    infer.recognised(data[1])
-    infer.decoded(data[0])
-    assert [infer.hits(one) for one in data[:3]] == [True, True, False]
-
-
-def test_the_least_recently_used_is_dropped(attend: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_is_dropped(
+    methods: dict[type[Inference], Method], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(inference, "CACHED_SIZES", 3)
+    attend = methods[Attend]
     data = [self_request(rows).SerializeToString() for rows in range(1, 6)]
     for one in data:
         attend.decoded(one)
@@ -301,17 +240,15 @@ def test_the_least_recently_used_is_dropped(attend: Method, monkeypatch: pytest.
 def test_a_model_that_was_replaced_is_not_used_and_freed(models: Models, threads: CodecThreads) -> None:
     replaced = dataclasses.replace(models[SELF])
     freed = weakref.ref(replaced)
-    repository = Repository([replaced, models[CROSS]])
+    repository = Repository([replaced])
     engine = Engine(repository)
-    infer = Method(ModelInfer(engine, threads))
-    other, data = (infer_request(models[name]).SerializeToString() for name in (CROSS, SELF))
-    for one in (other, data):
-        infer.decoded(one)
-        assert infer.hits(one)
+    infer = Method(ModelInfer(engine, threads, SharedMemory()))
+    data = infer_request(models[SELF]).SerializeToString()
+    infer.decoded(data)
+    assert infer.hits(data)
     repository.replace(SELF, {})
     with pytest.raises(ModelNotFoundError):
         infer.answer(data)
-    assert infer.hits(other)
     assert freed() is not None  # a request may still use it
     del replaced
     repository.replace(SELF, {"1": models[SELF]})

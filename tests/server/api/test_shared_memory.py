@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from attention_serving.server.engine.errors import (
     RegionNotFoundError,
     UnsupportedError,
 )
-from tests.server.api.messages import decode_inputs
+from attention_serving.server.engine.model import LoadedModel
+from tests.server.api.messages import decode_infer, decode_inputs, raw_request
 
 SIZE = 4096
 
@@ -33,7 +35,7 @@ def file() -> Iterator[Path]:
 
 @pytest.fixture
 def memory(file: Path) -> SharedMemory:
-    memory = SharedMemory()
+    memory = SharedMemory(is_on=True)
     memory.register("r", file.name, 256, 1024)
     return memory
 
@@ -47,48 +49,39 @@ def open_files() -> int:
     return opened
 
 
-def test_a_region_is_read_and_written_where_it_lies(memory: SharedMemory, file: Path) -> None:
-    region = memory.find("query", "r")
-    assert region.read("query", 3, 5) == bytes([3, 4, 5, 6, 7])
-    region.write("out", 1020, [b"ab", np.array([7, 8], np.uint8).data])
-    parts = [bytes([index % 251]) for index in range(1000)]
-    region.write("out", 10, parts)  # in more than one system call
-    assert file.read_bytes()[266:1266] == b"".join(parts)
-    assert file.read_bytes()[256 + 1020 : 256 + 1025] == b"ab" + bytes([7, 8, 0])
-    assert file.stat().st_size == SIZE
+def test_a_tensor_is_read_and_written_where_it_lies(memory: SharedMemory, file: Path) -> None:
+    assert memory.slice("query", "r", 3, 5).read() == bytes([3, 4, 5, 6, 7])
+    place = memory.slice("out", "r", 1020, 4).shortened(3)
+    place.write([b"a", np.array([[7], [8]], np.uint8)])
+    assert file.read_bytes()[256 + 1019 : 256 + 1024] == bytes([251, ord("a"), 7, 8, 255])
+    with pytest.raises(InvalidRequestError, match="out: has 4 bytes; the request sets 3 bytes aside for it"):
+        place.shortened(4)
 
 
 @pytest.mark.parametrize(
-    ("offset", "size"), [(0, 1025), (1024, 1), (1025, 0), (2**63, 8), (8, 2**64)], ids=str
+    ("offset", "size"), [(0, 1025), (1024, 1), (1025, 0), (-1, 8), (8, -1), (2**63, 8), (8, 2**64)], ids=str
 )
 def test_what_is_outside_the_region_is_refused(memory: SharedMemory, offset: int, size: int) -> None:
-    region = memory.find("query", "r")
     with pytest.raises(InvalidRequestError, match="are not in region 'r' of 1024 bytes"):
-        region.read("query", offset, size)
-    with pytest.raises(InvalidRequestError, match="are not in region 'r' of 1024 bytes"):
-        region.check_write("out", offset, size, 1)
-    with pytest.raises(InvalidRequestError, match="has 9 bytes; the request sets 8 bytes aside"):
-        region.check_write("out", 0, 8, 9)
+        memory.slice("query", "r", offset, size)
 
 
 def test_a_file_that_becomes_smaller_is_an_error_of_the_request(memory: SharedMemory, file: Path) -> None:
-    region = memory.find("query", "r")
+    place = memory.slice("query", "r", 0, 1024)
     os.truncate(file, 300)
-    with pytest.raises(InvalidRequestError, match="shared memory 'r' has become smaller"):
-        region.read("query", 0, 1024)
-    with pytest.raises(InvalidRequestError, match="shared memory 'r' has become smaller"):
-        region.write("out", 0, [bytes(1024)])
+    for use in (place.read, lambda: place.write([bytes(1024)])):
+        with pytest.raises(InvalidRequestError, match="query: shared memory 'r' has become smaller"):
+            use()
     assert file.stat().st_size == 300
 
 
 def test_a_region_in_use_outlives_its_registration(memory: SharedMemory) -> None:
-    before = open_files()
-    region = memory.find("query", "r")
+    before, place = open_files(), memory.slice("query", "r", 0, 1)
     memory.unregister("r")
-    assert region.read("query", 0, 1) == b"\0"
+    assert place.read() == b"\0"
     with pytest.raises(RegionNotFoundError, match="query: shared memory 'r' is not registered"):
-        memory.find("query", "r")
-    del region
+        memory.slice("query", "r", 0, 1)
+    del place
     assert open_files() == before - 1
 
 
@@ -115,7 +108,7 @@ def test_what_is_not_shared_memory_of_this_user_is_refused(
     before = open_files()
     change(file)
     with pytest.raises(InvalidRequestError) as caught:
-        SharedMemory().register("r", file.name, 0, 1)
+        SharedMemory(is_on=True).register("r", file.name, 0, 1)
     assert caught.value.field == "key"
     assert open_files() == before
 
@@ -136,10 +129,8 @@ REFUSED: list[tuple[str, str | None, int, int, str]] = [
 def test_a_region_has_a_name_of_its_own_and_lies_in_a_file(
     memory: SharedMemory, file: Path, name: str, key: str | None, offset: int, size: int, says: str
 ) -> None:
-    before = open_files()
     with pytest.raises(InvalidRequestError, match=says):
         memory.register(name, file.name if key is None else key, offset, size)
-    assert open_files() == before
 
 
 def test_regions_are_few(memory: SharedMemory, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,17 +138,17 @@ def test_regions_are_few(memory: SharedMemory, file: Path, monkeypatch: pytest.M
     memory.register("s", f"/{file.name}", 0, 1)
     with pytest.raises(LimitExceededError, match="2 regions are registered"):
         memory.register("t", file.name, 0, 1)
-    memory.unregister()
-    assert memory.regions() == []
+    memory.unregister("")
+    assert memory.regions("") == []
 
 
-def shared_request(region: str, size: int) -> pb.ModelInferRequest:
+def shared_request(region: str = "r", **size: Any) -> pb.ModelInferRequest:
     message = pb.ModelInferRequest(model_name="m")
     for name, shape in (("query", [2, 3]), ("key", [1])):
         message.inputs.add(name=name, datatype="FP32", shape=shape)
     parameters = message.inputs[0].parameters
     parameters["shared_memory_region"].string_param = region
-    parameters["shared_memory_byte_size"].int64_param = size
+    parameters["shared_memory_byte_size"].CopyFrom(pb.InferParameter(**(size or {"int64_param": 24})))
     parameters["shared_memory_offset"].int64_param = 16
     message.raw_input_contents.append(np.float32(5).tobytes())
     return message
@@ -165,24 +156,32 @@ def shared_request(region: str, size: int) -> pb.ModelInferRequest:
 
 def test_raw_contents_belong_to_the_inputs_that_are_not_shared(memory: SharedMemory) -> None:
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
-    memory.find("query", "r").write("query", 16, [values.data])
-    found = decode_inputs(shared_request("r", 24), memory=memory)
+    memory.slice("query", "r", 16, 24).write([values])
+    found = decode_inputs(shared_request(), memory)
     np.testing.assert_array_equal(found["query"], values)
     assert found["key"] == [5]
-
-
-def test_a_tensor_in_shared_memory_is_refused_with_its_reason(memory: SharedMemory) -> None:
-    with pytest.raises(UnsupportedError, match="switched off; start the server with --allow-shared-memory"):
-        decode_inputs(shared_request("r", 24))
-    for region, size, error, says in (
-        ("other", 24, RegionNotFoundError, "query: shared memory 'other' is not registered"),
-        ("", 24, InvalidRequestError, r"shared_memory_region\]: must be the name of a region"),
-        ("r", 20, InvalidRequestError, "query: has 20 bytes; 2 x 3 elements"),
-        ("r", -1, InvalidRequestError, r"shared_memory_byte_size\]: must be a number of bytes"),
-    ):
-        with pytest.raises(error, match=says):
-            decode_inputs(shared_request(region, size), memory=memory)
-    extra = shared_request("r", 24)
+    extra = shared_request()
     extra.raw_input_contents.append(b"")
     with pytest.raises(InvalidRequestError, match="2 entries; the request has 1 inputs outside shared"):
-        decode_inputs(extra, memory=memory)
+        decode_inputs(extra, memory)
+
+
+def test_an_input_in_shared_memory_is_refused_with_its_reason(memory: SharedMemory) -> None:
+    with pytest.raises(UnsupportedError, match="switched off; start the server with --allow-shared-memory"):
+        decode_inputs(shared_request())
+    for message, error, says in (
+        (shared_request("other"), RegionNotFoundError, "query: shared memory 'other' is not registered"),
+        (shared_request(int64_param=20), InvalidRequestError, "query: has 20 bytes; 2 x 3 elements"),
+        (shared_request(double_param=24), InvalidRequestError, r"byte_size\]: must be a number of bytes"),
+    ):
+        with pytest.raises(error, match=says):
+            decode_inputs(message, memory)
+
+
+def test_an_output_that_does_not_fit_is_refused_before_the_run(
+    memory: SharedMemory, self_model: LoadedModel
+) -> None:
+    message = raw_request(self_model, {"query": np.zeros((2, 3, 4), np.float32)}, ["context_vectors"])
+    message.outputs[0].parameters["shared_memory_region"].string_param = "r"
+    with pytest.raises(InvalidRequestError, match=r"outputs\[context_vectors\]: has 96 bytes; the"):
+        decode_infer(message, self_model, memory=memory)

@@ -14,6 +14,7 @@ import pytest
 
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.methods import HealthService, all_methods
+from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.security.token_file import read_file
@@ -39,7 +40,9 @@ def test_the_page_states_the_right_of_every_method(engine: WatchedEngine, thread
     for right, methods in re.findall(r"^\| `?(\w+)`? \| (`.*`) \|$", table, re.MULTILINE):
         stated[right] |= {name.rpartition("/")[2] for name in re.findall(r"`([^`]+)`", methods)}
     found: defaultdict[str, set[str]] = defaultdict(set)
-    methods = all_methods(engine, threads, HealthService(), lambda: True, identify=lambda *_: None)
+    methods = all_methods(
+        engine, threads, HealthService(), lambda: True, None, SharedMemory(), identify=lambda *_: None
+    )
     for path, method in methods.items():
         if not path.startswith("/attention.internal."):
             found[str(method.right or "none")].add(path.rpartition("/")[2])
