@@ -14,15 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.channel import (
-    Caller,
-    Completion,
-    EncodedRequest,
-    StreamCaller,
-    UnaryCaller,
-    call_once,
-    clock,
-)
+from benchmarks.channel import Caller, Completion, EncodedRequest, StreamCaller, UnaryCaller, call_once, clock
 from benchmarks.processes import process_tree, processor_seconds
 from benchmarks.wire import Api, decode, encode, method
 from benchmarks.workload import Array, Lengths, Model, sequences

@@ -12,13 +12,7 @@ from attention_serving.artifact.manifest import BATCH_AXIS, TensorSpec
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export.errors import ExportError
 from attention_serving.export.parity import LONGEST
-from attention_serving.export.signature import (
-    MASK_HEADS_AXIS,
-    Signature,
-    call_eager,
-    random_inputs,
-    tensor,
-)
+from attention_serving.export.signature import MASK_HEADS_AXIS, Signature, call_eager, random_inputs, tensor
 
 DATA_TYPES = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool"}
 # Two sets of sizes without a common one: an axis of an output is fixed if its size is the same for both.

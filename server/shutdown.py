@@ -68,7 +68,9 @@ def handle_signals(stop: Callable[[StopRequest], None]) -> None:
     for number in SIGNALS:
         if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
             continue
-        signal.signal(number, lambda received, _frame: stop(_request(received)))
+        signal.signal(
+            number, lambda received, _frame: stop(StopRequest({"signal": signal.Signals(received).name}))
+        )
 
 
 def end_after(seconds: float) -> None:
@@ -104,7 +106,3 @@ def end(status: int) -> NoReturn:
             sys.stdout.flush()
     finally:
         os._exit(status)
-
-
-def _request(number: int) -> StopRequest:
-    return StopRequest({"signal": signal.Signals(number).name})

@@ -13,7 +13,6 @@ from attention_serving.artifact.manifest import MANIFEST_FILE, GraphKind, Manife
 from attention_serving.export.errors import ExportError
 
 ARCHIVER = "torch-model-archiver"
-ARCHIVE_SUFFIX = ".mar"
 HANDLER = Path(__file__).with_name("torchserve_handler.py")
 CONFIGURATION = Path(__file__).with_name("torchserve_config.yaml")
 

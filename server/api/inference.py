@@ -18,13 +18,7 @@ import numpy as np
 
 from attention_serving.artifact.manifest import POSITIONS
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.method import (
-    LARGE_BYTES,
-    CallKind,
-    Method,
-    find_model,
-    parse,
-)
+from attention_serving.server.api.method import LARGE_BYTES, CallKind, Method, find_model, parse
 from attention_serving.server.api.protobuf_bytes import Parsed, head, reader
 from attention_serving.server.api.tensors import Allowance, Reply
 from attention_serving.server.engine.budget import Reservation

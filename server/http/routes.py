@@ -14,13 +14,7 @@ from pydantic import BaseModel
 from attention_serving.protos.inference.open_inference_pb2 import DESCRIPTOR
 from attention_serving.server.http import embeddings, infer, schemas
 from attention_serving.server.http.exchange import TIMEOUT_SECONDS, Exchange, Reply
-from attention_serving.server.http.schemas import (
-    Body,
-    EmbeddingRequest,
-    InferenceRequest,
-    to_json,
-    values_of,
-)
+from attention_serving.server.http.schemas import Body, EmbeddingRequest, InferenceRequest, to_json, values_of
 
 Handler: TypeAlias = "Callable[[Exchange], Awaitable[Reply]]"
 

@@ -18,11 +18,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from attention_serving.server.errors import ServerError
-from attention_serving.server.observe.records import (
-    CallRecord,
-    Record,
-    RequestRecord,
-)
+from attention_serving.server.observe.records import CallRecord, Record, RequestRecord
 from attention_serving.server.threads import publish_name
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only if traces are on, and the supervisor needs no gRPC

@@ -8,11 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attention_serving.artifact.keys import (
-    KeyFileError,
-    read_private_key,
-    read_public_keys,
-)
+from attention_serving.artifact.keys import KeyFileError, read_private_key, read_public_keys
 from tests.support.keys import new_key, public_pem
 
 OPENSSL = shutil.which("openssl") or "openssl"

@@ -14,16 +14,7 @@ from packaging.utils import canonicalize_name
 
 from scripts.export_demo_models import DEMO_MODELS
 from scripts.local_server import ROOT
-from tests.deploy.images import (
-    CLIENT,
-    ENRICH,
-    HARDENED,
-    INSECURE,
-    SERVER,
-    docker,
-    healthy,
-    needs,
-)
+from tests.deploy.images import CLIENT, ENRICH, HARDENED, INSECURE, SERVER, docker, healthy, needs
 from tests.deploy.test_requirements import pins
 from tests.support.artifacts import cached_repositories
 from tests.support.repository import DEMO

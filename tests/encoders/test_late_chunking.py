@@ -7,11 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_client import (
-    AttentionClient,
-    InvalidArgumentError,
-    LimitExceededError,
-)
+from attention_client import AttentionClient, InvalidArgumentError, LimitExceededError
 from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 

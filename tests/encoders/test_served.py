@@ -5,12 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attention_client import (
-    AttentionClient,
-    InvalidArgumentError,
-    LimitExceededError,
-    TextTruncatedWarning,
-)
+from attention_client import AttentionClient, InvalidArgumentError, LimitExceededError, TextTruncatedWarning
 from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 

@@ -1,11 +1,6 @@
 """Embeddings on a stream."""
 
-from attention_client import (
-    AttentionClient,
-    EmbeddingInputs,
-    LimitExceededError,
-    TextInputs,
-)
+from attention_client import AttentionClient, EmbeddingInputs, LimitExceededError, TextInputs
 from attention_client._values import StreamItem
 from numpy.testing import assert_allclose
 

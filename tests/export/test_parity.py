@@ -8,12 +8,7 @@ import pytest
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.export.artifact import GRAPH_FILES
 from attention_serving.export.errors import ParityError
-from attention_serving.export.parity import (
-    PARITY_GRID,
-    ParityCase,
-    compare,
-    report,
-)
+from attention_serving.export.parity import PARITY_GRID, ParityCase, compare, report
 from attention_serving.export.precision import FP32_TOLERANCE, TOLERANCES, Precision
 from scripts.local_server import ROOT
 from tests.export.modules import attention, signature

@@ -11,17 +11,7 @@ import pytest
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.http.exchange import LARGE_BYTES
-from tests.server.http.clients import (
-    HOST,
-    INFER,
-    PLACES,
-    REQUEST,
-    answer_on,
-    ask,
-    connected,
-    head,
-    post,
-)
+from tests.server.http.clients import HOST, INFER, PLACES, REQUEST, answer_on, ask, connected, head, post
 from tests.server.http.scripted import Blocked, Scripted, front
 from tests.server.seams import PATIENCE_SECONDS
 

@@ -13,14 +13,7 @@ from attention_client._async_client import AsyncAttentionClient
 from attention_client._calls.embeddings import TextTruncatedWarning
 from attention_client._client import AttentionClient
 from attention_client._connection.tls import TlsFiles
-from attention_client._models import (
-    CostInfo,
-    EncoderInfo,
-    ModelInfo,
-    ParityInfo,
-    PatternInfo,
-    TensorInfo,
-)
+from attention_client._models import CostInfo, EncoderInfo, ModelInfo, ParityInfo, PatternInfo, TensorInfo
 from attention_client._values import (
     AttendInputs,
     AttentionResult,

@@ -13,11 +13,7 @@ from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import FailedModel
 from attention_serving.server.engine.run.execute import run_batch
 from attention_serving.server.engine.run.provider import Device, Provider
-from attention_serving.server.engine.run.session import (
-    SHAPE_OPERATORS,
-    RunControl,
-    left_on_host,
-)
+from attention_serving.server.engine.run.session import SHAPE_OPERATORS, RunControl, left_on_host
 from tests.server.samples import CROSS, ROOT, SELF, validated_of
 
 WITHOUT_CUDA = pytest.mark.skipif(

@@ -16,11 +16,7 @@ from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.engine.schedule import fair_shares
 from attention_serving.server.engine.schedule.batch import Batch
 from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller, FairShares
-from attention_serving.server.engine.schedule.queue import (
-    WINDOW_SECONDS,
-    Admission,
-    Queue,
-)
+from attention_serving.server.engine.schedule.queue import WINDOW_SECONDS, Admission, Queue
 from attention_serving.server.engine.types import RunCost
 from tests.server.samples import CROSS, SELF, Lengths, validated_of
 from tests.server.seams import SAME_FOR_ALL, Held, costing, take

@@ -14,14 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attention_client._calls.arrays import DATA_TYPES, narrow, split, unreadable, widen
-from attention_client._calls.sequences import (
-    InputForm,
-    Sequences,
-    encode_mask,
-    integers,
-    texts,
-    vectors,
-)
+from attention_client._calls.sequences import InputForm, Sequences, encode_mask, integers, texts, vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._values import (
     Arrays,

@@ -8,13 +8,7 @@ import typer
 
 from attention_client import __version__
 from attention_client._commands.compute import attend, embed, infer, text, tokens
-from attention_client._commands.session import (
-    ModelVersion,
-    Session,
-    add_command,
-    add_options,
-    option,
-)
+from attention_client._commands.session import ModelVersion, Session, add_command, add_options, option
 from attention_client._commands.tables import description, print_json, print_models
 from attention_client._commands.weights import weights
 from attention_client.enrich.cli import command as enrich_command
