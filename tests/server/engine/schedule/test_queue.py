@@ -155,11 +155,11 @@ class QueueMachine(RuleBasedStateMachine):
         """Checks what was taken out of the queue, to run at once or to be handed over."""
         wanted = [ticket for ticket in self.waiting if ticket.is_in_time(self.now)]
         wanted.sort(key=lambda ticket: ticket.turn)  # which keeps the order of arrival within a turn
-        for batch in self.queue.running:
-            if batch not in self.known:
-                self.known.append(batch)
-                self._check_limits(batch)
-                self._check_order(batch, wanted)
+        for taken in self.queue.running:
+            if taken not in self.known:
+                self.known.append(taken)
+                self._check_limits(taken)
+                self._check_order(taken, wanted)
         batch, expired = found
         for request in expired:
             assert isinstance(request, Sample)
