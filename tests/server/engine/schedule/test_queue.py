@@ -84,8 +84,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.known: list[Batch] = []
         self.on_threads: list[Batch] = []
         self.inline: Batch | None = None
-        # The inline thread has submitted, runs a batch inline or has ended that, and will ask next.
-        self.inline_will_ask = False
+        # The inline thread has submitted, runs a batch inline or has ended that, and will ask next. Another
+        # thread has submitted since the queue was empty, whose request must not wait for the inline run.
+        self.inline_will_ask = self.another_submitted = False
 
     @property
     def waiting(self) -> list[Ticket]:
@@ -117,6 +118,7 @@ class QueueMachine(RuleBasedStateMachine):
         before, turn = sum(ticket.turn <= self.turn for ticket in self.waiting), self.turn
         self.queue.add(request, self.now, inline=inline)
         self.inline_will_ask = self.inline_will_ask or inline
+        self.another_submitted = self.another_submitted or not inline
         graph = request.form.graph
         alone = [request.model.seconds(graph, 1, *sequence.lengths) for sequence in request.asked]
         for index, own in enumerate(alone):
@@ -217,7 +219,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_waits_while_a_slot_is_free(self) -> None:
-        if not self.queue or len(self.queue.running) >= SLOTS or self.inline_will_ask:
+        self.another_submitted = self.another_submitted and bool(self.queue)
+        is_left_to_inline = self.inline_will_ask and not self.another_submitted
+        if not self.queue or len(self.queue.running) >= SLOTS or is_left_to_inline:
             return
         free = self.limits.max_run_bytes - sum(self.queue.running.values())
         first = self.queue._next_bucket()[0]
