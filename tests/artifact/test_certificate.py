@@ -106,11 +106,28 @@ def link_outside(folder: Path) -> None:
     (folder / CERTIFICATE_FILE).symlink_to(outside)
 
 
+def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Changes the envelope without signing it again."""
+    envelope = json.loads((folder / CERTIFICATE_FILE).read_text())
+    change(envelope)
+    (folder / CERTIFICATE_FILE).write_text(json.dumps(envelope))
+
+
+def sign_another_type(envelope: dict[str, Any]) -> None:
+    other = Envelope(b"{}", "application/json", {})
+    other.sign(KEY)
+    envelope.update(other.to_dict())
+
+
+def envelope(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    return lambda folder: edit(folder, change)
+
+
 def statement(edit: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
     return lambda folder: rewrite(folder, edit)
 
 
-NO_STATEMENT = "is not a statement of parity"
+NO_STATEMENT, WRONG = "is not a statement of parity", "is not signed with a trusted key"
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (
         lambda folder: (folder / CERTIFICATE_FILE).unlink(),
@@ -118,7 +135,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "large": (lambda folder: (folder / CERTIFICATE_FILE).write_bytes(b" " * (2 << 20)), "is larger than the"),
     "a link to another place": (link_outside, "lies outside the model repository"),
-    "another key": (lambda folder: rewrite(folder, str, new_key()), "is not signed with a trusted key"),
+    "another key": (lambda folder: rewrite(folder, str, new_key()), WRONG),
     "another artifact": (copy_from_another, f"is the certificate of another artifact, {CROSS}/1"),
     "a changed graph": (change_graph, "does not fit manifest.json: the artifact was changed after"),
     "a file less": (statement(lambda found: found["subject"].pop()), "does not fit "),
@@ -128,6 +145,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "another predicate": (statement(lambda found: found.update(predicateType="x:y")), NO_STATEMENT),
     "an error too large": (statement(lambda it: it["predicate"].update(maxErrorRatio=1.1)), NO_STATEMENT),
+    "another payload": (envelope(lambda it: it.update(payload=base64.b64encode(b"{}").decode())), WRONG),
+    "another type": (envelope(sign_another_type), "does not contain a payload of type "),
+    "no signature": (envelope(lambda it: it.update(signatures=[])), WRONG),
+    "no payload": (envelope(lambda it: it.pop("payload")), "is not a DSSE envelope"),
+    "many": (envelope(lambda it: it.update(signatures=it["signatures"] * 101)), "has more than 100"),
 }
 
 
@@ -140,42 +162,6 @@ def test_anything_else_is_refused_with_its_reason(
         check(folder)
     assert caught.value.reason.startswith(f"{CERTIFICATE_FILE}: {says}")
     assert str(folder.parents[1]) not in caught.value.reason
-
-
-def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Changes the envelope without signing it again."""
-    envelope = json.loads((folder / CERTIFICATE_FILE).read_text())
-    change(envelope)
-    (folder / CERTIFICATE_FILE).write_text(json.dumps(envelope))
-
-
-WRONG, NOT_ONE = "is not signed with a trusted key", "is not a DSSE envelope"
-
-
-def sign_another_type(envelope: dict[str, Any]) -> None:
-    other = Envelope(b"{}", "application/json", {})
-    other.sign(KEY)
-    envelope.update(other.to_dict())
-
-
-ENVELOPES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "payload": (lambda it: it.update(payload=base64.b64encode(b"{}").decode()), WRONG),
-    "type": (lambda it: it.update(payloadType="application/json"), WRONG),
-    "another type": (sign_another_type, "does not contain a payload of type "),
-    "signature": (lambda it: it["signatures"][0].update(sig=base64.b64encode(bytes(64)).decode()), WRONG),
-    "no signature": (lambda it: it.update(signatures=[]), WRONG),
-    "no payload": (lambda it: it.pop("payload"), NOT_ONE),
-    "many": (lambda it: it.update(signatures=it["signatures"] * 101), "has more than 100 signatures"),
-}
-
-
-@pytest.mark.parametrize(("change", "says"), ENVELOPES.values(), ids=ENVELOPES)
-def test_a_changed_envelope_is_refused(
-    change: Callable[[dict[str, Any]], object], says: str, folder: Path
-) -> None:
-    edit(folder, change)
-    with pytest.raises(ArtifactError, match=says):
-        check(folder)
 
 
 def test_what_is_not_signed_may_differ(folder: Path) -> None:

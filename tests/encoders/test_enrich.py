@@ -82,15 +82,6 @@ def test_the_options_are_those_of_embed(
     assert summary.truncated == len(texts) - len(TEXTS)
 
 
-def test_a_long_text_is_refused_and_others_are_not(where: Options) -> None:
-    table = table_of(["a", LONG, None, "b"])
-    with pytest.raises(EnrichError, match=r"row 1 is refused: .* tokens; the limit is 160; --truncate .*"):
-        run(table, **where)
-    result, summary = run(table, on_error="skip", **where)
-    assert [(refusal.row, refusal.reason) for refusal in summary.refusals] == [(1, "LIMIT_EXCEEDED")]
-    assert [cell.is_valid for cell in result["embedding"]] == [True, False, False, True]
-
-
 @pytest.mark.parametrize("prompt", [None, "query"])
 def test_passages_are_rows_or_lists_in_each_row(
     encoder_client: AttentionClient, cutting: Options, prompt: str | None

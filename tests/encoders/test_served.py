@@ -1,15 +1,30 @@
-"""Encoders through a live server, against the transformers library: one family, and all of them."""
+"""Encoders through a live server, against the transformers library: every output, option and family."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+<<<<<<< HEAD
 from attention_client import AttentionClient, InvalidArgumentError, LimitExceededError, TextTruncatedWarning
+=======
+from attention_client import (
+    AttentionClient,
+    EmbeddingInputs,
+    HeadSelection,
+    InvalidArgumentError,
+    LimitExceededError,
+    TextInputs,
+    TextTruncatedWarning,
+)
+from attention_client._commands.app import app
+from attention_client._values import StreamItem
+>>>>>>> wt-tone
 from numpy.testing import assert_allclose
 from numpy.typing import NDArray
+from typer.testing import CliRunner
 
-from attention_serving.artifact.manifest import GraphKind, Manifest
+from scripts.local_server import ServerProcess
 from tests.encoders.repository import DIMENSIONS, FAMILIES, INT8, SENTENCE, TRUNCATING
 from tests.encoders.texts import ATOL, RTOL, TEXTS, expected_of, library_model, token_ids
 from tests.support import encoders
@@ -120,8 +135,72 @@ def test_the_model_describes_its_encoder(sentence_client: AttentionClient) -> No
     assert outputs["attention_weights"].axes == ("batch", 3, 4, "query_length", "query_length")
 
 
+FEW = ["life is short", "eat"]
+
+
+@pytest.mark.parametrize(("layers", "heads"), [((2, 0), ()), ((), (1,)), ((1,), (3, 0, 2))], ids=str)
+def test_the_chosen_weights_equal_those_of_all(
+    sentence_client: AttentionClient, layers: tuple[int, ...], heads: tuple[int, ...]
+) -> None:
+    every = sentence_client.attend_text(SENTENCE, FEW, return_weights=True)
+    chosen = HeadSelection(layers=layers, heads=heads)
+    found = sentence_client.attend_text(SENTENCE, FEW, return_weights=chosen)
+    streamed = next(iter(sentence_client.attend_stream(SENTENCE, [TextInputs(FEW)], return_weights=chosen)))
+    assert every.attention_weights is not None
+    for result in (found, streamed):
+        assert result.attention_weights is not None
+        for own, all_weights in zip(result.attention_weights, every.attention_weights, strict=True):
+            of_layers = all_weights[list(layers) or slice(None)]
+            np.testing.assert_array_equal(own, of_layers[:, list(heads) or slice(None)])
+    for vectors, same in zip(found.context_vectors, every.context_vectors, strict=True):
+        np.testing.assert_array_equal(vectors, same)
+
+
+WRONG = {
+    "head_selection.layers: contains 9; the model has 0 to 2": HeadSelection(layers=[9]),
+    "head_selection.heads: contains 4; the model has 0 to 3": HeadSelection(heads=[0, 4]),
+    "head_selection.heads: names one of them twice": HeadSelection(heads=[1, 1]),
+    "return_weights.layers": HeadSelection(layers=[-1]),
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_what_the_model_lacks_is_refused(sentence_client: AttentionClient, words: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=words.replace(".", r"\.")):
+        sentence_client.attend_text(SENTENCE, "eat", return_weights=WRONG[words])
+
+
+IDS = token_ids("bert", "dessert")
+
+
+def test_a_stream_mixes_embeddings_and_token_vectors(sentence_client: AttentionClient) -> None:
+    requests: list[StreamItem] = [
+        EmbeddingInputs(list(TEXTS), prompt="query", dimensions=8),
+        TextInputs("dessert"),
+        EmbeddingInputs(["a", LONG], truncate=True),
+        EmbeddingInputs([IDS, IDS[:4]]),
+        EmbeddingInputs(LONG),
+    ]
+    stream = sentence_client.attend_stream(SENTENCE, requests, return_exceptions=True)
+    several, tokens, cut, ids, refused = stream
+    assert isinstance(refused, LimitExceededError)
+    expected = sentence_client.embed(SENTENCE, list(TEXTS), prompt="query", dimensions=8)
+    assert_allclose(several.context_vectors, expected, rtol=RTOL, atol=ATOL)
+    assert several.token_counts == tuple(len(token_ids("bert", f"query: {text}")) for text in TEXTS)
+    assert (tokens.context_vectors.shape[0], tokens.token_counts) == (len(IDS), (len(IDS),))
+    assert (cut.truncated, cut.token_counts) == ((1,), (3, 160))
+    expected = sentence_client.embed(SENTENCE, [IDS, IDS[:4]])
+    assert_allclose(ids.context_vectors, expected, rtol=RTOL, atol=ATOL)
+
+
 @pytest.mark.thorough
-def test_a_model_without_a_form_in_blocks_lacks_that_graph(encoder_repository: Path) -> None:
-    """MPNet adds learnt biases for pairs of rows."""
-    graphs = {name: Manifest.load(encoder_repository / name / "1").graphs for name in ("bert", "mpnet")}
-    assert graphs["bert"].keys() - graphs["mpnet"].keys() == {GraphKind.BLOCKS}
+def test_embed_prints_embeddings_or_writes_a_file(
+    sentence_server: ServerProcess, sentence_client: AttentionClient, tmp_path: Path
+) -> None:
+    texts, out = tmp_path / "texts", tmp_path / "embeddings.npy"
+    texts.write_text("dessert\nfirst\n")
+    arguments = ["embed", "--server", sentence_server.target, "--model", SENTENCE, "--file", str(texts)]
+    printed = CliRunner().invoke(app, arguments)
+    assert [line.split()[0] for line in printed.stdout.splitlines()] == ["dessert", "first"]
+    assert f"{out}: (2, 32) float32" in CliRunner().invoke(app, [*arguments, "--out", str(out)]).stdout
+    assert_allclose(np.load(out), sentence_client.embed(SENTENCE, ["dessert", "first"]), rtol=RTOL, atol=ATOL)

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from attention_serving.artifact.golden import load_golden
 from attention_serving.artifact.manifest import ATTENTION_GRAPHS, IN_BLOCKS, Manifest
-from attention_serving.artifact.names import ModelId
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export import export_module
-from attention_serving.export.artifact import GRAPH_FILES, UNCHANGED, write_artifact
+from attention_serving.export.artifact import GRAPH_FILES, UNCHANGED
 from attention_serving.export.errors import ArtifactExistsError, ExportError, ParityError
 from attention_serving.export.parity import BLOCK_GOLDEN_GRID, GOLDEN_GRID, PARITY_GRID
 from attention_serving.export.precision import FP32_TOLERANCE
@@ -119,27 +118,13 @@ def test_the_golden_vectors_are_the_outputs_of_eager_pytorch(artifacts: Path) ->
             assert_parity(case.outputs[name], array)
 
 
-@pytest.mark.thorough
-def test_another_process_writes_the_same_bytes_and_changes_nothing(artifacts: Path, tmp_path: Path) -> None:
-    folder, steps = shutil.copytree(artifacts / SELF / "1", tmp_path / SELF / "1"), list[str]()
-    before = state(folder)
-    found, manifest = write_artifact(
-        eager_module(SELF),
-        ModelId(SELF),
-        tmp_path,
-        description=f"the tests' {SELF}",
-        progress=steps.append,
-    )
-    assert (found, manifest.files.keys()) == (folder, Manifest.load(folder).files.keys())
-    assert state(folder) == before
-    assert steps[-1] == UNCHANGED
-    assert [path.name for path in folder.parent.iterdir()] == ["1"]
-
-
-def test_another_artifact_is_refused_before_the_export_unless_it_is_to_be_replaced(
+def test_the_same_artifact_changes_nothing_and_another_is_refused_unless_it_is_to_be_replaced(
     small: Artifact, copy: Path, tmp_path: Path
 ) -> None:
     before, steps = state(copy), list[str]()
+    export(linear(), tmp_path, progress=steps.append)
+    assert (steps.pop(), state(copy)) == (UNCHANGED, before)
+    steps.clear()
     says = rf"{copy} holds another artifact; replace it \(--replace, replace=True\), .*: 3 is free"
     with pytest.raises(ArtifactExistsError, match=says):
         export(linear(seed=1), tmp_path, progress=steps.append)

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 from attention_serving.artifact.golden import Arrays
-from attention_serving.artifact.manifest import IN_BLOCKS
+from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
 from attention_serving.export.blocks import NotInBlocksError, in_blocks
 from attention_serving.export.signature import random_inputs
 from attention_serving.model.config import AttentionConfig
@@ -24,18 +24,12 @@ PLAIN, MASK = IN_BLOCKS
 CROSS = AttentionConfig(
     d_query=4, d_key=5, d_value=6, num_heads=2, d_k=3, d_v=7, d_out=8, cross=True, separate_value=True
 )
-WINDOW = AttentionConfig(d_query=4, num_heads=2, window=3, causal=True)
 ALIBI = AttentionConfig(d_query=4, num_heads=2, alibi=True, causal=True)
 ROTARY = AttentionConfig(d_query=8, num_heads=4, num_kv_heads=2, causal=True, rotary_theta=100.0)
 CASES = {
     "cross, mask": (CROSS, MASK),
     "causal ALiBi, mask": (ALIBI, MASK),
     "causal rotary": (ROTARY, PLAIN),
-}
-FURTHER = {
-    "grouped heads": (AttentionConfig(d_query=8, num_heads=4, num_kv_heads=2), PLAIN),
-    "causal cross, mask": (AttentionConfig(d_query=4, num_heads=2, causal=True, cross=True), MASK),
-    "causal window, mask": (WINDOW, MASK),
 }
 
 
@@ -47,34 +41,26 @@ def run(model: onnx_ir.Model, inputs: Mapping[str, Any]) -> list[Any]:
     return outputs
 
 
-def assert_blocks_equal_the_whole(
-    whole: onnx_ir.Model, inputs: Mapping[str, Any], *, causal: bool = False
+@pytest.mark.parametrize(("config", "kind"), CASES.values(), ids=CASES)
+def test_blocks_of_any_number_of_rows_give_the_result_of_the_whole(
+    config: AttentionConfig, kind: GraphKind
 ) -> None:
-    """For any number of rows; and no operator outside of the loops spans all pairs of rows."""
+    sizes = {"batch": 2, "query_length": TQ, "key_length": TK, "mask_heads": config.num_heads}
+    inputs: Arrays = random_inputs(signature(attention(config), kind), sizes, np.random.default_rng(1))
+    if "attention_mask" in inputs:
+        inputs["attention_mask"][1, :, 3] = False
+    whole = traced(config, kind)
     before = onnx_ir.to_proto(whole).SerializeToString(deterministic=True)
-    derived = in_blocks(whole, causal=causal)
+    derived = in_blocks(whole, causal=config.causal)
     assert onnx_ir.to_proto(whole).SerializeToString(deterministic=True) == before
     operators = [node.op_type for node in derived.graph]
     assert operators.count("Loop") == 1
+    # No operator outside of the loops spans all pairs of rows.
     assert set(operators).isdisjoint({"Attention", "Trilu", "Where", "And", "Abs"})
     (expected,) = run(whole, inputs)
     for rows in ROWS:
         (found,) = run(derived, {**inputs, "block_rows": np.array(rows)})
         assert_parity(found, expected)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [*CASES.values(), *(pytest.param(case, marks=pytest.mark.thorough) for case in FURTHER.values())],
-    ids=[*CASES, *FURTHER],
-)
-def test_blocks_of_any_number_of_rows_give_the_result_of_the_whole(case: tuple[AttentionConfig, Any]) -> None:
-    config, kind = case
-    sizes = {"batch": 2, "query_length": TQ, "key_length": TK, "mask_heads": config.num_heads}
-    inputs: Arrays = random_inputs(signature(attention(config), kind), sizes, np.random.default_rng(1))
-    if "attention_mask" in inputs:
-        inputs["attention_mask"][1, :, 3] = False
-    assert_blocks_equal_the_whole(traced(config, kind), inputs, causal=config.causal)
 
 
 HEADS = "float[B, 2, T, 3] q, float[B, 2, S, 3] k, float[B, 2, S, 3] v"

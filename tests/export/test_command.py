@@ -1,6 +1,5 @@
 """`python -m export`: options, exports of presets, checkpoints and encoders, and errors in one line."""
 
-import math
 import re
 import shlex
 import subprocess
@@ -12,8 +11,6 @@ from typing import Any
 import onnxruntime
 import pytest
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
 from typer.testing import CliRunner, Result
 
 from attention_serving.artifact.certificate import CERTIFICATE_FILE, check_certificate
@@ -22,11 +19,11 @@ from attention_serving.export import sign, verify
 from attention_serving.export.__main__ import app
 from attention_serving.model.presets import PRESETS
 from scripts.local_server import ROOT
+from tests.model.checkpoints import HEADS, D, tensors_of, write
 from tests.server.samples import TEXT
 from tests.support.keys import new_key, write_keys
 
 PREFIX = "encoder.layer.0.attention."
-D = 8
 PRESET, CHECKPOINT = ["multi-head-64x4", "--out", "models"], ["--weights", "a.safetensors", "--out", "models"]
 BERT = [*CHECKPOINT, "--layout", "bert", "--heads", "2"]
 KEY = new_key()
@@ -153,25 +150,22 @@ def test_what_cannot_be_read_is_refused_with_status_1(tmp_path: Path) -> None:
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
     """The attention of a first layer as BERT names it, with its LayerNorm and an unrelated tensor."""
-    tensors: dict[str, Tensor] = {"embeddings.word_embeddings.weight": torch.randn(3, D)}
-    for layer in ("self.query", "self.key", "self.value", "output.dense"):
-        weight = torch.randn(D, D) / math.sqrt(D)
-        tensors |= {f"{PREFIX}{layer}.weight": weight, f"{PREFIX}{layer}.bias": torch.randn(D)}
+    tensors = {f"{PREFIX}{name}": tensor for name, tensor in tensors_of("bert").items()}
     tensors |= {f"{PREFIX}output.LayerNorm.{kind}": torch.ones(D) for kind in ("weight", "bias")}
-    path = tmp_path / "bert.safetensors"
-    save_file(tensors, path)
-    return path
+    return write(
+        tensors | {"embeddings.word_embeddings.weight": torch.ones(3, D)}, tmp_path / "bert.safetensors"
+    )
 
 
 SKIPPED = [f"skipped (not part of attention): {PREFIX}output.LayerNorm.{kind}" for kind in ("bias", "weight")]
 
 
 def test_a_checkpoint_is_described(weights: Path) -> None:
-    given = ["--weights", weights, "--layout", "bert", "--heads", 2, "--describe"]
+    given = ["--weights", weights, "--layout", "bert", "--heads", HEADS, "--describe"]
     lines = run(*given, "--prefix", PREFIX, "--causal").stdout.splitlines()
     assert lines[:2] == SKIPPED
     assert lines[2] == f"bert checkpoint {weights.name}, {PREFIX}"
-    assert "num_heads=2" in lines[3]
+    assert f"num_heads={HEADS}" in lines[3]
     assert "causal=True" in lines[3]
     assert lines[4] == f"  {4 * (D * D + D)} parameters"
     says = f"this prefix has no tensor of the layout; these prefixes have: '{PREFIX}'"
@@ -182,7 +176,7 @@ def test_a_checkpoint_is_described(weights: Path) -> None:
 def test_the_commands_of_the_page_of_parity_run_in_their_order(tmp_path: Path) -> None:
     page = (ROOT / "docs/parity.md").read_text()
     for line in "\n".join(re.findall(r"```sh\n(.*?)```", page, re.DOTALL)).splitlines():
-        if not line or "-m server " in line:  # in tests/server/engine/models/test_certificates.py
+        if not line or "-m server " in line:  # in tests/server/engine/models/test_repository.py
             continue
         command = [sys.executable if word == ".venv/bin/python" else word for word in shlex.split(line)]
         environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}

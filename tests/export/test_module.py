@@ -172,14 +172,6 @@ ARGUMENTS: dict[str, tuple[Mapping[str, Any], dict[str, Any], str]] = {
     "output without batch": (ROWS, returning(lambda x: x.mean(0)), "must begin with the batch axis"),
     "a reserved name": (ROWS | {"text": ROWS["x"]}, {}, r"meaning of its own .* inputs={'text': 'my_text'}"),
     "a name twice": (IDS, {"inputs": {"ids": "x"}, **axes(ids=ROW_AXES)}, "must be unique and match"),
-    "five lengths": (
-        dict.fromkeys(("x", "ids", "shown", "text", "positions"), ROWS["x"]),
-        {
-            "inputs": {"text": "a", "positions": "b"},
-            **axes(**{name: {0: "batch", 1: name} for name in ("ids", "shown", "text", "positions")}),
-        },
-        r"5 sequence axes \(sequence, .*\); at most 4 are supported",
-    ),
     "a mask not stated": (SQUARE, axes(attn_mask=ROW_AXES | {2: "sequence"}), "is a mask; state what"),
     "a mask of unknown meaning": (MASK, {"masks": {"attention_mask": "hides"}}, "must be None or one of"),
     "one row": (ROWS, {"max_length": 1}, "max_length=1 of axis 'sequence': must be an integer of at least 2"),

@@ -32,20 +32,11 @@ def test_a_true_graph_passes_at_every_point_and_that_of_other_weights_at_none(ar
         report(wrong, FP32_TOLERANCE)
 
 
-ADVICE = {
-    "rounding": (1e-5, "state a wider tolerance"),
-    "a branch on a length": (0.25, "It may branch on a length"),
-}
-
-
-@pytest.mark.parametrize(("error", "advice"), ADVICE.values(), ids=ADVICE)
-def test_one_case_outside_the_tolerance_is_refused_with_its_place_and_advice(
-    error: float, advice: str
-) -> None:
-    sizes = {"batch": 2, "query_length": 7}
+def test_one_case_outside_the_tolerance_is_refused_with_its_place_and_advice() -> None:
+    error, sizes = 1e-5, {"batch": 2, "query_length": 7}
     cases = [ParityCase(GraphKind.MASK, sizes, found, found < error) for found in (2e-6, error, 2e-6)]
     says = f"graph mask at {sizes} differs from eager PyTorch by {error:.3g}; the tolerance is rtol=1.3e-06"
-    with pytest.raises(ParityError, match=f"{re.escape(says)}.*{advice}"):
+    with pytest.raises(ParityError, match=f"{re.escape(says)}.*state a wider tolerance"):
         report(cases, FP32_TOLERANCE)
 
 

@@ -95,18 +95,6 @@ def test_sums_are_exact_on_every_processor(is_sign: bool) -> None:
         assert (np.abs(run(model, x) - x @ weights) <= bound(x, weights)).all()
 
 
-OTHERS = {
-    "scaled Gemm": operator("Gemm", normal(K, N), alpha=0.5),
-    "matrices by batch": operator("MatMul", normal(3, K, N), rank=3),
-}
-
-
-@pytest.mark.parametrize("model", OTHERS.values(), ids=OTHERS)
-def test_other_operators_stay(model: ir.Model) -> None:
-    quantise_linear_layers(model)
-    assert operators(model).keys() & {"Gemm", "MatMul", "MatMulInteger"} <= {"Gemm", "MatMul"}
-
-
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_a_row_with_a_value_that_is_not_finite_gives_nan_and_leaves_the_others(value: float) -> None:
     """Also where a column of weights is zeros."""

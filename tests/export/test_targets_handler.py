@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attention_serving.artifact.manifest import Manifest
-from attention_serving.export.deployment import torchserve, torchserve_handler
+from attention_serving.export.deployment import torchserve
 from attention_serving.export.deployment.torchserve_handler import AttentionHandler
 from tests.support import deployment
 from tests.support.deployment import CROSS, ENCODER, ROTARY, SELF, TEXT
@@ -78,7 +78,6 @@ def refusal(reply: bytes, context: Context, index: int = 0) -> str:
 
 
 FURTHER = [pytest.param(name, marks=pytest.mark.thorough) for name in (ROTARY, TEXT, ENCODER)]
-BOTH = pytest.mark.parametrize("archive", [SELF, CROSS], indirect=True)
 
 
 @pytest.mark.parametrize("archive", [SELF, CROSS, *FURTHER], indirect=True)
@@ -90,19 +89,7 @@ def test_requests_of_unequal_lengths_in_one_batch_equal_pytorch(archive: Archive
     assert_parity(loaded(*replies), [deployment.eager(archive.name, each) for each in inputs])
 
 
-@BOTH
-def test_sequences_of_equal_lengths_run_together_unless_their_scores_are_many(
-    archive: Archive, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lengths = ((5, 3), (1, 7), (5, 3), (5, 3))
-    sequences = {index: archive.sequence(*each) for index, each in enumerate(lengths)}
-    assert list(archive.handler._groups(sequences)) == [[0, 2, 3], [1]]
-    scores = 2 * 5 * (5 if archive.name == SELF else 3)
-    monkeypatch.setattr(torchserve_handler, "MAX_SCORES", 2 * scores)
-    assert list(archive.handler._groups(sequences)) == [[0, 2], [3], [1]]
-
-
-@BOTH
+@pytest.mark.parametrize("archive", [SELF, CROSS], indirect=True)
 def test_json_raw_and_npy_give_the_same_rows(archive: Archive) -> None:
     inputs = archive.sequence(5, 3)
     eager = deployment.eager(archive.name, inputs)
@@ -119,20 +106,6 @@ def test_json_raw_and_npy_give_the_same_rows(archive: Archive) -> None:
     served = [np.load(io.BytesIO(replies[0])), np.frombuffer(replies[1], "<f4").reshape(eager.shape)]
     served += [np.array(json.loads(reply)["context_vectors"], np.float32) for reply in replies[2:]]
     assert_parity(served, [eager] * 4)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("archive", [ROTARY], indirect=True)
-def test_the_body_may_be_the_array_alone_and_positions_are_optional(archive: Archive) -> None:
-    inputs = archive.sequence(5)
-    shifted = inputs | {"positions": np.arange(7, 12)}
-    replies, context = archive.handle(
-        {"data": npy(inputs["query"])},
-        {name: npy(array) for name, array in shifted.items()},
-        {"query": npy(inputs["query"]), "positions": npy(np.arange(2))},
-    )
-    assert_parity(loaded(*replies[:2]), [deployment.eager(ROTARY, each) for each in (inputs, shifted)])
-    assert refusal(replies[2], context, 2) == "positions has 2 rows; an input before it has 5"
 
 
 ROWS = np.zeros((2, 4), np.float32)

@@ -1,14 +1,16 @@
-"""Multi-head attention in eager PyTorch: beside its formula, PyTorch's own module and published examples."""
+"""Multi-head attention in eager PyTorch beside its formula and published examples; dropout in training."""
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.config import AttentionConfig
-from attention_serving.model.presets import PRESETS, build_preset
+from attention_serving.model.positions import RotaryEmbedding, alibi_slopes
+from attention_serving.model.presets import PRESETS
 from tests.model.reference import ATOL, FLOAT32_ATOL, RTOL, Case, attention, cases
 from tests.support.tables import GOLDEN_TABLES, TABLES, GoldenTable
 
@@ -47,13 +49,6 @@ def test_every_published_table_is_reproduced(table: GoldenTable) -> None:
         np.testing.assert_allclose(answered[name], expected, rtol=0, atol=table.tolerance, err_msg=name)
 
 
-def test_simple_self_attention_has_no_parameters_and_no_scale() -> None:
-    query = torch.randn(3, 6, 16)
-    module = build_preset("simple-self-attention")
-    assert not list(module.parameters())
-    torch.testing.assert_close(module(query)[0], (query @ query.transpose(1, 2)).softmax(-1) @ query)
-
-
 PUBLISHED = {
     "three projections": ({"out_proj": False}, 60, 288),
     "three projections, stacked": ({"projections": "stacked", "out_proj": False}, 60, 288),
@@ -88,3 +83,53 @@ def test_twelve_heads_of_width_768_have_the_published_number_of_parameters() -> 
         module = MultiHeadAttention(PRESETS["multi-head-768x12"].config)
     published = TABLES["parameter_count"]["parameters"]
     assert sum(parameter.numel() for parameter in module.parameters()) == published == 2_360_064
+
+
+@pytest.mark.parametrize("interleaved", [False, True], ids=["half-split", "interleaved"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+def test_frequencies_stay_float32_in_half_precision(dtype: torch.dtype, interleaved: bool) -> None:
+    """A frequency rounded to half precision would be off by half a turn and more at such positions."""
+    rng, rotary = np.random.default_rng(0), RotaryEmbedding(8, theta=100.0, interleaved=interleaved)
+    heads = torch.from_numpy(rng.standard_normal((2, 3, 50, 8))).to(dtype)
+    at = torch.from_numpy(rng.integers(0, 4096, (2, 50)))
+    found, exact = rotary.to(dtype)(heads, at), rotary(heads.double(), at)
+    assert found.dtype == dtype
+    # Cosine, sine, two products and their sum, each rounded once, of numbers below 4.
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=5 * 4 * torch.finfo(dtype).eps)
+
+
+def test_the_slopes_of_eight_heads_are_those_of_the_paper() -> None:
+    assert alibi_slopes(8) == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
+
+
+TQ, TK = 30, 20
+
+
+def rows(seed: int, *shape: int) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape)).float()
+
+
+def trained(dropout: float, *, return_weights: bool) -> Tensor:
+    """The weights in training: the context vectors where values are unit vectors."""
+    config = AttentionConfig(
+        d_query=4, d_value=TK, cross=True, separate_value=True, projections="none", out_proj=False,
+        dropout=dropout,
+    )  # fmt: skip
+    mask = torch.ones(2, 1, TQ, TK, dtype=torch.bool)
+    mask[:, :, ::2] = False
+    torch.manual_seed(5)
+    inputs = rows(0, 2, TQ, 4), rows(1, 2, TK, 4), torch.eye(TK).expand(2, TK, TK)
+    module = MultiHeadAttention(config).train()
+    found: Tensor = module(*inputs, attention_mask=mask, return_weights=return_weights)[0]
+    return found
+
+
+@pytest.mark.parametrize("return_weights", [False, True], ids=["context only", "with weights"])
+@pytest.mark.parametrize("dropout", [0.1, 0.9], ids="p {}".format)
+def test_a_weight_is_dropped_or_scaled_up_in_training(dropout: float, return_weights: bool) -> None:
+    expected, found = (trained(each, return_weights=return_weights) for each in (0.0, dropout))
+    kept = found != 0
+    torch.testing.assert_close(found[kept], expected[kept] / (1 - dropout), rtol=1e-5, atol=1e-7)
+    assert not found[:, ::2].any()  # rows that attend to nothing
+    # Of 600 weights; the share of dropped ones has a standard deviation of 0.012.
+    assert abs((~kept[:, 1::2]).float().mean().item() - dropout) < 0.05

@@ -111,14 +111,6 @@ def test_other_floating_point_weights_become_float32(tmp_path: Path, dtype: torc
     assert_same_weights(loaded, {name: tensor.float() for name, tensor in tensors.items()})
 
 
-def test_the_module_does_not_change_with_the_file(tmp_path: Path) -> None:
-    module = generic(projections="fused")
-    path = write(module.state_dict(), tmp_path / "w.pt")
-    loaded = load_checkpoint(path, layout="generic", heads=HEADS).module
-    path.write_bytes(bytes(path.stat().st_size))
-    assert_same_weights(loaded, module.state_dict())
-
-
 def test_a_nested_state_dict_is_read_under_the_path_to_it(tmp_path: Path) -> None:
     module = generic()
     torch.save({"epoch": 3, "state_dict": module.state_dict(), "optimizer": {"state": {}}}, tmp_path / "w.pt")

@@ -70,11 +70,3 @@ def test_every_pooling_equals_its_formula(tmp_path: Path, flags: str, poolings: 
         parts = [encoders.expected("bert", model_of("bert"), ids, pooling=each) for each in poolings]
         assert_close(own, torch.cat([part.embedding for part in parts]), rtol=RTOL, atol=ATOL)
     assert_close(run(encoder, sequences[2:])[0][0], found[2], rtol=RTOL, atol=ATOL)
-
-
-@pytest.mark.parametrize("name", ["roberta", "mpnet"])
-def test_a_padding_token_inside_a_text_has_the_librarys_position(tmp_path: Path, name: str) -> None:
-    ids = [*encoders.random_ids(name, 4), encoders.PADDING_ID, *encoders.random_ids(name, 3, seed=1)]
-    embeddings, _, _ = run(load(name, tmp_path), [ids])
-    expected = encoders.expected(name, model_of(name), ids).embedding
-    assert_close(embeddings[0], expected, rtol=RTOL, atol=ATOL)

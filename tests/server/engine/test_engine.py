@@ -1,11 +1,9 @@
 """How a request ends for whoever awaits it, and what the engine reports of it."""
 
 import dataclasses
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import suppress
 from queue import SimpleQueue
 
 import pytest
@@ -17,7 +15,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.statistics import BatchReport, ExpiryStage, ModelStatistics, Timeline
 from attention_serving.server.engine.types import Request, Result
-from tests.server.samples import CROSS, SELF, Sample, assert_answers, request_of, validated_of
+from tests.server.samples import CROSS, SELF, assert_answers, request_of, validated_of
 from tests.server.seams import PATIENCE_SECONDS, Gate, Held, Recorder, engine_of, outcome, tapped, withdraw
 from tests.support import coroutines
 from tests.support.coroutines import submitted
@@ -90,13 +88,6 @@ def test_a_request_expires_once_at_a_deadline_of_its_own(held: Held, place: Expi
     assert held.engine.load().queued_sequences == 0
 
 
-def test_a_deadline_that_passes_after_the_result_changes_nothing(held: Held) -> None:
-    held.gate.open()
-    outcome(held.first)
-    held.engine.fail(held.first, DeadlineExceededError("late"))
-    assert (held.recorder.failed, held.recorder.expired) == ([], [])
-
-
 def test_whoever_waits_may_submit_and_withdraw_when_told(held: Held) -> None:
     """No lock is held, on whichever thread that is."""
     told: SimpleQueue[Future[Result]] = SimpleQueue()
@@ -124,45 +115,6 @@ def test_requests_that_wait_run_together_and_the_report_counts_rows_and_padding(
     assert min(run.queue_seconds) > 0
     assert run.seconds > 0
     for request in requests:
-        assert_answers(request, outcome(request))
-
-
-def test_as_many_runs_are_under_way_as_are_allowed(self_model: LoadedModel) -> None:
-    gates = [Gate() for _ in range(3)]
-    requests = [validated_of(tapped(self_model, gate), [(2, 2)], seed=at) for at, gate in enumerate(gates)]
-    engine = engine_of(Limits(max_batch_sequences=1), parallel_runs=2)
-    for request in requests:
-        engine.submit(request)
-    assert gates[0].entered.wait(PATIENCE_SECONDS)
-    assert gates[1].entered.wait(PATIENCE_SECONDS)
-    assert (engine.load().running, engine.load().queued_sequences) == (2, 1)
-    gates[1].open()
-    assert gates[2].entered.wait(PATIENCE_SECONDS)
-    assert not requests[0].is_done
-    for gate in gates:
-        gate.open()
-    for request in requests:
-        assert_answers(request, outcome(request))
-    engine.close()
-
-
-def drained(held: Held) -> list[Sample]:
-    """Closes the engine while its first run is held; returns what it accepted meanwhile."""
-    accepted = [held.submit([(length, length)], seed=length) for length in (2, 3, 4)]
-    closing = threading.Thread(target=held.engine.close)
-    closing.start()
-    with suppress(ShuttingDownError):
-        while closing.is_alive():
-            accepted.append(held.submit([(2, 2)], seed=len(accepted)))
-    assert closing.is_alive()
-    assert not held.first.is_done
-    held.gate.open()
-    closing.join(PATIENCE_SECONDS)
-    return [held.first, *accepted]
-
-
-def test_closing_completes_what_was_accepted_and_refuses_the_rest(held: Held) -> None:
-    for request in drained(held):
         assert_answers(request, outcome(request))
 
 

@@ -90,27 +90,22 @@ def test_a_run_out_of_memory_is_refused_as_overload(self_model: LoadedModel, eng
         outcome(request)
 
 
-def test_what_is_cancelled_or_expired_does_not_run(self_model: LoadedModel) -> None:
-    with Held(self_model) as held:
-        cancelled, kept = held.submit([(2, 2)]), held.submit([(2, 2)], seed=1)
-        late = [held.submit([(2, 2)] * count, deadline=time.monotonic()) for count in (1, 3)]
-        withdraw(held.engine, cancelled)
-        withdraw(held.engine, held.submit([(2, 2)], deadline=time.monotonic()))  # too late: it has expired
-    assert held.later_sizes == [1]
-    assert sorted(held.recorder.failed) == [(SELF, "CANCELLED"), *[(SELF, "DEADLINE_EXCEEDED")] * 3]
-    assert cancelled.outcome is None
-    for request in late:
-        with pytest.raises(DeadlineExceededError, match="deadline passed"):
-            outcome(request)
-    assert_answers(kept, outcome(kept))
-
-
-@pytest.mark.parametrize("inline", [False, True], ids=["on a thread", "inline"])
-def test_a_batch_that_cannot_be_planned_fails_its_requests(
-    self_model: LoadedModel, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, inline: bool
+@pytest.mark.parametrize(
+    ("part", "name", "inline"),
+    [(queues, "Batch", False), (queues, "Batch", True), (Engine, "_deliver", False)],
+    ids=["planned on a thread", "planned inline", "delivered"],
+)
+def test_a_batch_that_cannot_be_planned_or_delivered_fails_its_requests(
+    self_model: LoadedModel,
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    part: object,
+    name: str,
+    *,
+    inline: bool,
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(queues, "Batch", broken)
+        patch.setattr(part, name, broken)
         for _ in range(3):
             request = validated_of(self_model, [(2, 2)])
             engine.submit(request, wake=not inline)
@@ -118,19 +113,6 @@ def test_a_batch_that_cannot_be_planned_fails_its_requests(
                 assert not engine.run_inline(1.0)
             with pytest.raises(RunFailedError):
                 outcome(request)
-    assert_still_runs(engine, self_model)
-
-
-def test_results_that_cannot_be_delivered_fail_their_requests(
-    self_model: LoadedModel, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = costing(self_model, SAME_FOR_ALL)
-    with monkeypatch.context() as patch:
-        patch.setattr(engine, "_deliver", broken)
-        request = validated_of(model, [(2, 2), (3, 3)])
-        engine.submit(request)
-        with pytest.raises(RunFailedError):
-            outcome(request)
     assert_still_runs(engine, self_model)
 
 

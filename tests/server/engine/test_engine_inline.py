@@ -36,26 +36,6 @@ def engine() -> Iterator[Engine]:
     engine.close()
 
 
-class InlineCaller:
-    """A thread that runs batches inline, the first of which is held."""
-
-    def __init__(self, engine: Engine, model: LoadedModel, *, runs: int) -> None:
-        self.gate = Gate()
-        self.held = validated_of(tapped(model, self.gate), [(2, 2)])
-        engine.submit(self.held, wake=False)
-        self._thread = threading.Thread(
-            target=lambda: [engine.run_inline(ANY_RUN) for _ in range(runs)], name="caller"
-        )
-        self._thread.start()
-        assert self.gate.entered.wait(PATIENCE_SECONDS)
-
-    def finish(self) -> None:
-        self.gate.open()
-        self._thread.join(PATIENCE_SECONDS)
-        assert not self._thread.is_alive()
-        assert_answers(self.held, outcome(self.held))
-
-
 def test_a_batch_runs_on_the_callers_thread(self_model: LoadedModel, engine: Engine) -> None:
     threads = Threads()
     request = validated_of(tapped(self_model, threads), [(3, 3), (3, 3)])
@@ -87,27 +67,6 @@ def test_a_batch_that_is_expected_to_be_long_is_handed_to_a_thread(
             assert_answers(request, outcome(request))
         gate.open()
     assert threads.names == [HERE if is_short else THREAD]
-
-
-@pytest.mark.parametrize(
-    ("runs", "wake", "thread"),
-    [(2, False, "caller"), (1, False, HERE), (1, True, THREAD)],
-    ids=["the next inline run", "not woken", "woken"],
-)
-def test_a_request_that_arrives_during_an_inline_run_runs_on(
-    self_model: LoadedModel, engine: Engine, runs: int, wake: bool, thread: str
-) -> None:
-    threads = Threads()
-    caller = InlineCaller(engine, self_model, runs=runs)
-    later = validated_of(tapped(self_model, threads), [(3, 3)])
-    engine.submit(later, wake=wake)
-    assert runs == 1 or not engine.run_inline(ANY_RUN)
-    assert not later.is_done
-    caller.finish()
-    if thread == HERE:
-        assert engine.run_inline(ANY_RUN)
-    assert_answers(later, outcome(later))
-    assert threads.names == [thread]
 
 
 def test_the_caller_stays_awake_for_a_time_after_a_run_unless_a_thread_runs_a_batch(

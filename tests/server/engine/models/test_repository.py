@@ -26,10 +26,8 @@ from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.types import Array
 from attention_serving.server.errors import LoadError
-from attention_serving.server.initial_models import model_store
-from attention_serving.server.settings import Settings
 from tests.server.samples import CROSS, SELF, load_repository
-from tests.support.keys import new_key, write_keys
+from tests.support.keys import new_key
 
 DEVICE = Device(threads=1)
 MANIFEST, GOLDEN, GRAPH = "manifest.json", "golden.safetensors", "model.lengths.onnx"
@@ -300,10 +298,3 @@ def test_polling_takes_an_artifact_once_it_is_signed(signed: Path) -> None:
     assert control.repository.ready(CROSS).version == "1"
     assert control.repository.ready(SELF) is kept
     assert list(control.changed_on_disk()) == []
-
-
-def test_a_file_that_has_no_public_key_is_refused(tmp_path: Path) -> None:
-    private, _ = write_keys(tmp_path, KEY)
-    settings = Settings(model_repository=tmp_path, proof_public_key=private)
-    with pytest.raises(LoadError, match=f"--proof-public-key: {private}: contains a PRIVATE KEY"):
-        model_store(settings)

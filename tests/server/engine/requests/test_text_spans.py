@@ -84,16 +84,6 @@ def test_several_poolings_are_concatenated_and_then_normalised() -> None:
     np.testing.assert_allclose(found, F.normalize(both, dim=0).numpy(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", POOLINGS)
-def test_a_span_does_not_depend_on_the_others(name: str) -> None:
-    rows, rng = token_vectors(), np.random.default_rng(1)
-    starts = rng.integers(0, TOKENS - 1, 30)
-    spans = np.stack([starts, rng.integers(starts + 1, TOKENS + 1)], axis=1)
-    together = pooled(rows, spans, facts(name, normalised=True))
-    for vector, span in zip(together, spans, strict=True):
-        np.testing.assert_array_equal(vector, pooled(rows, span[np.newaxis], facts(name, normalised=True))[0])
-
-
 def test_small_rows_after_large_ones_keep_their_precision() -> None:
     rows = np.concatenate([np.full((500, WIDTH), 1e4, np.float32), token_vectors(4) * 1e-3])
     found = pooled(rows, np.array([[500, 504]]), facts("mean"))[0]

@@ -111,32 +111,25 @@ def offsets_of(found: EncodedTexts) -> list[Offsets]:
     return [[next(rows) for _ in range(length)] for length in found.offsets.lengths]
 
 
-@settings(max_examples=40)
-@given(texts=st.lists(st.text(st.sampled_from(LETTERS)), min_size=1, max_size=4), as_bytes=st.booleans())
-def test_offsets_are_those_of_the_library_and_the_ids_do_not_change(
-    pair: tuple[TextEncoder, Tokenizer], texts: list[str], as_bytes: bool
+@settings(max_examples=80)
+@given(
+    texts=st.lists(st.text(st.sampled_from(LETTERS)), min_size=1, max_size=4),
+    prefix=st.sampled_from(["", "q: ", "é人"]),
+    as_bytes=st.booleans(),
+)
+def test_offsets_are_those_of_the_library_without_the_prefix_and_the_ids_do_not_change(
+    pair: tuple[TextEncoder, Tokenizer], texts: list[str], prefix: str, as_bytes: bool
 ) -> None:
     encoder, reference = pair
     given_texts = tuple(text.encode() if as_bytes else text for text in texts)
-    found = encoder.encode(given_texts, TextLimits(), offsets=True)
-    plain = encoder.encode(given_texts, TextLimits())
+    found = encoder.encode(given_texts, TextLimits(), prefix=prefix, offsets=True)
+    plain = encoder.encode(given_texts, TextLimits(), prefix=prefix)
     assert found.ids.rows.tolist() == plain.ids.rows.tolist()
     assert plain.offsets is None
-    assert offsets_of(found) == [reference.encode(text).offsets for text in texts]
-    assert found.ends == tuple(map(len, texts))
-
-
-@settings(max_examples=40)
-@given(text=st.text(st.sampled_from(LETTERS), max_size=12), prefix=st.sampled_from(["", "q: ", "é人"]))
-def test_tokens_of_a_prefix_have_no_characters(
-    pair: tuple[TextEncoder, Tokenizer], text: str, prefix: str
-) -> None:
-    encoder, reference = pair
-    found = encoder.encode((text,), TextLimits(), prefix=prefix, offsets=True)
     own = len(prefix)
-    expected = [(max(0, a - own), max(0, b - own)) for a, b in reference.encode(prefix + text).offsets]
-    assert offsets_of(found) == [expected]
-    assert found.ends == (len(text),)
+    expected = [reference.encode(prefix + text).offsets for text in texts]
+    assert offsets_of(found) == [[(max(0, a - own), max(0, b - own)) for a, b in each] for each in expected]
+    assert found.ends == tuple(map(len, texts))
 
 
 @settings(max_examples=40)

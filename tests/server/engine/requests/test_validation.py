@@ -13,7 +13,7 @@ from attention_serving.server.engine.errors import InvalidRequestError, LimitExc
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validation import validate
-from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged, Request
+from attention_serving.server.engine.types import Array, HeadSelection, Mask, MaskKind, Ragged, Request
 from tests.server.samples import CROSS, HEADS, SELF, TEXT, ragged, request_of, validated_of
 
 LENGTHS = ((2, 3), (1, 4))
@@ -62,6 +62,10 @@ def weighted(model: LoadedModel) -> Request:
     return request_of(model, LENGTHS, return_weights=True)
 
 
+def of_a_layer(model: LoadedModel) -> Request:
+    return dataclasses.replace(weighted(model), head_selection=HeadSelection(layers=(0,)))
+
+
 TAKEN = "model 'tiny-self' takes query and optionally attention_mask"
 # Model, request, message; and for limits, the one that is set.
 INPUTS: dict[str, tuple[str, Build, str]] = {
@@ -87,6 +91,9 @@ INPUTS: dict[str, tuple[str, Build, str]] = {
     "id too large": (TEXT, ids(0, 6), "token_ids: contains id 6; ids must be between 0 and 5"),
     "id negative": (TEXT, ids(-1, 3), "token_ids: contains id -1; ids must be between 0 and 5"),
     "unknown word": (TEXT, texts("Life", "Death"), "text: unknown words: 'Death'"),
+    "layer": (
+        SELF, of_a_layer, "head_selection.layers: must be empty: model 'tiny-self' is not a text encoder",
+    ),
 }  # fmt: skip
 # Of two sequences: 3 + 4 keys, 2 x 3 + 1 x 4 pairs, 2 heads of those.
 MASKS: dict[str, tuple[str, Build, str]] = {
@@ -168,30 +175,14 @@ def test_a_sequence_beyond_the_largest_length_of_its_model_is_refused(
 lengths_of_requests = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=5)
 
 
-@given(lengths=lengths_of_requests, name=st.sampled_from([SELF, CROSS]))
-@settings(max_examples=40)
-def test_sequences_are_views_of_the_request_in_its_order(
-    models: dict[str, LoadedModel], lengths: list[tuple[int, int]], name: str
-) -> None:
-    request = request_of(models[name], lengths)
-    validated = validate(request, models[name], Limits())
-    for spec in models[name].inputs:
-        rows = request.inputs[spec.name].rows
-        parts = [sequence.inputs[spec.name] for sequence in validated.sequences]
-        assert all(np.shares_memory(part, rows) for part in parts)
-        assert [len(part) for part in parts] == list(request.inputs[spec.name].lengths)
-        assert all(sequence.mask is None for sequence in validated.sequences)
-        np.testing.assert_array_equal(np.concatenate(parts), rows)
-
-
 @given(
     lengths=lengths_of_requests,
     name=st.sampled_from([SELF, CROSS]),
     kind=st.sampled_from(MaskKind),
     packed=st.booleans(),
 )
-@settings(max_examples=40)
-def test_each_sequence_gets_its_own_part_of_the_mask(
+@settings(max_examples=80)
+def test_each_sequence_has_views_of_its_own_rows_and_of_its_part_of_the_mask(
     models: dict[str, LoadedModel],
     lengths: list[tuple[int, int]],
     name: str,
@@ -203,6 +194,12 @@ def test_each_sequence_gets_its_own_part_of_the_mask(
     flags = request.mask.flags(request.mask.data.size)
     mask = Mask(kind, np.packbits(flags, bitorder="little") if packed else flags)
     validated = validate(Request(inputs=request.inputs, mask=mask), models[name], Limits())
+    for spec in models[name].inputs:
+        rows = request.inputs[spec.name].rows
+        own = [sequence.inputs[spec.name] for sequence in validated.sequences]
+        assert all(np.shares_memory(part, rows) for part in own)
+        assert [len(part) for part in own] == list(request.inputs[spec.name].lengths)
+        np.testing.assert_array_equal(np.concatenate(own), rows)
     parts = [sequence.mask for sequence in validated.sequences if sequence.mask is not None]
     pairs = lengths if name == CROSS else [(query, query) for query, _ in lengths]
     spans = {MaskKind.KEYS: (1, 0), MaskKind.PAIRS: (1, 1), MaskKind.HEADS: (HEADS, 1)}

@@ -2,24 +2,19 @@
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import WHOLE_SCORE_BYTES_ON_DEVICE, LoadedModel
 from attention_serving.server.engine.run import calibration
 from attention_serving.server.engine.run.calibration import TIMED_SIZES, calibrated, fit, time_in_turns
 from attention_serving.server.engine.run.provider import Provider
-from attention_serving.server.engine.schedule.queue import Queue
 from attention_serving.server.engine.types import Array, RunCost
-from tests.server.samples import validated_of
 from tests.server.seams import tapped
 
 # Row and pair operations of the sizes that are timed, of a module 64 wide.
@@ -132,40 +127,6 @@ def test_each_graph_is_timed_at_the_sizes_that_its_cost_is_fitted_to_and_that_th
         assert max(length for _, length in seen) == longest
     else:
         assert seen <= sizes | {(1, 1)}  # which the trimming of the arena runs
-
-
-class BusyMachine:
-    """Clocks of a machine whose cores others have half of the time, and runs that let them go on."""
-
-    def __init__(self) -> None:
-        self.cpu = self.wall = 0.0
-
-    def run(self, share: float, inputs: dict[str, Array]) -> None:
-        """Computes for 100 microseconds a row, or a share of that."""
-        count, length, _ = inputs["query"].shape
-        seconds = share * 1e-4 * count * length
-        self.cpu += seconds
-        self.wall += 2 * seconds
-
-
-@pytest.mark.parametrize(("share", "length"), [(0.6, 1), (0.6, 128), (1.5, 128)])
-def test_a_run_that_is_alone_takes_what_is_faster_also_on_a_busy_machine(
-    self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch, share: float, length: int
-) -> None:
-    machine = BusyMachine()
-    monkeypatch.setattr(time, "thread_time", lambda: machine.cpu)
-    monkeypatch.setattr(time, "perf_counter", lambda: machine.wall)
-    parallel = tapped(self_model, partial(machine.run, share)).sessions
-    alone_on_one = tapped(self_model, partial(machine.run, 1.0))
-    model = calibrated(dataclasses.replace(alone_on_one, parallel_sessions=parallel))
-    alone = model.seconds(GraphKind.PLAIN, 1, length, length)
-    assert alone == pytest.approx(1e-4 * length)
-    assert model.parallel_seconds(GraphKind.PLAIN, 1, length, length) == pytest.approx(share * alone)
-    queue = Queue(Limits(), slots=2)
-    queue.add(validated_of(model, [(length, length)]), 0.0, inline=False)
-    batch, _ = queue.next(0.0)
-    assert batch is not None
-    assert batch.is_parallel == (share < 1)
 
 
 def test_a_device_is_timed_at_sizes_of_its_own_and_runs_longer_sequences_whole(

@@ -7,14 +7,17 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import FailedModel
-from attention_serving.server.engine.run.execute import run_batch
 from attention_serving.server.engine.run.provider import Device, Provider
+<<<<<<< HEAD
 from attention_serving.server.engine.run.session import SHAPE_OPERATORS, RunControl, left_on_host
 from tests.server.samples import CROSS, ROOT, SELF, validated_of
+=======
+from attention_serving.server.engine.run.session import SHAPE_OPERATORS, left_on_host
+from tests.server.samples import CROSS, ROOT, SELF
+>>>>>>> wt-tone
 
 WITHOUT_CUDA = pytest.mark.skipif(
     "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this runtime has CUDA"
@@ -51,13 +54,6 @@ def test_operators_of_tensors_on_the_host_are_named_and_those_of_sizes_are_not(a
     assert {"MatMul", "Attention"} <= kinds
     assert not kinds & set(SHAPE_OPERATORS)
     assert all(len(text.split()) == 2 for text in found)
-
-
-def test_a_run_can_be_ended_early(self_model: LoadedModel) -> None:
-    control = RunControl()
-    control.terminate()
-    with pytest.raises(Exception, match="terminate flag"):
-        run_batch(self_model, GraphKind.PLAIN, validated_of(self_model, [(4, 6)]).sequences, control)
 
 
 # The arena belongs to the process.

@@ -1,4 +1,4 @@
-"""Under any order of requests each sequence runs once, within the limits, and after a bounded wait.
+"""Under any order of events each sequence runs once, within the limits, and nothing waits for a free slot.
 
 Every batch contains the oldest queued sequence, so a sequence waits at most for as many runs as there were
 sequences before it when it arrived.
@@ -6,13 +6,11 @@ sequences before it when it arrived.
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,31 +23,26 @@ from hypothesis.stateful import (
 )
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.engine.errors import DeadlineExceededError, EngineError, RunFailedError
+from attention_serving.server.engine.errors import DeadlineExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.validated_request import SequenceInputs, ValidatedRequest
-from attention_serving.server.engine.run.execute import gather
 from attention_serving.server.engine.schedule import queue as queues
 from attention_serving.server.engine.schedule.batch import FULL_AT_CALL_COSTS, Batch
-from attention_serving.server.engine.schedule.queue import Queue
+from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller
+from attention_serving.server.engine.schedule.queue import Next, Queue
 from attention_serving.server.engine.types import MaskKind, Result, RunCost
 from tests.server.samples import Sample, validated_of
 from tests.server.seams import SAME_FOR_ALL, costing, deliver, take
 
+SLOTS = 2
 LONG, SHORT = 40, 6
+INLINE_SECONDS = 1.5
+CALLERS = [ANYONE, Caller("other"), Caller("heavy", 3.0)]
 one_long_among_short = st.tuples(
     st.lists(st.tuples(st.integers(1, SHORT), st.integers(1, SHORT)), max_size=5),
     st.sampled_from([(1, 1), (SHORT, SHORT), (LONG, 1), (LONG, LONG)]),
 ).map(lambda drawn: [*drawn[0], drawn[1]])
 lengths_of_a_request = one_long_among_short.flatmap(st.permutations)
-patience = st.sampled_from([math.inf, math.inf, 0.0, 2.0, 5.0])
-
-
-def seconds_alone(request: Sample) -> list[float]:
-    """Expected duration of a run of each sequence alone."""
-    lengths = [sequence.lengths for sequence in request.asked]
-    return [request.model.seconds(request.form.graph, 1, *pair) for pair in lengths]
 
 
 @dataclass(eq=False)
@@ -58,50 +51,55 @@ class Ticket:
 
     request: Sample
     index: int
+    seconds: float
+    """Expected duration of a run of the sequence alone."""
+    longest: float
+    """That of the longest sequence of its request."""
     turn: float
     sequences_before: int
     runs_before: int
     runs: int = 0
 
-    def is_wanted(self, now: float) -> bool:
-        longest = max(seconds_alone(self.request))
-        return not self.request.is_done and now + longest <= self.request.deadline
+    @property
+    def waits(self) -> bool:
+        return not self.runs and not self.request.is_done
+
+    def is_in_time(self, now: float) -> bool:
+        return now + self.longest <= self.request.deadline
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Does with a queue what the scheduler does, its runs without a runtime."""
+    """Two threads, and one that submits and runs inline, as the scheduler and a transport do.
 
-    def __init__(self, models: Sequence[LoadedModel], limits: Limits) -> None:
+    Between two rules every thread that is needed may be at any point. The invariants hold at each of them.
+    """
+
+    def __init__(self, models: Sequence[LoadedModel], limits: Limits, callers: Sequence[Caller]) -> None:
         super().__init__()
-        self.models = models
-        self.limits = limits
-        self.queue = Queue(limits)
-        self.now = 0.0
+        self.models, self.limits, self.callers = models, limits, callers
+        self.queue = Queue(limits, SLOTS)
+        self.now = self.turn = 0.0
         self.runs = 0
-        self.turn = 0.0
-        self.requests: list[Sample] = []
-        self.waiting: list[Ticket] = []
         self.tickets: list[Ticket] = []
-        self.expired: Counter[ValidatedRequest] = Counter()
-        self.failed: set[ValidatedRequest] = set()
-        self.withdrawn: set[ValidatedRequest] = set()
-        self.batch: Batch | None = None
+        self.known: list[Batch] = []
+        self.on_threads: list[Batch] = []
+        self.inline: Batch | None = None
+        # The inline thread has submitted, runs a batch inline or has ended that, and will ask next. Another
+        # thread has submitted since the queue was empty, whose request must not wait for the inline run.
+        self.inline_will_ask = self.another_submitted = False
 
     @property
-    def live(self) -> list[Sample]:
-        return [request for request in self.requests if not request.is_done]
-
-    def _end(self, request: ValidatedRequest, outcome: Result | EngineError | None) -> None:
-        assert self.queue.release(request)
-        request.end(outcome)
-        assert not self.queue.release(request)
+    def waiting(self) -> list[Ticket]:
+        return [ticket for ticket in self.tickets if ticket.waits]
 
     @rule(
         model=st.integers(0, 3),
         lengths=lengths_of_a_request,
         return_weights=st.booleans(),
         kind=st.sampled_from([None, MaskKind.KEYS]),
-        seconds=patience,
+        seconds=st.sampled_from([math.inf, math.inf, 0.0, 2.0, 5.0]),
+        inline=st.booleans(),
+        data=st.data(),
     )
     def submit(
         self,
@@ -110,51 +108,68 @@ class QueueMachine(RuleBasedStateMachine):
         return_weights: bool,
         kind: MaskKind | None,
         seconds: float,
+        inline: bool,
+        data: st.DataObject,
     ) -> None:
-        deadline = self.now + seconds
-        request = validated_of(
-            self.models[model], lengths, kind=kind, return_weights=return_weights, deadline=deadline
-        )
-        self.queue.add(request, self.now)
-        before = sum(not t.request.is_done and t.turn <= self.turn for t in self.waiting)
-        turn, new = self.turn, []
-        for index, own in enumerate(seconds_alone(request)):
-            new.append(Ticket(request, index, turn, before, self.runs))
+        options: dict[str, Any] = {"kind": kind, "return_weights": return_weights}
+        request = validated_of(self.models[model], lengths, deadline=self.now + seconds, **options)
+        request.caller = data.draw(st.sampled_from(self.callers))
+        inline = inline and self.inline is None
+        before, turn = sum(ticket.turn <= self.turn for ticket in self.waiting), self.turn
+        self.queue.add(request, self.now, inline=inline)
+        self.inline_will_ask = self.inline_will_ask or inline
+        self.another_submitted = self.another_submitted or not inline
+        graph = request.form.graph
+        alone = [request.model.seconds(graph, 1, *sequence.lengths) for sequence in request.asked]
+        for index, own in enumerate(alone):
+            self.tickets.append(Ticket(request, index, own, max(alone), turn, before, self.runs))
             turn += own
-        self.requests.append(request)
-        self.waiting += new
-        self.tickets += new
 
-    @precondition(lambda self: self.live)
+    @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        request = data.draw(st.sampled_from(self.live))
-        self.withdrawn.add(request)
-        self._end(request, None)
+        self._end(data.draw(st.sampled_from(self.waiting)).request, None)
+
+    def _end(self, request: Sample, outcome: Result | DeadlineExceededError | None) -> None:
+        assert self.queue.release(request)
+        request.end(outcome)
+        assert not self.queue.release(request)
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 4.0]))
     def let_time_pass(self, seconds: float) -> None:
         self.now += seconds
 
-    @precondition(lambda self: self.batch is None)
+    @precondition(lambda self: self.inline is None)
     @rule()
-    def take(self) -> None:
-        wanted = [ticket for ticket in self.waiting if ticket.is_wanted(self.now)]
-        wanted.sort(key=lambda ticket: ticket.turn)  # which keeps the order of arrival within a turn
-        batch, expired = take(self.queue, self.now)
-        assert (batch is None) == (not wanted)
+    def ask_inline(self) -> None:
+        self.inline_will_ask = False
+        self.inline = self._asked(self.queue.next_inline(self.now, INLINE_SECONDS))
+        self.inline_will_ask = self.inline is not None
+
+    @precondition(lambda self: self.queue.needs_thread)
+    @rule()
+    def ask_on_a_thread(self) -> None:
+        batch = self._asked(self.queue.next(self.now))
         if batch is not None:
-            head = batch.sequences[0]
-            self.turn = max(self.turn, head.turn)
-            assert (head.request, head.index) == (wanted[0].request, wanted[0].index)
-            self._check_limits(batch)
-            self._note_runs(batch)
+            self.on_threads.append(batch)
+
+    def _asked(self, found: Next) -> Batch | None:
+        """Checks what was taken out of the queue, to run at once or to be handed over."""
+        wanted = [ticket for ticket in self.waiting if ticket.is_in_time(self.now)]
+        wanted.sort(key=lambda ticket: ticket.turn)  # which keeps the order of arrival within a turn
+        for taken in self.queue.running:
+            if taken not in self.known:
+                self.known.append(taken)
+                self._check_limits(taken)
+                self._check_order(taken, wanted)
+        batch, expired = found
         for request in expired:
             assert isinstance(request, Sample)
-            assert request.deadline < self.now + max(seconds_alone(request))
-            self.expired[request] += 1
+            assert not any(
+                ticket.is_in_time(self.now) for ticket in self.tickets if ticket.request is request
+            )
             self._end(request, DeadlineExceededError("too late"))
-        self.batch = batch
+        return batch
 
     def _check_limits(self, batch: Batch) -> None:
         model, count = batch.model, len(batch)
@@ -168,85 +183,83 @@ class QueueMachine(RuleBasedStateMachine):
         assert math.isclose(batch.seconds, model.seconds(batch.graph, count, *longest), rel_tol=1e-12)
         assert batch.seconds <= alone * (1 + 1e-9)
 
-    def _note_runs(self, batch: Batch) -> None:
-        for queued in batch:
-            ticket = next(t for t in self.waiting if (t.request, t.index) == (queued.request, queued.index))
-            assert ticket.is_wanted(self.now)
+    def _check_order(self, batch: Batch, wanted: list[Ticket]) -> None:
+        """What is not wanted, as it has run, is not found."""
+        by_sequence = {(ticket.request, ticket.index): ticket for ticket in wanted}
+        tickets = [by_sequence[queued.request, queued.index] for queued in batch]  # type: ignore[index]
+        if len(self.callers) == 1:
+            self.turn = max(self.turn, batch.sequences[0].turn)
+            assert tickets[0] is wanted[0]
             # The first sequence of a request waits at most for those whose turn had come when it arrived.
-            assert ticket.index or self.runs - ticket.runs_before <= ticket.sequences_before
-            ticket.runs += 1
-            self.waiting.remove(ticket)
+            assert all(t.index or self.runs - t.runs_before <= t.sequences_before for t in tickets)
         self.runs += 1
+        for ticket in tickets:
+            ticket.runs += 1
 
-    @precondition(lambda self: self.batch is not None)
-    @rule()
-    def finish(self) -> None:
-        for queued in self._ended():
-            self._deliver(queued)
-
-    @precondition(lambda self: self.batch is not None)
+    @precondition(lambda self: self.on_threads)
     @rule(data=st.data())
-    def fail(self, data: st.DataObject) -> None:
-        sequences = self._ended()
-        at_fault = data.draw(st.integers(0, len(sequences) - 1))
-        for index, queued in enumerate(sequences):
-            if queued.request.is_done:
-                continue
-            if index == at_fault:
-                self.failed.add(queued.request)
-                self._end(queued.request, RunFailedError("no"))
-            else:
-                self._deliver(queued)
+    def end_on_a_thread(self, data: st.DataObject) -> None:
+        batch = data.draw(st.sampled_from(self.on_threads))
+        self.on_threads.remove(batch)
+        self._ended(batch)
 
-    def _ended(self) -> list[SequenceInputs]:
-        assert self.batch is not None
-        batch, self.batch = self.batch, None
-        return batch.sequences
+    @precondition(lambda self: self.inline is not None)
+    @rule()
+    def end_inline(self) -> None:
+        assert self.inline is not None
+        self._ended(self.inline)
+        self.inline, self.inline_will_ask = None, True
 
-    def _deliver(self, queued: SequenceInputs) -> None:
-        request = queued.request
-        assert isinstance(request, Sample)
-        marker = np.array([self.requests.index(request), queued.index])
-        if deliver(queued, {"context_vectors": marker}) and not request.is_done:
-            self._end(request, Result(gather(request.results)))
+    def _ended(self, batch: Batch) -> None:
+        self.queue.ended(batch, self.now)
+        for queued in batch:
+            request = queued.request
+            assert isinstance(request, Sample)
+            if deliver(queued, {}) and not request.is_done:
+                self._end(request, Result({}))
 
     @invariant()
-    def counts_what_is_queued(self) -> None:
-        """A sequence whose request has ended may stay in the queue until it is found there."""
-        queued = [sequence for bucket in self.queue._buckets.values() for sequence in bucket]
-        assert self.queue.sequences == len(queued)
-        assert math.isclose(self.queue.work, sum(s.shape.seconds for s in queued), abs_tol=1e-6)
+    def nothing_waits_while_a_slot_is_free(self) -> None:
+        self.another_submitted = self.another_submitted and bool(self.queue)
+        is_left_to_inline = self.inline_will_ask and not self.another_submitted
+        if not self.queue or len(self.queue.running) >= SLOTS or is_left_to_inline:
+            return
+        free = self.limits.max_run_bytes - sum(self.queue.running.values())
+        first = self.queue._next_bucket()[0]
+        if first.shape.run_bytes <= free or not self.queue.running:
+            assert self.queue.needs_thread
 
     @invariant()
-    def runs_nothing_twice(self) -> None:
-        assert all(ticket.runs <= 1 for ticket in self.tickets)
+    def the_memory_of_runs_is_bounded(self) -> None:
+        running = self.queue.running
+        assert len(running) <= SLOTS
+        assert len(running) <= 1 or sum(running.values()) <= self.limits.max_run_bytes
+
+    @invariant()
+    def what_is_queued_is_counted(self) -> None:
+        assert self.queue.sequences == len(self.waiting)
+        work = sum(ticket.seconds for ticket in self.waiting)
+        work += sum(batch.seconds_alone for batch in self.queue.running)
+        assert math.isclose(self.queue.work, work, abs_tol=1e-6)
 
     def teardown(self) -> None:
-        while self.batch is not None or self.queue:
-            if self.batch is not None:
-                self.finish()
-            self.take()
-        assert self.batch is None
-        for number, request in enumerate(self.requests):
-            self._check_outcome(number, request)
-
-    def _check_outcome(self, number: int, request: Sample) -> None:
-        assert self.expired[request] <= 1
-        assert request.is_done
-        outcome = request.outcome
-        if request in self.withdrawn:
-            assert outcome is None
-            return
-        if not isinstance(outcome, Result):
-            assert isinstance(outcome, RunFailedError if request in self.failed else DeadlineExceededError)
-            assert self.expired[request] == (request not in self.failed)
-            return
-        assert all(ticket.runs == 1 for ticket in self.tickets if ticket.request is request)
-        markers = outcome.outputs["context_vectors"]
-        assert [marker.tolist() for marker in markers] == [[number, i] for i in range(len(request.asked))]
+        """Without further submissions everything runs or expires, and the queue completes."""
+        self.queue.close()
+        for _ in range(4 * len(self.tickets) + SLOTS):
+            if self.inline:
+                self.end_inline()
+            if self.queue.needs_thread and not self.queue.is_complete:
+                self.ask_on_a_thread()
+            for batch in self.on_threads[:1]:
+                self.on_threads.remove(batch)
+                self._ended(batch)
+        assert self.queue.is_complete
+        assert (self.queue.sequences, self.queue.work) == (0, 0.0)
+        for ticket in self.tickets:
+            assert ticket.request.is_done
+            assert ticket.runs == 1 or not isinstance(ticket.request.outcome, Result)
 
 
-LIMITS = Limits(max_batch_sequences=4, max_batch_bytes=20_000)
 # A call costs as much as a few rows, so that some lengths gain together and others lose.
 MIXED = RunCost(call=1.0, row=3e-4, pair=3e-4)
 
@@ -263,18 +276,26 @@ def buckets(self_model: LoadedModel, cross_model: LoadedModel) -> list[LoadedMod
     ]
 
 
+@pytest.mark.parametrize("callers", [CALLERS[:1], CALLERS], ids=["one caller", "three callers"])
 @pytest.mark.parametrize(
-    ("look_ahead", "examples"),
-    [(2, 20), pytest.param(256, 100, marks=pytest.mark.thorough)],
-    ids=["near", "far"],
+    ("long_runs", "look_ahead"),
+    [(1, 256), (2, 2), pytest.param(100, 256, marks=pytest.mark.thorough)],
+    ids=["one long run", "two, near", "many"],
 )
-def test_every_sequence_runs_once_and_in_time(
-    buckets: list[LoadedModel], look_ahead: int, examples: int, monkeypatch: pytest.MonkeyPatch
+def test_every_sequence_runs_once_in_time_and_in_a_free_slot(
+    buckets: list[LoadedModel],
+    self_model: LoadedModel,
+    callers: list[Caller],
+    long_runs: int,
+    look_ahead: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(queues, "LOOK_AHEAD", look_ahead)
-    machine: Any = partial(QueueMachine, buckets, LIMITS)  # the stubs ask for a class
+    memory = long_runs * self_model.run_bytes(GraphKind.PLAIN, 1, LONG, LONG)
+    limits = Limits(max_batch_sequences=4, max_batch_bytes=20_000, max_run_bytes=memory)
+    machine: Any = partial(QueueMachine, buckets, limits, callers)  # the stubs ask for a class
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=examples, stateful_step_count=40, deadline=None)
+        machine, settings=settings(max_examples=100, stateful_step_count=50, deadline=None)
     )
 
 

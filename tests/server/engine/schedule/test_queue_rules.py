@@ -12,10 +12,9 @@ from attention_serving.server.engine.errors import OverloadedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validated_request import ValidatedRequest
-from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.engine.schedule import fair_shares
 from attention_serving.server.engine.schedule.batch import Batch
-from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller, FairShares
+from attention_serving.server.engine.schedule.fair_shares import Caller, FairShares
 from attention_serving.server.engine.schedule.queue import WINDOW_SECONDS, Admission, Queue
 from attention_serving.server.engine.types import RunCost
 from tests.server.samples import CROSS, SELF, Lengths, validated_of
@@ -75,21 +74,6 @@ def test_work_before_a_request_leaves_out_the_rest_of_large_ones(self_model: Loa
     queue = queue_of(Limits(), validated_of(model, [(5, 5)] * 9), validated_of(model, [(2, 2)]))
     assert queue.work == 10
     assert [queue.work_before(own) for own in (0, 2, 8, 100)] == [2, 4, 10, 10]
-
-
-def test_a_call_is_refused_earlier_than_a_request_that_was_received(self_model: LoadedModel) -> None:
-    model = costing(self_model, RunCost(call=8, row=0, pair=0))
-    queue = queue_of(Limits(), validated_of(model, [(2, 2)]))
-    queue.check(10.0, 0.0, ANYONE, own=0.5)
-    with pytest.raises(OverloadedError):
-        queue.check(10.0, 0.0, ANYONE)
-
-
-def test_what_would_cost_more_than_it_saves_is_left_out_of_a_mixed_batch(self_model: LoadedModel) -> None:
-    rows, _ = self_model.operations(1, 1, 1)
-    model = costing(self_model, RunCost(call=10, row=1 / rows, pair=0))
-    queue = queue_of(Limits(), *requests_of(model, 20, 21, 70, 19, 18))
-    assert [next_lengths(queue) for _ in range(2)] == [[20, 21, 19, 18], [70]]
 
 
 def test_a_request_that_would_be_late_is_refused_with_the_time_to_retry() -> None:
@@ -276,8 +260,3 @@ def test_free_slots_share_the_queue(large: LoadedModel, slots: int, expected: li
 def test_what_takes_little_more_than_the_call_itself_is_not_divided(large: LoadedModel) -> None:
     costly = costing(large, dataclasses.replace(large.cost(GraphKind.PLAIN), call=1.0))
     assert len(next_batch(queue_in_slots(costly, *[ROWS] * 16, slots=4))) == 16
-
-
-def test_on_the_host_there_are_as_many_runs_as_threads() -> None:
-    devices = Device(threads=1), Device(threads=16), Device(Provider.CUDA, threads=16)
-    assert [device.parallel_runs for device in devices] == [2, 16, 2]
