@@ -7,11 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-<<<<<<< HEAD
-from attention_client import AttentionClient, InvalidArgumentError, LimitExceededError
-=======
 from attention_client import AttentionClient, LimitExceededError
->>>>>>> wt-tone
 from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 

@@ -5,9 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-<<<<<<< HEAD
-from attention_client import AttentionClient, InvalidArgumentError, LimitExceededError, TextTruncatedWarning
-=======
 from attention_client import (
     AttentionClient,
     EmbeddingInputs,
@@ -19,7 +16,6 @@ from attention_client import (
 )
 from attention_client._commands.app import app
 from attention_client._values import StreamItem
->>>>>>> wt-tone
 from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 from typer.testing import CliRunner

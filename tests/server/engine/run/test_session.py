@@ -11,13 +11,8 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import FailedModel
 from attention_serving.server.engine.run.provider import Device, Provider
-<<<<<<< HEAD
-from attention_serving.server.engine.run.session import SHAPE_OPERATORS, RunControl, left_on_host
-from tests.server.samples import CROSS, ROOT, SELF, validated_of
-=======
 from attention_serving.server.engine.run.session import SHAPE_OPERATORS, left_on_host
 from tests.server.samples import CROSS, ROOT, SELF
->>>>>>> wt-tone
 
 WITHOUT_CUDA = pytest.mark.skipif(
     "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this runtime has CUDA"
