@@ -6,10 +6,12 @@ Open loop: requests are due at moments drawn in advance, independent of the serv
 the moment at which a request was due.
 """
 
-import threading
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import cycle
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,25 +135,27 @@ def open_loop(endpoint: Endpoint, rate: float, seconds: float, seed: int) -> Loa
     caller.finish()  # establishes the connection before the schedule starts
     due = poisson(rate, seconds, seed=seed)
     meter = _Meter(endpoint.pid)
-    result = meter.read(send_when_due(caller, due + clock() + HEAD_START))
+    result = meter.read(send_when_due([caller], due + clock() + HEAD_START))
     caller.close()
     return result
 
 
-def send_when_due(caller: Caller, due: NDArray[np.int64]) -> list[Completion]:
-    """Sends a request at each moment of `clock`; returns how they ended, once all have."""
+def send_when_due(callers: Sequence[Caller], due: NDArray[np.int64]) -> list[Completion]:
+    """Sends a request at each moment of `clock`, by the callers in turn; returns how they ended."""
 
     def send() -> None:
-        for moment in due.tolist():
+        for caller, moment in zip(cycle(callers), due.tolist(), strict=False):
             if (wait := moment - clock()) > 0:
                 time.sleep(wait / 1e9)
             caller.start(moment)
 
-    sender = threading.Thread(target=send)
-    sender.start()
-    completions = [caller.finish() for _ in range(len(due))]
-    sender.join()
-    return completions
+    # One thread sends for all: the more threads wake, the later each of them notes an end.
+    with ThreadPoolExecutor(len(callers) + 1) as pool:
+        sending = pool.submit(send)
+        counts = [len(due[at :: len(callers)]) for at in range(len(callers))]
+        ends = list(pool.map(lambda caller, count: [caller.finish() for _ in range(count)], callers, counts))
+        sending.result()
+    return [end for own in ends for end in own]
 
 
 def _open(endpoint: Endpoint) -> Caller:

@@ -5,7 +5,7 @@ generator runs on the benchmark's channel in a process of its own (`benchmarks.p
 """
 
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -89,7 +89,7 @@ def overload(
         For each call, the seconds from the start until it was due, and from then until its end; its status.
     """
     callers, requests = [], encoded_requests(endpoint)
-    with ExitStack() as stack, ThreadPoolExecutor(CONNECTIONS) as pool:
+    with ExitStack() as stack:
         for _ in range(CONNECTIONS):
             caller = UnaryCaller(
                 endpoint.address, METHODS[endpoint.api], requests, deadline_seconds=deadline_seconds
@@ -98,8 +98,7 @@ def overload(
             caller.start()
             caller.finish()  # establishes the connection
         origin = clock() + HEAD_START
-        shares = [due[at::CONNECTIONS] + origin for at in range(CONNECTIONS)]
-        ends = [end for own in pool.map(send_when_due, callers, shares) for end in own]
+        ends = send_when_due(callers, due + origin)
     return [
         ((end.started - origin) / 1e9, (end.ended - end.started) / 1e9, CODES[end.status.code()])
         for end in ends
