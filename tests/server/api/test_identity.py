@@ -183,11 +183,12 @@ def test_an_identity_gets_its_share_of_the_memory() -> None:
     budget.reserve(600, greedy).add(300)
     with pytest.raises(IdentityLimitError, match="is more than its share while 100 are free"):
         budget.reserve(10, greedy)
-    for _ in range(5):
-        budget.reserve(10, modest)
+    held = [budget.reserve(10, modest) for _ in range(5)]
     with pytest.raises(IdentityLimitError, match="would hold 51 bytes; its limit is 50"):
         budget.reserve(1, modest)
     assert modest.held_bytes == 50
+    held[0].release()
+    assert modest.held_bytes == 40
 
 
 def test_an_account_is_kept_while_something_is_held() -> None:
