@@ -36,6 +36,7 @@ ONE_WORKER = "needs a single worker; set workers to 1"
 NOT_EXPLICIT = "needs a single worker, because a load request reaches only one; set workers to 1, or use poll"
 PAIR = "is needed with tls_certificate, and tls_certificate with it"
 NO_PAIR = "needs tls_certificate and tls_key too"
+NO_TOKENS = "needs identities; set tokens or jwt_jwks"
 NO_ISSUER = "needs jwt_issuer and jwt_audience"
 # A process that serves reports so every second.
 MIN_TIMEOUT, SHORT = 2.0, "must be 0, or at least 2"
@@ -257,6 +258,7 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
             ("tls_key", (self.tls_key is None) != (self.tls_certificate is None), PAIR),
             ("tls_client_ca", self.tls_client_ca and not self.tls_certificate, NO_PAIR),
             ("worker_timeout_seconds", 0 < self.worker_timeout_seconds < MIN_TIMEOUT, SHORT),
+            ("protect_metrics", self.protect_metrics and not (self.tokens or self.jwt_jwks), NO_TOKENS),
             ("jwt_jwks", self.jwt_jwks and not (self.jwt_issuer and self.jwt_audience), NO_ISSUER),
             (
                 "max_in_flight_bytes",

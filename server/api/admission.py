@@ -160,10 +160,10 @@ class Admission:
         identity = self._guard.identify(
             call.metadata, partial(peer_identities, call), partial(client_of, call)
         )
-        identity.require(method.right)
-        call.identity = identity
         if call.record is not None:
             call.record.caller = identity.caller.name
+        identity.require(method.right)
+        call.identity = identity
 
     def received(self, call: Call, method: Method) -> None:
         """The first message arrived.

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from attention_serving.server.engine.errors import EngineError, OverloadedError
 from attention_serving.server.http import embeddings
-from attention_serving.server.http.exchange import Exchange, Reply, Service
+from attention_serving.server.http.exchange import REFUSED_WITH, Exchange, Reply, Service
 from attention_serving.server.http.openapi import document
 from attention_serving.server.http.routes import ROUTES, Handler
 from attention_serving.server.http.schemas import to_json
@@ -92,7 +92,7 @@ class Endpoint:
         try:
             await exchange.reply(await self._reply(exchange))
         except ClientDisconnect:
-            exchange.status = CLIENT_LEFT
+            exchange.status = scope.get(REFUSED_WITH, CLIENT_LEFT)
         finally:
             exchange.close()
 

@@ -72,6 +72,8 @@ OPTIONS = (
 )
 # Everything but inference, and loading of models, is answered at once.
 TIMEOUT_SECONDS = 10.0
+# The key in a request's scope of the status with which the connection has answered it.
+REFUSED_WITH = "attention_refused_with"
 
 
 class Service:

@@ -24,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from attention_serving.server.addresses import BACKLOG
 from attention_serving.server.http.app import create_application
-from attention_serving.server.http.exchange import CONNECTION, JSON, Service
+from attention_serving.server.http.exchange import CONNECTION, JSON, REFUSED_WITH, Service
 from attention_serving.server.observe import logs
 from attention_serving.server.security.peers import names_in
 from attention_serving.server.settings import Settings
@@ -239,6 +239,7 @@ class Connection(HttpToolsProtocol):
             if self.cycle.response_started or self.pipeline:
                 self.transport.abort()
                 return
+            self.cycle.scope[REFUSED_WITH] = error.status_code
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         json = orjson.dumps({"error": error.detail})

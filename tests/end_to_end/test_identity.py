@@ -32,7 +32,8 @@ def is_accepted(server: ServerProcess, token: str) -> bool:
 def test_a_token_from_its_creation_to_its_end(artifacts: Path, tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     first = tokens("create", "first", "--file", str(file), "--right", f"infer:{SELF}")
-    with serving(artifacts, tmp_path / "log", f"--tokens={file}", "--protect-metrics") as server:
+    options = (f"--tokens={file}", "--protect-metrics", "--log-requests=failed")
+    with serving(artifacts, tmp_path / "log", *options) as server:
         with pytest.raises(urllib.error.HTTPError, match="401"):
             page(server.metrics_port)
         assert is_accepted(server, first)
@@ -45,3 +46,6 @@ def test_a_token_from_its_creation_to_its_end(artifacts: Path, tmp_path: Path) -
         assert is_accepted(server, second)
         log = server.log.read_text()
     assert not [token for token in (first, second) if token in log]
+    (refused,) = [line for line in log.splitlines() if "ListModels" in line]
+    assert "code=PERMISSION_DENIED" in refused
+    assert "caller=token:first" in refused

@@ -119,9 +119,10 @@ async def test_work_on_large_bodies_leaves_the_event_loop() -> None:
     assert await run(LARGE_BYTES + 1, threading.get_ident) != own
 
 
-def test_a_body_that_trickles(shared_scripted: Scripted) -> None:
+def test_a_body_that_trickles(shared_scripted: Scripted, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     with (
-        front(shared_scripted, message_timeout_seconds=0.5) as running,
+        front(shared_scripted, message_timeout_seconds=0.5, log_requests="failed") as running,
         connected(running.port) as connection,
     ):
         connection.sendall(head(INFER, "Transfer-Encoding: chunked"))
@@ -131,3 +132,4 @@ def test_a_body_that_trickles(shared_scripted: Scripted) -> None:
         assert (answer.status, answer.headers["connection"]) == (408, "close")
         assert answer.error == "the body did not arrive within 0.5 seconds"
         assert connection.recv(1) == b""
+    assert [record.status for record in caplog.records if record.message == "http request"] == [408]

@@ -192,8 +192,8 @@ class Batch:
         if self._refusals and self._plan.options.on_error is OnError.FAIL:
             first = self._refusals[min(self._refusals)]
             raise EnrichError(
-                f"row {first.row} is refused: {first.message}; --on-error skip (on_error='skip') leaves such "
-                "rows out"
+                f"row {first.row} is refused: {first.message}; --on-error skip (on_error='skip') gives "
+                "such rows null"
             )
         without = {
             row for row, found in zip(self._rows.tolist(), self._vectors, strict=True) if found is None
