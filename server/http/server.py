@@ -239,7 +239,8 @@ class Connection(HttpToolsProtocol):
             if self.cycle.response_started or self.pipeline:
                 self.transport.abort()
                 return
-            self.cycle.scope[REFUSED_WITH] = error.status_code
+            scope: Any = self.cycle.scope
+            scope[REFUSED_WITH] = error.status_code
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         json = orjson.dumps({"error": error.detail})

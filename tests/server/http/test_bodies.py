@@ -132,4 +132,4 @@ def test_a_body_that_trickles(shared_scripted: Scripted, caplog: pytest.LogCaptu
         assert (answer.status, answer.headers["connection"]) == (408, "close")
         assert answer.error == "the body did not arrive within 0.5 seconds"
         assert connection.recv(1) == b""
-    assert [record.status for record in caplog.records if record.message == "http request"] == [408]
+    assert [vars(record)["status"] for record in caplog.records if record.message == "http request"] == [408]
