@@ -246,6 +246,7 @@ INVALID: tuple[tuple[str, Build, str], ...] = (
     (SELF, typed("FP32", [2, 2], fp32_contents=[1]), "query: has 1 elements; its shape is [2, 2]"),
     (SELF, typed("FP32", [1], fp64_contents=[1]), "query: is FP32 and fills fp64_contents; must fill"),
     (SELF, typed("FP16", [1], fp32_contents=[1]), "query: FP16 must be sent in raw_input_contents"),
+    (SELF, typed("UINT16", [1], uint_contents=[65536]), "query: contains 65536; UINT16 takes 0 to 65535"),
     (SELF, typed("INT8", [1], int_contents=[-129]), "query: contains -129; INT8 takes -128 to 127"),
     (SELF, raw(BYTES, [2], packed([b"a"] * 3)), "query: has more than 2 elements; its shape is [2]"),
     (SELF, raw(BYTES, [2], packed([b"ab"]) + b"\1\0"), "query: the element at byte 6 extends beyond the end"),
