@@ -61,7 +61,7 @@ def read_bytes(option: str, value: str) -> bytes:
 
 
 def array_file(name: str) -> Path:
-    """The file of an output, whose suffix states its format; "-" where an option means printing by it.
+    """The path that an option names for an output. Its suffix states the format; "-" prints the output.
 
     Raises:
         typer.BadParameter: The suffix is unknown.

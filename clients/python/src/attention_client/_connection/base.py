@@ -67,7 +67,7 @@ _ResultT = TypeVar("_ResultT")
 _PROBE_SECONDS = 0.05
 # How gRPC's core ends a call whose last attempt was not answered in time; the status is CANCELLED.
 _ATTEMPT_ENDED = "perAttemptRecvTimeout"
-# How it reports that a server with TLS closed an unencrypted connection, and that a server has no TLS.
+# What the core reports if a server with TLS closes an unencrypted connection, and if a server has no TLS.
 _CLOSED_AT_ONCE = re.compile(r"last error: .*(?:Socket closed|Connection reset by peer)")
 _NOT_TLS = "WRONG_VERSION_NUMBER"
 HEALTH_REQUEST = health_pb2.HealthCheckRequest(service="")
