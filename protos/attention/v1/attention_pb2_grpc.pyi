@@ -47,6 +47,18 @@ class AttentionServiceStub:
     the order of the requests. A request that fails is answered with an error in
     its place, and the stream continues.
     """
+    PutContext: _grpc.UnaryUnaryMultiCallable[_attention_pb2.PutContextRequest, _attention_pb2.PutContextResponse]
+    """Projects key and value rows once and stores them as a context, to which later
+    requests attend without sending them: see AttendRequest.context_id.
+    """
+    AppendContext: _grpc.UnaryUnaryMultiCallable[_attention_pb2.AppendContextRequest, _attention_pb2.AppendContextResponse]
+    """Stores a context that consists of an existing one and further rows. The
+    existing one stays until it expires.
+    """
+    DropContext: _grpc.UnaryUnaryMultiCallable[_attention_pb2.DropContextRequest, _attention_pb2.DropContextResponse]
+    """Removes a context. Requests that attend to it already are answered."""
+    ListContexts: _grpc.UnaryUnaryMultiCallable[_attention_pb2.ListContextsRequest, _attention_pb2.ListContextsResponse]
+    """Lists the caller's own contexts, and those that other callers share."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_attention_pb2.ListModelsRequest, _attention_pb2.ListModelsResponse]
     """Lists every model of the repository, including those that failed to load."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_attention_pb2.GetModelRequest, _attention_pb2.GetModelResponse]
@@ -66,6 +78,18 @@ class AttentionServiceAsyncStub(AttentionServiceStub):
     the order of the requests. A request that fails is answered with an error in
     its place, and the stream continues.
     """
+    PutContext: _aio.UnaryUnaryMultiCallable[_attention_pb2.PutContextRequest, _attention_pb2.PutContextResponse]  # type: ignore[assignment]
+    """Projects key and value rows once and stores them as a context, to which later
+    requests attend without sending them: see AttendRequest.context_id.
+    """
+    AppendContext: _aio.UnaryUnaryMultiCallable[_attention_pb2.AppendContextRequest, _attention_pb2.AppendContextResponse]  # type: ignore[assignment]
+    """Stores a context that consists of an existing one and further rows. The
+    existing one stays until it expires.
+    """
+    DropContext: _aio.UnaryUnaryMultiCallable[_attention_pb2.DropContextRequest, _attention_pb2.DropContextResponse]  # type: ignore[assignment]
+    """Removes a context. Requests that attend to it already are answered."""
+    ListContexts: _aio.UnaryUnaryMultiCallable[_attention_pb2.ListContextsRequest, _attention_pb2.ListContextsResponse]  # type: ignore[assignment]
+    """Lists the caller's own contexts, and those that other callers share."""
     ListModels: _aio.UnaryUnaryMultiCallable[_attention_pb2.ListModelsRequest, _attention_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Lists every model of the repository, including those that failed to load."""
     GetModel: _aio.UnaryUnaryMultiCallable[_attention_pb2.GetModelRequest, _attention_pb2.GetModelResponse]  # type: ignore[assignment]
@@ -94,6 +118,42 @@ class AttentionServiceServicer(metaclass=_abc_1.ABCMeta):
         the order of the requests. A request that fails is answered with an error in
         its place, and the stream continues.
         """
+
+    @_abc_1.abstractmethod
+    def PutContext(
+        self,
+        request: _attention_pb2.PutContextRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_attention_pb2.PutContextResponse, _abc.Awaitable[_attention_pb2.PutContextResponse]]:
+        """Projects key and value rows once and stores them as a context, to which later
+        requests attend without sending them: see AttendRequest.context_id.
+        """
+
+    @_abc_1.abstractmethod
+    def AppendContext(
+        self,
+        request: _attention_pb2.AppendContextRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_attention_pb2.AppendContextResponse, _abc.Awaitable[_attention_pb2.AppendContextResponse]]:
+        """Stores a context that consists of an existing one and further rows. The
+        existing one stays until it expires.
+        """
+
+    @_abc_1.abstractmethod
+    def DropContext(
+        self,
+        request: _attention_pb2.DropContextRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_attention_pb2.DropContextResponse, _abc.Awaitable[_attention_pb2.DropContextResponse]]:
+        """Removes a context. Requests that attend to it already are answered."""
+
+    @_abc_1.abstractmethod
+    def ListContexts(
+        self,
+        request: _attention_pb2.ListContextsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_attention_pb2.ListContextsResponse, _abc.Awaitable[_attention_pb2.ListContextsResponse]]:
+        """Lists the caller's own contexts, and those that other callers share."""
 
     @_abc_1.abstractmethod
     def ListModels(

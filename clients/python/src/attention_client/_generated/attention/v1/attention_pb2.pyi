@@ -382,6 +382,7 @@ class AttendRequest(_message.Message):
     HEAD_SELECTION_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     OUTPUT_NAMES_FIELD_NUMBER: _builtins.int
+    CONTEXT_ID_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name of the model."""
     model_version: _builtins.str
@@ -395,6 +396,14 @@ class AttendRequest(_message.Message):
     """
     return_offsets: _builtins.bool
     """For texts: whether to return where in its text each token comes from."""
+    context_id: _builtins.str
+    """The id of a stored context, to whose rows every query row attends, in place of
+    key and value; masks span its rows. Also for self-attention modules. `positions`
+    are then those of the query rows among the rows of the context, for models with
+    a causal rule, a window, ALiBi or rotary position embedding. By default they
+    count from 0 for cross-attention; for self-attention, the query rows are the
+    last rows of the context.
+    """
     @_builtins.property
     def query(self) -> Global___VectorSequences:
         """Vectors, for a model whose first input is vectors."""
@@ -473,16 +482,317 @@ class AttendRequest(_message.Message):
         head_selection: Global___HeadSelection | None = ...,
         inputs: _abc.Iterable[Global___NamedTensors] | None = ...,
         output_names: _abc.Iterable[_builtins.str] | None = ...,
+        context_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "head_selection", b"head_selection", "key", b"key", "mask", b"mask", "query", b"query", "query_input", b"query_input", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "head_selection", b"head_selection", "inputs", b"inputs", "key", b"key", "mask", b"mask", "model_name", b"model_name", "model_version", b"model_version", "output_data_type", b"output_data_type", "output_names", b"output_names", "positions", b"positions", "query", b"query", "query_input", b"query_input", "return_offsets", b"return_offsets", "return_weights", b"return_weights", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_id", b"context_id", "embedding", b"embedding", "head_selection", b"head_selection", "inputs", b"inputs", "key", b"key", "mask", b"mask", "model_name", b"model_name", "model_version", b"model_version", "output_data_type", b"output_data_type", "output_names", b"output_names", "positions", b"positions", "query", b"query", "query_input", b"query_input", "return_offsets", b"return_offsets", "return_weights", b"return_weights", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_query_input: _TypeAlias = _typing.Literal["query", "token_ids", "text"]  # noqa: Y015
     _WhichOneofArgType_query_input: _TypeAlias = _typing.Literal["query_input", b"query_input"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_query_input) -> _WhichOneofReturnType_query_input | None: ...
 
 Global___AttendRequest: _TypeAlias = AttendRequest  # noqa: Y015
+
+@_typing.final
+class Context(_message.Message):
+    """Key and value rows that a model has projected."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    EXPIRES_AT_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """The same model, rows, mask and order of appends have the same id on every
+    server.
+    """
+    model_name: _builtins.str
+    """Name of the model."""
+    model_version: _builtins.str
+    """Version of the model."""
+    rows: _builtins.int
+    """Number of rows that may be attended to, without those that a mask hides."""
+    bytes: _builtins.int
+    """Memory that the context takes on the server."""
+    expires_at: _builtins.int
+    """When the server removes it, in Unix time (seconds). It may be gone earlier, if
+    the server needs the memory: requests then fail with CONTEXT_NOT_FOUND, and the
+    caller puts it again.
+    """
+    shared: _builtins.bool
+    """Whether all callers may use it."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        model_name: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        rows: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        expires_at: _builtins.int = ...,
+        shared: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "expires_at", b"expires_at", "id", b"id", "model_name", b"model_name", "model_version", b"model_version", "rows", b"rows", "shared", b"shared"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Context: _TypeAlias = Context  # noqa: Y015
+
+@_typing.final
+class PutContextRequest(_message.Message):
+    """Puts a context."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    MASK_FIELD_NUMBER: _builtins.int
+    TTL_SECONDS_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
+    model_name: _builtins.str
+    """Name of the model."""
+    model_version: _builtins.str
+    """Version of the model; empty for the highest version that is ready."""
+    ttl_seconds: _builtins.int
+    """Seconds until the context expires; 0 for the server's default, an hour."""
+    shared: _builtins.bool
+    """Whether callers with other identities may use and list it."""
+    @_builtins.property
+    def key(self) -> Global___VectorSequences:
+        """The key rows, one sequence; for self-attention modules, of the query's width."""
+
+    @_builtins.property
+    def value(self) -> Global___VectorSequences:
+        """The value rows, for models that take values apart from keys."""
+
+    @_builtins.property
+    def mask(self) -> Global___AttentionMask:
+        """A mask of KIND_KEYS hides rows from every query; if absent, none is hidden."""
+
+    def __init__(
+        self,
+        *,
+        model_name: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        key: Global___VectorSequences | None = ...,
+        value: Global___VectorSequences | None = ...,
+        mask: Global___AttentionMask | None = ...,
+        ttl_seconds: _builtins.int = ...,
+        shared: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "mask", b"mask", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "mask", b"mask", "model_name", b"model_name", "model_version", b"model_version", "shared", b"shared", "ttl_seconds", b"ttl_seconds", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutContextRequest: _TypeAlias = PutContextRequest  # noqa: Y015
+
+@_typing.final
+class PutContextResponse(_message.Message):
+    """The context that was put."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def context(self) -> Global___Context:
+        """The context."""
+
+    def __init__(
+        self,
+        *,
+        context: Global___Context | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutContextResponse: _TypeAlias = PutContextResponse  # noqa: Y015
+
+@_typing.final
+class AppendContextRequest(_message.Message):
+    """Appends rows to a context."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    MASK_FIELD_NUMBER: _builtins.int
+    TTL_SECONDS_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    model_name: _builtins.str
+    """Name of the model."""
+    model_version: _builtins.str
+    """Version of the model; empty for the highest version that is ready."""
+    ttl_seconds: _builtins.int
+    """Seconds until the new context expires; 0 for the server's default, an hour."""
+    id: _builtins.str
+    """The context that the rows are appended to."""
+    @_builtins.property
+    def key(self) -> Global___VectorSequences:
+        """Further key rows, one sequence. Their positions follow those of the context."""
+
+    @_builtins.property
+    def value(self) -> Global___VectorSequences:
+        """Further value rows, for models that take values apart from keys."""
+
+    @_builtins.property
+    def mask(self) -> Global___AttentionMask:
+        """Hides some of the further rows."""
+
+    def __init__(
+        self,
+        *,
+        model_name: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        key: Global___VectorSequences | None = ...,
+        value: Global___VectorSequences | None = ...,
+        mask: Global___AttentionMask | None = ...,
+        ttl_seconds: _builtins.int = ...,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "mask", b"mask", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "key", b"key", "mask", b"mask", "model_name", b"model_name", "model_version", b"model_version", "ttl_seconds", b"ttl_seconds", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AppendContextRequest: _TypeAlias = AppendContextRequest  # noqa: Y015
+
+@_typing.final
+class AppendContextResponse(_message.Message):
+    """The context with all rows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def context(self) -> Global___Context:
+        """The context."""
+
+    def __init__(
+        self,
+        *,
+        context: Global___Context | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AppendContextResponse: _TypeAlias = AppendContextResponse  # noqa: Y015
+
+@_typing.final
+class DropContextRequest(_message.Message):
+    """Drops a context."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    model_name: _builtins.str
+    """Name of the model."""
+    model_version: _builtins.str
+    """Version of the model; empty for the highest version that is ready."""
+    id: _builtins.str
+    """The context."""
+    def __init__(
+        self,
+        *,
+        model_name: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "model_name", b"model_name", "model_version", b"model_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropContextRequest: _TypeAlias = DropContextRequest  # noqa: Y015
+
+@_typing.final
+class DropContextResponse(_message.Message):
+    """A context was dropped."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropContextResponse: _TypeAlias = DropContextResponse  # noqa: Y015
+
+@_typing.final
+class ListContextsRequest(_message.Message):
+    """Lists contexts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    model_name: _builtins.str
+    """Name of the model."""
+    model_version: _builtins.str
+    """Version of the model; empty for the highest version that is ready."""
+    def __init__(
+        self,
+        *,
+        model_name: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_name", b"model_name", "model_version", b"model_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListContextsRequest: _TypeAlias = ListContextsRequest  # noqa: Y015
+
+@_typing.final
+class ListContextsResponse(_message.Message):
+    """The contexts of a model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def contexts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Context]:
+        """The most recently used ones first."""
+
+    def __init__(
+        self,
+        *,
+        contexts: _abc.Iterable[Global___Context] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contexts", b"contexts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListContextsResponse: _TypeAlias = ListContextsResponse  # noqa: Y015
 
 @_typing.final
 class HeadSelection(_message.Message):

@@ -45,6 +45,26 @@ class AttentionServiceStub:
                 request_serializer=attention_dot_v1_dot_attention__pb2.AttendStreamRequest.SerializeToString,
                 response_deserializer=attention_dot_v1_dot_attention__pb2.AttendStreamResponse.FromString,
                 _registered_method=True)
+        self.PutContext = channel.unary_unary(
+                '/attention.v1.AttentionService/PutContext',
+                request_serializer=attention_dot_v1_dot_attention__pb2.PutContextRequest.SerializeToString,
+                response_deserializer=attention_dot_v1_dot_attention__pb2.PutContextResponse.FromString,
+                _registered_method=True)
+        self.AppendContext = channel.unary_unary(
+                '/attention.v1.AttentionService/AppendContext',
+                request_serializer=attention_dot_v1_dot_attention__pb2.AppendContextRequest.SerializeToString,
+                response_deserializer=attention_dot_v1_dot_attention__pb2.AppendContextResponse.FromString,
+                _registered_method=True)
+        self.DropContext = channel.unary_unary(
+                '/attention.v1.AttentionService/DropContext',
+                request_serializer=attention_dot_v1_dot_attention__pb2.DropContextRequest.SerializeToString,
+                response_deserializer=attention_dot_v1_dot_attention__pb2.DropContextResponse.FromString,
+                _registered_method=True)
+        self.ListContexts = channel.unary_unary(
+                '/attention.v1.AttentionService/ListContexts',
+                request_serializer=attention_dot_v1_dot_attention__pb2.ListContextsRequest.SerializeToString,
+                response_deserializer=attention_dot_v1_dot_attention__pb2.ListContextsResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/attention.v1.AttentionService/ListModels',
                 request_serializer=attention_dot_v1_dot_attention__pb2.ListModelsRequest.SerializeToString,
@@ -78,6 +98,36 @@ class AttentionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutContext(self, request, context):
+        """Projects key and value rows once and stores them as a context, to which later
+        requests attend without sending them: see AttendRequest.context_id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AppendContext(self, request, context):
+        """Stores a context that consists of an existing one and further rows. The
+        existing one stays until it expires.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropContext(self, request, context):
+        """Removes a context. Requests that attend to it already are answered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListContexts(self, request, context):
+        """Lists the caller's own contexts, and those that other callers share.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Lists every model of the repository, including those that failed to load.
         """
@@ -104,6 +154,26 @@ def add_AttentionServiceServicer_to_server(servicer, server):
                     servicer.AttendStream,
                     request_deserializer=attention_dot_v1_dot_attention__pb2.AttendStreamRequest.FromString,
                     response_serializer=attention_dot_v1_dot_attention__pb2.AttendStreamResponse.SerializeToString,
+            ),
+            'PutContext': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutContext,
+                    request_deserializer=attention_dot_v1_dot_attention__pb2.PutContextRequest.FromString,
+                    response_serializer=attention_dot_v1_dot_attention__pb2.PutContextResponse.SerializeToString,
+            ),
+            'AppendContext': grpc.unary_unary_rpc_method_handler(
+                    servicer.AppendContext,
+                    request_deserializer=attention_dot_v1_dot_attention__pb2.AppendContextRequest.FromString,
+                    response_serializer=attention_dot_v1_dot_attention__pb2.AppendContextResponse.SerializeToString,
+            ),
+            'DropContext': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropContext,
+                    request_deserializer=attention_dot_v1_dot_attention__pb2.DropContextRequest.FromString,
+                    response_serializer=attention_dot_v1_dot_attention__pb2.DropContextResponse.SerializeToString,
+            ),
+            'ListContexts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListContexts,
+                    request_deserializer=attention_dot_v1_dot_attention__pb2.ListContextsRequest.FromString,
+                    response_serializer=attention_dot_v1_dot_attention__pb2.ListContextsResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -171,6 +241,114 @@ class AttentionService:
             '/attention.v1.AttentionService/AttendStream',
             attention_dot_v1_dot_attention__pb2.AttendStreamRequest.SerializeToString,
             attention_dot_v1_dot_attention__pb2.AttendStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutContext(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attention.v1.AttentionService/PutContext',
+            attention_dot_v1_dot_attention__pb2.PutContextRequest.SerializeToString,
+            attention_dot_v1_dot_attention__pb2.PutContextResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AppendContext(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attention.v1.AttentionService/AppendContext',
+            attention_dot_v1_dot_attention__pb2.AppendContextRequest.SerializeToString,
+            attention_dot_v1_dot_attention__pb2.AppendContextResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropContext(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attention.v1.AttentionService/DropContext',
+            attention_dot_v1_dot_attention__pb2.DropContextRequest.SerializeToString,
+            attention_dot_v1_dot_attention__pb2.DropContextResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListContexts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attention.v1.AttentionService/ListContexts',
+            attention_dot_v1_dot_attention__pb2.ListContextsRequest.SerializeToString,
+            attention_dot_v1_dot_attention__pb2.ListContextsResponse.FromString,
             options,
             channel_credentials,
             insecure,
