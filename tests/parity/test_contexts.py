@@ -1,6 +1,7 @@
 """Queries to stored contexts, however these were put together, equal eager PyTorch over all rows at once."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import numpy as np
@@ -15,6 +16,7 @@ from scripts.local_server import ServerProcess
 from tests.support.eager import Array, assert_parity, attend
 from tests.support.systems import SYSTEMS, build
 
+PAIRS = pb.AttentionMask.KIND_PAIRS
 NAMES = {each: name for each, name in SYSTEMS.items() if isinstance(build(name), MultiHeadAttention)}
 
 
@@ -45,13 +47,13 @@ class Memory:
             sent = {name: vectors([rows[start:end]]) for name, rows in self.rows.items()}
             bits = np.packbits(self.visible[start:end], bitorder="little").tobytes()
             mask = pb.AttentionMask(kind=pb.AttentionMask.KIND_KEYS, bits=bits)
-            options = {"model_name": self.name, "mask": mask, **sent}
+            options: dict[str, Any] = {"model_name": self.name, "mask": mask, **sent}
             if context_id:
-                reply = stub.AppendContext(pb.AppendContextRequest(id=context_id, **options))
+                context = stub.AppendContext(pb.AppendContextRequest(id=context_id, **options)).context
             else:
-                reply = stub.PutContext(pb.PutContextRequest(**options))
-            context_id, start = reply.context.id, end
-        assert reply.context.rows == self.visible[:start].sum()
+                context = stub.PutContext(pb.PutContextRequest(**options)).context
+            context_id, start = context.id, end
+        assert context.rows == self.visible[:start].sum()
         return context_id
 
     def queries(self, rng: np.random.Generator, end: int) -> tuple[list[Array], list[int]]:
@@ -123,7 +125,7 @@ def test_any_parts_and_any_order_of_queries_and_drops_equal_eager(
             context_id=context_id,
             query=vectors(queries),
             positions=positions if has_positions else [],
-            mask=pb.AttentionMask(kind=2, bits=np.packbits(flags, bitorder="little").tobytes()),
+            mask=pb.AttentionMask(kind=PAIRS, bits=np.packbits(flags, bitorder="little").tobytes()),
             return_weights=True,
         )
         reply = stub.Attend(request)

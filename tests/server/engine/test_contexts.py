@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import random
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from attention_serving.server.engine.errors import (
     UnsupportedError,
 )
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.types import CONTEXT_BYTES, Context
+from attention_serving.server.engine.types import CONTEXT_BYTES, Array, Context
 
 ROWS = 16
 NBYTES = CONTEXT_BYTES + 1000
@@ -29,25 +30,31 @@ NBYTES = CONTEXT_BYTES + 1000
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time of the store."""
     moment = [1e9]
-    monkeypatch.setattr(contexts.time, "time", lambda: moment[0])
+    monkeypatch.setattr(time, "time", lambda: moment[0])
     return moment
 
 
 def put(
-    store: ContextStore, model: LoadedModel, name: str, owner: str = "", nbytes: int = NBYTES, **facts: bool
+    store: ContextStore,
+    model: LoadedModel,
+    name: str,
+    owner: str = "",
+    nbytes: int = NBYTES,
+    *,
+    shared: bool = False,
 ) -> Context:
     """Stores a context of noise, for a minute."""
     rng = np.random.default_rng(0)
     projected = model.projector.manifest.graphs
     (graph,) = projected.values()
     shapes = [[axis if isinstance(axis, int) else ROWS for axis in spec.axes[1:]] for spec in graph.outputs]
-    tensors = {
+    tensors: dict[str, Array] = {
         each: rng.standard_normal((1, *shape), np.float32)
         for each, shape in zip(PROJECTED, shapes, strict=True)
     }
     tensors[KEY_POSITIONS] = np.arange(ROWS)[np.newaxis]
-    expires = contexts.time.time() + 60
-    context = Context(id=name, nbytes=nbytes, length=ROWS, owner=owner, expires_at=expires, **facts)
+    expires = time.time() + 60
+    context = Context(id=name, nbytes=nbytes, length=ROWS, owner=owner, expires_at=expires, shared=shared)
     store.put(model, context, lambda: tensors)
     return context
 
