@@ -40,7 +40,7 @@ class Damageable(Session):
     """A real session whose outputs are wrong in some runs, or from some moment on."""
 
     def __init__(self, session: Session) -> None:
-        self._healthy, self.provider = session, session.provider
+        self._healthy, self.provider, self.inputs = session, session.provider, session.inputs
         self.runs, self.damaged_run, self.stays_damaged = 0, 0, False
 
     def run(self, inputs: dict[str, Array], control: RunControl | None = None) -> dict[str, Array]:

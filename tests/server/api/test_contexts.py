@@ -128,6 +128,7 @@ def test_queries_to_one_context_run_together_and_those_of_both_protocols_are_equ
     with Served(tapped(costing(cross_model, SAME_FOR_ALL), tap)) as served:
         stub = AttentionServiceStub(served.channel)
         context = put(stub)
+        served.engine.has_queued(1)
         asked = pb.AttendRequest(model_name=CROSS, context_id=context.id)
         calls = []
         for own in QUERIES:
