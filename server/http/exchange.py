@@ -7,6 +7,7 @@ import asyncio
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Any, NamedTuple, Self, TypeVar
 
 import grpc
@@ -368,9 +369,12 @@ class Exchange:
         cycle, self.status = self._cycle, reply.status
         size = sum(map(len, reply.parts))
         cycle.keep_alive = cycle.keep_alive and "connection" not in reply.headers
-        named = {"content-type": JSON, **reply.headers, REQUEST_ID: self.record.request_id}
+        described = {"content-type": JSON, "content-length": str(size)}
+        if reply.status == HTTPStatus.NO_CONTENT:
+            described = {}
+        named = {**described, **reply.headers, REQUEST_ID: self.record.request_id}
         named |= {} if cycle.keep_alive else {"connection": "close"}
-        fields = [(b"content-length", b"%d" % size), *cycle.default_headers]
+        fields = list(cycle.default_headers)
         fields += [(name.encode(), value.encode("latin-1")) for name, value in named.items()]
         start = [STATUS_LINE[self.status], *(b"%s: %s\r\n" % field for field in fields), b"\r\n"]
         is_small = size <= LARGE_BYTES

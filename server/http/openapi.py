@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from attention_serving.server import NAME, VERSION
-from attention_serving.server.http.routes import ROUTES, SERVICE, Route
+from attention_serving.server.http.routes import METHODS, ROUTES, Route
 
 PARAMETER = re.compile(r"\{(\w+)\}")
 JSON, BINARY = "application/json", "application/octet-stream"
@@ -50,15 +50,18 @@ def _operation(route: Route, path: str) -> dict[str, Any]:
     parameters = [
         {"name": name, "in": "path", "required": True, "description": "", "schema": STRING} for name in names
     ]
-    method = SERVICE.methods_by_name.get(route.name)
+    method = METHODS.get(route.name)
     described = "As in OpenAI's API." if method is None else f"The JSON of {method.output_type.full_name}."
     reply: dict[str, Any] = {"description": described, "content": {JSON: {}}}
+    done = "200"
+    if route.verb == "DELETE":
+        done, reply = "204", {"description": "It was removed."}
     operation: dict[str, Any] = {
         # The same route has several paths, and an identifier for each.
         "operationId": "_".join([route.name, route.verb.lower(), *names]),
         "summary": route.summary,
         "parameters": parameters,
-        "responses": {"200": reply, "default": {"$ref": "#/components/responses/Error"}},
+        "responses": {done: reply, "default": {"$ref": "#/components/responses/Error"}},
     }
     if route.body is not None:
         schema = {"$ref": f"#/components/schemas/{route.body.__name__}"}
