@@ -1,4 +1,4 @@
-"""Stored contexts: the message that a body becomes, what is wrong with others, and the lists and ends of contexts."""
+"""Stored contexts: the message that a body becomes, what is wrong with others, lists and ends."""
 
 from typing import Any
 
