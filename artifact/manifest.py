@@ -27,6 +27,8 @@ BATCH_AXIS = "batch"
 KEY_LENGTHS = "key_lengths"
 QUERY_LENGTHS = "query_lengths"
 POSITIONS = "positions"
+KEY_POSITIONS = "key_positions"
+PROJECTED = ("projected_keys", "projected_values")
 ATTENTION_MASK = "attention_mask"
 BLOCK_ROWS = "block_rows"
 
@@ -60,10 +62,23 @@ class GraphKind(StrEnum):
     memory grows with the length and not with its square. Absent if a graph cannot be computed in blocks."""
     MASK_BLOCKS = "mask_blocks"
     """As `mask`, in blocks of `block_rows` query rows."""
+    PROJECT = "project"
+    """Takes `key` (B, Tk, d_key), `value` where the module takes it, and `key_positions` int64 (B, Tk) for
+    rotary modules. Returns a context: `projected_keys` (B, Hkv, Tk, d_k) and `projected_values`
+    (B, Hkv, Tk, d_v)."""
+    CONTEXT = "context"
+    """Takes the query and a context; `positions` int64 (B, Tq) for rotary modules, and also `key_positions`
+    (B, Tk) for those with a rule of positions. Returns what `plain` returns."""
+    CONTEXT_WEIGHTS = "context_weights"
+    """As `context`; takes `attention_mask` as `weights` does, and returns the attention weights too."""
 
 
-ATTENTION_GRAPHS = tuple(kind for kind in GraphKind if kind is not GraphKind.TOKENS)
-"""The graphs of an attention module."""
+OF_CONTEXTS = (GraphKind.PROJECT, GraphKind.CONTEXT, GraphKind.CONTEXT_WEIGHTS)
+"""The graphs of stored contexts, which modules that take text lack."""
+TEXT_ATTENTION_GRAPHS = tuple(kind for kind in GraphKind if kind not in (GraphKind.TOKENS, *OF_CONTEXTS))
+"""The graphs of an attention module that takes text."""
+ATTENTION_GRAPHS = (*TEXT_ATTENTION_GRAPHS, *OF_CONTEXTS)
+"""The graphs of any other attention module."""
 IN_BLOCKS = {GraphKind.PLAIN: GraphKind.BLOCKS, GraphKind.MASK: GraphKind.MASK_BLOCKS}
 """By graph, the one that computes the same in blocks of query rows."""
 

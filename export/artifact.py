@@ -181,15 +181,15 @@ class ArtifactWriter:
 
     def _graphs(self) -> dict[GraphKind, onnx.ModelProto]:
         """The graph of each signature, without those that cannot be computed in blocks."""
-        module, traced = lowered(self.spec.module, self.precision), dict[GraphKind, onnx_ir.Model]()
-        for signature in self.spec.signatures:
+        spec, traced = self.spec, dict[GraphKind, onnx_ir.Model]()
+        for signature in spec.signatures:
             kind = signature.kind
             self.progress(f"graph {kind}: export")
             if kind not in WHOLE:
-                traced[kind] = trace(module, signature)
+                traced[kind] = trace(lowered(signature.part_of(spec.module), self.precision), signature)
                 continue
             try:
-                traced[kind] = in_blocks(traced[WHOLE[kind]], causal=self.spec.causal)
+                traced[kind] = in_blocks(traced[WHOLE[kind]], causal=spec.causal)
             except NotInBlocksError as reason:
                 log.warning(
                     "%s: graph %s is left out (%s): graph %s serves long sequences, in memory that grows "
@@ -202,7 +202,7 @@ class ArtifactWriter:
         if self.precision is Precision.INT8:
             for graph in traced.values():
                 quantise_linear_layers(graph)
-        return {s.kind: finish(traced[s.kind], s) for s in self.spec.signatures if s.kind in traced}
+        return {s.kind: finish(traced[s.kind], s) for s in spec.signatures if s.kind in traced}
 
     def _compare(self, folder: Path, signatures: Sequence[Signature]) -> list[parity.ParityCase]:
         cases = []

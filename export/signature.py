@@ -13,14 +13,17 @@ from torch import Tensor, nn
 from attention_serving.artifact.encoder import EncoderFacts
 from attention_serving.artifact.golden import Arrays
 from attention_serving.artifact.manifest import (
-    ATTENTION_GRAPHS,
     ATTENTION_MASK,
     BATCH_AXIS,
     BLOCK_ROWS,
     IN_BLOCKS,
     KEY_LENGTHS,
+    KEY_POSITIONS,
+    OF_CONTEXTS,
     POSITIONS,
+    PROJECTED,
     QUERY_LENGTHS,
+    TEXT_ATTENTION_GRAPHS,
     Cost,
     GraphKind,
     TensorSpec,
@@ -28,6 +31,7 @@ from attention_serving.artifact.manifest import (
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export.precision import TOLERANCES, Precision
 from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig
 from attention_serving.model.text import TextAttention
 
 QUERY_AXIS = "query_length"
@@ -47,6 +51,7 @@ class Signature:
 
     Attributes:
         options: Keyword arguments of the module beside its inputs.
+        method: The module's method that computes the graph.
         key_axis: The axis that masks and lengths refer to.
         num_heads: The largest size of a mask's head axis.
         least_key_length: The smallest key length to test with. Attention modules define the result of a
@@ -58,6 +63,7 @@ class Signature:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
+    method: str = "forward"
     key_axis: str = QUERY_AXIS
     num_heads: int = 1
     least_key_length: int = 0
@@ -78,6 +84,10 @@ class Signature:
     def sequence_axes(self) -> list[str]:
         """Symbolic axes of lengths, in the order of the inputs."""
         return [axis for axis in self.axes if axis not in (BATCH_AXIS, MASK_HEADS_AXIS)]
+
+    def part_of(self, module: nn.Module) -> nn.Module:
+        """What computes the graph: the module, or one of its methods as a module."""
+        return module if self.method == "forward" else _MethodOf(module, self.method)
 
     def clip(self, axis: str, size: int) -> int:
         """The size, or the largest size that the module takes on that axis."""
@@ -137,7 +147,43 @@ def attention_spec(module: AttentionModule, description: str = "") -> ExportSpec
 
 def signatures(module: AttentionModule) -> tuple[Signature, ...]:
     """The signatures of all graphs of an attention module."""
-    return tuple(_signature(module, kind) for kind in ATTENTION_GRAPHS)
+    if isinstance(module, TextAttention):
+        return tuple(_signature(module, kind) for kind in TEXT_ATTENTION_GRAPHS)
+    of_contexts = (_context_signature(module.config, kind) for kind in OF_CONTEXTS)
+    return (*(_signature(module, kind) for kind in TEXT_ATTENTION_GRAPHS), *of_contexts)
+
+
+def _context_signature(config: AttentionConfig, kind: GraphKind) -> Signature:
+    """The signature of a graph of stored contexts."""
+    widths = zip(PROJECTED, (config.d_k, config.d_v), strict=True)
+    context = [tensor(name, "float32", BATCH_AXIS, config.num_kv_heads, KEY_AXIS, d) for name, d in widths]
+    key_positions = tensor(KEY_POSITIONS, "int64", BATCH_AXIS, KEY_AXIS)
+    if kind is GraphKind.PROJECT:
+        inputs = [tensor("key", "float32", BATCH_AXIS, KEY_AXIS, config.d_key)]
+        if config.separate_value:
+            inputs.append(tensor("value", "float32", BATCH_AXIS, KEY_AXIS, config.d_value))
+        if config.rotary_theta:
+            inputs.append(key_positions)
+        return Signature(kind=kind, inputs=tuple(inputs), outputs=tuple(context), method="project")
+    has_rules = bool(config.causal or config.window or config.alibi)
+    inputs = [tensor("query", "float32", BATCH_AXIS, QUERY_AXIS, config.d_query)]
+    if has_rules or config.rotary_theta:
+        inputs.append(tensor(POSITIONS, "int64", BATCH_AXIS, QUERY_AXIS))
+    inputs += [*context, key_positions] if has_rules else context
+    outputs = [tensor("context_vectors", "float32", BATCH_AXIS, QUERY_AXIS, config.d_out)]
+    if kind is GraphKind.CONTEXT_WEIGHTS:
+        inputs.append(tensor(ATTENTION_MASK, "bool", BATCH_AXIS, MASK_HEADS_AXIS, QUERY_AXIS, KEY_AXIS))
+        axes = (BATCH_AXIS, config.num_heads, QUERY_AXIS, KEY_AXIS)
+        outputs.append(tensor("attention_weights", "float32", *axes))
+    return Signature(
+        kind=kind,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        options={"return_weights": True} if kind is GraphKind.CONTEXT_WEIGHTS else {},
+        method="attend",
+        key_axis=KEY_AXIS,
+        num_heads=config.num_heads,
+    )
 
 
 def _signature(module: AttentionModule, kind: GraphKind) -> Signature:
@@ -204,6 +250,18 @@ class SignedModule(nn.Module):
         return output_tensors(outputs)
 
 
+class _MethodOf(nn.Module):
+    """A method of a module as a module."""
+
+    def __init__(self, module: nn.Module, method: str) -> None:
+        super().__init__()
+        self.module, self.method = module, method
+
+    def forward(self, **inputs: Any) -> Any:
+        """Calls the method."""
+        return getattr(self.module, self.method)(**inputs)
+
+
 def output_tensors(outputs: Any) -> tuple[Tensor, ...]:
     """The outputs of a module as a tuple: of a tensor, a sequence or a mapping; None is skipped.
 
@@ -238,7 +296,7 @@ def call_eager(module: nn.Module, signature: Signature, inputs: Arrays) -> tuple
     """Calls the module in eager PyTorch with arrays by name. Returns tensors in the order of the outputs."""
     tensors = [torch.from_numpy(inputs[spec.name]) for spec in signature.module_inputs]
     with torch.inference_mode(), standard_layers():
-        outputs: tuple[Tensor, ...] = SignedModule(module, signature)(*tensors)
+        outputs: tuple[Tensor, ...] = SignedModule(signature.part_of(module), signature)(*tensors)
     return outputs
 
 
@@ -274,15 +332,16 @@ def random_inputs(signature: Signature, sizes: Mapping[str, int], rng: np.random
             elif sizes[QUERY_AXIS] > 1:
                 arrays[spec.name][:, :, 0] = False
         else:
-            arrays[spec.name] = _random_values(spec, shape, rng)
+            positions = sizes[KEY_AXIS] + 1 if signature.method != "forward" else MAX_POSITION
+            arrays[spec.name] = _random_values(spec, shape, rng, positions)
     return arrays
 
 
 def _random_values(
-    spec: TensorSpec, shape: list[int], rng: np.random.Generator
+    spec: TensorSpec, shape: list[int], rng: np.random.Generator, positions: int
 ) -> np.ndarray[Any, np.dtype[Any]]:
     if spec.data_type == "int64":
-        return rng.integers(spec.exclusive_upper_bound or MAX_POSITION, size=shape)
+        return rng.integers(spec.exclusive_upper_bound or positions, size=shape)
     if spec.data_type == "bool":
         return rng.random(shape) < 0.5  # noqa: PLR2004 - either
     return rng.standard_normal(shape, dtype=np.float32)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_serving.model.config import AttentionConfig
-from attention_serving.model.positions import RotaryEmbedding, ScoreRules
+from attention_serving.model.positions import RotaryEmbedding, ScoreRules, fused
 from attention_serving.model.projections import make_projections
 
 
@@ -75,37 +75,106 @@ class MultiHeadAttention(nn.Module):
         if key_lengths is not None:
             within = mask_of_lengths(key_lengths, q.shape[2], k.shape[2])  # (B, 1, Tq, Tk)
             may_attend = within if attention_mask is None else attention_mask & within
-        if return_weights:
-            weights = self._weights(q, k, may_attend, score_bias)  # (B, H, Tq, Tk)
-            heads = weights @ self._for_each_query_head(v)  # (B, H, Tq, d_v)
-        else:
-            weights = None
-            heads = self._attend(q, k, v, may_attend, score_bias)  # (B, H, Tq, d_v)
-        context = heads.transpose(1, 2).flatten(2)  # (B, Tq, H * d_v)
-        if self.output is not None:
-            context = self.output(context)  # (B, Tq, d_out)
-        return context, weights
-
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, may_attend: Tensor | None, score_bias: Tensor | None
-    ) -> Tensor:
-        config = self.config
         # Kernels refuse their causal flag together with a mask.
         is_causal = may_attend is None and score_bias is None and self.score_rules.only_causal
+        if is_causal and not return_weights:
+            return self._joined(self._attend(q, k, v, None, is_causal=True)), None
+        mask, bias = self.score_rules.mask(may_attend, q, k), self.score_rules.bias(q, k, score_bias)
+        return self._context(q, k, v, mask, bias, return_weights=return_weights)
+
+    def project(
+        self, key: Tensor, value: Tensor | None = None, *, key_positions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Projects the rows of a stored context, to which `attend` attends.
+
+        Args:
+            key: (B, Tk, d_key).
+            value: (B, Tk, d_value). Default: the key.
+            key_positions: (B, Tk) integers, for rotary configurations.
+
+        Returns:
+            Keys (B, Hkv, Tk, d_k), rotated for rotary configurations, and values (B, Hkv, Tk, d_v).
+        """
+        k, v = self.projections.keys_and_values(key, key if value is None else value)
+        k = k if self.key_norm is None else self.key_norm(k)
+        if self.rotary is not None:
+            k = self.rotary(k, key_positions)
+        return k, v
+
+    def attend(
+        self,
+        query: Tensor,
+        projected_keys: Tensor,
+        projected_values: Tensor,
+        *,
+        positions: Tensor | None = None,
+        key_positions: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        return_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """What `forward` computes of projected keys and values.
+
+        Args:
+            query: (B, Tq, d_query).
+            projected_keys: The first result of `project`.
+            projected_values: The second result of `project`.
+            positions: (B, Tq) integers, for configurations that depend on positions.
+            key_positions: (B, Tk) integers, for configurations whose rules depend on positions.
+            attention_mask: (B, 1 or H, Tq, Tk) booleans, True = may attend.
+            return_weights: Whether to return the attention weights.
+
+        Returns:
+            As `forward`.
+        """
+        k, v = projected_keys, projected_values
+        q = self.projections.queries(query)
+        q = q if self.query_norm is None else self.query_norm(q)
+        if self.rotary is not None:
+            q = self.rotary(q, positions)
+        mask, bias = attention_mask, None
+        if positions is not None and key_positions is not None:
+            distance = positions[:, None, :, None] - key_positions[:, None, None, :]  # (B, 1, Tq, Tk)
+            mask = self.score_rules.mask_at(distance, attention_mask)
+            bias = self.score_rules.bias_at(distance, q.dtype)
+        return self._context(q, k, v, mask, bias, return_weights=return_weights)
+
+    def _context(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        *,
+        return_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Context vectors, and weights or None, from heads and all masks and biases of pairs of rows."""
+        if not return_weights:
+            return self._joined(self._attend(q, k, v, fused(mask, bias))), None
+        weights = self._weights(q, k, mask, bias)  # (B, H, Tq, Tk)
+        return self._joined(weights @ self._for_each_query_head(v)), weights
+
+    def _joined(self, heads: Tensor) -> Tensor:
+        """(B, H, Tq, d_v) to (B, Tq, d_out)."""
+        context = heads.transpose(1, 2).flatten(2)  # (B, Tq, H * d_v)
+        return context if self.output is None else self.output(context)
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, *, is_causal: bool = False
+    ) -> Tensor:
+        config = self.config
         return F.scaled_dot_product_attention(
             q,
             k,
             v,
-            attn_mask=None if is_causal else self.score_rules.fused_mask(may_attend, q, k, score_bias),
+            attn_mask=attn_mask,
             dropout_p=config.dropout if self.training else 0.0,
             is_causal=is_causal,
             scale=config.scale,
             enable_gqa=config.num_kv_heads != config.num_heads,
         )
 
-    def _weights(self, q: Tensor, k: Tensor, may_attend: Tensor | None, score_bias: Tensor | None) -> Tensor:
-        may_attend = self.score_rules.mask(may_attend, q, k)
-        bias = self.score_rules.bias(q, k, score_bias)  # (1 or B, 1 or H, Tq, Tk)
+    def _weights(self, q: Tensor, k: Tensor, may_attend: Tensor | None, bias: Tensor | None) -> Tensor:
         k = self._for_each_query_head(k)  # (B, H, Tk, d_k)
         scores = q @ k.transpose(2, 3) * self.config.scale  # (B, H, Tq, Tk)
         if bias is not None:

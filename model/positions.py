@@ -111,11 +111,32 @@ class ScoreRules:
             total = own if total is None else total + own
         return None if total is None else total.to(q.dtype)
 
-    def fused_mask(
-        self, may_attend: Tensor | None, q: Tensor, k: Tensor, given: Tensor | None = None
-    ) -> Tensor | None:
-        """Mask and bias as the one mask that a fused kernel takes: bool, or added to the scores."""
-        mask, bias = self.mask(may_attend, q, k), self.bias(q, k, given)
-        if bias is None or mask is None:
-            return mask if bias is None else bias
-        return torch.where(mask, bias, float("-inf"))
+    def mask_at(self, distance: Tensor, may_attend: Tensor | None) -> Tensor | None:
+        """As `mask`, for rows at any positions.
+
+        Args:
+            distance: (B, 1, Tq, Tk), the position of the query row minus that of the key row.
+            may_attend: As in `mask`.
+        """
+        causal, window = self._config.causal, self._config.window
+        if causal:
+            own = distance >= 0
+            may_attend = own if may_attend is None else may_attend & own
+        if window:
+            own = distance.abs() < window
+            may_attend = own if may_attend is None else may_attend & own
+        return may_attend
+
+    def bias_at(self, distance: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """As `bias`, for rows at any positions; `distance` as in `mask_at`."""
+        if not self._config.alibi:
+            return None
+        slopes = torch.tensor(alibi_slopes(self._config.num_heads), device=distance.device)  # (H,)
+        return (-slopes[None, :, None, None] * distance.abs()).to(dtype)  # (B, H, Tq, Tk)
+
+
+def fused(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """Mask and bias as the one mask that a fused kernel takes: bool, or added to the scores."""
+    if bias is None or mask is None:
+        return mask if bias is None else bias
+    return torch.where(mask, bias, float("-inf"))

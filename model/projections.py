@@ -1,23 +1,27 @@
 """Projections from input rows to the queries, keys and values of each head.
 
 Shapes: B batch, Tq query rows, Tk key rows, H query heads, Hkv key and value heads, d_k and d_v widths
-of one head. Each class returns q (B, H, Tq, d_k), k (B, Hkv, Tk, d_k) and v (B, Hkv, Tk, d_v).
+of one head. Each class returns q (B, H, Tq, d_k), k (B, Hkv, Tk, d_k) and v (B, Hkv, Tk, d_v); `queries` and
+`keys_and_values` return parts of them.
 """
 
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_serving.model.config import AttentionConfig
 
 Heads = tuple[Tensor, Tensor, Tensor]
+KeysAndValues = tuple[Tensor, Tensor]
 
 
-def make_projections(config: AttentionConfig) -> nn.Module:
+def make_projections(config: AttentionConfig) -> "Projections":
     """The projections of a configuration."""
-    classes = {"fused": FusedProjection, "stacked": StackedProjections}
-    return classes.get(config.projections, SeparateProjections)(config)
+    if config.projections == "fused":
+        return FusedProjection(config)
+    return StackedProjections(config) if config.projections == "stacked" else SeparateProjections(config)
 
 
 class SeparateProjections(nn.Module):
@@ -41,6 +45,16 @@ class SeparateProjections(nn.Module):
         """Projects (B, T, d) inputs."""
         return split_heads(self.config, self.query(query), self.key(key), self.value(value))
 
+    def queries(self, query: Tensor) -> Tensor:
+        """Projects the (B, Tq, d) query."""
+        return _split(self.query(query), self.config.num_heads, self.config.d_k)
+
+    def keys_and_values(self, key: Tensor, value: Tensor) -> KeysAndValues:
+        """Projects (B, Tk, d) inputs."""
+        keys, values = self.key(key), self.value(value)
+        heads = self.config.num_kv_heads
+        return _split(keys, heads, self.config.d_k), _split(values, heads, self.config.d_v)
+
 
 class FusedProjection(nn.Module):
     """One linear layer whose output is split into query, key and value, in this order."""
@@ -55,6 +69,20 @@ class FusedProjection(nn.Module):
     def forward(self, query: Tensor, _key: Tensor, _value: Tensor) -> Heads:
         """Projects the (B, T, d) query, which is also the key and the value."""
         return split_heads(self.config, *self.fused(query).split(self.widths, dim=-1))
+
+    def queries(self, query: Tensor) -> Tensor:
+        """Projects the (B, Tq, d) query."""
+        return _split(self._part(query, slice(self.widths[0])), self.config.num_heads, self.config.d_k)
+
+    def keys_and_values(self, key: Tensor, _value: Tensor) -> KeysAndValues:
+        """Projects the (B, Tk, d) key, which is also the value."""
+        joined, heads = self._part(key, slice(self.widths[0], None)), self.config.num_kv_heads
+        keys, values = joined[..., : self.widths[1]], joined[..., self.widths[1] :]
+        return _split(keys, heads, self.config.d_k), _split(values, heads, self.config.d_v)
+
+    def _part(self, rows: Tensor, columns: slice) -> Tensor:
+        bias = None if self.fused.bias is None else self.fused.bias[columns]
+        return F.linear(rows, self.fused.weight[columns], bias)
 
 
 class StackedProjections(nn.Module):
@@ -71,6 +99,15 @@ class StackedProjections(nn.Module):
         """Projects (B, T, d) inputs, each with one batched product."""
         return self.query(query), self.key(key), self.value(value)
 
+    def queries(self, query: Tensor) -> Tensor:
+        """Projects the (B, Tq, d) query."""
+        projected: Tensor = self.query(query)
+        return projected
+
+    def keys_and_values(self, key: Tensor, value: Tensor) -> KeysAndValues:
+        """Projects (B, Tk, d) inputs."""
+        return self.key(key), self.value(value)
+
 
 class _Stack(nn.Module):
     """Multiplies rows with the weights of all heads in one batched product."""
@@ -85,6 +122,9 @@ class _Stack(nn.Module):
         """(B, T, d) to (B, H, T, d_head)."""
         projected = rows[:, None] @ self.weight.transpose(1, 2)  # (B, 1, T, d) @ (H, d, d_head)
         return projected if self.bias is None else projected + self.bias
+
+
+Projections = SeparateProjections | FusedProjection | StackedProjections
 
 
 def split_heads(config: AttentionConfig, query: Tensor, key: Tensor, value: Tensor) -> Heads:

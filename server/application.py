@@ -124,6 +124,7 @@ class Application:
             metrics,
             awake_seconds=settings.awake_seconds,
             parallel_runs=settings.device.parallel_runs,
+            context_folder=settings.context_folder,
         )
         self._stack.callback(engine.close)
         metrics.watch(engine.load, server.load)

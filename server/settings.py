@@ -214,7 +214,12 @@ class Requests(Section):
     of the machine or container, divided by the number of workers."""
     max_in_flight_bytes: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
     """Part of max_memory for requests, from arrival until the reply is sent. 0 uses a quarter, at most 1GiB.
-    Runs use the rest."""
+    Runs use what requests and stored contexts leave."""
+    max_context_bytes: Annotated[ByteSize, Field(ge=0)] | None = None
+    """Part of max_memory for stored contexts, at least 0. By default a quarter; 0 switches them off."""
+    context_folder: Path | None = None
+    """Folder in which stored contexts are kept across restarts and evictions, up to four times
+    max_context_bytes. Servers with the same models may share it."""
     max_batch_sequences: PositiveInt = 64
     """Maximum number of sequences in one batch, at least 1."""
 
@@ -265,6 +270,11 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
                 0 < self.max_memory <= self.max_in_flight_bytes,
                 "must be below max_memory",
             ),
+            (
+                "max_context_bytes",
+                0 < self.max_memory <= self.memory_for_requests + self.memory_for_contexts,
+                "must leave a part of max_memory beside max_in_flight_bytes",
+            ),
         )
         problems = [
             InitErrorDetails(type=PydanticCustomError("rule", rule), loc=(name,), input=getattr(self, name))
@@ -278,7 +288,7 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
     @property
     def _memory(self) -> int:
         share = machine.available_bytes() // (2 * self.workers)
-        return self.max_memory or max(share, 2 * self.max_in_flight_bytes)
+        return self.max_memory or max(share, 2 * (self.max_in_flight_bytes + (self.max_context_bytes or 0)))
 
     @property
     def memory_for_requests(self) -> int:
@@ -288,7 +298,14 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
     @property
     def memory_for_runs(self) -> int:
         """Bytes that runs may take, as expected from their shapes."""
-        return self._memory - self.memory_for_requests
+        return self._memory - self.memory_for_requests - self.memory_for_contexts
+
+    @property
+    def memory_for_contexts(self) -> int:
+        """Bytes that stored contexts may take."""
+        if self.max_context_bytes is not None:
+            return self.max_context_bytes
+        return min(self._memory // 4, (self._memory - self.memory_for_requests) // 2)
 
     @property
     def device(self) -> Device:
@@ -321,6 +338,7 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
             max_result_bytes=self.max_message_bytes - HEADER_BYTES,
             max_run_bytes=int(self.device_memory) if on_device else self.memory_for_runs,
             max_in_flight_bytes=self.memory_for_requests,
+            max_context_bytes=self.memory_for_contexts,
             max_batch_sequences=self.max_batch_sequences,
             max_batch_bytes=MAX_BATCH_BYTES.get(self.provider, 256 * MIB),
         )

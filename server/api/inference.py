@@ -24,9 +24,8 @@ from attention_serving.server.api.tensors import Allowance, Reply
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.requests.validated_request import RequestForm, ValidatedRequest
-from attention_serving.server.engine.schedule.fair_shares import ANYONE
+from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller
 from attention_serving.server.engine.types import Array, Request, Result
 from attention_serving.server.observe.records import RequestRecord
 from attention_serving.server.security.rights import Right
@@ -71,7 +70,7 @@ class Inference(ABC):
         """
         self._engine, self._threads = engine, threads
         self._read = reader(self.kind, self.paths, engine.limits.max_sequences, self.within)
-        self._cache = RequestCache(engine.repository)
+        self._cache = RequestCache(engine)
 
     def method(self) -> Method:
         """What the server knows of the method."""
@@ -109,6 +108,11 @@ class Inference(ABC):
             if isinstance(reservation.timeline, RequestRecord):
                 reservation.timeline.failed(error)
             return self._failed(self._leading_id(message) if request_id is None else request_id, error)
+
+    def _context_id(self, parsed: Parsed[Any]) -> str:
+        """The id of the stored context that a request attends to; empty if it does not."""
+        context_id: str = parsed.message.context_id
+        return context_id
 
     @abstractmethod
     def _decode(
@@ -159,8 +163,10 @@ class Inference(ABC):
         name, version = message.model_name, message.model_version
         model = find_model(self._engine.model, call, Right.INFER, name, version)
         try:
+            if stored := self._context_id(parsed):
+                model = self._engine.contexts.find(model, stored, caller_of(call).name)
             request, reply = self._decode(parsed, model, call.deadline, allowance)
-            request.caller = ANYONE if call.identity is None else call.identity.caller
+            request.caller = caller_of(call)
             return request, self._engine.validate(model, request), reply
         except Exception as error:
             self._engine.refused(model, error, reservation)
@@ -217,10 +223,10 @@ class Entry:
 class RequestCache:
     """The requests of one method that were used last. Belongs to the thread of calls."""
 
-    def __init__(self, repository: Repository) -> None:
+    def __init__(self, engine: Engine) -> None:
         """Has no entry yet. All are dropped when models of the repository change."""
-        self._repository = repository
-        self._changes = repository.changes
+        self._repository, self._contexts = engine.repository, engine.contexts
+        self._changes = self._repository.changes
         # By size of the message. The size that was used last is the last; of each size, the entry that was
         # used last comes first.
         self._entries: OrderedDict[int, tuple[Entry, ...]] = OrderedDict()
@@ -253,7 +259,9 @@ class RequestCache:
             self._entries.move_to_end(size)
         else:
             self._use(size, entry)
-        caller = ANYONE if call.identity is None else call.identity.caller
+        caller = caller_of(call)
+        if model.context is not None and not self._contexts.use(model.context, caller.name):
+            return None
         rows = {}
         for name, shape, dtype, start in entry.arrays:
             rows[name] = np.ndarray(shape, dtype, message, start)
@@ -306,6 +314,11 @@ def _depends_on_form(request: Request, model: LoadedModel) -> bool:
         spec.name == POSITIONS or spec.exclusive_upper_bound is not None or spec.data_type == "bool"
         for spec in model.inputs
     )
+
+
+def caller_of(call: Call) -> Caller:
+    """Whose call it is, for shares of runs and for stored contexts."""
+    return ANYONE if call.identity is None else call.identity.caller
 
 
 def _address(array: Array) -> int:

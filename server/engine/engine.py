@@ -8,12 +8,14 @@ import math
 import threading
 import time
 from collections.abc import Callable, Generator
+from pathlib import Path
 from types import coroutine
 from typing import Any
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.coroutines import Wait
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
+from attention_serving.server.engine.contexts import ContextStore
 from attention_serving.server.engine.errors import (
     Code,
     DeadlineExceededError,
@@ -68,6 +70,7 @@ class Engine:
         repository: The models.
         limits: Bounds of requests, batches and memory.
         budget: The memory of the requests in flight.
+        contexts: Projected keys and values that requests attend to.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Engine:
         *,
         awake_seconds: float = 0,
         parallel_runs: int = MIN_PARALLEL_RUNS,
+        context_folder: Path | None = None,
     ) -> None:
         """Starts the engine's threads.
 
@@ -88,10 +92,12 @@ class Engine:
             awake_seconds: How long the thread that calls `run_inline` stays awake after a run, if no other
                 run is under way.
             parallel_runs: How many runs may be under way at once.
+            context_folder: Where stored contexts are kept across restarts; None for nowhere.
         """
         self.repository = repository
         self.limits = limits or Limits()
         self.budget = MemoryBudget(self.limits.max_in_flight_bytes)
+        self.contexts = ContextStore(self.limits.max_context_bytes, context_folder)
         self._observer = observer or Observer()
         self._awake_seconds, self._awake_until = awake_seconds, 0.0
         # Submissions of this thread wake no other thread, because it calls run_inline next.
@@ -237,6 +243,8 @@ class Engine:
 
     def load(self) -> EngineLoad:
         """What the engine holds now."""
+        contexts = self.contexts
+        contexts.purge()
         with self._lock:
             queue, oldest = self._queue, self._queue.oldest
             return EngineLoad(
@@ -246,6 +254,10 @@ class Engine:
                 in_flight_bytes=self.budget.held_bytes,
                 running=len(queue.running),
                 run_bytes=sum(queue.running.values()),
+                context_bytes=contexts.held_bytes,
+                context_hits=contexts.hits,
+                context_misses=contexts.misses,
+                context_evictions=contexts.evictions,
             )
 
     def run_inline(self, limit_seconds: float = INLINE_SECONDS) -> bool:
@@ -419,7 +431,8 @@ class Engine:
         """Reports a run that succeeded, and the requests that it completed."""
         ended, requests = time.monotonic(), [queued.request for queued in sequences]
         rows = sum([queued.shape.rows for queued in sequences])
-        padding = 0 if has_equal_shapes(sequences) else _computed_rows(sequences) - rows
+        is_whole = model.context is not None or has_equal_shapes(sequences)
+        padding = 0 if is_whole else _computed_rows(sequences) - rows
         if timelines := [request.timeline for request in requests if request.timeline is not None]:
             run = RecordedRun(
                 model=model.name,

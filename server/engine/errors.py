@@ -6,6 +6,7 @@ EngineError
 ├── ModelNotFoundError       the model or version does not exist
 ├── ModelNotReadyError       the model exists but failed to load, or was taken out of service
 ├── RegionNotFoundError      the region of shared memory is not registered
+├── ContextNotFoundError     the stored context does not exist (any more)
 ├── UnsupportedError         this server does not do what was asked for, or it is switched off
 ├── OverloadedError          too many requests are in flight; try again later
 ├── DeadlineExceededError    the deadline passed before the result was ready
@@ -93,6 +94,13 @@ class RegionNotFoundError(EngineError):
 
     code = Code.NOT_FOUND
     reason = "REGION_NOT_FOUND"
+
+
+class ContextNotFoundError(EngineError):
+    """The stored context was never put here, or is gone: it expired, was dropped, or made room for others."""
+
+    code = Code.NOT_FOUND
+    reason = "CONTEXT_NOT_FOUND"
 
 
 class UnsupportedError(EngineError):

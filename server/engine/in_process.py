@@ -16,13 +16,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeAlias
 
 import numpy as np
 
 from attention_serving.artifact.errors import ArtifactError
-from attention_serving.artifact.manifest import POSITIONS, TensorSpec
+from attention_serving.artifact.manifest import KEY_POSITIONS, POSITIONS, TensorSpec
 from attention_serving.server import machine
+from attention_serving.server.engine.contexts import joined
 from attention_serving.server.engine.errors import (
     InvalidRequestError,
     ModelNotFoundError,
@@ -37,7 +38,10 @@ from attention_serving.server.engine.requests.validated_request import Validated
 from attention_serving.server.engine.requests.validation import encode_texts, validate
 from attention_serving.server.engine.run.execute import Outputs, gather, run_batch
 from attention_serving.server.engine.run.provider import Device, Provider, ProviderError
-from attention_serving.server.engine.types import Array, Ragged, Request, Result
+from attention_serving.server.engine.types import Array, Context, Ragged, Request, Result
+
+InProcessContext: TypeAlias = LoadedModel
+"""A model that takes queries only, which attend to stored rows."""
 
 
 class InProcessModel:
@@ -139,6 +143,7 @@ class InProcessModel:
         texts: Sequence[str] = (),
         return_weights: bool = False,
         dimensions: int = 0,
+        context: InProcessContext | None = None,
     ) -> Future[Result]:
         """Computes one request on a thread of the model.
 
@@ -147,27 +152,50 @@ class InProcessModel:
             texts: Texts in place of `inputs`, for models that take text.
             return_weights: Whether the result contains `attention_weights`.
             dimensions: For text encoders: number of leading elements of each embedding; 0 for all.
+            context: What the queries attend to, in place of keys and values: see `put_context`.
 
         Returns:
             A future that resolves with the result, or with an `EngineError` if the request is refused.
         """
         request = Request(texts=tuple(texts), return_weights=return_weights, dimensions=dimensions)
-        return self._threads.submit(self._compute, request, inputs or {})
+        model = self._model if context is None else context
+        return self._threads.submit(self._compute, model, request, inputs or {})
+
+    def put_context(self, key: Array, value: Array | None = None) -> InProcessContext:
+        """Projects the rows that many queries are to attend to, on the thread of the caller.
+
+        Args:
+            key: (T, d_key); for self-attention modules, rows of the query's width.
+            value: (T, d_value), for models that take values apart from keys.
+
+        Raises:
+            EngineError: The model has no stored contexts, or the rows are refused.
+        """
+        positions, projector = np.arange(len(key)), self._model.projector
+        given = {"key": key, KEY_POSITIONS: positions} | ({} if value is None else {"value": value})
+        rows = {
+            name: [own]
+            for name, own in given.items()
+            if name != KEY_POSITIONS or name in projector.inputs_by_name
+        }
+        outputs = self._compute(projector, Request(), rows).outputs
+        tensors = joined(None, {name: own for name, (own,) in outputs.items()}, positions)
+        return self._model.attending(Context(id="", tensors=tensors, length=len(key)))
 
     def close(self) -> None:
         """Cancels requests that have not started and returns when the others have ended."""
         self._threads.shutdown(cancel_futures=True)
 
-    def _compute(self, request: Request, inputs: Mapping[str, Sequence[Array]]) -> Result:
+    def _compute(self, model: LoadedModel, request: Request, inputs: Mapping[str, Sequence[Array]]) -> Result:
         request.inputs = {name: _ragged(name, sequences) for name, sequences in inputs.items()}
-        validated = validate(request, self._model, self._limits)
+        validated = validate(request, model, self._limits)
         results: list[Outputs] = [{}] * len(validated.sequences)
         for indices in self._batches(validated):
             batch = [validated.sequences[index] for index in indices]
-            outputs, _ = run_batch(self._model, batch[0].shape.graph, batch)
+            outputs, _ = run_batch(model, batch[0].shape.graph, batch)
             for index, output in zip(indices, outputs, strict=True):
                 results[index] = output
-        return Result(shortened(gather(results), self._model, request.dimensions))
+        return Result(shortened(gather(results), model, request.dimensions))
 
     def _batches(self, request: ValidatedRequest) -> Iterator[list[int]]:
         """Indices of sequences of equal lengths, in portions that one run may hold."""

@@ -33,6 +33,8 @@ class Limits:
     """Size of the result of one request."""
     max_in_flight_bytes: int = 1024 * MIB
     """Messages, masks, results and replies of all requests, from arrival until the reply is sent."""
+    max_context_bytes: int = 1024 * MIB
+    """Stored contexts; 0 switches them off."""
     max_batch_sequences: int = 64
     """Sequences of one batch."""
     max_batch_bytes: int = 256 * MIB

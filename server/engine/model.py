@@ -1,8 +1,10 @@
 """A loaded model: what it takes and returns, which graph runs what, and what a run is expected to cost."""
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
 from weakref import ref
@@ -15,16 +17,18 @@ from attention_serving.artifact.manifest import (
     ATTENTION_MASK,
     BATCH_AXIS,
     IN_BLOCKS,
+    Cost,
+    Graph,
     GraphKind,
     Manifest,
     TensorSpec,
 )
-from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.errors import InvalidRequestError, UnsupportedError
 from attention_serving.server.engine.requests.tokenizer import TextEncoder
 from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.run.session import Session
 from attention_serving.server.engine.statistics import ModelStatistics
-from attention_serving.server.engine.types import UNTIMED, RunCost, SequenceShape
+from attention_serving.server.engine.types import UNTIMED, Context, RunCost, SequenceShape
 
 # Callers send the same few lengths again and again.
 CACHED_SHAPES = 1024
@@ -69,6 +73,8 @@ class LoadedModel:
         parallel_costs: Measured cost of runs on all threads.
         golden: Golden vectors that are replayed while it serves.
         statistics: What it has done.
+        key_row_seconds: Measured time that a run takes longer for each row of its context.
+        context: The stored context that every sequence attends to; None for a model of the repository.
     """
 
     manifest: Manifest
@@ -81,6 +87,8 @@ class LoadedModel:
     parallel_costs: Mapping[GraphKind, RunCost] = field(default_factory=dict)
     golden: tuple[GoldenCase, ...] = ()
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
+    key_row_seconds: float = 0.0
+    context: Context | None = None
 
     @cached_property
     def name(self) -> str:
@@ -147,7 +155,84 @@ class LoadedModel:
 
     def mixed_graph(self, graph: GraphKind) -> GraphKind:
         """The graph that runs sequences of unequal lengths together, each of which alone runs on `graph`."""
-        return GraphKind.LENGTHS if graph is GraphKind.PLAIN and self.sees_padding else graph
+        is_plain = graph is GraphKind.PLAIN and self.context is None
+        return GraphKind.LENGTHS if is_plain and self.sees_padding else graph
+
+    def first_position(self, query_length: int) -> int:
+        """The position of the first of a sequence's rows, where a request does not state them.
+
+        The rows of a query to a context of self-attention are by default its last ones.
+        """
+        own_rows = self.context is not None and not self.manifest.config.get("cross")
+        return max(0, self.context.length - query_length) if self.context is not None and own_rows else 0
+
+    @cached_property
+    def mixes(self) -> bool:
+        """Whether sequences of unequal lengths can run together."""
+        return self.context is not None or GraphKind.LENGTHS in self.manifest.graphs
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of what the artifact consists of."""
+        return hashlib.sha256(json.dumps(self.manifest.files, sort_keys=True).encode()).digest()
+
+    @cached_property
+    def projector(self) -> "LoadedModel":
+        """The same model as one that projects the rows of contexts: see `GraphKind.PROJECT`.
+
+        Raises:
+            UnsupportedError: The model has no contexts.
+        """
+        if GraphKind.PROJECT not in self.manifest.graphs:
+            says = f"model {self.name!r} has no stored contexts: only attention modules without texts have"
+            raise UnsupportedError(
+                f"{says}, and artifacts that were exported before there were contexts lack them"
+            )
+        cost = Cost(flops_per_query=0, flops_per_key=self.manifest.cost.flops_per_key, flops_per_pair=0)
+        return self._as(cost, {GraphKind.PLAIN: self.manifest.graphs[GraphKind.PROJECT]})
+
+    def attending(self, context: Context) -> "LoadedModel":
+        """The same model as one that takes queries, which attend to a context."""
+        rows = {self.manifest.graphs[GraphKind.PROJECT].inputs[0].axes[1]: context.rows}
+
+        def queries(kind: GraphKind) -> Graph:
+            """A graph with the inputs that requests have, and the rows of the context as a fixed axis."""
+            graph = self.manifest.graphs[kind]
+            inputs, outputs = (
+                tuple(
+                    spec.model_copy(update={"axes": tuple(rows.get(axis, axis) for axis in spec.axes)})
+                    for spec in specs
+                    if spec.name not in context.tensors
+                )
+                for specs in (graph.inputs, graph.outputs)
+            )
+            return graph.model_copy(update={"inputs": inputs, "outputs": outputs})
+
+        weights = queries(GraphKind.CONTEXT_WEIGHTS)
+        mask = weights.model_copy(update={"outputs": weights.outputs[:1]})
+        graphs = {
+            GraphKind.PLAIN: queries(GraphKind.CONTEXT),
+            GraphKind.MASK: mask,
+            GraphKind.WEIGHTS: weights,
+        }
+        cost = self.manifest.cost.model_copy(update={"flops_per_key": 0})
+        fixed = context.rows * self.key_row_seconds
+        costs = {kind: replace(own, call=own.call + fixed) for kind, own in self.costs.items()}
+        return self._as(cost, graphs, costs=costs, context=context)
+
+    def _as(self, cost: Cost, graphs: Mapping[GraphKind, Graph], **changes: Any) -> "LoadedModel":
+        """The same model with other graphs, each of which has the session of its file."""
+        kinds = {graph.file: kind for kind, graph in self.manifest.graphs.items()}
+        manifest = self.manifest.model_copy(update={"graphs": graphs, "cost": cost})
+        sessions, parallel = (
+            {kind: opened[kinds[graph.file]] for kind, graph in graphs.items() if kinds[graph.file] in opened}
+            for opened in (self.sessions, self.parallel_sessions)
+        )
+        if not parallel:
+            changes["parallel_costs"] = {}
+        return replace(
+            self, manifest=manifest, sessions=sessions, parallel_sessions=parallel, golden=(), **changes
+        )
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -250,6 +335,8 @@ def _shape(reference: Callable[[], Any], graph: GraphKind, sizes: tuple[int, ...
     model: LoadedModel = reference()
     named = dict(zip(model.axes, sizes, strict=True))
     lengths = named[str(model.inputs[0].axes[1])], named[str(model.inputs[-1].axes[1])]
+    if model.context is not None:
+        lengths = lengths[0], model.context.rows
     own = model.sequence_graph(graph, *lengths)
     seconds = model.seconds(own, 1, *lengths)
     result_bytes = 0

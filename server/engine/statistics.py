@@ -64,6 +64,10 @@ class EngineLoad:
         in_flight_bytes: Memory that is reserved for requests.
         run_bytes: Memory that is admitted for the runs under way.
         running: Number of runs under way.
+        context_bytes: Memory of stored contexts.
+        context_hits: Requests that found their context, since the start.
+        context_misses: Requests that did not.
+        context_evictions: Contexts that made room for others.
     """
 
     queued_sequences: int = 0
@@ -72,6 +76,10 @@ class EngineLoad:
     in_flight_bytes: int = 0
     run_bytes: int = 0
     running: int = 0
+    context_bytes: int = 0
+    context_hits: int = 0
+    context_misses: int = 0
+    context_evictions: int = 0
 
 
 class RunTimes(NamedTuple):

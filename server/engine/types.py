@@ -15,13 +15,15 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_serving.artifact.manifest import GraphKind
+from attention_serving.artifact.manifest import KEY_POSITIONS, GraphKind
 from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller
 
 Array = NDArray[Any]
 # A text, or its UTF-8 bytes.
 Text: TypeAlias = str | bytes | memoryview
 BITS_PER_BYTE = 8
+# What a context takes beside its tensors.
+CONTEXT_BYTES = 32 << 10
 
 
 @dataclass(eq=False, slots=True)
@@ -176,6 +178,42 @@ class SequenceShape(NamedTuple):
     result_bytes: int
     rows: int
     runs_alone: bool
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True, kw_only=True)
+class Context:
+    """Projected keys and values that queries attend to: see `server.engine.contexts`.
+
+    Attributes:
+        id: The same for the same model, rows, mask and order of appends.
+        tensors: The inputs of runs by name: `projected_keys` (1, Hkv, Tk, d_k), `projected_values`
+            (1, Hkv, Tk, d_v) and `key_positions` (1, Tk).
+        length: The position of the next row that is appended.
+        owner: The name of the caller who put it.
+        shared: Whether other callers may use it.
+        expires_at: Unix time in seconds.
+        used: When it was used last; grows with each use of any context.
+        is_stored: False once it was dropped.
+    """
+
+    id: str
+    tensors: Mapping[str, Array]
+    length: int
+    owner: str = ""
+    shared: bool = False
+    expires_at: float = math.inf
+    used: int = 0
+    is_stored: bool = True
+
+    @property
+    def rows(self) -> int:
+        """Number of rows that may be attended to, Tk."""
+        return int(self.tensors[KEY_POSITIONS].shape[1])
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return CONTEXT_BYTES + sum([array.nbytes for array in self.tensors.values()])
 
 
 @dataclass(eq=False, slots=True)

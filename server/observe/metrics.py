@@ -67,6 +67,11 @@ HELP = {
     "attention_queue_age_seconds": "How long the oldest queued sequence has waited, in seconds.",
     "attention_predicted_queue_seconds": "Expected time to run what is queued and running, in seconds.",
     "attention_runs": "Number of runs in progress.",
+    "attention_context_bytes": "Memory of stored contexts, in bytes.",
+    "attention_context_limit_bytes": "Most memory of stored contexts, in bytes: max_context_bytes of workers.",
+    "attention_context_hits": "Requests that found the stored context that they name.",
+    "attention_context_misses": "Requests that name a stored context which does not exist (any more).",
+    "attention_context_evictions": "Stored contexts that made room for others.",
     "attention_run_memory_bytes": "Expected memory of the runs in progress, in bytes.",
     "attention_open_calls_limit": "Most inference calls in progress: max_concurrent_calls of all workers.",
     "attention_open_connections_limit": "Most connections: max_connections of all workers.",
@@ -87,6 +92,13 @@ LOAD: dict[str, Callable[[EngineLoad, CallLoad], float]] = {
     "attention_predicted_queue_seconds": lambda engine, _: engine.predicted_seconds,
     "attention_runs": lambda engine, _: engine.running,
     "attention_run_memory_bytes": lambda engine, _: engine.run_bytes,
+    "attention_context_bytes": lambda engine, _: engine.context_bytes,
+}
+# What the engine counts by itself, since its start.
+COUNTED: dict[str, Callable[[EngineLoad], int]] = {
+    "attention_context_hits": lambda engine: engine.context_hits,
+    "attention_context_misses": lambda engine: engine.context_misses,
+    "attention_context_evictions": lambda engine: engine.context_evictions,
 }
 MODEL = ("model", "version")
 # How the gauges of several workers become one.
@@ -131,6 +143,8 @@ class Metrics(Observer):
             (self._gauge(name, "livemax" if name.endswith("_seconds") else "livesum"), read)
             for name, read in LOAD.items()
         ]
+        self._counted = [(self._counter(name), read) for name, read in COUNTED.items()]
+        self._seen = EngineLoad()
         self.canary = CanaryMetrics(
             self._gauge("attention_canary_error_ratio", "livemax", MODEL),
             self._gauge("attention_canary_last_replay_timestamp_seconds", "livemin", MODEL),
@@ -163,6 +177,7 @@ class Metrics(Observer):
         self._gauge("attention_open_connections_limit", "livesum").set(settings.max_connections)
         self._gauge("attention_in_flight_limit_bytes", "livesum").set(limits.max_in_flight_bytes)
         self._gauge("attention_run_memory_limit_bytes", "livesum").set(limits.max_run_bytes)
+        self._gauge("attention_context_limit_bytes", "livesum").set(limits.max_context_bytes)
         self._gauge("attention_batch_sequences_limit", "livemax").set(limits.max_batch_sequences)
         labels = {
             "version": VERSION,
@@ -224,6 +239,9 @@ class Metrics(Observer):
         engine, calls = self._engine_load(), self._call_load()
         for gauge, read in self._load:
             gauge.set(read(engine, calls))
+        for counter, count in self._counted:
+            counter().inc(count(engine) - count(self._seen))
+        self._seen = engine
         seen, self._seen_dropped_lines = self._seen_dropped_lines, logs.dropped_lines()
         self._dropped_lines().inc(self._seen_dropped_lines - seen)
         self._ended.flush()

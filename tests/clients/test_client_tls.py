@@ -64,7 +64,7 @@ def test_a_client_that_encrypts_and_a_server_that_does_not_or_the_reverse_are_to
     with bare, pytest.raises(AttentionClientError, match=r"pass credentials=TlsFiles\(ca=FILE\)"):
         bare.models()
     expected = "the server does not use TLS: omit credentials"
-    with running(Service()) as target, pytest.raises(AttentionClientError, match=expected):
+    with running(Service()) as target, pytest.raises(AttentionClientError, match=expected):  # type: ignore[abstract]
         AttentionClient(target, credentials=TlsFiles(), timeout=0.5).models()
 
 

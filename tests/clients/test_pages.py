@@ -21,7 +21,7 @@ def block(language: str) -> str:
 
 
 def test_the_client_sends_the_documented_bytes() -> None:
-    service = Service()
+    service = Service()  # type: ignore[abstract]
     with running(service) as target:
         code = block("python").replace(DOCUMENTED_TARGET, target)
         subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)

@@ -47,5 +47,5 @@ def tls_server(clients: bytes, *names: str) -> Iterator[TlsServer]:
     credentials = grpc.ssl_server_credentials(
         [(pair.key, pair.certificate)], clients, require_client_auth=True
     )
-    with running(Service(note), credentials=credentials) as target:
+    with running(Service(note), credentials=credentials) as target:  # type: ignore[abstract]
         yield TlsServer(target, authority.pem, callers)

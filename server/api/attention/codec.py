@@ -103,7 +103,7 @@ def decode(
         LimitExceededError: The message contains too much.
         OverloadedError: The memory for its numbers is not available.
     """
-    message, decoder = parsed.message, _Decoder(parsed, allowance)
+    message, decoder = parsed.message, Decoder(parsed, allowance)
     if message.output_names:
         raise InvalidRequestError("output_names", "needs inputs, which name every input")
     inputs = {}
@@ -156,13 +156,14 @@ def elements(
     return from_bytes(f"{field}.data", data, NAMES[data_type], shape, allowance)
 
 
-class _Decoder(NamedTuple):
+class Decoder(NamedTuple):
     """Decodes the inputs of one request. Their sizes are checked before anything is built."""
 
     parsed: Parsed[pb.AttendRequest]
     allowance: Allowance
 
     def vectors(self, field: str, message: pb.VectorSequences) -> Ragged:
+        """Rows of vectors."""
         if message.width == 0:
             raise InvalidRequestError(f"{field}.width", "must be at least 1")
         lengths = self._lengths(field)
@@ -170,15 +171,18 @@ class _Decoder(NamedTuple):
         return Ragged(elements(field, message.data_type, data, shape, self.allowance), lengths)
 
     def tokens(self) -> Ragged:
+        """Token ids."""
         lengths = self._lengths("token_ids")
         return self._integers(("token_ids", "ids"), lengths, f"the lengths sum to {sum(lengths)}")
 
     def positions(self, query: Ragged | None) -> Ragged:
+        """Positions of the rows of the query."""
         if query is None:
             raise InvalidRequestError(POSITIONS, "need a query of vectors or token ids; the request has none")
         return self._integers((POSITIONS,), query.lengths, f"the query has {sum(query.lengths)} rows")
 
     def spans(self) -> Ragged:
+        """Start and end of each span (n, 2)."""
         path = ("embedding", SPANS)
         lengths = self._lengths(*path)
         bounds = {
@@ -193,6 +197,7 @@ class _Decoder(NamedTuple):
         return Ragged(np.stack(arrays, axis=1, dtype=INT64), lengths)
 
     def mask(self, kind: pb.AttentionMask.Kind.ValueType) -> Mask:
+        """The mask, whose flags the request has to fit."""
         if kind not in MASK_KINDS:
             raise InvalidRequestError("mask.kind", f"is {kind}; must be one of {', '.join(MaskKind)}")
         bits = np.frombuffer(self.parsed.last("mask", "bits"), np.uint8)

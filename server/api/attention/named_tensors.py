@@ -17,7 +17,9 @@ from attention_serving.server.engine.types import Array, Ragged, Request, Result
 
 OUTPUTS = (pb.AttendResponse.OUTPUTS_FIELD_NUMBER,)
 DATA = (pb.NamedTensors.DATA_FIELD_NUMBER,)
-BESIDE_INPUTS = frozenset({"model_name", "model_version", "output_data_type", "inputs", "output_names"})
+BESIDE_INPUTS = frozenset(
+    {"model_name", "model_version", "output_data_type", "inputs", "output_names", "context_id"}
+)
 # No tensor of a model has more axes.
 MAX_AXES = 32
 

@@ -8,7 +8,7 @@ import numpy as np
 from attention_serving.artifact.encoder import EncoderFacts
 from attention_serving.artifact.manifest import POSITIONS, Cost, GraphKind, TensorSpec
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.server.api.attention import codec, named_tensors
+from attention_serving.server.api.attention import codec, contexts, named_tensors
 from attention_serving.server.api.attention.codec import DATA_TYPES
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import code_of, engine_error_of
@@ -101,6 +101,7 @@ def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
     return {
         f"/{SERVICE.full_name}/Attend": Attend(engine, threads).method(),
         f"/{SERVICE.full_name}/AttendStream": AttendStream(engine, threads).method(),
+        **contexts.methods(SERVICE, engine, threads),
         **of_service(SERVICE, Right.READ, ListModels=list_models, GetModel=get_model),
     }
 

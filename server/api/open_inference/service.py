@@ -8,11 +8,12 @@ from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import engine_error_of
 from attention_serving.server.api.inference import Inference
 from attention_serving.server.api.method import Method, of_service
-from attention_serving.server.api.open_inference import codec, tensors
+from attention_serving.server.api.open_inference import codec, parameters, tensors
 from attention_serving.server.api.open_inference.handlers import Handlers
 from attention_serving.server.api.protobuf_bytes import Parsed, field, text_field
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.api.tensors import Allowance, Reply
+from attention_serving.server.engine.contexts import CONTEXT_ID
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ModelControl
@@ -33,6 +34,10 @@ class ModelInfer(Inference):
         """Creates the method, whose tensors may be in shared memory."""
         super().__init__(engine, threads)
         self._memory = memory
+
+    def _context_id(self, parsed: Parsed[Any]) -> str:
+        given = parameters.read(parsed.message.parameters)
+        return parameters.typed(given, CONTEXT_ID, str, "the id of a stored context") or ""
 
     def _decode(
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance

@@ -214,7 +214,9 @@ def _rows(spec: TensorSpec, request: Request, model: LoadedModel) -> Ragged:
     name, given = spec.name, request.inputs.get(spec.name)
     if given is None:
         lengths = request.inputs[model.inputs[0].name].lengths
-        return Ragged(np.concatenate([np.arange(length, dtype=np.int64) for length in lengths]), lengths)
+        starts = map(model.first_position, lengths)
+        own = [np.arange(length, dtype=np.int64) + at for length, at in zip(lengths, starts, strict=True)]
+        return Ragged(np.concatenate(own), lengths)
     rows, expected = given.rows, sum(given.lengths)
     if len(rows) != expected:
         raise InvalidRequestError(name, f"contains {len(rows)} rows; its lengths sum to {expected}")
@@ -252,10 +254,12 @@ def _split_mask(
     if mask is None:
         return []
     heads = model.manifest.num_heads if mask.kind is MaskKind.HEADS else 1
-    query, key = map(str, model.manifest.graphs[GraphKind.MASK].inputs[-1].axes[2:])
-    shapes = [
-        (heads, 1 if mask.kind is MaskKind.KEYS else own.sizes[query], own.sizes[key]) for own in sequences
-    ]
+    query, key = model.manifest.graphs[GraphKind.MASK].inputs[-1].axes[2:]
+    shapes = []
+    for own in sequences:
+        rows = 1 if mask.kind is MaskKind.KEYS else own.sizes[str(query)]
+        # The key axis of a model that attends to a context is a number.
+        shapes.append((heads, rows, key if isinstance(key, int) else own.sizes[key]))
     counts = [math.prod(shape) for shape in shapes]
     if not mask.holds(sum(counts)):
         found = f"{mask.data.size} {'flags' if mask.data.dtype == np.bool_ else 'bytes of 8 flags each'}"

@@ -9,11 +9,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
+from attention_serving.artifact.manifest import IN_BLOCKS, KEY_POSITIONS, OF_CONTEXTS, GraphKind
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validated_request import SequenceInputs
 from attention_serving.server.engine.run.execute import run_batch
-from attention_serving.server.engine.types import Array, RunCost
+from attention_serving.server.engine.types import Array, Context, RunCost
 
 # Sizes that are timed: number of sequences, and length of each. As few as tell the three terms apart, because
 # a model is not ready before: further ones took most of the time and did not make predictions better.
@@ -28,6 +28,8 @@ LEAST_RUNS, TURN_SECONDS = 2, 0.005
 COMPARED_TURNS = 2
 # Fewer operations for each second are taken for none: their cost would not be finite.
 LEAST_SCALE = 1e-280
+# Rows of the context that is timed.
+CONTEXT_ROWS = 512
 # Larger sizes are skipped once a run takes this long.
 LONG_ENOUGH_SECONDS = 0.05
 Size: TypeAlias = tuple[int, int]
@@ -36,12 +38,31 @@ Size: TypeAlias = tuple[int, int]
 
 def calibrated(model: LoadedModel) -> LoadedModel:
     """The same model with the measured cost of runs of each of its graphs."""
-    costs = {kind: _Graph(model, kind).cost() for kind in model.sessions}
+    costs = {kind: _Graph(model, kind).cost() for kind in model.sessions if kind not in OF_CONTEXTS}
     parallel_costs = {
-        kind: _Graph(model, kind).parallel_cost(costs[kind]) for kind in model.parallel_sessions
+        kind: _Graph(model, kind).parallel_cost(costs[kind])
+        for kind in model.parallel_sessions
+        if kind not in OF_CONTEXTS
     }
     model.shrink_arena()
-    return dataclasses.replace(model, costs=costs, parallel_costs=parallel_costs)
+    timed = dataclasses.replace(model, costs=costs, parallel_costs=parallel_costs)
+    if GraphKind.CONTEXT not in model.sessions:
+        return timed
+    return dataclasses.replace(timed, key_row_seconds=_key_row_seconds(timed))
+
+
+def _key_row_seconds(model: LoadedModel) -> float:
+    """What each row of a context adds to a run, which reads all of them whatever the number of queries is."""
+    tensors: dict[str, Array] = {KEY_POSITIONS: np.arange(CONTEXT_ROWS, dtype=np.int64)[np.newaxis]}
+    noise = np.random.default_rng(0)
+    for spec in model.manifest.graphs[GraphKind.PROJECT].outputs:
+        shape = [axis if isinstance(axis, int) else CONTEXT_ROWS for axis in spec.axes[1:]]
+        tensors[spec.name] = noise.standard_normal((1, *shape), dtype=np.float32)
+    view = model.attending(Context(id="", tensors=tensors, length=CONTEXT_ROWS))
+    clock = time.thread_time if model.runs_on_host else time.perf_counter
+    run = partial(_Graph(view, GraphKind.PLAIN).run, parallel=False)
+    ((seconds,),) = time_in_turns([(1, 1)], [run], clock).values()
+    return max(0.0, seconds - view.seconds(GraphKind.PLAIN, 1, 1, CONTEXT_ROWS)) / CONTEXT_ROWS
 
 
 class _Graph:
@@ -59,7 +80,7 @@ class _Graph:
     def cost(self) -> RunCost:
         """Times runs of several sizes, up to one that takes long enough."""
         clock = time.thread_time if self._model.runs_on_host else time.perf_counter
-        one = partial(self._run, parallel=False)
+        one = partial(self.run, parallel=False)
         found = time_in_turns(self._possible(self._timed_sizes), [one], clock)
         return fit(self._operations(found), [seconds for (seconds,) in found.values()])
 
@@ -69,7 +90,7 @@ class _Graph:
         Both are timed by the wall clock: the clock of one thread leaves out the time in which other
         processes have the core, so that one thread would look faster on a busy machine.
         """
-        ways = [partial(self._run, parallel=parallel) for parallel in (False, True)]
+        ways = [partial(self.run, parallel=parallel) for parallel in (False, True)]
         found = time_in_turns(self._possible(TIMED_SIZES_ALONE), ways, time.perf_counter)
         operations = self._operations(found)
         alone = [one_thread.seconds(*run) for run in operations]
@@ -96,7 +117,8 @@ class _Graph:
         is_small = self._model.runs_on_host or self.kind is GraphKind.WEIGHTS
         return TIMED_SIZES if is_small else TIMED_SIZES_ON_DEVICE
 
-    def _run(self, count: int, length: int, *, parallel: bool) -> None:
+    def run(self, count: int, length: int, *, parallel: bool) -> None:
+        """Runs so many sequences of a length."""
         run_batch(self._model, self.kind, self._sequences(count, length), parallel=parallel)
 
     def _sequences(self, count: int, length: int) -> list[SequenceInputs]:

@@ -57,10 +57,12 @@ def run_batch(
     tensors, started = model.manifest.graphs[graph], time.monotonic()
     session = (model.parallel_sessions if parallel else model.sessions)[graph]
     inputs = {spec.name: _input(model, spec, sequences) for spec in tensors.inputs}
+    if model.context is not None:
+        inputs |= {name: own for name, own in model.context.tensors.items() if name in session.inputs}
     prepared = time.monotonic()
     outputs = session.run(inputs, control)
     computed = time.monotonic()
-    own = _split(tensors, outputs, sequences)
+    own = (_split if model.context is None else _split_rows)(tensors, outputs, sequences)
     for at, sequence in enumerate(sequences):
         if sequence.head_selection is not None:
             own[at][ATTENTION_WEIGHTS] = select(own[at][ATTENTION_WEIGHTS], sequence.head_selection)
@@ -92,6 +94,16 @@ def _split(graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInputs]) 
     return [dict(zip(names, own, strict=True)) for own in zip(*columns, strict=True)]
 
 
+def _split_rows(graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInputs]) -> list[Outputs]:
+    """The outputs of each sequence, of sequences whose rows were concatenated to one."""
+    found, start = [], 0
+    for sequence in sequences:
+        end = start + sequence.lengths[0]
+        found.append({spec.name: outputs[spec.name][0, ..., start:end, :] for spec in graph.outputs})
+        start = end
+    return found
+
+
 def gather(results: Sequence[Outputs]) -> dict[str, list[Array]]:
     """The outputs of several sequences by name: one array per sequence, in their order."""
     return {name: [result[name] for result in results] for name in results[0]}
@@ -103,12 +115,15 @@ def _input(model: LoadedModel, spec: TensorSpec, sequences: Sequence[SequenceInp
     if name in sequences[0].inputs:
         if len(sequences) == 1:
             return sequences[0].inputs[name][np.newaxis]
-        return _stack([sequence.inputs[name] for sequence in sequences])
+        arrays = [sequence.inputs[name] for sequence in sequences]
+        return _stack(arrays) if model.context is None else np.concatenate(arrays)[np.newaxis]
     if name == BLOCK_ROWS:
         return np.array(model.block_rows(max(sequence.lengths[1] for sequence in sequences)), np.int64)  # ()
     if name in (QUERY_LENGTHS, KEY_LENGTHS):
         at = name == KEY_LENGTHS
         return np.array([sequence.lengths[at] for sequence in sequences], dtype=np.int64)  # (B,)
+    if model.context is not None:
+        return _concatenate_masks(sequences, model.context.rows)
     return _stack_masks(spec, sequences)
 
 
@@ -138,6 +153,14 @@ def _stack_masks(spec: TensorSpec, sequences: Sequence[SequenceInputs]) -> Array
         own = row[:, : sequence.sizes[query_axis], : sequence.sizes[key_axis]]
         own[...] = True if sequence.mask is None else sequence.mask
     return stacked
+
+
+def _concatenate_masks(sequences: Sequence[SequenceInputs], key_rows: int) -> Array:
+    """(1, 1 or H, sum of Tq, Tk): the mask of each sequence for its rows."""
+    heads = max(1 if sequence.mask is None else len(sequence.mask) for sequence in sequences)
+    shapes = [(heads, sequence.lengths[0], key_rows) for sequence in sequences]
+    masks = [True if sequence.mask is None else sequence.mask for sequence in sequences]
+    return np.concatenate(list(map(np.broadcast_to, masks, shapes)), axis=1)[np.newaxis]
 
 
 def _window(spec: TensorSpec, sequence: SequenceInputs, index: int) -> tuple[int | slice, ...]:

@@ -44,6 +44,7 @@ class Session:
 
     Attributes:
         provider: ONNX Runtime's name of the execution provider.
+        inputs: Names of the inputs.
         outputs: Names of the outputs.
         host_nodes: Kind and name of the operators of tensors that run on the host although the provider is a
             device, which lacks them: their tensors are copied to the host and back in every run.
@@ -83,6 +84,7 @@ class Session:
         if self.provider != runtime.name:
             raise ProviderError(f"{runtime.name} is not available: {cuda.why_not()}")
         self._arenas = runtime.arenas
+        self.inputs = {each.name for each in self._session.get_inputs()}
         self.outputs = [output.name for output in self._session.get_outputs()]
         self.host_nodes = [] if on_host else left_on_host(self._session, self.provider)
         if self.host_nodes:

@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.requests.validated_request import SequenceInputs
 from attention_serving.server.engine.run.session import RunControl
@@ -71,7 +70,17 @@ class Batch:
         """Expected memory of the run."""
         if len(self.sequences) == 1:
             return self.sequences[0].shape.run_bytes
-        return self.model.run_bytes(self.graph, len(self.sequences), *self._lengths)
+        return self.model.run_bytes(self.graph, *self._size)
+
+    @property
+    def _size(self) -> tuple[int, int, int]:
+        """Sequences, query length and key length of the run, in which shorter sequences are padded.
+
+        Queries to one context are concatenated to one sequence instead.
+        """
+        if self.model.context is not None:
+            return 1, sum([queued.lengths[0] for queued in self.sequences]), self._lengths[1]
+        return len(self.sequences), *self._lengths
 
     @property
     def is_full(self) -> bool:
@@ -143,7 +152,7 @@ class Batch:
         Args:
             nearest: Sequences of other lengths, the nearest first.
         """
-        if GraphKind.LENGTHS not in self.model.manifest.graphs:
+        if not self.model.mixes:
             return
         losses = 0
         for sequence in nearest:
@@ -153,20 +162,23 @@ class Batch:
                 losses += 1
 
     def _pad(self, sequence: SequenceInputs) -> bool:
-        """Adds a sequence and pads all to the longest, unless that costs more than a run of its own."""
-        own, count = sequence.lengths, len(self.sequences) + 1
-        lengths = (max(self._lengths[0], own[0]), max(self._lengths[1], own[1]))
+        """Adds a sequence of other lengths, unless that costs more than a run of its own."""
+        own, (count, query_length, key_length) = sequence.lengths, self._size
+        if self.model.context is None:
+            size = count + 1, max(query_length, own[0]), max(key_length, own[1])
+        else:
+            size = 1, query_length + own[0], key_length
         # Once mixed, a batch keeps the graph that it needs for that.
         graph = self.model.mixed_graph(self.graph)
-        seconds = self.model.seconds(graph, count, *lengths)
+        seconds = self.model.seconds(graph, *size)
         if seconds > self.seconds + sequence.shape.seconds:
             return False
-        if self.model.run_bytes(graph, count, *lengths) > self._max_bytes:
+        if self.model.run_bytes(graph, *size) > self._max_bytes:
             return False
         if graph is not self.graph:
             self.graph, self._call_seconds = graph, self.model.cost(graph).call
         self.sequences.append(sequence)
-        self._lengths, self.seconds = lengths, seconds
+        self._lengths, self.seconds = size[1:], seconds
         self.seconds_alone += sequence.shape.seconds
         return True
 
@@ -178,7 +190,7 @@ class Batch:
         """
         if not self.model.parallel_costs or other_seconds > OTHER_WORK_SHARE * self.seconds:
             return
-        seconds = self.model.parallel_seconds(self.graph, len(self.sequences), *self._lengths)
+        seconds = self.model.parallel_seconds(self.graph, *self._size)
         if seconds < self.seconds:
             self.is_parallel, self.seconds = True, seconds
 

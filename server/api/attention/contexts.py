@@ -1,0 +1,188 @@
+"""The methods of attention.v1 for stored contexts: put, append, drop and list."""
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from google.protobuf.descriptor import ServiceDescriptor
+
+from attention_serving.artifact.manifest import KEY_POSITIONS
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.server.api.attention.codec import Decoder
+from attention_serving.server.api.codec_threads import CodecThreads
+from attention_serving.server.api.inference import caller_of
+from attention_serving.server.api.method import Method, find_model, of_service, parse
+from attention_serving.server.api.protobuf_bytes import Parsed, reader
+from attention_serving.server.api.tensors import Allowance
+from attention_serving.server.engine.budget import Reservation
+from attention_serving.server.engine.contexts import DEFAULT_TTL_SECONDS, identify, joined
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.errors import EngineError, InvalidRequestError
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.requests.validated_request import ValidatedRequest
+from attention_serving.server.engine.types import Array, Context, MaskKind, Ragged, Request, Result
+from attention_serving.server.security.rights import Right
+from attention_serving.server.transport.call import Call
+
+# The fields that are cut out of requests.
+PATHS = ("key.data", "value.data", "mask.bits", "key.lengths", "value.lengths")
+
+
+class Put(NamedTuple):
+    """What is to be stored.
+
+    Attributes:
+        model: The model of the repository.
+        parent: The context that is continued; None for a new one.
+        new: The context, without its tensors.
+        positions: (T,), of the rows that no mask hides.
+        request: Projects these rows; None if they are stored already.
+    """
+
+    model: LoadedModel
+    parent: Context | None
+    new: Context
+    positions: Array
+    request: ValidatedRequest | None
+
+
+class PutContext:
+    """Projects rows and stores them: as a context, or as the continuation of one."""
+
+    def __init__(self, engine: Engine, threads: CodecThreads, kind: Any, reply: Any) -> None:
+        """Creates the method, from the types of its requests and replies."""
+        self._engine, self._threads, self._contexts = engine, threads, engine.contexts
+        self._read = reader(kind, PATHS, 1)
+        self._reply = reply
+
+    def method(self) -> Method:
+        """What the server knows of the method."""
+        budget = self._engine.budget
+        return Method(handle=self.handle, is_inference=True, right=Right.INFER, budget=budget)
+
+    async def handle(self, message: bytes, call: Call, reservation: Reservation) -> bytes:
+        """Answers one request."""
+        reservation.add(len(message))
+        put = await self._threads.run(partial(self._decode, message, call, reservation), call.deadline)
+        context = put.new
+        if put.request is not None:
+            result = await self._engine.run(put.request, reservation)
+            context = await self._threads.run(partial(self._store, put, result), call.deadline)
+        reply: bytes = self._reply(context=describe(context, put.model)).SerializeToString()
+        return reply
+
+    def _decode(self, message: bytes, call: Call, reservation: Reservation) -> Put:
+        parsed = parse(self._read, message)
+        own = parsed.message
+        model = find_model(self._engine.model, call, Right.INFER, own.model_name, own.model_version)
+        try:
+            return self._decoded(parsed, model, call, reservation)
+        except EngineError as error:
+            self._engine.refused(model, error, reservation)
+            raise
+
+    def _decoded(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> Put:
+        own, caller, parent = parsed.message, caller_of(call), None
+        projector = model.projector
+        if isinstance(own, pb.AppendContextRequest):
+            parent = self._contexts.find(model, own.id, caller.name, "id").context
+        inputs, hidden = _decode_rows(parsed, Allowance(self._engine.limits, reservation))
+        length = 0 if parent is None else parent.length
+        positions = np.flatnonzero(~hidden) + length
+        if not positions.size:
+            raise InvalidRequestError("mask", "hides every row")
+        inputs[KEY_POSITIONS] = positions
+        new = Context(
+            id=identify(model, "" if parent is None else parent.id, inputs),
+            tensors={},
+            length=length + len(hidden),
+            owner=caller.name,
+            shared=own.shared if parent is None else parent.shared and parent.owner == caller.name,
+            expires_at=time.time() + (own.ttl_seconds or DEFAULT_TTL_SECONDS),
+        )
+        stored = self._contexts.existing(model, new.id, caller.name)
+        if stored is not None and stored.context is not None and stored.context.shared >= new.shared:
+            if stored.context.owner == caller.name:
+                self._contexts.renew(stored.context, new.expires_at)
+            return Put(model, parent, stored.context, positions, None)
+        ragged = {
+            name: Ragged(rows, (len(rows),))
+            for name, rows in inputs.items()
+            if name in projector.inputs_by_name
+        }
+        request = Request(inputs=ragged, deadline=call.deadline, caller=caller)
+        validated = self._engine.validate(projector, request)
+        held = 0 if parent is None else parent.nbytes
+        self._contexts.check_size(held + validated.form.shapes[0].result_bytes)
+        return Put(model, parent, new, positions, validated)
+
+    def _store(self, put: Put, result: Result) -> Context:
+        projected = {name: arrays[0] for name, arrays in result.outputs.items()}
+        put.new.tensors = joined(put.parent, projected, put.positions)
+        self._contexts.put(put.model, put.new)
+        return put.new
+
+
+def _decode_rows(parsed: Parsed[Any], allowance: Allowance) -> tuple[dict[str, Array], Array]:
+    """The rows (T, d) of each input that no mask hides; and which of the rows that were sent one hides."""
+    own, decoder = parsed.message, Decoder(parsed, allowance)
+    given = {
+        name: decoder.vectors(name, getattr(own, name)) for name in ("key", "value") if own.HasField(name)
+    }
+    if "key" not in given:
+        raise InvalidRequestError("key", "is missing; a context consists of key rows")
+    for name, ragged in given.items():
+        if len(ragged.lengths) != 1 or ragged.lengths != given["key"].lengths:
+            says = "must be one sequence" if name == "key" else "must have as many rows as key"
+            raise InvalidRequestError(name, f"has lengths {list(ragged.lengths[:9])}; {says}")
+    count = given["key"].lengths[0]
+    hidden: Array = np.zeros(count, np.bool_)
+    if own.HasField("mask"):
+        mask = decoder.mask(own.mask.kind)
+        if mask.kind is not MaskKind.KEYS or not mask.holds(count):
+            raise InvalidRequestError("mask", f"must be of kind keys, with a bit for each of {count} rows")
+        hidden = ~mask.flags(count)
+    rows = {name: ragged.rows[~hidden] if hidden.any() else ragged.rows for name, ragged in given.items()}
+    return rows, hidden
+
+
+def methods(service: ServiceDescriptor, engine: Engine, threads: CodecThreads) -> Mapping[str, Method]:
+    """Each method by its full name.
+
+    Args:
+        service: The service that they are part of.
+        engine: Projects rows, and has the contexts.
+        threads: Decode what is large, and store it.
+    """
+
+    def drop(request: pb.DropContextRequest, call: Call) -> None:
+        model = find_model(engine.model, call, Right.INFER, request.model_name, request.model_version)
+        engine.contexts.drop(model, request.id, caller_of(call).name)
+
+    def list_all(request: pb.ListContextsRequest, call: Call) -> pb.ListContextsResponse:
+        model = find_model(engine.model, call, Right.INFER, request.model_name, request.model_version)
+        found = engine.contexts.contexts(model, caller_of(call).name)
+        return pb.ListContextsResponse(contexts=[describe(context, model) for context in found])
+
+    put = PutContext(engine, threads, pb.PutContextRequest, pb.PutContextResponse)
+    append = PutContext(engine, threads, pb.AppendContextRequest, pb.AppendContextResponse)
+    return {
+        f"/{service.full_name}/PutContext": put.method(),
+        f"/{service.full_name}/AppendContext": append.method(),
+        **of_service(service, Right.INFER, DropContext=drop, ListContexts=list_all),
+    }
+
+
+def describe(context: Context, model: LoadedModel) -> pb.Context:
+    """A context of a model, as callers see it."""
+    return pb.Context(
+        id=context.id,
+        model_name=model.name,
+        model_version=model.version,
+        rows=context.rows,
+        bytes=context.nbytes,
+        expires_at=int(context.expires_at),
+        shared=context.shared,
+    )

@@ -1,0 +1,322 @@
+"""Stored contexts: keys and values that are projected once, and that many requests attend to.
+
+A context belongs to a loaded model, and is gone with it. Its id is a hash of the artifact and of the rows, so
+that every server gives the same rows the same id. `LoadedModel.attending` turns a model and a context into a
+model that takes queries only. Requests of one context are therefore batched like those of any model, except
+that their rows are concatenated into one sequence: nothing is padded.
+
+If the memory is full, the least recently used contexts make room, among those of callers that hold more than
+their equal share of it.
+"""
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from weakref import WeakKeyDictionary, finalize
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from attention_serving.artifact.manifest import KEY_POSITIONS, PROJECTED
+from attention_serving.server.engine.errors import (
+    ContextNotFoundError,
+    LimitExceededError,
+    OverloadedError,
+    UnsupportedError,
+    quoted,
+)
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import Array, Context
+
+CONTEXT_ID = "context_id"
+DEFAULT_TTL_SECONDS = 3600
+OFF = "stored contexts are switched off on this server; start it with max_context_bytes above 0"
+# The files of contexts may take so many times the memory of contexts.
+FOLDER_FACTOR = 4
+HEADER_BYTES = 8
+
+
+class ContextStore:
+    """The contexts of all models. May be used by any thread.
+
+    Attributes:
+        limit_bytes: Memory that contexts may take; 0 if there are none.
+        held_bytes: Memory that they take, those in use by runs included.
+        hits: How many requests found their context.
+        misses: How many did not.
+        evictions: How many contexts made room for others.
+    """
+
+    def __init__(self, limit_bytes: int, folder: Path | None = None) -> None:
+        """Begins without contexts in memory.
+
+        Args:
+            limit_bytes: Memory that contexts may take; 0 switches them off.
+            folder: Where contexts are kept across restarts and evictions; None for nowhere.
+        """
+        self.limit_bytes, self.held_bytes = limit_bytes, 0
+        self.hits = self.misses = self.evictions = 0
+        self._folder = folder
+        self._lock = threading.RLock()
+        self._uses = count(1)
+        # What takes queries to the contexts of a model, by the caller who may use it ("" for all) and id.
+        self._stored: WeakKeyDictionary[LoadedModel, dict[tuple[str, str], LoadedModel]] = WeakKeyDictionary()
+        if folder is not None:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def find(self, model: LoadedModel, context_id: str, caller: str, field: str = CONTEXT_ID) -> LoadedModel:
+        """The model that takes queries to a context.
+
+        Args:
+            model: The model of the repository.
+            context_id: The context.
+            caller: Who asks.
+            field: Name of the request's field that has the id, for the error.
+
+        Raises:
+            ContextNotFoundError: The context does not exist, or is another caller's.
+        """
+        found = self.existing(model, context_id, caller)
+        if found is None:
+            self.misses += 1
+            says = f"context {quoted(context_id)} of model {quoted(model.name)} does not exist here"
+            raise ContextNotFoundError(f"{says}; put it (again)", field=field)
+        return found
+
+    def existing(self, model: LoadedModel, context_id: str, caller: str) -> LoadedModel | None:
+        """As `find`; None if there is no such context."""
+        with self._lock:
+            own = self._stored.get(model, {})
+            for key in ((caller, context_id), ("", context_id)):
+                if (found := own.get(key)) is not None and self.use(found.context, caller):
+                    return found
+        return self._restored(model, context_id, caller)
+
+    def use(self, context: Context | None, caller: str) -> bool:
+        """Notes that a caller uses a context; returns whether it still may."""
+        if context is None or not context.is_stored or context.expires_at < time.time():
+            return False
+        if caller != context.owner and not context.shared:
+            return False
+        context.used = next(self._uses)
+        self.hits += 1
+        return True
+
+    def put(self, model: LoadedModel, context: Context) -> LoadedModel:
+        """Stores a context.
+
+        Returns:
+            The model that takes queries to it.
+
+        Raises:
+            LimitExceededError: It is larger than all contexts may be.
+            OverloadedError: The memory is taken by the contexts of others, or by those in use.
+        """
+        self.check_size(context.nbytes)
+        with self._lock:
+            self._make_room(context)
+            self.held_bytes += context.nbytes
+            finalize(context, self._freed, context.nbytes)
+            context.used = next(self._uses)
+            view = model.attending(context)
+            self._drop(model, _key(context))
+            self._stored.setdefault(model, {})[_key(context)] = view
+        if self._folder is not None:
+            self._save(self._folder, context)
+        return view
+
+    def renew(self, context: Context, expires_at: float) -> None:
+        """Lets a context live longer, which its owner has put again."""
+        context.expires_at = max(context.expires_at, expires_at)
+        for path in self._files(context.id, _key(context)[0]):
+            os.utime(path, (context.expires_at, context.expires_at))
+
+    def check_size(self, size: int) -> None:
+        """Checks whether a context of that many bytes could be stored.
+
+        Raises:
+            LimitExceededError: It is larger than all contexts may be.
+            UnsupportedError: There are no contexts.
+        """
+        if not self.limit_bytes:
+            raise UnsupportedError(OFF)
+        if size > self.limit_bytes:
+            says = f"the context would take {size} bytes; all contexts may take {self.limit_bytes}"
+            raise LimitExceededError("key", says)
+
+    def drop(self, model: LoadedModel, context_id: str, caller: str) -> None:
+        """Removes a context of a caller.
+
+        Raises:
+            ContextNotFoundError: It does not exist, or is another caller's.
+        """
+        context = self.find(model, context_id, caller, "id").context
+        if context is None or context.owner != caller:
+            raise ContextNotFoundError(f"context {quoted(context_id)} is not yours", field="id")
+        with self._lock:
+            self._drop(model, _key(context))
+            for path in self._files(context_id, _key(context)[0]):
+                path.unlink(missing_ok=True)
+
+    def contexts(self, model: LoadedModel, caller: str) -> list[Context]:
+        """The contexts of a model that a caller may use, the most recently used ones first."""
+        self.purge()
+        with self._lock:
+            found = [view.context for view in self._stored.get(model, {}).values() if view.context]
+        own = [context for context in found if context.shared or context.owner == caller]
+        return sorted(own, key=lambda context: context.used, reverse=True)
+
+    def purge(self) -> None:
+        """Removes what has expired."""
+        with self._lock:
+            now = time.time()
+            for model, own in list(self._stored.items()):
+                for key, view in list(own.items()):
+                    if view.context is not None and view.context.expires_at < now:
+                        self._drop(model, key)
+
+    def _drop(self, model: LoadedModel, key: tuple[str, str]) -> None:
+        view = self._stored.get(model, {}).pop(key, None)
+        if view is not None and view.context is not None:
+            view.context.is_stored = False
+
+    def _make_room(self, new: Context) -> None:
+        """Evicts contexts until a new one fits."""
+        self.purge()
+        excess = self.held_bytes + new.nbytes - self.limit_bytes
+        if excess <= 0:
+            return
+        stored = [
+            (view.context.used, view.context.owner, view.context.nbytes, model, key)
+            for model, own in self._stored.items()
+            for key, view in own.items()
+            if view.context is not None
+        ]
+        held = Counter({new.owner: new.nbytes})
+        for _, owner, size, _, _ in stored:
+            held[owner] += size
+        share, victims = self.limit_bytes / len(held), []
+        for _, owner, size, model, key in sorted(stored, key=lambda own: own[0]):
+            if excess <= 0:
+                break
+            if held[owner] > share:
+                victims.append((model, key))
+                held[owner] -= size
+                excess -= size
+        if excess <= 0:
+            for model, key in victims:
+                self._drop(model, key)
+                self.evictions += 1
+        if self.held_bytes + new.nbytes > self.limit_bytes:
+            says = "the memory of contexts is in use, or other callers hold their share of it"
+            raise OverloadedError(f"{says}; drop contexts or try again later", retry_after=1.0)
+
+    def _freed(self, size: int) -> None:
+        with self._lock:
+            self.held_bytes -= size
+
+    def _files(self, context_id: str, owner: str) -> list[Path]:
+        """The file of a context, whose name ends with the hash of its content; several after a crash."""
+        return [] if self._folder is None else list(self._folder.glob(f"{_file_key(context_id, owner)}.*"))
+
+    def _save(self, folder: Path, context: Context) -> None:
+        """Writes a context to its file, which is as old as the context is to become. Best effort."""
+        key = _file_key(context.id, _key(context)[0])
+        temporary = folder / f".{key}.{os.getpid()}.{threading.get_ident()}"
+        facts = {"length": str(context.length), "owner": context.owner, "shared": str(int(context.shared))}
+        with suppress(OSError):
+            save_file(dict(context.tensors), temporary, facts)
+            os.utime(temporary, (context.expires_at, context.expires_at))
+            with temporary.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            temporary.replace(folder / f"{key}.{digest}")
+            self._bound(folder)
+
+    def _bound(self, folder: Path) -> None:
+        """Removes files that have expired, and those that expire first while all are too large."""
+        files = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in folder.glob("[!.]*"))
+        left, now = sum(size for _, size, _ in files), time.time()
+        for expires, size, path in files:
+            if expires < now or left > FOLDER_FACTOR * self.limit_bytes:
+                path.unlink(missing_ok=True)
+                left -= size
+
+    def _restored(self, model: LoadedModel, context_id: str, caller: str) -> LoadedModel | None:
+        """A context from its file, whose content is mapped into memory; None if there is none."""
+        for owner in dict.fromkeys((caller, "")):
+            for path in self._files(context_id, owner):
+                with suppress(OSError, ValueError, KeyError):
+                    expires = path.stat().st_mtime
+                    if expires > time.time() and (context := _read(path, context_id, expires)) is not None:
+                        return self.put(model, context)
+                path.unlink(missing_ok=True)
+        return None
+
+
+def identify(model: LoadedModel, parent: str, arrays: Mapping[str, Array]) -> str:
+    """The id of a context: SHA-256 of the artifact, the context that it continues if any, and its rows.
+
+    Args:
+        model: The model of the repository.
+        parent: Id of the context that the rows are appended to; empty for a new one.
+        arrays: The inputs of `LoadedModel.projector` and the positions of the rows.
+    """
+    digest = hashlib.sha256(model.digest + parent.encode())
+    for name, array in arrays.items():
+        digest.update(f" {name} {array.dtype.name} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def joined(parent: Context | None, projected: Mapping[str, Array], positions: Array) -> dict[str, Array]:
+    """The tensors of a context: those of the context that it continues, and further ones.
+
+    Args:
+        parent: The context that is continued; None for a new one.
+        projected: (Hkv, T, d) by name, as `GraphKind.PROJECT` returns them for one sequence.
+        positions: (T,).
+    """
+    new = {name: projected[name][np.newaxis] for name in PROJECTED} | {KEY_POSITIONS: positions[np.newaxis]}
+    if parent is None:
+        return {name: array.copy() for name, array in new.items()}
+    axes = dict.fromkeys(PROJECTED, 2) | {KEY_POSITIONS: 1}
+    return {name: np.concatenate([parent.tensors[name], new[name]], axis) for name, axis in axes.items()}
+
+
+def _key(context: Context) -> tuple[str, str]:
+    return "" if context.shared else context.owner, context.id
+
+
+def _file_key(context_id: str, owner: str) -> str:
+    return hashlib.sha256(f"{owner}\0{context_id}".encode()).hexdigest()
+
+
+def _read(path: Path, context_id: str, expires_at: float) -> Context | None:
+    """The context in a file of safetensors, which are mapped into memory; None if it is damaged."""
+    content = np.memmap(path, np.uint8, "r")
+    if hashlib.sha256(content.data).hexdigest() != path.name.partition(".")[2]:
+        return None
+    start = HEADER_BYTES + int.from_bytes(content[:HEADER_BYTES].tobytes(), "little")
+    header = json.loads(content[HEADER_BYTES:start].tobytes())
+    facts, types = header.pop("__metadata__"), {"F32": np.float32, "I64": np.int64}
+    tensors = {}
+    for name, stated in header.items():
+        begin, end = stated["data_offsets"]
+        tensors[name] = (
+            content[start + begin : start + end].view(types[stated["dtype"]]).reshape(stated["shape"])
+        )
+    return Context(
+        id=context_id,
+        tensors=tensors,
+        length=int(facts["length"]),
+        owner=facts["owner"],
+        shared=facts["shared"] == "1",
+        expires_at=expires_at,
+    )
