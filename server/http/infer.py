@@ -80,8 +80,7 @@ async def receive(exchange: Exchange, method: str) -> tuple[bytes, Head]:
     Returns:
         As `decode`.
     """
-    await exchange.authorize(method)
-    data = await exchange.read()
+    data = await exchange.read(method)
     exchange.take_place()  # a body that does not arrive takes none
     header, most = exchange.headers.get(HEADER_LENGTH), exchange.service.settings.max_message_bytes
     size = len(data) if header is None else _json_size(header, len(data))

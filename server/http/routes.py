@@ -86,8 +86,7 @@ def _rpc(
         if body is None:
             sent = message(exchange.parameters)
         else:
-            await exchange.authorize(method)
-            data = await exchange.read()
+            data = await exchange.read(method)
             sent = await exchange.decoded(data, len(data), partial(message, exchange.parameters))
         reply: Any = reply_type.FromString(await exchange.call(method, sent, timeout_seconds))
         if verb == "DELETE":

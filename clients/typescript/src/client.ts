@@ -3,7 +3,7 @@
 import { create } from "@bufbuild/protobuf";
 
 import { Connection } from "./connection.js";
-import { Context, contextInfo } from "./contexts.js";
+import { Context } from "./contexts.js";
 import { decodeResult } from "./decoding.js";
 import { decodeEmbeddings, encodeEmbeddings } from "./embeddings.js";
 import { encodeRequest, listOf, type EncodedCall } from "./encoding.js";
@@ -11,7 +11,6 @@ import { AttentionClientError } from "./errors.js";
 import {
   AttentionService,
   GetModelRequestSchema,
-  ListContextsRequestSchema,
   ListModelsRequestSchema,
 } from "./generated/attention/v1/attention_pb.js";
 import { modelInfo, type ModelInfo } from "./models.js";
@@ -25,7 +24,6 @@ import type {
   AttentionResults,
   CallOptions,
   ComputeOptions,
-  ContextInfo,
   ContextOptions,
   EmbeddingResult,
   EmbedOptions,
@@ -42,7 +40,7 @@ import type {
   Tensor,
 } from "./values.js";
 
-const { attend, attendStream: stream, listContexts, listModels, getModel } = AttentionService.method;
+const { attend, attendStream: stream, listModels, getModel } = AttentionService.method;
 const DEFAULT_MAX_IN_FLIGHT = 64;
 
 /**
@@ -134,11 +132,8 @@ export class AttentionClient {
   async contexts(
     model: string,
     options: CallOptions & { version?: string | number } = {},
-  ): Promise<ContextInfo[]> {
-    const named = { modelName: model, modelVersion: String(options.version ?? "") };
-    const request = create(ListContextsRequestSchema, named);
-    const { contexts } = await this.#connection.unary(listContexts, request, options);
-    return contexts.map(contextInfo);
+  ): Promise<Context[]> {
+    return Context.list(this.#connection, model, options);
   }
 
   /**

@@ -1,6 +1,6 @@
 /** Stored contexts: key and value rows that the server has projected once, and that queries attend to. */
 
-import { clone, create } from "@bufbuild/protobuf";
+import { create } from "@bufbuild/protobuf";
 
 import type { Connection } from "./connection.js";
 import { encodeRows } from "./encoding.js";
@@ -9,98 +9,147 @@ import {
   AppendContextRequestSchema,
   AttentionService,
   DropContextRequestSchema,
+  ListContextsRequestSchema,
   PutContextRequestSchema,
-  type AppendContextRequest,
-  type Context as Message,
-  type PutContextRequest,
+  type Context as Stored,
 } from "./generated/attention/v1/attention_pb.js";
 import { count } from "./settings.js";
-import type { CallOptions, ContextInfo, ContextOptions, RowOptions, Sequence } from "./values.js";
+import type { CallOptions, ContextOptions, ContextRows, RowOptions, Sequence } from "./values.js";
 
-const { putContext, appendContext, dropContext } = AttentionService.method;
+const { putContext, appendContext, dropContext, listContexts } = AttentionService.method;
+// How many times the rows are put before each repetition of a call. One is enough unless several servers stand behind
+// one name: they are called in turn, so that n times in a row reach n of them.
+const PUTS = [1, 2, 3];
+
+/** What the requests of a context have in common. */
+interface Named {
+  readonly modelName: string;
+  /** As the caller gave it; empty for the highest that is ready. */
+  readonly modelVersion: string;
+}
+
+interface Lifetime {
+  readonly ttlSeconds: number;
+  readonly shared: boolean;
+}
 
 /**
- * A stored context. It keeps its rows: if the server does not have it any more, a call with it puts them again, once, and
- * goes on.
+ * Key and value rows that a server has projected and stored.
+ *
+ * The server removes a context that expires or whose memory it needs, and neither a restarted server nor another replica
+ * has it. A call that finds so puts the rows again and is repeated, once, or until each of several servers has them. The
+ * calls of contexts that `contexts` lists, whose rows are not here, fail with the reason CONTEXT_NOT_FOUND.
  */
 export class Context {
   readonly #connection: Connection;
-  readonly #put: PutContextRequest;
-  #appended: readonly AppendContextRequest[] = [];
-  #info: ContextInfo;
+  readonly #named: Named;
+  readonly #lifetime: Lifetime;
+  #rows: readonly ContextRows[];
+  #stored: Stored;
   #restoring: Promise<void> | undefined;
-  #isDropped = false;
 
-  private constructor(connection: Connection, put: PutContextRequest, info: ContextInfo) {
+  private constructor(
+    connection: Connection,
+    named: Named,
+    lifetime: Lifetime,
+    rows: readonly ContextRows[],
+    stored: Stored,
+  ) {
     this.#connection = connection;
-    this.#put = put;
-    this.#info = info;
+    this.#named = named;
+    this.#lifetime = lifetime;
+    this.#rows = rows;
+    this.#stored = stored;
   }
 
-  /** Puts rows; `client.context` calls it. */
+  /** Puts rows; see `AttentionClient.context`. */
   static async put(
     connection: Connection,
     model: string,
     key: Sequence,
     options: ContextOptions,
   ): Promise<Context> {
-    const { version, ttlSeconds = 0, shared = false } = options;
-    const request = create(PutContextRequestSchema, {
-      ...encodeRows(key, options),
-      modelName: model,
-      modelVersion: String(version ?? ""),
-      ttlSeconds: count("ttlSeconds", ttlSeconds, 0),
-      shared,
-    });
-    const kept = clone(PutContextRequestSchema, request); // the caller may reuse its arrays
-    const { context } = await connection.unary(putContext, kept, options);
-    return new Context(connection, kept, contextInfo(context));
+    const named = { modelName: model, modelVersion: String(options.version ?? "") };
+    const ttlSeconds = count("ttlSeconds", options.ttlSeconds ?? 0, 0);
+    const lifetime = { ttlSeconds, shared: options.shared ?? false };
+    const rows = [copied(key, options)];
+    const stored = await put(connection, { ...named, ...lifetime }, rows, options);
+    return new Context(connection, named, lifetime, rows, stored);
   }
 
+  /** Lists contexts; see `AttentionClient.contexts`. */
+  static async list(
+    connection: Connection,
+    model: string,
+    options: CallOptions & { version?: string | number },
+  ): Promise<Context[]> {
+    const named = { modelName: model, modelVersion: String(options.version ?? "") };
+    const request = create(ListContextsRequestSchema, named);
+    const { contexts } = await connection.unary(listContexts, request, options);
+    return contexts.map(
+      (stored) => new Context(connection, named, { ttlSeconds: 0, shared: stored.shared }, [], stored),
+    );
+  }
+
+  /** The same on every server for the same model, rows, mask and order of appends. */
   get id(): string {
-    return this.#info.id;
+    return this.#stored.id;
   }
 
-  /** Number of rows that may be attended to. */
+  get modelName(): string {
+    return this.#stored.modelName;
+  }
+
+  get modelVersion(): string {
+    return this.#stored.modelVersion;
+  }
+
+  /** The version that the caller gave; empty for the highest that is ready. */
+  get version(): string {
+    return this.#named.modelVersion;
+  }
+
+  /** Number of rows that may be attended to, without those that a mask hides. */
   get rows(): number {
-    return this.#info.rows;
+    return Number(this.#stored.rows);
   }
 
   /** Memory that it takes on the server. */
   get bytes(): number {
-    return this.#info.bytes;
+    return Number(this.#stored.bytes);
   }
 
-  /** When the server removes it; earlier if it needs the memory. */
+  /** When the server removes it. */
   get expiresAt(): Date {
-    return this.#info.expiresAt;
+    return new Date(Number(this.#stored.expiresAt) * 1000);
   }
 
   /** Whether callers with other identities may use it. */
   get shared(): boolean {
-    return this.#info.shared;
+    return this.#stored.shared;
   }
 
-  /** The version of the model that was asked for; empty for the highest that is ready. */
-  get version(): string {
-    return this.#put.modelVersion;
-  }
-
-  /** Appends rows. The object stands for the longer context from then on. */
+  /** Appends rows: this object then stands for the longer context, which has another id. */
   async append(key: Sequence, options: RowOptions = {}): Promise<void> {
-    const { modelName, modelVersion, ttlSeconds } = this.#put;
-    const rows = encodeRows(key, options);
-    const request = create(AppendContextRequestSchema, { ...rows, modelName, modelVersion, ttlSeconds });
-    const kept = clone(AppendContextRequestSchema, request);
-    this.#info = await this.use(() => this.#append(kept, options));
-    this.#appended = [...this.#appended, kept];
+    const further = copied(key, options);
+    const { ttlSeconds } = this.#lifetime;
+    const fields = { ...this.#named, ...encodeRows([further]), ttlSeconds, id: this.id };
+    const request = create(AppendContextRequestSchema, fields);
+    const rows = this.#rows.length ? [...this.#rows, further] : [];
+    try {
+      const { context } = await this.#connection.unary(appendContext, request, options);
+      this.#stored = found(context);
+    } catch (error) {
+      if (!this.#canRestore(error)) throw error;
+      this.#stored = await put(this.#connection, { ...this.#named, ...this.#lifetime }, rows, options);
+    }
+    this.#rows = rows;
   }
 
-  /** Removes it from the server, if it is there, and forgets the rows. */
+  /** Removes the context from the server, unless it is gone already. It is not put again. */
   async drop(options: CallOptions = {}): Promise<void> {
-    const { modelName, modelVersion } = this.#put;
-    const request = create(DropContextRequestSchema, { modelName, modelVersion, id: this.id });
-    this.#isDropped = true;
+    this.#rows = [];
+    const request = create(DropContextRequestSchema, { ...this.#named, id: this.id });
     try {
       await this.#connection.unary(dropContext, request, options);
     } catch (error) {
@@ -112,30 +161,31 @@ export class Context {
     await this.drop();
   }
 
-  /** Makes a call that uses `id`; if the server does not have it, puts the rows again and repeats the call, once. */
+  /** Makes a call that uses `id`; repeats it after putting the rows again if the server does not have them. */
   async use<Result>(call: () => Promise<Result>): Promise<Result> {
-    try {
-      return await call();
-    } catch (error) {
-      if (!isMissing(error) || this.#isDropped) throw error;
+    for (const times of PUTS) {
+      try {
+        return await call();
+      } catch (error) {
+        if (!this.#canRestore(error)) throw error;
+      }
+      // Of several calls at the same time, one puts the rows.
+      this.#restoring ??= this.#restore(times).finally(() => {
+        this.#restoring = undefined;
+      });
+      await this.#restoring;
     }
-    this.#restoring ??= this.#restore().finally(() => {
-      this.#restoring = undefined;
-    });
-    await this.#restoring; // of several calls at the same time, one puts the rows
     return call();
   }
 
-  async #restore(): Promise<void> {
-    const { context } = await this.#connection.unary(putContext, this.#put, {});
-    this.#info = contextInfo(context);
-    for (const request of this.#appended) this.#info = await this.#append(request, {});
+  #canRestore(error: unknown): boolean {
+    return isMissing(error) && this.#rows.length > 0;
   }
 
-  async #append(request: AppendContextRequest, options: CallOptions): Promise<ContextInfo> {
-    request.id = this.id;
-    const { context } = await this.#connection.unary(appendContext, request, options);
-    return contextInfo(context);
+  async #restore(times: number): Promise<void> {
+    const fields = { ...this.#named, ...this.#lifetime };
+    for (let time = 0; time < times; time++)
+      this.#stored = await put(this.#connection, fields, this.#rows, {});
   }
 }
 
@@ -144,16 +194,26 @@ export function isMissing(error: unknown): boolean {
   return error instanceof AttentionClientError && error.reason === "CONTEXT_NOT_FOUND";
 }
 
-export function contextInfo(context: Message | undefined): ContextInfo {
+async function put(
+  connection: Connection,
+  fields: Named & Lifetime,
+  rows: readonly ContextRows[],
+  options: CallOptions,
+): Promise<Stored> {
+  const request = create(PutContextRequestSchema, { ...fields, ...encodeRows(rows) });
+  return found((await connection.unary(putContext, request, options)).context);
+}
+
+function found(context: Stored | undefined): Stored {
   if (!context) throw unreadable("context", "it is missing");
-  const { id, modelName, modelVersion, shared } = context;
+  return context;
+}
+
+/** Rows that belong to the client: they may be sent again much later. */
+function copied(key: Sequence, { value, mask }: RowOptions): ContextRows {
   return {
-    id,
-    modelName,
-    modelVersion,
-    rows: Number(context.rows),
-    bytes: Number(context.bytes),
-    expiresAt: new Date(Number(context.expiresAt) * 1000),
-    shared,
+    key: { ...key, data: key.data.slice() },
+    ...(value && { value: { ...value, data: value.data.slice() } }),
+    ...(mask && { mask: { ...mask, data: mask.data.slice() } }),
   };
 }

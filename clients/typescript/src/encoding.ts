@@ -16,10 +16,11 @@ import {
 import { packMasks, type Extent, type Rows } from "./masks.js";
 import type {
   ComputeOptions,
+  ContextRows,
   Inputs,
   Integers,
+  Mask,
   OneOrMany,
-  RowOptions,
   Sequence,
   TextInputs,
   TokenInputs,
@@ -56,19 +57,28 @@ export function encodeRequest(model: string, inputs: Inputs, options: ComputeOpt
   if ("tokenIds" in inputs) return encodeTokens(request, inputs);
   const { context } = inputs;
   if (typeof context !== "object") return encodeVectors(request, inputs);
+  if (context.modelName !== model) throw invalid("context", `one of model ${model}`, context.modelName);
   request.modelVersion ||= context.version;
   const encoded = encodeVectors(request, { ...inputs, context: context.id });
   return { ...encoded, request: clone(AttendRequestSchema, encoded.request), context };
 }
 
-/** Encodes the rows of a context. */
-export function encodeRows(key: Sequence, { value, mask }: RowOptions) {
-  const rows = rowsOf("key", [key]);
+/** Encodes the rows of a context, the parts of which become one sequence. */
+export function encodeRows(parts: readonly ContextRows[]) {
+  const keys = parts.map(({ key }) => key);
+  const values = parts.flatMap(({ value }) => value ?? []);
+  const rows = rowsOf("key", keys);
+  const lengths = [rows.reduce((sum, { valid }) => sum + valid, 0)];
+  const masks = parts.map(({ key, mask }) => mask ?? allOf(key.rows));
   return {
-    key: pack("key", [key], rows),
-    ...(value && { value: packValues([value], rows) }),
-    ...(mask && { mask: packMasks([mask], extentsOf(rows, rows)) }),
+    key: { ...pack("key", keys, rows), lengths },
+    ...(values.length && { value: { ...packValues(values, rows), lengths } }),
+    ...(parts.some(({ mask }) => mask) && { mask: packMasks(masks, extentsOf(rows, rows)) }),
   };
+}
+
+function allOf(keyRows: number): Mask {
+  return { data: Array<boolean>(keyRows).fill(true), keyRows };
 }
 
 /** The bytes of an array, without a copy. */
@@ -91,7 +101,10 @@ function encodeVectors(request: AttendRequest, inputs: VectorInputs): EncodedCal
   if (inputs.value !== undefined) request.value = packValues(listOf<Sequence>(inputs.value), keyRows);
   if (inputs.positions !== undefined) request.positions = packPositions(inputs.positions, queryRows);
   const { context, mask } = inputs;
-  if (typeof context === "string") request.contextId = context;
+  if (typeof context === "string") {
+    request.contextId = context;
+    if (keys ?? inputs.lengths) throw invalid("context", "no key and no lengths beside it", "one of them");
+  }
   if (mask !== undefined) {
     const masks = listOf(mask);
     // Only the server knows how many rows a context has.

@@ -24,7 +24,6 @@ export {
   type AttentionWeights,
   type CallOptions,
   type ComputeOptions,
-  type ContextInfo,
   type ContextOptions,
   type EmbeddingResult,
   type EmbedOptions,

@@ -142,13 +142,15 @@ export interface AttendTextOptions<Form> extends ComputeOptions {
   mask?: InKind<Form, Mask> | undefined;
 }
 
-/** Options of the rows of a context. */
 export interface RowOptions extends CallOptions {
   /** For models that separate it from the key: as many rows as the key. */
   value?: Sequence | undefined;
-  /** Which rows may be attended to: one element for each. */
+  /** Which rows may be attended to: one element for each; a row that is false is hidden from every query. */
   mask?: Mask | undefined;
 }
+
+/** Rows of a context. */
+export type ContextRows = Pick<RowOptions, "value" | "mask"> & { readonly key: Sequence };
 
 export interface ContextOptions extends RowOptions {
   /** Seconds until it expires; by default the server's, an hour. */
@@ -157,21 +159,6 @@ export interface ContextOptions extends RowOptions {
   shared?: boolean | undefined;
   /** Version of the model; by default the highest that is ready. */
   version?: string | number | undefined;
-}
-
-/** A stored context, as the server describes it. */
-export interface ContextInfo {
-  readonly id: string;
-  readonly modelName: string;
-  readonly modelVersion: string;
-  /** Number of rows that may be attended to. */
-  readonly rows: number;
-  /** Memory that it takes on the server. */
-  readonly bytes: number;
-  /** When the server removes it; earlier if it needs the memory. */
-  readonly expiresAt: Date;
-  /** Whether callers with other identities may use it. */
-  readonly shared: boolean;
 }
 
 export interface EmbedOptions extends CallOptions {

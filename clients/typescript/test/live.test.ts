@@ -94,46 +94,43 @@ live("a stream gives what calls give, and an error in its place", async (client)
   assert.deepEqual(widths, [20, "INVALID_ARGUMENT query", 8]);
 });
 
-live(
-  "a context of two parts is its rows, and is put again if the server does not have it",
-  async (client) => {
-    const [query, key, value] = [rows(3, 4), rows(5, 6), rows(5, 5)];
-    const mask = { data: flags(5), keyRows: 5 };
-    const part = ({ data, width }: Sequence, start: number, end: number): Sequence => {
-      return { data: data.slice(start * width, end * width), rows: end - start, width };
-    };
-    const stored = async () => {
-      const [first, second] = [part(key, 0, 3), part(key, 3, 5)];
-      const allowed = { data: flags(3), keyRows: 3 };
-      const context = await client.context(CROSS, first, { value: part(value, 0, 3), mask: allowed });
-      const [short, others] = [context.id, { data: flags(5).slice(3), keyRows: 2 }];
-      await context.append(second, { value: part(value, 3, 5), mask: others });
-      first.data.fill(0); // the context has a copy
-      assert.notEqual(context.id, short);
-      return context;
-    };
-    const { contextVectors: expected } = await client.attend(CROSS, query, { key, value, mask });
-    await using context = await stored();
-    assert.ok(context.rows === 3 && context.bytes > 0 && context.expiresAt > new Date() && !context.shared);
-    const byId = await client.attend(CROSS, query, { context: context.id });
+live("a context of two parts is its rows, which are put again if they are gone", async (client) => {
+  const [query, key, value] = [rows(3, 4), rows(5, 6), rows(5, 5)];
+  const mask = { data: flags(5), keyRows: 5 };
+  const part = ({ data, width }: Sequence, start: number, end: number): Sequence => {
+    return { data: data.slice(start * width, end * width), rows: end - start, width };
+  };
+  const { contextVectors: expected } = await client.attend(CROSS, query, { key, value, mask });
+  const first = part(key, 0, 3);
+  const allowed = { data: flags(3), keyRows: 3 };
+  await using context = await client.context(CROSS, first, { value: part(value, 0, 3), mask: allowed });
+  first.data.fill(0); // the context has a copy
+  const last = { value: part(value, 3, 5), mask: { data: flags(5).slice(3), keyRows: 2 } };
+  await context.append(part(key, 3, 5), last);
+  assert.ok(context.rows === 3 && context.bytes > 0 && context.expiresAt > new Date() && !context.shared);
+  const lose = async () => {
+    const listed = (await client.contexts(CROSS)).find(({ id }) => id === context.id);
+    assert.ok(listed);
+    const byId = await client.attend(CROSS, query, { context: listed.id });
     assertClose(byId.contextVectors.data, expected.data);
-    const described = (await client.contexts(CROSS)).find(({ id }) => id === context.id);
-    assert.deepEqual([described?.rows, described?.bytes], [context.rows, context.bytes]);
-    await (await stored()).drop();
-    await assert.rejects(client.attend(CROSS, query, { context: context.id }), {
-      reason: "CONTEXT_NOT_FOUND",
-    });
-    const calls = [1, 2].map(() => client.attend(CROSS, [query, query], { context }));
-    for (const { contextVectors } of await Promise.all(calls))
-      for (const { data } of contextVectors) assertClose(data, expected.data);
-    await (await stored()).drop();
-    for await (const { contextVectors } of client.attendStream(CROSS, Array(3).fill({ query, context })))
-      assertClose((contextVectors as Sequence).data, expected.data);
-    await context.drop();
-    await context.drop();
-    await assert.rejects(client.attend(CROSS, query, { context }), { reason: "CONTEXT_NOT_FOUND" });
-  },
-);
+    await listed.drop();
+    for (const each of [listed, listed.id])
+      await assert.rejects(client.attend(CROSS, query, { context: each }), { reason: "CONTEXT_NOT_FOUND" });
+  };
+  await lose();
+  const calls = [1, 2].map(() => client.attend(CROSS, [query, query], { context }));
+  for (const { contextVectors } of await Promise.all(calls))
+    for (const { data } of contextVectors) assertClose(data, expected.data);
+  await lose();
+  const requests = [1, 2, 3].map(() => ({ query, context }));
+  for await (const { contextVectors } of client.attendStream(CROSS, requests))
+    assertClose(contextVectors.data, expected.data);
+  await lose();
+  await context.append(part(key, 0, 3), { value: part(value, 0, 3) });
+  assert.equal(context.rows, 6);
+  await context.drop();
+  await assert.rejects(client.attend(CROSS, query, { context }), { reason: "CONTEXT_NOT_FOUND" });
+});
 
 live("models are described, and an absent one is an error", async (client) => {
   const found = await client.model(CROSS);
