@@ -272,7 +272,7 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
             ),
             (
                 "max_context_bytes",
-                0 < self.max_memory <= self.memory_for_requests + self.memory_for_contexts,
+                self.max_context_bytes and self.memory_for_runs <= 0,
                 "must leave a part of max_memory beside max_in_flight_bytes",
             ),
         )

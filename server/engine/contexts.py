@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -33,7 +33,7 @@ from attention_serving.server.engine.errors import (
     quoted,
 )
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.types import Array, Context
+from attention_serving.server.engine.types import CONTEXT_BYTES, Array, Context
 
 CONTEXT_ID = "context_id"
 DEFAULT_TTL_SECONDS = 3600
@@ -109,8 +109,15 @@ class ContextStore:
         self.hits += 1
         return True
 
-    def put(self, model: LoadedModel, context: Context) -> LoadedModel:
+    def put(
+        self, model: LoadedModel, context: Context, tensors: Callable[[], Mapping[str, Array]]
+    ) -> LoadedModel:
         """Stores a context.
+
+        Args:
+            model: The model of the repository.
+            context: The context; its tensors are set.
+            tensors: Makes its tensors, once there is room for them.
 
         Returns:
             The model that takes queries to it.
@@ -124,8 +131,10 @@ class ContextStore:
             self._make_room(context)
             self.held_bytes += context.nbytes
             finalize(context, self._freed, context.nbytes)
+        context.tensors = tensors()
+        view = model.attending(context)
+        with self._lock:
             context.used = next(self._uses)
-            view = model.attending(context)
             self._drop(model, _key(context))
             self._stored.setdefault(model, {})[_key(context)] = view
         if self._folder is not None:
@@ -254,8 +263,8 @@ class ContextStore:
             for path in self._files(context_id, owner):
                 with suppress(OSError, ValueError, KeyError):
                     expires = path.stat().st_mtime
-                    if expires > time.time() and (context := _read(path, context_id, expires)) is not None:
-                        return self.put(model, context)
+                    if expires > time.time() and (found := _read(path, context_id, expires)) is not None:
+                        return self.put(model, *found)
                 path.unlink(missing_ok=True)
         return None
 
@@ -298,7 +307,9 @@ def _file_key(context_id: str, owner: str) -> str:
     return hashlib.sha256(f"{owner}\0{context_id}".encode()).hexdigest()
 
 
-def _read(path: Path, context_id: str, expires_at: float) -> Context | None:
+def _read(
+    path: Path, context_id: str, expires_at: float
+) -> tuple[Context, Callable[[], dict[str, Array]]] | None:
     """The context in a file of safetensors, which are mapped into memory; None if it is damaged."""
     content = np.memmap(path, np.uint8, "r")
     if hashlib.sha256(content.data).hexdigest() != path.name.partition(".")[2]:
@@ -312,11 +323,12 @@ def _read(path: Path, context_id: str, expires_at: float) -> Context | None:
         tensors[name] = (
             content[start + begin : start + end].view(types[stated["dtype"]]).reshape(stated["shape"])
         )
-    return Context(
+    context = Context(
         id=context_id,
-        tensors=tensors,
+        nbytes=len(content) + CONTEXT_BYTES,
         length=int(facts["length"]),
         owner=facts["owner"],
         shared=facts["shared"] == "1",
         expires_at=expires_at,
     )
+    return context, lambda: tensors

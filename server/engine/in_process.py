@@ -180,7 +180,7 @@ class InProcessModel:
         }
         outputs = self._compute(projector, Request(), rows).outputs
         tensors = joined(None, {name: own for name, (own,) in outputs.items()}, positions)
-        return self._model.attending(Context(id="", tensors=tensors, length=len(key)))
+        return self._model.attending(Context(id="", nbytes=0, tensors=tensors, length=len(key)))
 
     def close(self) -> None:
         """Cancels requests that have not started and returns when the others have ended."""

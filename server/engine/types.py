@@ -186,9 +186,10 @@ class Context:
 
     Attributes:
         id: The same for the same model, rows, mask and order of appends.
+        nbytes: Memory that it takes.
+        length: The position of the next row that is appended.
         tensors: The inputs of runs by name: `projected_keys` (1, Hkv, Tk, d_k), `projected_values`
             (1, Hkv, Tk, d_v) and `key_positions` (1, Tk).
-        length: The position of the next row that is appended.
         owner: The name of the caller who put it.
         shared: Whether other callers may use it.
         expires_at: Unix time in seconds.
@@ -197,8 +198,9 @@ class Context:
     """
 
     id: str
-    tensors: Mapping[str, Array]
+    nbytes: int
     length: int
+    tensors: Mapping[str, Array] = field(default_factory=dict)
     owner: str = ""
     shared: bool = False
     expires_at: float = math.inf
@@ -209,11 +211,6 @@ class Context:
     def rows(self) -> int:
         """Number of rows that may be attended to, Tk."""
         return int(self.tensors[KEY_POSITIONS].shape[1])
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes."""
-        return CONTEXT_BYTES + sum([array.nbytes for array in self.tensors.values()])
 
 
 @dataclass(eq=False, slots=True)

@@ -68,7 +68,7 @@ HELP = {
     "attention_predicted_queue_seconds": "Expected time to run what is queued and running, in seconds.",
     "attention_runs": "Number of runs in progress.",
     "attention_context_bytes": "Memory of stored contexts, in bytes.",
-    "attention_context_limit_bytes": "Most memory of stored contexts, in bytes: max_context_bytes of workers.",
+    "attention_context_limit_bytes": "Most memory of stored contexts, in bytes: max_context_bytes.",
     "attention_context_hits": "Requests that found the stored context that they name.",
     "attention_context_misses": "Requests that name a stored context which does not exist (any more).",
     "attention_context_evictions": "Stored contexts that made room for others.",

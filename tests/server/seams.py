@@ -42,7 +42,7 @@ class Tapped(Session):
     def __init__(self, session: Session, tap: Tap) -> None:
         self._tapped = session
         self._tap = tap
-        self.provider = session.provider
+        self.provider, self.inputs = session.provider, session.inputs
 
     def run(self, inputs: dict[str, Array], control: RunControl | None = None) -> dict[str, Array]:
         self._tap(inputs)

@@ -263,26 +263,29 @@ def test_the_memory_of_the_device_bounds_the_runs_on_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "requests", "runs"),
+    ("flags", "requests", "contexts", "runs"),
     [
-        (["--max-memory=3GiB", "--max-in-flight-bytes=1GiB"], 1024, 2048),
-        (["--max-memory=2GiB"], 512, 1536),
-        (["--max-memory=64GiB"], 1024, 63 * 1024),
+        (["--max-memory=3GiB", "--max-in-flight-bytes=1GiB"], 1024, 768, 1280),
+        (["--max-memory=2GiB"], 512, 512, 1024),
+        (["--max-memory=64GiB", "--max-context-bytes=1MiB"], 1024, 1, 63 * 1024 - 1),
+        (["--max-memory=2GiB", "--max-context-bytes=0"], 512, 0, 1536),
+        (["--max-memory=64MiB", "--max-in-flight-bytes=56MiB"], 56, 4, 4),
     ],
 )
-def test_memory_is_divided_between_requests_and_runs(flags: list[str], requests: int, runs: int) -> None:
-    found = settings(*flags)
-    assert (found.memory_for_requests, found.memory_for_runs) == (requests * MIB, runs * MIB)
-    assert (found.limits.max_in_flight_bytes, found.limits.max_run_bytes) == (requests * MIB, runs * MIB)
+def test_memory_is_divided(flags: list[str], requests: int, contexts: int, runs: int) -> None:
+    limits = settings(*flags).limits
+    found = (limits.max_in_flight_bytes, limits.max_context_bytes, limits.max_run_bytes)
+    assert found == (requests * MIB, contexts * MIB, runs * MIB)
 
 
 def test_the_memory_of_the_machine_is_shared_by_workers() -> None:
     total = machine.available_bytes() // 2
     for workers in (1, 4):
         found = settings(f"--workers={workers}")
-        assert found.memory_for_requests + found.memory_for_runs == total // workers
+        parts = found.memory_for_requests, found.memory_for_contexts, found.memory_for_runs
+        assert sum(parts) == total // workers
     large = settings("--max-in-flight-bytes", str(total))
-    assert large.memory_for_runs == large.memory_for_requests == total
+    assert large.memory_for_runs + large.memory_for_contexts == large.memory_for_requests == total
 
 
 @pytest.mark.skipif(

@@ -22,7 +22,15 @@ from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validated_request import ValidatedRequest
-from attention_serving.server.engine.types import Array, Context, MaskKind, Ragged, Request, Result
+from attention_serving.server.engine.types import (
+    CONTEXT_BYTES,
+    Array,
+    Context,
+    MaskKind,
+    Ragged,
+    Request,
+    Result,
+)
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
@@ -94,9 +102,19 @@ class PutContext:
         if not positions.size:
             raise InvalidRequestError("mask", "hides every row")
         inputs[KEY_POSITIONS] = positions
+        ragged = {
+            name: Ragged(rows, (len(rows),))
+            for name, rows in inputs.items()
+            if name in projector.inputs_by_name
+        }
+        request = self._engine.validate(
+            projector, Request(inputs=ragged, deadline=call.deadline, caller=caller)
+        )
         new = Context(
             id=identify(model, "" if parent is None else parent.id, inputs),
-            tensors={},
+            nbytes=(CONTEXT_BYTES if parent is None else parent.nbytes)
+            + request.form.shapes[0].result_bytes
+            + positions.nbytes,
             length=length + len(hidden),
             owner=caller.name,
             shared=own.shared if parent is None else parent.shared and parent.owner == caller.name,
@@ -107,21 +125,12 @@ class PutContext:
             if stored.context.owner == caller.name:
                 self._contexts.renew(stored.context, new.expires_at)
             return Put(model, parent, stored.context, positions, None)
-        ragged = {
-            name: Ragged(rows, (len(rows),))
-            for name, rows in inputs.items()
-            if name in projector.inputs_by_name
-        }
-        request = Request(inputs=ragged, deadline=call.deadline, caller=caller)
-        validated = self._engine.validate(projector, request)
-        held = 0 if parent is None else parent.nbytes
-        self._contexts.check_size(held + validated.form.shapes[0].result_bytes)
-        return Put(model, parent, new, positions, validated)
+        self._contexts.check_size(new.nbytes)
+        return Put(model, parent, new, positions, request)
 
     def _store(self, put: Put, result: Result) -> Context:
         projected = {name: arrays[0] for name, arrays in result.outputs.items()}
-        put.new.tensors = joined(put.parent, projected, put.positions)
-        self._contexts.put(put.model, put.new)
+        self._contexts.put(put.model, put.new, partial(joined, put.parent, projected, put.positions))
         return put.new
 
 

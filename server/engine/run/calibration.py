@@ -58,7 +58,7 @@ def _key_row_seconds(model: LoadedModel) -> float:
     for spec in model.manifest.graphs[GraphKind.PROJECT].outputs:
         shape = [axis if isinstance(axis, int) else CONTEXT_ROWS for axis in spec.axes[1:]]
         tensors[spec.name] = noise.standard_normal((1, *shape), dtype=np.float32)
-    view = model.attending(Context(id="", tensors=tensors, length=CONTEXT_ROWS))
+    view = model.attending(Context(id="", nbytes=0, tensors=tensors, length=CONTEXT_ROWS))
     clock = time.thread_time if model.runs_on_host else time.perf_counter
     run = partial(_Graph(view, GraphKind.PLAIN).run, parallel=False)
     ((seconds,),) = time_in_turns([(1, 1)], [run], clock).values()

@@ -29,6 +29,7 @@ EXPECTED = {
     "LimitExceededError": ("INVALID_ARGUMENT", "LIMIT_EXCEEDED"),
     "ModelNotFoundError": ("NOT_FOUND", "MODEL_NOT_FOUND"),
     "RegionNotFoundError": ("NOT_FOUND", "REGION_NOT_FOUND"),
+    "ContextNotFoundError": ("NOT_FOUND", "CONTEXT_NOT_FOUND"),
     "ModelNotReadyError": ("FAILED_PRECONDITION", "MODEL_NOT_READY"),
     "UnsupportedError": ("UNIMPLEMENTED", "UNSUPPORTED"),
     "OverloadedError": ("RESOURCE_EXHAUSTED", "OVERLOADED"),

@@ -157,7 +157,7 @@ def test_every_scrape_reads_the_load_of_its_moment(metrics: Metrics) -> None:
 
 def test_limits_and_build_are_described(metrics: Metrics) -> None:
     given = {"max_concurrent_calls": 7, "max_connections": 9, "max_batch_sequences": 5, "provider": "cuda"}
-    memory = {"max_in_flight_bytes": 8 * MIB, "max_memory": 80 * MIB}
+    memory = {"max_in_flight_bytes": 8 * MIB, "max_context_bytes": 2 * MIB, "max_memory": 80 * MIB}
     settings = Settings.model_validate({"model_repository": Path(), **given, **memory})
     metrics.configured(settings)
     installed = {each.name: each.version for each in distributions()}
@@ -169,7 +169,8 @@ def test_limits_and_build_are_described(metrics: Metrics) -> None:
         attention_open_connections_limit 9
         attention_batch_sequences_limit 5
         attention_in_flight_limit_bytes {8 * MIB}
-        attention_run_memory_limit_bytes {72 * MIB}
+        attention_context_limit_bytes {2 * MIB}
+        attention_run_memory_limit_bytes {70 * MIB}
         attention_build_info{{version="{VERSION}",provider="CUDAExecutionProvider",onnxruntime="{version}",\
 grpcio="{installed["grpcio"]}",python="{platform.python_version()}"}} 1
         """,
