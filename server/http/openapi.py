@@ -16,6 +16,7 @@ from attention_serving.server.http.routes import METHODS, ROUTES, Route
 PARAMETER = re.compile(r"\{(\w+)\}")
 JSON, BINARY = "application/json", "application/octet-stream"
 STRING, INTEGER = {"type": "string"}, {"type": "integer"}
+BYTES = {"schema": {"type": "string", "format": "binary"}}
 HEADERS = (
     ("Inference-Header-Content-Length", "Size of the JSON in bytes, if binary tensors follow it.", INTEGER),
     ("Content-Encoding", "How the body is compressed.", {"enum": ["identity", "gzip", "deflate"]}),
@@ -66,9 +67,12 @@ def _operation(route: Route, path: str) -> dict[str, Any]:
     if route.body is not None:
         schema = {"$ref": f"#/components/schemas/{route.body.__name__}"}
         operation["requestBody"] = {"content": {JSON: {"schema": schema}}}
-    if route.name == "ModelInfer":
+    if route.name in ("ModelInfer", "PutContext"):
         for name, about, kind in HEADERS:
             parameters.append({"name": name, "in": "header", "description": about, "schema": kind})
-        for content in (reply["content"], operation["requestBody"]["content"]):
-            content[BINARY] = {"schema": {"type": "string", "format": "binary"}}
+        operation["requestBody"]["content"][BINARY] = BYTES
+        if route.name == "ModelInfer":
+            reply["content"][BINARY] = BYTES
+        else:
+            reply["description"] = "The JSON of attention.v1.Context."
     return operation

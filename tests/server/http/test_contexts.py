@@ -12,16 +12,8 @@ from tests.server.http.scripted import Scripted
 PATH = "/v2/models/m/versions/2/contexts"
 KEY = np.arange(12, dtype=np.float32).reshape(3, 4)
 MASK = {"name": "mask", "shape": [3], "datatype": "BOOL", "data": [True, False, True]}
-CONTEXT = {
-    "id": "c1",
-    "model_name": "m",
-    "model_version": "2",
-    "rows": 2,
-    "bytes": 64,
-    "expires_at": 1_800_000_000,
-    "shared": True,
-}
-NAMED = {"model_name": "m", "model_version": "2"}
+NAMED: dict[str, Any] = {"model_name": "m", "model_version": "2"}
+CONTEXT = {**NAMED, "id": "c1", "rows": 2, "bytes": 64, "expires_at": 1_800_000_000, "shared": True}
 
 
 def vectors(array: Any, data_type: str = "FP32") -> pb.VectorSequences:
@@ -32,13 +24,14 @@ def vectors(array: Any, data_type: str = "FP32") -> pb.VectorSequences:
 
 def test_rows_are_put(scripted: Scripted, port: int) -> None:
     scripted.answer("PutContext", pb.PutContextResponse(context=pb.Context(**CONTEXT)))
-    parameters = {"ttl_seconds": 60, "shared": True}
+    parameters: dict[str, Any] = {"ttl_seconds": 60, "shared": True}
     inputs = [tensor("value", KEY[None, :, :2]), MASK, tensor("key", KEY)]
     answer = ask(port, PATH, {"parameters": parameters, "inputs": inputs})
     assert (answer.status, answer.json) == (200, CONTEXT)
     mask = pb.AttentionMask(kind=pb.AttentionMask.KIND_KEYS, bits=b"\x05")
-    rows = {"key": vectors(KEY), "value": vectors(KEY[:, :2]), "mask": mask}
-    assert scripted.next().request == pb.PutContextRequest(**NAMED, **parameters, **rows)
+    expected = pb.PutContextRequest(**NAMED, **parameters)
+    expected.MergeFrom(pb.PutContextRequest(key=vectors(KEY), value=vectors(KEY[:, :2]), mask=mask))
+    assert scripted.next().request == expected
 
 
 def test_binary_rows_are_appended(scripted: Scripted, port: int) -> None:
@@ -60,9 +53,8 @@ def test_contexts_are_listed_and_dropped(scripted: Scripted, port: int) -> None:
     assert scripted.next().request == pb.DropContextRequest(**NAMED, id="c1")
 
 
-SHARED = {"shared_memory_region": "a", "shared_memory_byte_size": 48}
-WRONG: dict[str, tuple[Any, Any]] = {
-    "inputs: is required": (None, None),
+SHARED = {"name": "key", "shape": [3, 4], "datatype": "FP32", "parameters": {"shared_memory_region": "a"}}
+WRONG: dict[str, tuple[Any, ...]] = {
     "parameters[ttl_seconds]: must be less than": ({"ttl_seconds": 2**32}, [tensor("key", KEY)]),
     "parameters[ttl]: is unknown": ({"ttl": 1}, [tensor("key", KEY)]),
     "query: is unknown or given twice": ({}, [tensor("query", KEY)]),
@@ -72,18 +64,13 @@ WRONG: dict[str, tuple[Any, Any]] = {
     "key: is FP64 of the shape [3, 4]; must be": ({}, [{**tensor("key", KEY), "datatype": "FP64"}]),
     "mask: is BOOL of the shape [1, 3]; must be BOOL (rows)": ({}, [{**MASK, "shape": [1, 3]}]),
     "inputs: have different numbers of rows": ({}, [tensor("key", KEY[:2]), MASK]),
-    "inputs: must not be in shared memory": (
-        {},
-        [{"name": "key", "shape": [3, 4], "datatype": "FP32", "parameters": SHARED}],
-    ),
+    "inputs: must not be in shared memory": ({}, [SHARED]),
 }
 
 
 @pytest.mark.parametrize(("error", "given"), WRONG.items())
-def test_wrong_bodies(scripted: Scripted, port: int, error: str, given: tuple[Any, Any]) -> None:
-    parameters, inputs = given
-    body = {} if inputs is None else {"parameters": parameters, "inputs": inputs}
-    answer = ask(port, PATH, body)
+def test_wrong_bodies(scripted: Scripted, port: int, error: str, given: tuple[Any, ...]) -> None:
+    answer = ask(port, PATH, dict(zip(("parameters", "inputs"), given, strict=True)))
     assert answer.status == 400
     assert answer.error.startswith(error)
     assert scripted.calls.empty()

@@ -258,8 +258,9 @@ def test_the_description_names_every_route_and_its_references_exist(port: int) -
     found = re.findall(r'"\$ref": ?"#/components/(\w+)/(\w+)"', answer.body.decode())
     assert ("schemas", "InferenceRequest") in found
     assert not [name for kind, name in found if name not in components[kind]]
-    infer = described["/v2/models/{model}/infer"]["post"]
-    assert set(infer["requestBody"]["content"]) == {"application/json", "application/octet-stream"}
+    for name in ("infer", "contexts"):
+        body = described[f"/v2/models/{{model}}/{name}"]["post"]["requestBody"]
+        assert set(body["content"]) == {"application/json", "application/octet-stream"}
 
 
 def test_the_page_of_the_description_needs_no_other_host(port: int) -> None:
