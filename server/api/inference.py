@@ -150,6 +150,7 @@ class Inference(ABC):
         """A request that is not recognised. The next one of its form will be."""
         work = partial(self._validated, parsed, call, reservation)
         is_large = len(parsed.data) > LARGE_BYTES or self.is_slow(parsed)
+        is_large |= self._engine.contexts.reads_files and bool(self._context_id(parsed))
         changes = self._engine.repository.changes
         decoded, request, reply = await self._threads.run(work, call.deadline) if is_large else work()
         if changes == self._engine.repository.changes:  # otherwise the model may have been replaced meanwhile

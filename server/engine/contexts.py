@@ -33,7 +33,7 @@ from attention_serving.server.engine.errors import (
     quoted,
 )
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.types import CONTEXT_BYTES, Array, Context
+from attention_serving.server.engine.types import Array, Context
 
 CONTEXT_ID = "context_id"
 DEFAULT_TTL_SECONDS = 3600
@@ -70,6 +70,11 @@ class ContextStore:
         self._stored: WeakKeyDictionary[LoadedModel, dict[tuple[str, str], LoadedModel]] = WeakKeyDictionary()
         if folder is not None:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether to look for a context can take long."""
+        return self._folder is not None
 
     def find(self, model: LoadedModel, context_id: str, caller: str, field: str = CONTEXT_ID) -> LoadedModel:
         """The model that takes queries to a context.
@@ -126,6 +131,14 @@ class ContextStore:
             LimitExceededError: It is larger than all contexts may be.
             OverloadedError: The memory is taken by the contexts of others, or by those in use.
         """
+        view = self._put(model, context, tensors)
+        if self._folder is not None:
+            self._save(self._folder, context)
+        return view
+
+    def _put(
+        self, model: LoadedModel, context: Context, tensors: Callable[[], Mapping[str, Array]]
+    ) -> LoadedModel:
         self.check_size(context.nbytes)
         with self._lock:
             self._make_room(context)
@@ -137,8 +150,6 @@ class ContextStore:
             context.used = next(self._uses)
             self._drop(model, _key(context))
             self._stored.setdefault(model, {})[_key(context)] = view
-        if self._folder is not None:
-            self._save(self._folder, context)
         return view
 
     def renew(self, context: Context, expires_at: float) -> None:
@@ -239,7 +250,8 @@ class ContextStore:
         """Writes a context to its file, which is as old as the context is to become. Best effort."""
         key = _file_key(context.id, _key(context)[0])
         temporary = folder / f".{key}.{os.getpid()}.{threading.get_ident()}"
-        facts = {"length": str(context.length), "owner": context.owner, "shared": str(int(context.shared))}
+        names = ("nbytes", "length", "owner", "shared")
+        facts = {name: str(getattr(context, name)) for name in names}
         with suppress(OSError):
             save_file(dict(context.tensors), temporary, facts)
             os.utime(temporary, (context.expires_at, context.expires_at))
@@ -261,10 +273,10 @@ class ContextStore:
         """A context from its file, whose content is mapped into memory; None if there is none."""
         for owner in dict.fromkeys((caller, "")):
             for path in self._files(context_id, owner):
-                with suppress(OSError, ValueError, KeyError):
+                with suppress(OSError, ValueError, KeyError, LimitExceededError):
                     expires = path.stat().st_mtime
                     if expires > time.time() and (found := _read(path, context_id, expires)) is not None:
-                        return self.put(model, *found)
+                        return self._put(model, *found)
                 path.unlink(missing_ok=True)
         return None
 
@@ -325,10 +337,10 @@ def _read(
         )
     context = Context(
         id=context_id,
-        nbytes=len(content) + CONTEXT_BYTES,
+        nbytes=int(facts["nbytes"]),
         length=int(facts["length"]),
         owner=facts["owner"],
-        shared=facts["shared"] == "1",
+        shared=facts["shared"] == str(True),
         expires_at=expires_at,
     )
     return context, lambda: tensors

@@ -31,7 +31,9 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 17), st.integers(1, 17)), min_size=1
 def test_a_graph_alone_equals_eager(repository: Path, name: str, kind: GraphKind) -> None:
     """In a bare session, with masks for all heads and for each, and rows that may attend to nothing."""
     module, folder = build(name), repository / name / "1"
-    signature = next(each for each in signatures(module) if each.kind is kind)
+    signature = next((each for each in signatures(module) if each.kind is kind), None)
+    if signature is None:
+        pytest.skip("no context of texts is stored")
     path = folder / Manifest.load(folder).graphs[kind].file
     operators = {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
     assert not [each for each in operators if "Dropout" in each or "Random" in each]

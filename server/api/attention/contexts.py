@@ -105,7 +105,7 @@ class PutContext:
         ragged = {
             name: Ragged(rows, (len(rows),))
             for name, rows in inputs.items()
-            if name in projector.inputs_by_name
+            if name != KEY_POSITIONS or name in projector.inputs_by_name
         }
         request = self._engine.validate(
             projector, Request(inputs=ragged, deadline=call.deadline, caller=caller)
