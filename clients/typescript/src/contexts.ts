@@ -17,7 +17,7 @@ import { count } from "./settings.js";
 import type { CallOptions, ContextOptions, ContextRows, RowOptions, Sequence } from "./values.js";
 
 const { putContext, appendContext, dropContext, listContexts } = AttentionService.method;
-// How many times the rows are put before each repetition of a call. One is enough unless several servers stand behind
+// How many times each part is put before each repetition of a call. One is enough unless several servers stand behind
 // one name: they are called in turn, so that n times in a row reach n of them.
 const PUTS = [1, 2, 3];
 
@@ -44,7 +44,8 @@ export class Context {
   readonly #connection: Connection;
   readonly #named: Named;
   readonly #lifetime: Lifetime;
-  #rows: readonly ContextRows[];
+  /** What was put and appended, in order. */
+  #parts: readonly ContextRows[];
   #stored: Stored;
   #restoring: Promise<void> | undefined;
 
@@ -52,13 +53,13 @@ export class Context {
     connection: Connection,
     named: Named,
     lifetime: Lifetime,
-    rows: readonly ContextRows[],
+    parts: readonly ContextRows[],
     stored: Stored,
   ) {
     this.#connection = connection;
     this.#named = named;
     this.#lifetime = lifetime;
-    this.#rows = rows;
+    this.#parts = parts;
     this.#stored = stored;
   }
 
@@ -72,9 +73,9 @@ export class Context {
     const named = { modelName: model, modelVersion: String(options.version ?? "") };
     const ttlSeconds = count("ttlSeconds", options.ttlSeconds ?? 0, 0);
     const lifetime = { ttlSeconds, shared: options.shared ?? false };
-    const rows = [copied(key, options)];
+    const rows = copied(key, options);
     const stored = await put(connection, { ...named, ...lifetime }, rows, options);
-    return new Context(connection, named, lifetime, rows, stored);
+    return new Context(connection, named, lifetime, [rows], stored);
   }
 
   /** Lists contexts; see `AttentionClient.contexts`. */
@@ -132,23 +133,13 @@ export class Context {
   /** Appends rows: this object then stands for the longer context, which has another id. */
   async append(key: Sequence, options: RowOptions = {}): Promise<void> {
     const further = copied(key, options);
-    const { ttlSeconds } = this.#lifetime;
-    const fields = { ...this.#named, ...encodeRows([further]), ttlSeconds, id: this.id };
-    const request = create(AppendContextRequestSchema, fields);
-    const rows = this.#rows.length ? [...this.#rows, further] : [];
-    try {
-      const { context } = await this.#connection.unary(appendContext, request, options);
-      this.#stored = found(context);
-    } catch (error) {
-      if (!this.#canRestore(error)) throw error;
-      this.#stored = await put(this.#connection, { ...this.#named, ...this.#lifetime }, rows, options);
-    }
-    this.#rows = rows;
+    this.#stored = await this.use(() => this.#append(this.id, further, options));
+    if (this.#parts.length) this.#parts = [...this.#parts, further]; // a listed context has none
   }
 
   /** Removes the context from the server, unless it is gone already. It is not put again. */
   async drop(options: CallOptions = {}): Promise<void> {
-    this.#rows = [];
+    this.#parts = [];
     const request = create(DropContextRequestSchema, { ...this.#named, id: this.id });
     try {
       await this.#connection.unary(dropContext, request, options);
@@ -167,7 +158,7 @@ export class Context {
       try {
         return await call();
       } catch (error) {
-        if (!this.#canRestore(error)) throw error;
+        if (!isMissing(error) || this.#parts.length === 0) throw error;
       }
       // Of several calls at the same time, one puts the rows.
       this.#restoring ??= this.#restore(times).finally(() => {
@@ -178,14 +169,35 @@ export class Context {
     return call();
   }
 
-  #canRestore(error: unknown): boolean {
-    return isMissing(error) && this.#rows.length > 0;
-  }
-
   async #restore(times: number): Promise<void> {
     const fields = { ...this.#named, ...this.#lifetime };
-    for (let time = 0; time < times; time++)
-      this.#stored = await put(this.#connection, fields, this.#rows, {});
+    const [first, ...others] = this.#parts;
+    const repeated = async (call: () => Promise<Stored>) => {
+      for (let time = 1; time < times; time++) await call();
+      return call();
+    };
+    if (!first) return; // it was dropped meanwhile
+    try {
+      let stored = await repeated(() => put(this.#connection, fields, first, {}));
+      for (const further of others) {
+        const { id } = stored;
+        stored = await repeated(() => this.#append(id, further, {}));
+      }
+      this.#stored = stored;
+    } catch (error) {
+      if (!isMissing(error)) throw error; // an append reached another server than the put
+    }
+  }
+
+  async #append(id: string, rows: ContextRows, options: CallOptions): Promise<Stored> {
+    const { ttlSeconds } = this.#lifetime;
+    const request = create(AppendContextRequestSchema, {
+      ...this.#named,
+      ...encodeRows(rows),
+      ttlSeconds,
+      id,
+    });
+    return found((await this.#connection.unary(appendContext, request, options)).context);
   }
 }
 
@@ -197,7 +209,7 @@ export function isMissing(error: unknown): boolean {
 async function put(
   connection: Connection,
   fields: Named & Lifetime,
-  rows: readonly ContextRows[],
+  rows: ContextRows,
   options: CallOptions,
 ): Promise<Stored> {
   const request = create(PutContextRequestSchema, { ...fields, ...encodeRows(rows) });

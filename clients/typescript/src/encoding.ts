@@ -19,7 +19,6 @@ import type {
   ContextRows,
   Inputs,
   Integers,
-  Mask,
   OneOrMany,
   Sequence,
   TextInputs,
@@ -63,22 +62,14 @@ export function encodeRequest(model: string, inputs: Inputs, options: ComputeOpt
   return { ...encoded, request: clone(AttendRequestSchema, encoded.request), context };
 }
 
-/** Encodes the rows of a context, the parts of which become one sequence. */
-export function encodeRows(parts: readonly ContextRows[]) {
-  const keys = parts.map(({ key }) => key);
-  const values = parts.flatMap(({ value }) => value ?? []);
-  const rows = rowsOf("key", keys);
-  const lengths = [rows.reduce((sum, { valid }) => sum + valid, 0)];
-  const masks = parts.map(({ key, mask }) => mask ?? allOf(key.rows));
+/** Encodes the rows of a context. */
+export function encodeRows({ key, value, mask }: ContextRows) {
+  const rows = rowsOf("key", [key]);
   return {
-    key: { ...pack("key", keys, rows), lengths },
-    ...(values.length && { value: { ...packValues(values, rows), lengths } }),
-    ...(parts.some(({ mask }) => mask) && { mask: packMasks(masks, extentsOf(rows, rows)) }),
+    key: pack("key", [key], rows),
+    ...(value && { value: packValues([value], rows) }),
+    ...(mask && { mask: packMasks([mask], extentsOf(rows, rows)) }),
   };
-}
-
-function allOf(keyRows: number): Mask {
-  return { data: Array<boolean>(keyRows).fill(true), keyRows };
 }
 
 /** The bytes of an array, without a copy. */

@@ -107,6 +107,7 @@ live("a context of two parts is its rows, which are put again if they are gone",
   first.data.fill(0); // the context has a copy
   const last = { value: part(value, 3, 5), mask: { data: flags(5).slice(3), keyRows: 2 } };
   await context.append(part(key, 3, 5), last);
+  const { id: whole } = context;
   assert.ok(context.rows === 3 && context.bytes > 0 && context.expiresAt > new Date() && !context.shared);
   const lose = async () => {
     const listed = (await client.contexts(CROSS)).find(({ id }) => id === context.id);
@@ -121,6 +122,7 @@ live("a context of two parts is its rows, which are put again if they are gone",
   const calls = [1, 2].map(() => client.attend(CROSS, [query, query], { context }));
   for (const { contextVectors } of await Promise.all(calls))
     for (const { data } of contextVectors) assertClose(data, expected.data);
+  assert.equal(context.id, whole);
   await lose();
   const requests = [1, 2, 3].map(() => ({ query, context }));
   for await (const { contextVectors } of client.attendStream(CROSS, requests))
