@@ -6,6 +6,7 @@ Models, limits, rights and metrics are those of the gRPC server.
 app.py         the routes as a Starlette router; errors as answers; the pages
 routes.py      the table of all routes; openapi.py: its description
 infer.py       bodies of inference as messages, and replies as bodies
+contexts.py    stored contexts
 embeddings.py  OpenAI's endpoints
 schemas.py     pydantic models of JSON bodies, and JSON of messages
 exchange.py    one request: its body, call and answer; what requests share: the gRPC server, memory, places

@@ -50,8 +50,7 @@ class Decoded(NamedTuple):
 
 async def embed(exchange: Exchange) -> Reply:
     """Answers POST /v1/embeddings."""
-    await exchange.authorize(INFER)
-    data = await exchange.read()
+    data = await exchange.read(INFER)
     exchange.take_place()
     decoded = await exchange.decoded(data, len(data), decode)
     exchange.memory.add(len(decoded.message))

@@ -7,6 +7,7 @@ import asyncio
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Any, NamedTuple, Self, TypeVar
 
 import grpc
@@ -190,13 +191,10 @@ class Exchange:
         self.service.places -= 1
         self._has_place = True
 
-    async def authorize(self, method: str) -> None:
+    async def _authorize(self, method: str) -> None:
         """Asks the gRPC server whether the client may call a method, if the body is or may be large.
 
         A small body is read and sent on, and refused there.
-
-        Raises:
-            AioRpcError: It may not.
         """
         unknown = "transfer-encoding" in self.headers or "content-encoding" in self.headers
         if self.service.settings.has_identities and (unknown or self._announced > LARGE_BYTES):
@@ -287,15 +285,17 @@ class Exchange:
         """Whether all of the body has arrived, or there is none."""
         return not self._cycle.more_body
 
-    async def read(self) -> bytearray:
-        """The body, decompressed.
+    async def read(self, method: str) -> bytearray:
+        """The body, decompressed, of a request that a method of the gRPC server answers.
 
         Raises:
+            AioRpcError: The client may not call the method.
             HTTPException: The body is too large, or compressed in an unknown way.
             InvalidRequestError: It cannot be decompressed.
             OverloadedError: The memory is not available.
             ClientDisconnect: The client left, or was too slow.
         """
+        await self._authorize(method)
         data, decoder = bytearray(), self._decoder()
         if self._announced > self.service.settings.max_message_bytes:
             raise self._too_large()
@@ -368,9 +368,12 @@ class Exchange:
         cycle, self.status = self._cycle, reply.status
         size = sum(map(len, reply.parts))
         cycle.keep_alive = cycle.keep_alive and "connection" not in reply.headers
-        named = {"content-type": JSON, **reply.headers, REQUEST_ID: self.record.request_id}
+        described = {"content-type": JSON, "content-length": str(size)}
+        if reply.status == HTTPStatus.NO_CONTENT:
+            described = {}
+        named = {**described, **reply.headers, REQUEST_ID: self.record.request_id}
         named |= {} if cycle.keep_alive else {"connection": "close"}
-        fields = [(b"content-length", b"%d" % size), *cycle.default_headers]
+        fields = list(cycle.default_headers)
         fields += [(name.encode(), value.encode("latin-1")) for name, value in named.items()]
         start = [STATUS_LINE[self.status], *(b"%s: %s\r\n" % field for field in fields), b"\r\n"]
         is_small = size <= LARGE_BYTES

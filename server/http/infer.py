@@ -68,18 +68,26 @@ class Head:
 
 async def infer(exchange: Exchange) -> Reply:
     """Answers POST .../infer."""
-    await exchange.authorize(METHOD)
-    data = await exchange.read()
+    message, head = await receive(exchange, METHOD)
+    reply = await exchange.call(METHOD, message, head.timeout_seconds)
+    exchange.memory.add(len(reply))
+    return await run(len(reply), partial(encode, reply, head, exchange.memory))
+
+
+async def receive(exchange: Exchange, method: str) -> tuple[bytes, Head]:
+    """Takes a place, and reads and decodes the body of a request that a method of the gRPC server answers.
+
+    Returns:
+        As `decode`.
+    """
+    data = await exchange.read(method)
     exchange.take_place()  # a body that does not arrive takes none
     header, most = exchange.headers.get(HEADER_LENGTH), exchange.service.settings.max_message_bytes
     size = len(data) if header is None else _json_size(header, len(data))
     model, version = exchange.parameters["model"], exchange.parameters.get("version", "")
-    message, head = await exchange.decoded(
+    return await exchange.decoded(
         data, size, lambda body: decode(body, size, model, version, most, exchange.memory)
     )
-    reply = await exchange.call(METHOD, message, head.timeout_seconds)
-    exchange.memory.add(len(reply))
-    return await run(len(reply), partial(encode, reply, head, exchange.memory))
 
 
 def decode(

@@ -11,11 +11,12 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from attention_serving.server import NAME, VERSION
-from attention_serving.server.http.routes import ROUTES, SERVICE, Route
+from attention_serving.server.http.routes import METHODS, ROUTES, Route
 
 PARAMETER = re.compile(r"\{(\w+)\}")
 JSON, BINARY = "application/json", "application/octet-stream"
 STRING, INTEGER = {"type": "string"}, {"type": "integer"}
+BYTES = {"schema": {"type": "string", "format": "binary"}}
 HEADERS = (
     ("Inference-Header-Content-Length", "Size of the JSON in bytes, if binary tensors follow it.", INTEGER),
     ("Content-Encoding", "How the body is compressed.", {"enum": ["identity", "gzip", "deflate"]}),
@@ -50,22 +51,28 @@ def _operation(route: Route, path: str) -> dict[str, Any]:
     parameters = [
         {"name": name, "in": "path", "required": True, "description": "", "schema": STRING} for name in names
     ]
-    method = SERVICE.methods_by_name.get(route.name)
+    method = METHODS.get(route.name)
     described = "As in OpenAI's API." if method is None else f"The JSON of {method.output_type.full_name}."
     reply: dict[str, Any] = {"description": described, "content": {JSON: {}}}
+    done = "200"
+    if route.verb == "DELETE":
+        done, reply = "204", {"description": "It was removed."}
     operation: dict[str, Any] = {
         # The same route has several paths, and an identifier for each.
         "operationId": "_".join([route.name, route.verb.lower(), *names]),
         "summary": route.summary,
         "parameters": parameters,
-        "responses": {"200": reply, "default": {"$ref": "#/components/responses/Error"}},
+        "responses": {done: reply, "default": {"$ref": "#/components/responses/Error"}},
     }
     if route.body is not None:
         schema = {"$ref": f"#/components/schemas/{route.body.__name__}"}
         operation["requestBody"] = {"content": {JSON: {"schema": schema}}}
-    if route.name == "ModelInfer":
+    if route.name in ("ModelInfer", "PutContext"):
         for name, about, kind in HEADERS:
             parameters.append({"name": name, "in": "header", "description": about, "schema": kind})
-        for content in (reply["content"], operation["requestBody"]["content"]):
-            content[BINARY] = {"schema": {"type": "string", "format": "binary"}}
+        operation["requestBody"]["content"][BINARY] = BYTES
+        if route.name == "ModelInfer":
+            reply["content"][BINARY] = BYTES
+        else:
+            reply["description"] = "The JSON of attention.v1.Context."
     return operation

@@ -6,23 +6,29 @@ Paths and bodies are those of Triton's HTTP protocol, which contain those of KSe
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from typing import Any, TypeAlias
 
 from google.protobuf.message_factory import GetMessageClass
 from pydantic import BaseModel
 
-from attention_serving.protos.inference.open_inference_pb2 import DESCRIPTOR
-from attention_serving.server.http import embeddings, infer, schemas
+from attention_serving.protos.attention.v1 import attention_pb2
+from attention_serving.protos.inference import open_inference_pb2
+from attention_serving.server.http import contexts, embeddings, infer, schemas
 from attention_serving.server.http.exchange import TIMEOUT_SECONDS, Exchange, Reply
-from attention_serving.server.http.schemas import Body, EmbeddingRequest, InferenceRequest, to_json, values_of
+from attention_serving.server.http.schemas import Body, to_json, values_of
 
 Handler: TypeAlias = "Callable[[Exchange], Awaitable[Reply]]"
 
-SERVICE = DESCRIPTOR.services_by_name["GRPCInferenceService"]
+METHODS = {
+    **open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name,
+    **attention_pb2.DESCRIPTOR.services_by_name["AttentionService"].methods_by_name,
+}
 # The field of the message that a parameter of the path is; the first that the message has.
 FIELDS = {
     "model": ("model_name", "name"),
-    "version": ("version",),
+    "version": ("version", "model_version"),
+    "context": ("id",),
     "repository": ("repository_name",),
     "region": ("name",),
 }
@@ -35,6 +41,7 @@ class Route:
     """What answers one verb on some paths.
 
     Attributes:
+        verb: The verb.
         name: Its name in the description; that of the method of gRPC if it calls one.
         paths: Its paths, with parameters in braces.
         summary: What it does.
@@ -42,25 +49,28 @@ class Route:
         body: What the JSON of a POST must be; None for a GET.
     """
 
+    verb: str
     name: str
     paths: tuple[str, ...]
     summary: str
     handle: Handler
     body: type[BaseModel] | None = None
 
-    @property
-    def verb(self) -> str:
-        """GET or POST."""
-        return "GET" if self.body is None else "POST"
-
 
 def _rpc(
-    rpc: str, paths: tuple[str, ...], summary: str, body: Any = None, answer: Callable[[Any], Any] = to_json
+    rpc: str,
+    paths: tuple[str, ...],
+    summary: str,
+    body: Any = None,
+    answer: Callable[[Any], Any] = to_json,
+    verb: str = "",
 ) -> Route:
-    """A route that calls a method of gRPC; `answer` makes the JSON from its reply."""
+    """A route that calls a method of gRPC; `answer` makes the JSON from its reply, except for DELETE."""
+    verb = verb or ("GET" if body is None else "POST")
     # Waiting for models to load or to unload is not bounded: they may be large.
     timeout_seconds = None if rpc in ("RepositoryModelLoad", "RepositoryModelUnload") else TIMEOUT_SECONDS
-    described, method = SERVICE.methods_by_name[rpc], f"/{SERVICE.full_name}/{rpc}"
+    described = METHODS[rpc]
+    method = f"/{described.containing_service.full_name}/{rpc}"
     request_type, reply_type = map(GetMessageClass, (described.input_type, described.output_type))
 
     def message(parameters: Mapping[str, str], data: bytearray | None = None) -> bytes:
@@ -76,14 +86,15 @@ def _rpc(
         if body is None:
             sent = message(exchange.parameters)
         else:
-            await exchange.authorize(method)
-            data = await exchange.read()
+            data = await exchange.read(method)
             sent = await exchange.decoded(data, len(data), partial(message, exchange.parameters))
         reply: Any = reply_type.FromString(await exchange.call(method, sent, timeout_seconds))
+        if verb == "DELETE":
+            return Reply([], HTTPStatus.NO_CONTENT)
         # The protocol reports "not ready" as status 400.
         return Reply.of_json(answer(reply), 200 if getattr(reply, "ready", True) else 400)
 
-    return Route(rpc, paths, summary, handle, body)
+    return Route(verb, rpc, paths, summary, handle, body)
 
 
 def _trace_settings(reply: Any) -> dict[str, Any]:
@@ -129,14 +140,20 @@ REPOSITORY = ("/v2/repository", "/v2/repository/{repository}")
 NAMED = ("/v2/repository/models/{model}", "/v2/repository/{repository}/models/{model}")
 EMBEDDINGS, ENCODERS = ("/v1/embeddings",), ("/v1/models", "/v1/models/{model}")
 INFER, STATISTICS = _after(MODEL, "/infer"), ("/v2/models/stats", *_after(MODEL, "/stats"))
+CONTEXTS = _after(MODEL, "/contexts")
 INDEX, LOAD, UNLOAD = _after(REPOSITORY, "/index"), _after(NAMED, "/load"), _after(NAMED, "/unload")
 TRACES, LOGGING = ("/v2/trace/setting", "/v2/models/{model}/trace/setting"), ("/v2/logging",)
+OUTPUTS, VECTORS = "Computes the outputs of a model.", "Computes embeddings of texts."
+PUT = "Stores key and value rows as a context, or appends them to one."
 NOT_READY = "ready for requests; status 400 if it is not."
 # The first path that fits is taken: the busiest first, and those of a model later, which would take "stats".
 ROUTES = (
-    Route("ModelInfer", INFER, "Computes the outputs of a model.", infer.infer, InferenceRequest),
-    Route("Embeddings", EMBEDDINGS, "Computes embeddings of texts.", embeddings.embed, EmbeddingRequest),
-    Route("EncoderModels", ENCODERS, "The text encoders that are ready.", embeddings.models),
+    Route("POST", "ModelInfer", INFER, OUTPUTS, infer.infer, schemas.InferenceRequest),
+    Route("POST", "Embeddings", EMBEDDINGS, VECTORS, embeddings.embed, schemas.EmbeddingRequest),
+    Route("GET", "EncoderModels", ENCODERS, "The text encoders that are ready.", embeddings.models),
+    Route("POST", "PutContext", CONTEXTS, PUT, contexts.put, schemas.ContextRequest),
+    _rpc("ListContexts", CONTEXTS, "The contexts of a model that the caller may use."),
+    _rpc("DropContext", _after(CONTEXTS, "/{context}"), "Removes a context.", verb="DELETE"),
     _rpc("ServerLive", ("/v2/health/live",), "Whether the server is live."),
     _rpc("ServerReady", ("/v2/health/ready",), f"Whether the server is {NOT_READY}"),
     _rpc("ServerMetadata", ("/v2",), "Name, version and extensions of the server."),

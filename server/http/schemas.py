@@ -160,6 +160,32 @@ class InferenceRequest(Body):
     outputs: Annotated[list[RequestedOutput], Field(max_length=MAX_ENTRIES)] = []
 
 
+class ContextParameters(Body):
+    """Parameters of a new context.
+
+    ttl_seconds: seconds until it expires; 0 for the server's default, an hour. shared: whether callers with
+    other identities may use it. append_to: the id of the context that the rows are appended to; the new one
+    is shared if that one is.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    ttl_seconds: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    shared: bool = False
+    append_to: str = ""
+
+
+class ContextRequest(Body):
+    """The JSON of a new context.
+
+    Its inputs are the rows: key and, for models that take it, value, each of the shape (rows, width) or
+    (1, rows, width); and optionally mask, BOOL of the shape (rows), which is false for rows that are hidden.
+    """
+
+    parameters: ContextParameters = ContextParameters()
+    inputs: Annotated[list[InputTensor], Field(max_length=3)]
+
+
 class EmbeddingRequest(Body):
     """As OpenAI's API has it, with `prompt` and `truncate` in addition. `user` has no effect.
 
@@ -188,11 +214,21 @@ def parse(data: bytes | bytearray, model: type[M]) -> M:
         content = orjson.loads(data or b"{}")
         if isinstance(content, dict) and len(content) > MAX_ENTRIES:  # an error for each would take memory
             raise InvalidRequestError("body", f"has {len(content)} members; the limit is {MAX_ENTRIES}")
-        return model.model_validate(content)
+        return checked(content, model)
     except orjson.JSONDecodeError as error:
         if data[error.pos : error.pos + 9].startswith(NOT_IN_JSON):
             raise InvalidRequestError("body", f"{NOT_FINITE}; send binary tensors") from None
         raise InvalidRequestError("body", f"is not JSON: {error}") from None
+
+
+def checked(content: Any, model: type[M]) -> M:
+    """Parsed JSON as a model.
+
+    Raises:
+        InvalidRequestError: A member is wrong.
+    """
+    try:
+        return model.model_validate(content)
     except ValidationError as error:
         raise _invalid(error) from None
 

@@ -19,7 +19,7 @@ from tests.support.repository import DEMO
 
 pytestmark = pytest.mark.thorough
 PACKAGE = ROOT / "clients/typescript"
-README_BLOCKS = 3
+README_BLOCKS = 4
 README = (PACKAGE / "README.md").read_text()
 DEFAULT_TARGET = "127.0.0.1:8001"
 
@@ -76,7 +76,8 @@ def test_the_blocks_of_the_readme(server: ServerProcess) -> None:
         succeed(process)
     assert printed[0].stdout.startswith("6 768\n12 6 6\n")
     assert printed[1].stdout.startswith("2 28\n1 28\n3\n")
-    assert printed[2].stdout == "1\n" * 100
+    assert printed[2].stdout == "2 28 of 12\n1 28 of 12\n"
+    assert printed[3].stdout == "1\n" * 100
 
 
 def test_the_example(server: ServerProcess, tmp_path: Path) -> None:

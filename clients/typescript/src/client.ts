@@ -3,9 +3,10 @@
 import { create } from "@bufbuild/protobuf";
 
 import { Connection } from "./connection.js";
+import { Context } from "./contexts.js";
 import { decodeResult } from "./decoding.js";
 import { decodeEmbeddings, encodeEmbeddings } from "./embeddings.js";
-import { encodeRequest, listOf } from "./encoding.js";
+import { encodeRequest, listOf, type EncodedCall } from "./encoding.js";
 import { AttentionClientError } from "./errors.js";
 import {
   AttentionService,
@@ -23,6 +24,7 @@ import type {
   AttentionResults,
   CallOptions,
   ComputeOptions,
+  ContextOptions,
   EmbeddingResult,
   EmbedOptions,
   InferOptions,
@@ -121,6 +123,19 @@ export class AttentionClient {
     return decodeInfer(response, sequences) as InferResult<InKind<Input, Tensor>>;
   }
 
+  /** Stores key rows, and value rows for models that take them apart, as a context for the option `context` of calls. */
+  async context(model: string, key: Sequence, options: ContextOptions = {}): Promise<Context> {
+    return Context.put(this.#connection, model, key, options);
+  }
+
+  /** Lists the caller's contexts of a model and those that others share, the most recently used ones first. */
+  async contexts(
+    model: string,
+    options: CallOptions & { version?: string | number } = {},
+  ): Promise<Context[]> {
+    return Context.list(this.#connection, model, options);
+  }
+
   /**
    * Computes context vectors for many requests on one stream; yields their results in order.
    *
@@ -152,6 +167,7 @@ export class AttentionClient {
         options,
         maxInFlight,
         idleTimeoutMs,
+        again: (sent) => this.#answer(sent, { signal: options.signal }),
       })) {
         if (outcome instanceof AttentionClientError && !options.returnErrors) throw outcome;
         yield outcome;
@@ -180,7 +196,19 @@ export class AttentionClient {
     inputs: Inputs,
     options: ComputeOptions,
   ): Promise<AttentionResult | AttentionResults> {
-    const { request, shape } = encodeRequest(model, inputs, options);
-    return decodeResult(await this.#connection.unary(attend, request, options), shape);
+    return this.#answer(encodeRequest(model, inputs, options), options);
+  }
+
+  async #answer(
+    { request, shape, context }: EncodedCall,
+    options: CallOptions,
+  ): Promise<AttentionResult | AttentionResults> {
+    const call = () => this.#connection.unary(attend, request, options);
+    if (!context) return decodeResult(await call(), shape);
+    const response = await context.use(() => {
+      request.contextId = context.id; // another one if the model has been loaded again
+      return call();
+    });
+    return decodeResult(response, shape);
   }
 }

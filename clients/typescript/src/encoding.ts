@@ -1,7 +1,8 @@
 /** Encodes the arguments of a call into a request. */
 
-import { create } from "@bufbuild/protobuf";
+import { clone, create } from "@bufbuild/protobuf";
 
+import type { Context } from "./contexts.js";
 import { invalid } from "./errors.js";
 import {
   AttendRequestSchema,
@@ -12,9 +13,10 @@ import {
   type AttendRequest,
   type VectorSequences,
 } from "./generated/attention/v1/attention_pb.js";
-import { packMasks, type Rows } from "./masks.js";
+import { packMasks, type Extent, type Rows } from "./masks.js";
 import type {
   ComputeOptions,
+  ContextRows,
   Inputs,
   Integers,
   OneOrMany,
@@ -38,6 +40,8 @@ export interface ResponseShape {
 export interface EncodedCall {
   readonly request: AttendRequest;
   readonly shape: ResponseShape;
+  /** The context of the request, if it was not given as an id. The request then has a copy of the caller's arrays. */
+  readonly context?: Context;
 }
 
 /** Encodes one request; throws an AttentionClientError if an argument is wrong or two do not match. */
@@ -50,7 +54,22 @@ export function encodeRequest(model: string, inputs: Inputs, options: ComputeOpt
   });
   if ("text" in inputs) return encodeTexts(request, inputs);
   if ("tokenIds" in inputs) return encodeTokens(request, inputs);
-  return encodeVectors(request, inputs);
+  const { context } = inputs;
+  if (typeof context !== "object") return encodeVectors(request, inputs);
+  if (context.modelName !== model) throw invalid("context", `one of model ${model}`, context.modelName);
+  request.modelVersion ||= context.version;
+  const encoded = encodeVectors(request, { ...inputs, context: context.id });
+  return { ...encoded, request: clone(AttendRequestSchema, encoded.request), context };
+}
+
+/** Encodes the rows of a context. */
+export function encodeRows({ key, value, mask }: ContextRows) {
+  const rows = rowsOf("key", [key]);
+  return {
+    key: pack("key", [key], rows),
+    ...(value && { value: packValues([value], rows) }),
+    ...(mask && { mask: packMasks([mask], extentsOf(rows, rows)) }),
+  };
 }
 
 /** The bytes of an array, without a copy. */
@@ -72,15 +91,31 @@ function encodeVectors(request: AttendRequest, inputs: VectorInputs): EncodedCal
   if (keys) request.key = pack("key", keys, keyRows);
   if (inputs.value !== undefined) request.value = packValues(listOf<Sequence>(inputs.value), keyRows);
   if (inputs.positions !== undefined) request.positions = packPositions(inputs.positions, queryRows);
-  if (inputs.mask !== undefined) {
-    const extents = queryRows.map((query, index) => ({ query, key: keyRows[index] ?? query }));
-    request.mask = packMasks(listOf(inputs.mask), extents);
+  const { context, mask } = inputs;
+  if (typeof context === "string") {
+    request.contextId = context;
+    if (keys ?? inputs.lengths) throw invalid("context", "no key and no lengths beside it", "one of them");
+  }
+  if (mask !== undefined) {
+    const masks = listOf(mask);
+    // Only the server knows how many rows a context has.
+    const ofContext = masks.map(({ keyRows: given }) => ({ given, valid: given }));
+    request.mask = packMasks(masks, extentsOf(queryRows, context === undefined ? keyRows : ofContext));
   }
   const given = (rows: readonly Rows[]) => rows.map((row) => row.given);
   return {
     request,
-    shape: { many, count: queries.length, queryRows: given(queryRows), keyRows: given(keyRows) },
+    shape: {
+      many,
+      count: queries.length,
+      queryRows: given(queryRows),
+      keyRows: context === undefined ? given(keyRows) : undefined,
+    },
   };
+}
+
+function extentsOf(query: readonly Rows[], key: readonly Rows[]): Extent[] {
+  return query.map((own, index) => ({ query: own, key: key[index] ?? own }));
 }
 
 function encodeTexts(request: AttendRequest, { text, mask }: TextInputs): EncodedCall {
@@ -99,8 +134,7 @@ function encodeTokens(request: AttendRequest, { tokenIds, mask }: TokenInputs): 
   request.queryInput = { case: "tokenIds", value: create(TokenSequencesSchema, { lengths, ids }) };
   if (mask !== undefined) {
     const rows = lengths.map((length) => ({ given: length, valid: length }));
-    const extents = rows.map((own) => ({ query: own, key: own }));
-    request.mask = packMasks(listOf(mask), extents);
+    request.mask = packMasks(listOf(mask), extentsOf(rows, rows));
   }
   return { request, shape: shapeOf(many, sequences.length) };
 }

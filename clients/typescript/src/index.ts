@@ -11,6 +11,7 @@
  */
 
 export { AttentionClient } from "./client.js";
+export type { Context } from "./contexts.js";
 export { AttentionClientError, type Code, type ErrorDetails } from "./errors.js";
 export type { CostInfo, ModelInfo, ParityInfo, PatternInfo, TensorInfo } from "./models.js";
 export type { ClientOptions } from "./settings.js";
@@ -23,6 +24,7 @@ export {
   type AttentionWeights,
   type CallOptions,
   type ComputeOptions,
+  type ContextOptions,
   type EmbeddingResult,
   type EmbedOptions,
   type InferOptions,
@@ -30,6 +32,7 @@ export {
   type Integers,
   type Mask,
   type ResultOf,
+  type RowOptions,
   type Sequence,
   type StreamItem,
   type StreamOptions,

@@ -10,7 +10,8 @@ import { create, fromBinary } from "@bufbuild/protobuf";
 import { BoundedQueue } from "./bounded_queue.js";
 import { serialized, type DuplexCall } from "./connection.js";
 import { decodeResult } from "./decoding.js";
-import { encodeRequest, type ResponseShape } from "./encoding.js";
+import { isMissing } from "./contexts.js";
+import { encodeRequest, type EncodedCall, type ResponseShape } from "./encoding.js";
 import { AttentionClientError, fromStreamError, unreadable } from "./errors.js";
 import {
   AttendStreamRequestSchema,
@@ -24,6 +25,8 @@ export interface StreamSettings {
   readonly maxInFlight: number;
   /** Milliseconds to wait for one response; undefined means no limit. */
   readonly idleTimeoutMs: number | undefined;
+  /** Answers a request whose context the server did not have, after putting that again. */
+  again(sent: EncodedCall): Promise<Outcome>;
 }
 
 export type StreamItems = Iterable<StreamItem> | AsyncIterable<StreamItem>;
@@ -31,7 +34,13 @@ export type Outcome = AttentionResult | AttentionResults | AttentionClientError;
 
 /** A request that was sent, the error of one that was refused before, or the end of the input or of the call. */
 type QueueItem =
-  | { readonly kind: "sent"; readonly id: string; readonly shape: ResponseShape }
+  | {
+      readonly kind: "sent";
+      readonly id: string;
+      readonly shape: ResponseShape;
+      /** The request, if it has a context, which may have to be put again. */
+      readonly again?: EncodedCall;
+    }
   | { readonly kind: "refused"; readonly error: AttentionClientError }
   | { readonly kind: "inputEnd"; readonly failure?: unknown }
   | { readonly kind: "callEnd" };
@@ -56,7 +65,10 @@ export async function* attendStream(
         await responses.end();
         return;
       }
-      const outcome = item.kind === "refused" ? item.error : decode(await responses.next(), item);
+      let outcome = item.kind === "refused" ? item.error : decode(await responses.next(), item);
+      if (item.kind === "sent" && item.again && isMissing(outcome)) {
+        outcome = await settings.again(item.again).catch(refused);
+      }
       queue.removeFirst();
       yield outcome;
     }
@@ -95,16 +107,21 @@ function encodeItem(
   { model, options }: StreamSettings,
 ): { queueItem: QueueItem; message?: Buffer } {
   try {
-    const { request, shape } = encodeRequest(model, inputsOf(item), options);
-    const message = create(AttendStreamRequestSchema, { id, request });
+    const sent = encodeRequest(model, inputsOf(item), options);
+    const message = create(AttendStreamRequestSchema, { id, request: sent.request });
     return {
-      queueItem: { kind: "sent", id, shape },
+      queueItem: { kind: "sent", id, shape: sent.shape, ...(sent.context && { again: sent }) },
       message: serialized(AttendStreamRequestSchema, message),
     };
   } catch (error) {
-    if (!(error instanceof AttentionClientError)) throw error;
-    return { queueItem: { kind: "refused", error } };
+    return { queueItem: { kind: "refused", error: refused(error) } };
   }
+}
+
+/** The error of a request, which the stream survives; throws others. */
+function refused(error: unknown): AttentionClientError {
+  if (error instanceof AttentionClientError) return error;
+  throw error;
 }
 
 function inputsOf(item: StreamItem): Inputs {
@@ -134,8 +151,7 @@ function decode(bytes: Buffer | undefined, item: QueueItem): Outcome {
   try {
     return decodeResult(result.value, item.shape);
   } catch (error) {
-    if (error instanceof AttentionClientError) return error;
-    throw error;
+    return refused(error);
   }
 }
 

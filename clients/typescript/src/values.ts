@@ -1,5 +1,7 @@
 /** The values that calls take and return. Every array is row-major. */
 
+import type { Context } from "./contexts.js";
+
 /** One sequence of vectors: `rows * width` elements. */
 export interface Sequence {
   readonly data: Float32Array;
@@ -57,8 +59,13 @@ export interface VectorOptions<Form> {
    * are not sent, and their results are zeros.
    */
   lengths?: readonly number[] | undefined;
-  /** For models with rotary position embedding: the position of each query row; by default 0 to `rows - 1`. */
+  /**
+   * For models with rotary position embedding, and with a context: the position of each query row. By default they count
+   * from 0; in self-attention with a context, the query rows are its last rows.
+   */
   positions?: InKind<Form, Integers> | undefined;
+  /** A stored context, or the id of one, in place of key and value. */
+  context?: Context | string | undefined;
 }
 
 /** One request of a stream: the inputs of `attend`. */
@@ -133,6 +140,25 @@ export interface AttendOptions<Form> extends VectorOptions<Form>, ComputeOptions
 export interface AttendTextOptions<Form> extends ComputeOptions {
   /** Which tokens may be attended to; `keyRows` and `queryRows` are the number of tokens. */
   mask?: InKind<Form, Mask> | undefined;
+}
+
+export interface RowOptions extends CallOptions {
+  /** For models that separate it from the key: as many rows as the key. */
+  value?: Sequence | undefined;
+  /** Which rows may be attended to: one element for each; a row that is false is hidden from every query. */
+  mask?: Mask | undefined;
+}
+
+/** Rows of a context. */
+export type ContextRows = Pick<RowOptions, "value" | "mask"> & { readonly key: Sequence };
+
+export interface ContextOptions extends RowOptions {
+  /** Seconds until it expires; by default the server's, an hour. */
+  ttlSeconds?: number | undefined;
+  /** Whether callers with other identities may use it. */
+  shared?: boolean | undefined;
+  /** Version of the model; by default the highest that is ready. */
+  version?: string | number | undefined;
 }
 
 export interface EmbedOptions extends CallOptions {

@@ -94,6 +94,46 @@ live("a stream gives what calls give, and an error in its place", async (client)
   assert.deepEqual(widths, [20, "INVALID_ARGUMENT query", 8]);
 });
 
+live("a context of two parts is its rows, which are put again if they are gone", async (client) => {
+  const [query, key, value] = [rows(3, 4), rows(5, 6), rows(5, 5)];
+  const mask = { data: flags(5), keyRows: 5 };
+  const part = ({ data, width }: Sequence, start: number, end: number): Sequence => {
+    return { data: data.slice(start * width, end * width), rows: end - start, width };
+  };
+  const { contextVectors: expected } = await client.attend(CROSS, query, { key, value, mask });
+  const first = part(key, 0, 3);
+  const allowed = { data: flags(3), keyRows: 3 };
+  await using context = await client.context(CROSS, first, { value: part(value, 0, 3), mask: allowed });
+  first.data.fill(0); // the context has a copy
+  const last = { value: part(value, 3, 5), mask: { data: flags(5).slice(3), keyRows: 2 } };
+  await context.append(part(key, 3, 5), last);
+  const { id: whole } = context;
+  assert.ok(context.rows === 3 && context.bytes > 0 && context.expiresAt > new Date() && !context.shared);
+  const lose = async () => {
+    const listed = (await client.contexts(CROSS)).find(({ id }) => id === context.id);
+    assert.ok(listed);
+    const byId = await client.attend(CROSS, query, { context: listed.id });
+    assertClose(byId.contextVectors.data, expected.data);
+    await listed.drop();
+    for (const each of [listed, listed.id])
+      await assert.rejects(client.attend(CROSS, query, { context: each }), { reason: "CONTEXT_NOT_FOUND" });
+  };
+  await lose();
+  const calls = [1, 2].map(() => client.attend(CROSS, [query, query], { context }));
+  for (const { contextVectors } of await Promise.all(calls))
+    for (const { data } of contextVectors) assertClose(data, expected.data);
+  assert.equal(context.id, whole);
+  await lose();
+  const requests = [1, 2, 3].map(() => ({ query, context }));
+  for await (const { contextVectors } of client.attendStream(CROSS, requests))
+    assertClose(contextVectors.data, expected.data);
+  await lose();
+  await context.append(part(key, 0, 3), { value: part(value, 0, 3) });
+  assert.equal(context.rows, 6);
+  await context.drop();
+  await assert.rejects(client.attend(CROSS, query, { context }), { reason: "CONTEXT_NOT_FOUND" });
+});
+
 live("models are described, and an absent one is an error", async (client) => {
   const found = await client.model(CROSS);
   assert.deepEqual(

@@ -24,6 +24,8 @@ from scripts.local_server import serving
 from tests.server.http.clients import HOST, INFER, REQUEST, ask, http_port
 from tests.server.http.scripted import SERVICE, Scripted
 from tests.server.samples import ROOT
+from tests.support.artifacts import cached_repositories
+from tests.support.repository import DEMO
 
 LOAD = "/v2/repository/r/models/m/load"
 REGION: dict[str, Any] = {"name": "a", "key": "/a", "offset": 8, "byte_size": 64}
@@ -241,7 +243,8 @@ def test_a_token_that_metadata_cannot_carry(port: int, token: str, status: int, 
 
 
 def test_every_method_of_the_service_has_a_route() -> None:
-    own, streamed = {"Embeddings", "EncoderModels"}, {"ModelStreamInfer"}
+    own = {"Embeddings", "EncoderModels", "PutContext", "ListContexts", "DropContext"}
+    streamed = {"ModelStreamInfer"}
     assert {method.name for method in SERVICE.methods} - streamed == {route.name for route in ROUTES} - own
 
 
@@ -255,8 +258,9 @@ def test_the_description_names_every_route_and_its_references_exist(port: int) -
     found = re.findall(r'"\$ref": ?"#/components/(\w+)/(\w+)"', answer.body.decode())
     assert ("schemas", "InferenceRequest") in found
     assert not [name for kind, name in found if name not in components[kind]]
-    infer = described["/v2/models/{model}/infer"]["post"]
-    assert set(infer["requestBody"]["content"]) == {"application/json", "application/octet-stream"}
+    for name in ("infer", "contexts"):
+        body = described[f"/v2/models/{{model}}/{name}"]["post"]["requestBody"]
+        assert set(body["content"]) == {"application/json", "application/octet-stream"}
 
 
 def test_the_page_of_the_description_needs_no_other_host(port: int) -> None:
@@ -267,11 +271,12 @@ def test_the_page_of_the_description_needs_no_other_host(port: int) -> None:
 
 
 @pytest.mark.thorough
-def test_the_examples_of_the_page_run(artifacts: Path, tmp_path: Path) -> None:
+def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
     page = (ROOT / "docs/http.md").read_text()
     (shell,) = (block for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "curl " in block)
-    (python,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    with serving(artifacts, tmp_path / "log", "--http-port=0") as server:
+    python = "".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    (models,) = cached_repositories(DEMO)
+    with serving(models, tmp_path / "log", "--http-port=0") as server:
         here = f"127.0.0.1:{http_port(server.log)}"
         for command in (
             ["/bin/sh", "-e", "-c", shell.replace("curl ", "curl --fail ").replace("127.0.0.1:8000", here)],
@@ -279,4 +284,4 @@ def test_the_examples_of_the_page_run(artifacts: Path, tmp_path: Path) -> None:
         ):
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
             assert done.returncode == 0, done.stderr
-    assert done.stdout == "(2, 3, 16) [3 3]\n"
+    assert done.stdout == "(2, 3, 16) [3 3]\n3 (1, 2, 28)\n"

@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file attention/v1/attention.proto.
  */
 export const file_attention_v1_attention: GenFile = /*@__PURE__*/
-  fileDesc("ChxhdHRlbnRpb24vdjEvYXR0ZW50aW9uLnByb3RvEgxhdHRlbnRpb24udjEiagoPVmVjdG9yU2VxdWVuY2VzEikKCWRhdGFfdHlwZRgBIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRINCgV3aWR0aBgCIAEoDRIPCgdsZW5ndGhzGAMgAygNEgwKBGRhdGEYBCABKAwiLgoOVG9rZW5TZXF1ZW5jZXMSDwoHbGVuZ3RocxgBIAMoDRILCgNpZHMYAiADKAMiYgoNVGV4dFNlcXVlbmNlcxINCgV0ZXh0cxgBIAMoCRITCgZwcm9tcHQYAiABKAlIAIgBARIVCgh0cnVuY2F0ZRgDIAEoCEgBiAEBQgkKB19wcm9tcHRCCwoJX3RydW5jYXRlInoKDE5hbWVkVGVuc29ycxIMCgRuYW1lGAEgASgJEikKCWRhdGFfdHlwZRgCIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRITCgtudW1fdGVuc29ycxgDIAEoDRIOCgZzaGFwZXMYBCADKA0SDAoEZGF0YRgFIAEoDCI2CgVTcGFucxIPCgdsZW5ndGhzGAEgAygNEg4KBnN0YXJ0cxgCIAMoBxIMCgRlbmRzGAMgAygHIkoKEEVtYmVkZGluZ09wdGlvbnMSEgoKZGltZW5zaW9ucxgBIAEoDRIiCgVzcGFucxgCIAEoCzITLmF0dGVudGlvbi52MS5TcGFucyKaAQoNQXR0ZW50aW9uTWFzaxIuCgRraW5kGAEgASgOMiAuYXR0ZW50aW9uLnYxLkF0dGVudGlvbk1hc2suS2luZBIMCgRiaXRzGAIgASgMIksKBEtpbmQSFAoQS0lORF9VTlNQRUNJRklFRBAAEg0KCUtJTkRfS0VZUxABEg4KCktJTkRfUEFJUlMQAhIOCgpLSU5EX0hFQURTEAMi/QQKDUF0dGVuZFJlcXVlc3QSEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEi4KBXF1ZXJ5GAMgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlc0gAEjEKCXRva2VuX2lkcxgEIAEoCzIcLmF0dGVudGlvbi52MS5Ub2tlblNlcXVlbmNlc0gAEisKBHRleHQYBSABKAsyGy5hdHRlbnRpb24udjEuVGV4dFNlcXVlbmNlc0gAEioKA2tleRgGIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXMSLAoFdmFsdWUYByABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEikKBG1hc2sYCCABKAsyGy5hdHRlbnRpb24udjEuQXR0ZW50aW9uTWFzaxIWCg5yZXR1cm5fd2VpZ2h0cxgJIAEoCBIRCglwb3NpdGlvbnMYCiADKAMSMAoQb3V0cHV0X2RhdGFfdHlwZRgLIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRIxCgllbWJlZGRpbmcYDCABKAsyHi5hdHRlbnRpb24udjEuRW1iZWRkaW5nT3B0aW9ucxIWCg5yZXR1cm5fb2Zmc2V0cxgNIAEoCBIzCg5oZWFkX3NlbGVjdGlvbhgOIAEoCzIbLmF0dGVudGlvbi52MS5IZWFkU2VsZWN0aW9uEioKBmlucHV0cxgPIAMoCzIaLmF0dGVudGlvbi52MS5OYW1lZFRlbnNvcnMSFAoMb3V0cHV0X25hbWVzGBAgAygJQg0KC3F1ZXJ5X2lucHV0Ii4KDUhlYWRTZWxlY3Rpb24SDgoGbGF5ZXJzGAEgAygNEg0KBWhlYWRzGAIgAygNIp4BChBBdHRlbnRpb25XZWlnaHRzEikKCWRhdGFfdHlwZRgBIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRIRCgludW1faGVhZHMYAiABKA0SFQoNcXVlcnlfbGVuZ3RocxgDIAMoDRITCgtrZXlfbGVuZ3RocxgEIAMoDRIMCgRkYXRhGAUgASgMEhIKCm51bV9sYXllcnMYBiABKA0isAIKDkF0dGVuZFJlc3BvbnNlEhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRI2Cg9jb250ZXh0X3ZlY3RvcnMYAyABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEjkKEWF0dGVudGlvbl93ZWlnaHRzGAQgASgLMh4uYXR0ZW50aW9uLnYxLkF0dGVudGlvbldlaWdodHMSFAoMdG9rZW5fY291bnRzGAUgAygNEhEKCXRydW5jYXRlZBgGIAMoDRIqCg10b2tlbl9vZmZzZXRzGAcgASgLMhMuYXR0ZW50aW9uLnYxLlNwYW5zEisKB291dHB1dHMYCCADKAsyGi5hdHRlbnRpb24udjEuTmFtZWRUZW5zb3JzIk8KE0F0dGVuZFN0cmVhbVJlcXVlc3QSCgoCaWQYASABKAkSLAoHcmVxdWVzdBgCIAEoCzIbLmF0dGVudGlvbi52MS5BdHRlbmRSZXF1ZXN0IksKC1N0cmVhbUVycm9yEgwKBGNvZGUYASABKAUSDgoGcmVhc29uGAIgASgJEg8KB21lc3NhZ2UYAyABKAkSDQoFZmllbGQYBCABKAkiigEKFEF0dGVuZFN0cmVhbVJlc3BvbnNlEgoKAmlkGAEgASgJEjAKCHJlc3BvbnNlGAIgASgLMhwuYXR0ZW50aW9uLnYxLkF0dGVuZFJlc3BvbnNlSAASKgoFZXJyb3IYAyABKAsyGS5hdHRlbnRpb24udjEuU3RyZWFtRXJyb3JIAEIICgZyZXN1bHQiNgoEQXhpcxIMCgRuYW1lGAEgASgJEgwKBHNpemUYAiABKAMSEgoKbWF4X2xlbmd0aBgDIAEoBCJ1CgZUZW5zb3ISDAoEbmFtZRgBIAEoCRIpCglkYXRhX3R5cGUYAiABKA4yFi5hdHRlbnRpb24udjEuRGF0YVR5cGUSIAoEYXhlcxgDIAMoCzISLmF0dGVudGlvbi52MS5BeGlzEhAKCG9wdGlvbmFsGAQgASgIImAKBlBhcml0eRIaChJyZWxhdGl2ZV90b2xlcmFuY2UYASABKAESGgoSYWJzb2x1dGVfdG9sZXJhbmNlGAIgASgBEh4KFm1lYXN1cmVkX21heF9hYnNfZXJyb3IYAyABKAEiTgoEQ29zdBIXCg9mbG9wc19wZXJfcXVlcnkYASABKAQSFQoNZmxvcHNfcGVyX2tleRgCIAEoBBIWCg5mbG9wc19wZXJfcGFpchgDIAEoBCKeAQoLVGV4dEVuY29kZXISEgoKbnVtX2xheWVycxgBIAEoDRIXCg9lbWJlZGRpbmdfd2lkdGgYAiABKA0SEgoKbm9ybWFsaXNlZBgDIAEoCBISCgpkaW1lbnNpb25zGAQgAygNEg8KB3Byb21wdHMYBSADKAkSFgoOZGVmYXVsdF9wcm9tcHQYBiABKAkSEQoJdHJ1bmNhdGVzGAcgASgIIjIKEEF0dGVudGlvblBhdHRlcm4SDgoGY2F1c2FsGAEgASgIEg4KBndpbmRvdxgCIAEoDSKyBAoFTW9kZWwSDAoEbmFtZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEigKBXN0YXRlGAMgASgOMhkuYXR0ZW50aW9uLnYxLk1vZGVsLlN0YXRlEhQKDHN0YXRlX3JlYXNvbhgEIAEoCRITCgtkZXNjcmlwdGlvbhgFIAEoCRIkCgZpbnB1dHMYBiADKAsyFC5hdHRlbnRpb24udjEuVGVuc29yEiUKB291dHB1dHMYByADKAsyFC5hdHRlbnRpb24udjEuVGVuc29yEhYKCW51bV9oZWFkcxgIIAEoDUgAiAEBEg4KBmNhdXNhbBgJIAEoCBIUCgxhY2NlcHRzX3RleHQYCiABKAgSJAoGcGFyaXR5GAsgASgLMhQuYXR0ZW50aW9uLnYxLlBhcml0eRISCgpwYXJhbWV0ZXJzGAwgASgEEiAKBGNvc3QYDSABKAsyEi5hdHRlbnRpb24udjEuQ29zdBIQCghwcm92aWRlchgOIAEoCRIvCgx0ZXh0X2VuY29kZXIYDyABKAsyGS5hdHRlbnRpb24udjEuVGV4dEVuY29kZXISOgoSYXR0ZW50aW9uX3BhdHRlcm5zGBAgAygLMh4uYXR0ZW50aW9uLnYxLkF0dGVudGlvblBhdHRlcm4iQQoFU3RhdGUSFQoRU1RBVEVfVU5TUEVDSUZJRUQQABIPCgtTVEFURV9SRUFEWRABEhAKDFNUQVRFX0ZBSUxFRBACQgwKCl9udW1faGVhZHMiEwoRTGlzdE1vZGVsc1JlcXVlc3QiOQoSTGlzdE1vZGVsc1Jlc3BvbnNlEiMKBm1vZGVscxgBIAMoCzITLmF0dGVudGlvbi52MS5Nb2RlbCIwCg9HZXRNb2RlbFJlcXVlc3QSDAoEbmFtZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJIjYKEEdldE1vZGVsUmVzcG9uc2USIgoFbW9kZWwYASABKAsyEy5hdHRlbnRpb24udjEuTW9kZWwqoAEKCERhdGFUeXBlEhkKFURBVEFfVFlQRV9VTlNQRUNJRklFRBAAEhIKDkRBVEFfVFlQRV9GUDMyEAESEgoOREFUQV9UWVBFX0ZQMTYQAhISCg5EQVRBX1RZUEVfQkYxNhADEhMKD0RBVEFfVFlQRV9JTlQ2NBAEEhIKDkRBVEFfVFlQRV9CT09MEAUSFAoQREFUQV9UWVBFX1NUUklORxAGMs4CChBBdHRlbnRpb25TZXJ2aWNlEkMKBkF0dGVuZBIbLmF0dGVudGlvbi52MS5BdHRlbmRSZXF1ZXN0GhwuYXR0ZW50aW9uLnYxLkF0dGVuZFJlc3BvbnNlElkKDEF0dGVuZFN0cmVhbRIhLmF0dGVudGlvbi52MS5BdHRlbmRTdHJlYW1SZXF1ZXN0GiIuYXR0ZW50aW9uLnYxLkF0dGVuZFN0cmVhbVJlc3BvbnNlKAEwARJPCgpMaXN0TW9kZWxzEh8uYXR0ZW50aW9uLnYxLkxpc3RNb2RlbHNSZXF1ZXN0GiAuYXR0ZW50aW9uLnYxLkxpc3RNb2RlbHNSZXNwb25zZRJJCghHZXRNb2RlbBIdLmF0dGVudGlvbi52MS5HZXRNb2RlbFJlcXVlc3QaHi5hdHRlbnRpb24udjEuR2V0TW9kZWxSZXNwb25zZWIGcHJvdG8z");
+  fileDesc("ChxhdHRlbnRpb24vdjEvYXR0ZW50aW9uLnByb3RvEgxhdHRlbnRpb24udjEiagoPVmVjdG9yU2VxdWVuY2VzEikKCWRhdGFfdHlwZRgBIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRINCgV3aWR0aBgCIAEoDRIPCgdsZW5ndGhzGAMgAygNEgwKBGRhdGEYBCABKAwiLgoOVG9rZW5TZXF1ZW5jZXMSDwoHbGVuZ3RocxgBIAMoDRILCgNpZHMYAiADKAMiYgoNVGV4dFNlcXVlbmNlcxINCgV0ZXh0cxgBIAMoCRITCgZwcm9tcHQYAiABKAlIAIgBARIVCgh0cnVuY2F0ZRgDIAEoCEgBiAEBQgkKB19wcm9tcHRCCwoJX3RydW5jYXRlInoKDE5hbWVkVGVuc29ycxIMCgRuYW1lGAEgASgJEikKCWRhdGFfdHlwZRgCIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRITCgtudW1fdGVuc29ycxgDIAEoDRIOCgZzaGFwZXMYBCADKA0SDAoEZGF0YRgFIAEoDCI2CgVTcGFucxIPCgdsZW5ndGhzGAEgAygNEg4KBnN0YXJ0cxgCIAMoBxIMCgRlbmRzGAMgAygHIkoKEEVtYmVkZGluZ09wdGlvbnMSEgoKZGltZW5zaW9ucxgBIAEoDRIiCgVzcGFucxgCIAEoCzITLmF0dGVudGlvbi52MS5TcGFucyKaAQoNQXR0ZW50aW9uTWFzaxIuCgRraW5kGAEgASgOMiAuYXR0ZW50aW9uLnYxLkF0dGVudGlvbk1hc2suS2luZBIMCgRiaXRzGAIgASgMIksKBEtpbmQSFAoQS0lORF9VTlNQRUNJRklFRBAAEg0KCUtJTkRfS0VZUxABEg4KCktJTkRfUEFJUlMQAhIOCgpLSU5EX0hFQURTEAMikQUKDUF0dGVuZFJlcXVlc3QSEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEi4KBXF1ZXJ5GAMgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlc0gAEjEKCXRva2VuX2lkcxgEIAEoCzIcLmF0dGVudGlvbi52MS5Ub2tlblNlcXVlbmNlc0gAEisKBHRleHQYBSABKAsyGy5hdHRlbnRpb24udjEuVGV4dFNlcXVlbmNlc0gAEioKA2tleRgGIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXMSLAoFdmFsdWUYByABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEikKBG1hc2sYCCABKAsyGy5hdHRlbnRpb24udjEuQXR0ZW50aW9uTWFzaxIWCg5yZXR1cm5fd2VpZ2h0cxgJIAEoCBIRCglwb3NpdGlvbnMYCiADKAMSMAoQb3V0cHV0X2RhdGFfdHlwZRgLIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRIxCgllbWJlZGRpbmcYDCABKAsyHi5hdHRlbnRpb24udjEuRW1iZWRkaW5nT3B0aW9ucxIWCg5yZXR1cm5fb2Zmc2V0cxgNIAEoCBIzCg5oZWFkX3NlbGVjdGlvbhgOIAEoCzIbLmF0dGVudGlvbi52MS5IZWFkU2VsZWN0aW9uEioKBmlucHV0cxgPIAMoCzIaLmF0dGVudGlvbi52MS5OYW1lZFRlbnNvcnMSFAoMb3V0cHV0X25hbWVzGBAgAygJEhIKCmNvbnRleHRfaWQYESABKAlCDQoLcXVlcnlfaW5wdXQigQEKB0NvbnRleHQSCgoCaWQYASABKAkSEgoKbW9kZWxfbmFtZRgCIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAMgASgJEgwKBHJvd3MYBCABKAQSDQoFYnl0ZXMYBSABKAQSEgoKZXhwaXJlc19hdBgGIAEoAxIOCgZzaGFyZWQYByABKAgi6AEKEVB1dENvbnRleHRSZXF1ZXN0EhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRIqCgNrZXkYAyABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEiwKBXZhbHVlGAQgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlcxIpCgRtYXNrGAUgASgLMhsuYXR0ZW50aW9uLnYxLkF0dGVudGlvbk1hc2sSEwoLdHRsX3NlY29uZHMYBiABKA0SDgoGc2hhcmVkGAcgASgIIjwKElB1dENvbnRleHRSZXNwb25zZRImCgdjb250ZXh0GAEgASgLMhUuYXR0ZW50aW9uLnYxLkNvbnRleHQi5wEKFEFwcGVuZENvbnRleHRSZXF1ZXN0EhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRIqCgNrZXkYAyABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEiwKBXZhbHVlGAQgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlcxIpCgRtYXNrGAUgASgLMhsuYXR0ZW50aW9uLnYxLkF0dGVudGlvbk1hc2sSEwoLdHRsX3NlY29uZHMYBiABKA0SCgoCaWQYByABKAkiPwoVQXBwZW5kQ29udGV4dFJlc3BvbnNlEiYKB2NvbnRleHQYASABKAsyFS5hdHRlbnRpb24udjEuQ29udGV4dCJLChJEcm9wQ29udGV4dFJlcXVlc3QSEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEgoKAmlkGAMgASgJIhUKE0Ryb3BDb250ZXh0UmVzcG9uc2UiQAoTTGlzdENvbnRleHRzUmVxdWVzdBISCgptb2RlbF9uYW1lGAEgASgJEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkiPwoUTGlzdENvbnRleHRzUmVzcG9uc2USJwoIY29udGV4dHMYASADKAsyFS5hdHRlbnRpb24udjEuQ29udGV4dCIuCg1IZWFkU2VsZWN0aW9uEg4KBmxheWVycxgBIAMoDRINCgVoZWFkcxgCIAMoDSKeAQoQQXR0ZW50aW9uV2VpZ2h0cxIpCglkYXRhX3R5cGUYASABKA4yFi5hdHRlbnRpb24udjEuRGF0YVR5cGUSEQoJbnVtX2hlYWRzGAIgASgNEhUKDXF1ZXJ5X2xlbmd0aHMYAyADKA0SEwoLa2V5X2xlbmd0aHMYBCADKA0SDAoEZGF0YRgFIAEoDBISCgpudW1fbGF5ZXJzGAYgASgNIrACCg5BdHRlbmRSZXNwb25zZRISCgptb2RlbF9uYW1lGAEgASgJEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSNgoPY29udGV4dF92ZWN0b3JzGAMgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlcxI5ChFhdHRlbnRpb25fd2VpZ2h0cxgEIAEoCzIeLmF0dGVudGlvbi52MS5BdHRlbnRpb25XZWlnaHRzEhQKDHRva2VuX2NvdW50cxgFIAMoDRIRCgl0cnVuY2F0ZWQYBiADKA0SKgoNdG9rZW5fb2Zmc2V0cxgHIAEoCzITLmF0dGVudGlvbi52MS5TcGFucxIrCgdvdXRwdXRzGAggAygLMhouYXR0ZW50aW9uLnYxLk5hbWVkVGVuc29ycyJPChNBdHRlbmRTdHJlYW1SZXF1ZXN0EgoKAmlkGAEgASgJEiwKB3JlcXVlc3QYAiABKAsyGy5hdHRlbnRpb24udjEuQXR0ZW5kUmVxdWVzdCJLCgtTdHJlYW1FcnJvchIMCgRjb2RlGAEgASgFEg4KBnJlYXNvbhgCIAEoCRIPCgdtZXNzYWdlGAMgASgJEg0KBWZpZWxkGAQgASgJIooBChRBdHRlbmRTdHJlYW1SZXNwb25zZRIKCgJpZBgBIAEoCRIwCghyZXNwb25zZRgCIAEoCzIcLmF0dGVudGlvbi52MS5BdHRlbmRSZXNwb25zZUgAEioKBWVycm9yGAMgASgLMhkuYXR0ZW50aW9uLnYxLlN0cmVhbUVycm9ySABCCAoGcmVzdWx0IjYKBEF4aXMSDAoEbmFtZRgBIAEoCRIMCgRzaXplGAIgASgDEhIKCm1heF9sZW5ndGgYAyABKAQidQoGVGVuc29yEgwKBG5hbWUYASABKAkSKQoJZGF0YV90eXBlGAIgASgOMhYuYXR0ZW50aW9uLnYxLkRhdGFUeXBlEiAKBGF4ZXMYAyADKAsyEi5hdHRlbnRpb24udjEuQXhpcxIQCghvcHRpb25hbBgEIAEoCCJgCgZQYXJpdHkSGgoScmVsYXRpdmVfdG9sZXJhbmNlGAEgASgBEhoKEmFic29sdXRlX3RvbGVyYW5jZRgCIAEoARIeChZtZWFzdXJlZF9tYXhfYWJzX2Vycm9yGAMgASgBIk4KBENvc3QSFwoPZmxvcHNfcGVyX3F1ZXJ5GAEgASgEEhUKDWZsb3BzX3Blcl9rZXkYAiABKAQSFgoOZmxvcHNfcGVyX3BhaXIYAyABKAQingEKC1RleHRFbmNvZGVyEhIKCm51bV9sYXllcnMYASABKA0SFwoPZW1iZWRkaW5nX3dpZHRoGAIgASgNEhIKCm5vcm1hbGlzZWQYAyABKAgSEgoKZGltZW5zaW9ucxgEIAMoDRIPCgdwcm9tcHRzGAUgAygJEhYKDmRlZmF1bHRfcHJvbXB0GAYgASgJEhEKCXRydW5jYXRlcxgHIAEoCCIyChBBdHRlbnRpb25QYXR0ZXJuEg4KBmNhdXNhbBgBIAEoCBIOCgZ3aW5kb3cYAiABKA0isgQKBU1vZGVsEgwKBG5hbWUYASABKAkSDwoHdmVyc2lvbhgCIAEoCRIoCgVzdGF0ZRgDIAEoDjIZLmF0dGVudGlvbi52MS5Nb2RlbC5TdGF0ZRIUCgxzdGF0ZV9yZWFzb24YBCABKAkSEwoLZGVzY3JpcHRpb24YBSABKAkSJAoGaW5wdXRzGAYgAygLMhQuYXR0ZW50aW9uLnYxLlRlbnNvchIlCgdvdXRwdXRzGAcgAygLMhQuYXR0ZW50aW9uLnYxLlRlbnNvchIWCgludW1faGVhZHMYCCABKA1IAIgBARIOCgZjYXVzYWwYCSABKAgSFAoMYWNjZXB0c190ZXh0GAogASgIEiQKBnBhcml0eRgLIAEoCzIULmF0dGVudGlvbi52MS5QYXJpdHkSEgoKcGFyYW1ldGVycxgMIAEoBBIgCgRjb3N0GA0gASgLMhIuYXR0ZW50aW9uLnYxLkNvc3QSEAoIcHJvdmlkZXIYDiABKAkSLwoMdGV4dF9lbmNvZGVyGA8gASgLMhkuYXR0ZW50aW9uLnYxLlRleHRFbmNvZGVyEjoKEmF0dGVudGlvbl9wYXR0ZXJucxgQIAMoCzIeLmF0dGVudGlvbi52MS5BdHRlbnRpb25QYXR0ZXJuIkEKBVN0YXRlEhUKEVNUQVRFX1VOU1BFQ0lGSUVEEAASDwoLU1RBVEVfUkVBRFkQARIQCgxTVEFURV9GQUlMRUQQAkIMCgpfbnVtX2hlYWRzIhMKEUxpc3RNb2RlbHNSZXF1ZXN0IjkKEkxpc3RNb2RlbHNSZXNwb25zZRIjCgZtb2RlbHMYASADKAsyEy5hdHRlbnRpb24udjEuTW9kZWwiMAoPR2V0TW9kZWxSZXF1ZXN0EgwKBG5hbWUYASABKAkSDwoHdmVyc2lvbhgCIAEoCSI2ChBHZXRNb2RlbFJlc3BvbnNlEiIKBW1vZGVsGAEgASgLMhMuYXR0ZW50aW9uLnYxLk1vZGVsKqABCghEYXRhVHlwZRIZChVEQVRBX1RZUEVfVU5TUEVDSUZJRUQQABISCg5EQVRBX1RZUEVfRlAzMhABEhIKDkRBVEFfVFlQRV9GUDE2EAISEgoOREFUQV9UWVBFX0JGMTYQAxITCg9EQVRBX1RZUEVfSU5UNjQQBBISCg5EQVRBX1RZUEVfQk9PTBAFEhQKEERBVEFfVFlQRV9TVFJJTkcQBjKkBQoQQXR0ZW50aW9uU2VydmljZRJDCgZBdHRlbmQSGy5hdHRlbnRpb24udjEuQXR0ZW5kUmVxdWVzdBocLmF0dGVudGlvbi52MS5BdHRlbmRSZXNwb25zZRJZCgxBdHRlbmRTdHJlYW0SIS5hdHRlbnRpb24udjEuQXR0ZW5kU3RyZWFtUmVxdWVzdBoiLmF0dGVudGlvbi52MS5BdHRlbmRTdHJlYW1SZXNwb25zZSgBMAESTwoKUHV0Q29udGV4dBIfLmF0dGVudGlvbi52MS5QdXRDb250ZXh0UmVxdWVzdBogLmF0dGVudGlvbi52MS5QdXRDb250ZXh0UmVzcG9uc2USWAoNQXBwZW5kQ29udGV4dBIiLmF0dGVudGlvbi52MS5BcHBlbmRDb250ZXh0UmVxdWVzdBojLmF0dGVudGlvbi52MS5BcHBlbmRDb250ZXh0UmVzcG9uc2USUgoLRHJvcENvbnRleHQSIC5hdHRlbnRpb24udjEuRHJvcENvbnRleHRSZXF1ZXN0GiEuYXR0ZW50aW9uLnYxLkRyb3BDb250ZXh0UmVzcG9uc2USVQoMTGlzdENvbnRleHRzEiEuYXR0ZW50aW9uLnYxLkxpc3RDb250ZXh0c1JlcXVlc3QaIi5hdHRlbnRpb24udjEuTGlzdENvbnRleHRzUmVzcG9uc2USTwoKTGlzdE1vZGVscxIfLmF0dGVudGlvbi52MS5MaXN0TW9kZWxzUmVxdWVzdBogLmF0dGVudGlvbi52MS5MaXN0TW9kZWxzUmVzcG9uc2USSQoIR2V0TW9kZWwSHS5hdHRlbnRpb24udjEuR2V0TW9kZWxSZXF1ZXN0Gh4uYXR0ZW50aW9uLnYxLkdldE1vZGVsUmVzcG9uc2ViBnByb3RvMw");
 
 /**
  * Sequences of vectors: all rows of all sequences, concatenated in order.
@@ -467,6 +467,18 @@ export type AttendRequest = Message<"attention.v1.AttendRequest"> & {
    * @generated from field: repeated string output_names = 16;
    */
   outputNames: string[];
+
+  /**
+   * The id of a stored context, to whose rows every query row attends, in place of
+   * key and value; masks span its rows. Also for self-attention modules. `positions`
+   * are then those of the query rows among the rows of the context, for models with
+   * a causal rule, a window, ALiBi or rotary position embedding. By default they
+   * count from 0 for cross-attention; for self-attention, the query rows are the
+   * last rows of the context.
+   *
+   * @generated from field: string context_id = 17;
+   */
+  contextId: string;
 };
 
 /**
@@ -475,6 +487,339 @@ export type AttendRequest = Message<"attention.v1.AttendRequest"> & {
  */
 export const AttendRequestSchema: GenMessage<AttendRequest> = /*@__PURE__*/
   messageDesc(file_attention_v1_attention, 7);
+
+/**
+ * Key and value rows that a model has projected.
+ *
+ * @generated from message attention.v1.Context
+ */
+export type Context = Message<"attention.v1.Context"> & {
+  /**
+   * The same model, rows, mask and order of appends have the same id on every
+   * server.
+   *
+   * @generated from field: string id = 1;
+   */
+  id: string;
+
+  /**
+   * Name of the model.
+   *
+   * @generated from field: string model_name = 2;
+   */
+  modelName: string;
+
+  /**
+   * Version of the model.
+   *
+   * @generated from field: string model_version = 3;
+   */
+  modelVersion: string;
+
+  /**
+   * Number of rows that may be attended to, without those that a mask hides.
+   *
+   * @generated from field: uint64 rows = 4;
+   */
+  rows: bigint;
+
+  /**
+   * Memory that the context takes on the server.
+   *
+   * @generated from field: uint64 bytes = 5;
+   */
+  bytes: bigint;
+
+  /**
+   * When the server removes it, in Unix time (seconds). It may be gone earlier, if
+   * the server needs the memory: requests then fail with CONTEXT_NOT_FOUND, and the
+   * caller puts it again.
+   *
+   * @generated from field: int64 expires_at = 6;
+   */
+  expiresAt: bigint;
+
+  /**
+   * Whether all callers may use it.
+   *
+   * @generated from field: bool shared = 7;
+   */
+  shared: boolean;
+};
+
+/**
+ * Describes the message attention.v1.Context.
+ * Use `create(ContextSchema)` to create a new message.
+ */
+export const ContextSchema: GenMessage<Context> = /*@__PURE__*/
+  messageDesc(file_attention_v1_attention, 8);
+
+/**
+ * Puts a context.
+ *
+ * @generated from message attention.v1.PutContextRequest
+ */
+export type PutContextRequest = Message<"attention.v1.PutContextRequest"> & {
+  /**
+   * Name of the model.
+   *
+   * @generated from field: string model_name = 1;
+   */
+  modelName: string;
+
+  /**
+   * Version of the model; empty for the highest version that is ready.
+   *
+   * @generated from field: string model_version = 2;
+   */
+  modelVersion: string;
+
+  /**
+   * The key rows, one sequence; for self-attention modules, of the query's width.
+   *
+   * @generated from field: attention.v1.VectorSequences key = 3;
+   */
+  key?: VectorSequences | undefined;
+
+  /**
+   * The value rows, for models that take values apart from keys.
+   *
+   * @generated from field: attention.v1.VectorSequences value = 4;
+   */
+  value?: VectorSequences | undefined;
+
+  /**
+   * A mask of KIND_KEYS hides rows from every query; if absent, none is hidden.
+   *
+   * @generated from field: attention.v1.AttentionMask mask = 5;
+   */
+  mask?: AttentionMask | undefined;
+
+  /**
+   * Seconds until the context expires; 0 for the server's default, an hour.
+   *
+   * @generated from field: uint32 ttl_seconds = 6;
+   */
+  ttlSeconds: number;
+
+  /**
+   * Whether callers with other identities may use and list it.
+   *
+   * @generated from field: bool shared = 7;
+   */
+  shared: boolean;
+};
+
+/**
+ * Describes the message attention.v1.PutContextRequest.
+ * Use `create(PutContextRequestSchema)` to create a new message.
+ */
+export const PutContextRequestSchema: GenMessage<PutContextRequest> = /*@__PURE__*/
+  messageDesc(file_attention_v1_attention, 9);
+
+/**
+ * The context that was put.
+ *
+ * @generated from message attention.v1.PutContextResponse
+ */
+export type PutContextResponse = Message<"attention.v1.PutContextResponse"> & {
+  /**
+   * The context.
+   *
+   * @generated from field: attention.v1.Context context = 1;
+   */
+  context?: Context | undefined;
+};
+
+/**
+ * Describes the message attention.v1.PutContextResponse.
+ * Use `create(PutContextResponseSchema)` to create a new message.
+ */
+export const PutContextResponseSchema: GenMessage<PutContextResponse> = /*@__PURE__*/
+  messageDesc(file_attention_v1_attention, 10);
+
+/**
+ * Appends rows to a context.
+ *
+ * @generated from message attention.v1.AppendContextRequest
+ */
+export type AppendContextRequest = Message<"attention.v1.AppendContextRequest"> & {
+  /**
+   * Name of the model.
+   *
+   * @generated from field: string model_name = 1;
+   */
+  modelName: string;
+
+  /**
+   * Version of the model; empty for the highest version that is ready.
+   *
+   * @generated from field: string model_version = 2;
+   */
+  modelVersion: string;
+
+  /**
+   * Further key rows, one sequence. Their positions follow those of the context.
+   *
+   * @generated from field: attention.v1.VectorSequences key = 3;
+   */
+  key?: VectorSequences | undefined;
+
+  /**
+   * Further value rows, for models that take values apart from keys.
+   *
+   * @generated from field: attention.v1.VectorSequences value = 4;
+   */
+  value?: VectorSequences | undefined;
+
+  /**
+   * Hides some of the further rows.
+   *
+   * @generated from field: attention.v1.AttentionMask mask = 5;
+   */
+  mask?: AttentionMask | undefined;
+
+  /**
+   * Seconds until the new context expires; 0 for the server's default, an hour.
+   *
+   * @generated from field: uint32 ttl_seconds = 6;
+   */
+  ttlSeconds: number;
+
+  /**
+   * The context that the rows are appended to.
+   *
+   * @generated from field: string id = 7;
+   */
+  id: string;
+};
+
+/**
+ * Describes the message attention.v1.AppendContextRequest.
+ * Use `create(AppendContextRequestSchema)` to create a new message.
+ */
+export const AppendContextRequestSchema: GenMessage<AppendContextRequest> = /*@__PURE__*/
+  messageDesc(file_attention_v1_attention, 11);
+
+/**
+ * The context with all rows.
+ *
+ * @generated from message attention.v1.AppendContextResponse
+ */
+export type AppendContextResponse = Message<"attention.v1.AppendContextResponse"> & {
+  /**
+   * The context.
+   *
+   * @generated from field: attention.v1.Context context = 1;
+   */
+  context?: Context | undefined;
+};
+
+/**
+ * Describes the message attention.v1.AppendContextResponse.
+ * Use `create(AppendContextResponseSchema)` to create a new message.
+ */
+export const AppendContextResponseSchema: GenMessage<AppendContextResponse> = /*@__PURE__*/
+  messageDesc(file_attention_v1_attention, 12);
+
+/**
+ * Drops a context.
+ *
+ * @generated from message attention.v1.DropContextRequest
+ */
+export type DropContextRequest = Message<"attention.v1.DropContextRequest"> & {
+  /**
+   * Name of the model.
+   *
+   * @generated from field: string model_name = 1;
+   */
+  modelName: string;
+
+  /**
+   * Version of the model; empty for the highest version that is ready.
+   *
+   * @generated from field: string model_version = 2;
+   */
+  modelVersion: string;
+
+  /**
+   * The context.
+   *
+   * @generated from field: string id = 3;
+   */
+  id: string;
+};
+
+/**
+ * Describes the message attention.v1.DropContextRequest.
+ * Use `create(DropContextRequestSchema)` to create a new message.
+ */
+export const DropContextRequestSchema: GenMessage<DropContextRequest> = /*@__PURE__*/
+  messageDesc(file_attention_v1_attention, 13);
+
+/**
+ * A context was dropped.
+ *
+ * @generated from message attention.v1.DropContextResponse
+ */
+export type DropContextResponse = Message<"attention.v1.DropContextResponse"> & {
+};
+
+/**
+ * Describes the message attention.v1.DropContextResponse.
+ * Use `create(DropContextResponseSchema)` to create a new message.
+ */
+export const DropContextResponseSchema: GenMessage<DropContextResponse> = /*@__PURE__*/
+  messageDesc(file_attention_v1_attention, 14);
+
+/**
+ * Lists contexts.
+ *
+ * @generated from message attention.v1.ListContextsRequest
+ */
+export type ListContextsRequest = Message<"attention.v1.ListContextsRequest"> & {
+  /**
+   * Name of the model.
+   *
+   * @generated from field: string model_name = 1;
+   */
+  modelName: string;
+
+  /**
+   * Version of the model; empty for the highest version that is ready.
+   *
+   * @generated from field: string model_version = 2;
+   */
+  modelVersion: string;
+};
+
+/**
+ * Describes the message attention.v1.ListContextsRequest.
+ * Use `create(ListContextsRequestSchema)` to create a new message.
+ */
+export const ListContextsRequestSchema: GenMessage<ListContextsRequest> = /*@__PURE__*/
+  messageDesc(file_attention_v1_attention, 15);
+
+/**
+ * The contexts of a model.
+ *
+ * @generated from message attention.v1.ListContextsResponse
+ */
+export type ListContextsResponse = Message<"attention.v1.ListContextsResponse"> & {
+  /**
+   * The most recently used ones first.
+   *
+   * @generated from field: repeated attention.v1.Context contexts = 1;
+   */
+  contexts: Context[];
+};
+
+/**
+ * Describes the message attention.v1.ListContextsResponse.
+ * Use `create(ListContextsResponseSchema)` to create a new message.
+ */
+export const ListContextsResponseSchema: GenMessage<ListContextsResponse> = /*@__PURE__*/
+  messageDesc(file_attention_v1_attention, 16);
 
 /**
  * Some layers and heads of attention weights.
@@ -503,7 +848,7 @@ export type HeadSelection = Message<"attention.v1.HeadSelection"> & {
  * Use `create(HeadSelectionSchema)` to create a new message.
  */
 export const HeadSelectionSchema: GenMessage<HeadSelection> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 8);
+  messageDesc(file_attention_v1_attention, 17);
 
 /**
  * Attention weights of all sequences.
@@ -560,7 +905,7 @@ export type AttentionWeights = Message<"attention.v1.AttentionWeights"> & {
  * Use `create(AttentionWeightsSchema)` to create a new message.
  */
 export const AttentionWeightsSchema: GenMessage<AttentionWeights> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 9);
+  messageDesc(file_attention_v1_attention, 18);
 
 /**
  * The response to one AttendRequest.
@@ -639,7 +984,7 @@ export type AttendResponse = Message<"attention.v1.AttendResponse"> & {
  * Use `create(AttendResponseSchema)` to create a new message.
  */
 export const AttendResponseSchema: GenMessage<AttendResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 10);
+  messageDesc(file_attention_v1_attention, 19);
 
 /**
  * One request of a stream.
@@ -667,7 +1012,7 @@ export type AttendStreamRequest = Message<"attention.v1.AttendStreamRequest"> & 
  * Use `create(AttendStreamRequestSchema)` to create a new message.
  */
 export const AttendStreamRequestSchema: GenMessage<AttendStreamRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 11);
+  messageDesc(file_attention_v1_attention, 20);
 
 /**
  * Why one request of a stream failed.
@@ -709,7 +1054,7 @@ export type StreamError = Message<"attention.v1.StreamError"> & {
  * Use `create(StreamErrorSchema)` to create a new message.
  */
 export const StreamErrorSchema: GenMessage<StreamError> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 12);
+  messageDesc(file_attention_v1_attention, 21);
 
 /**
  * One response of a stream.
@@ -753,7 +1098,7 @@ export type AttendStreamResponse = Message<"attention.v1.AttendStreamResponse"> 
  * Use `create(AttendStreamResponseSchema)` to create a new message.
  */
 export const AttendStreamResponseSchema: GenMessage<AttendStreamResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 13);
+  messageDesc(file_attention_v1_attention, 22);
 
 /**
  * One axis of a tensor.
@@ -789,7 +1134,7 @@ export type Axis = Message<"attention.v1.Axis"> & {
  * Use `create(AxisSchema)` to create a new message.
  */
 export const AxisSchema: GenMessage<Axis> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 14);
+  messageDesc(file_attention_v1_attention, 23);
 
 /**
  * A named input or output of a model.
@@ -832,7 +1177,7 @@ export type Tensor = Message<"attention.v1.Tensor"> & {
  * Use `create(TensorSchema)` to create a new message.
  */
 export const TensorSchema: GenMessage<Tensor> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 15);
+  messageDesc(file_attention_v1_attention, 24);
 
 /**
  * How close served results are to eager PyTorch. A result is accepted if, for
@@ -869,7 +1214,7 @@ export type Parity = Message<"attention.v1.Parity"> & {
  * Use `create(ParitySchema)` to create a new message.
  */
 export const ParitySchema: GenMessage<Parity> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 16);
+  messageDesc(file_attention_v1_attention, 25);
 
 /**
  * Floating-point operations of a model; a multiply-add counts as two.
@@ -904,7 +1249,7 @@ export type Cost = Message<"attention.v1.Cost"> & {
  * Use `create(CostSchema)` to create a new message.
  */
 export const CostSchema: GenMessage<Cost> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 17);
+  messageDesc(file_attention_v1_attention, 26);
 
 /**
  * What sets a text encoder apart from a single attention module.
@@ -967,7 +1312,7 @@ export type TextEncoder = Message<"attention.v1.TextEncoder"> & {
  * Use `create(TextEncoderSchema)` to create a new message.
  */
 export const TextEncoderSchema: GenMessage<TextEncoder> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 18);
+  messageDesc(file_attention_v1_attention, 27);
 
 /**
  * Which keys a query row may attend to, by the rule of the model itself.
@@ -996,7 +1341,7 @@ export type AttentionPattern = Message<"attention.v1.AttentionPattern"> & {
  * Use `create(AttentionPatternSchema)` to create a new message.
  */
 export const AttentionPatternSchema: GenMessage<AttentionPattern> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 19);
+  messageDesc(file_attention_v1_attention, 28);
 
 /**
  * One version of one model.
@@ -1124,7 +1469,7 @@ export type Model = Message<"attention.v1.Model"> & {
  * Use `create(ModelSchema)` to create a new message.
  */
 export const ModelSchema: GenMessage<Model> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 20);
+  messageDesc(file_attention_v1_attention, 29);
 
 /**
  * Whether a model can be used.
@@ -1158,7 +1503,7 @@ export enum Model_State {
  * Describes the enum attention.v1.Model.State.
  */
 export const Model_StateSchema: GenEnum<Model_State> = /*@__PURE__*/
-  enumDesc(file_attention_v1_attention, 20, 0);
+  enumDesc(file_attention_v1_attention, 29, 0);
 
 /**
  * Asks for the description of every model.
@@ -1173,7 +1518,7 @@ export type ListModelsRequest = Message<"attention.v1.ListModelsRequest"> & {
  * Use `create(ListModelsRequestSchema)` to create a new message.
  */
 export const ListModelsRequestSchema: GenMessage<ListModelsRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 21);
+  messageDesc(file_attention_v1_attention, 30);
 
 /**
  * Describes every model of the repository.
@@ -1194,7 +1539,7 @@ export type ListModelsResponse = Message<"attention.v1.ListModelsResponse"> & {
  * Use `create(ListModelsResponseSchema)` to create a new message.
  */
 export const ListModelsResponseSchema: GenMessage<ListModelsResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 22);
+  messageDesc(file_attention_v1_attention, 31);
 
 /**
  * Asks for the description of one model.
@@ -1222,7 +1567,7 @@ export type GetModelRequest = Message<"attention.v1.GetModelRequest"> & {
  * Use `create(GetModelRequestSchema)` to create a new message.
  */
 export const GetModelRequestSchema: GenMessage<GetModelRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 23);
+  messageDesc(file_attention_v1_attention, 32);
 
 /**
  * Describes one model.
@@ -1243,7 +1588,7 @@ export type GetModelResponse = Message<"attention.v1.GetModelResponse"> & {
  * Use `create(GetModelResponseSchema)` to create a new message.
  */
 export const GetModelResponseSchema: GenMessage<GetModelResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 24);
+  messageDesc(file_attention_v1_attention, 33);
 
 /**
  * Element types, all little-endian.
@@ -1335,6 +1680,48 @@ export const AttentionService: GenService<{
     methodKind: "bidi_streaming";
     input: typeof AttendStreamRequestSchema;
     output: typeof AttendStreamResponseSchema;
+  },
+  /**
+   * Projects key and value rows once and stores them as a context, to which later
+   * requests attend without sending them: see AttendRequest.context_id.
+   *
+   * @generated from rpc attention.v1.AttentionService.PutContext
+   */
+  putContext: {
+    methodKind: "unary";
+    input: typeof PutContextRequestSchema;
+    output: typeof PutContextResponseSchema;
+  },
+  /**
+   * Stores a context that consists of an existing one and further rows. The
+   * existing one stays until it expires.
+   *
+   * @generated from rpc attention.v1.AttentionService.AppendContext
+   */
+  appendContext: {
+    methodKind: "unary";
+    input: typeof AppendContextRequestSchema;
+    output: typeof AppendContextResponseSchema;
+  },
+  /**
+   * Removes a context. Requests that attend to it already are answered.
+   *
+   * @generated from rpc attention.v1.AttentionService.DropContext
+   */
+  dropContext: {
+    methodKind: "unary";
+    input: typeof DropContextRequestSchema;
+    output: typeof DropContextResponseSchema;
+  },
+  /**
+   * Lists the caller's own contexts, and those that other callers share.
+   *
+   * @generated from rpc attention.v1.AttentionService.ListContexts
+   */
+  listContexts: {
+    methodKind: "unary";
+    input: typeof ListContextsRequestSchema;
+    output: typeof ListContextsResponseSchema;
   },
   /**
    * Lists every model of the repository, including those that failed to load.

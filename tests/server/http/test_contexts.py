@@ -1,0 +1,76 @@
+"""Stored contexts: the message that a body becomes, what is wrong with others, lists and ends."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from tests.server.http.clients import ask, binary_body, tensor
+from tests.server.http.scripted import Scripted
+
+PATH = "/v2/models/m/versions/2/contexts"
+KEY = np.arange(12, dtype=np.float32).reshape(3, 4)
+MASK = {"name": "mask", "shape": [3], "datatype": "BOOL", "data": [True, False, True]}
+NAMED: dict[str, Any] = {"model_name": "m", "model_version": "2"}
+CONTEXT = {**NAMED, "id": "c1", "rows": 2, "bytes": 64, "expires_at": 1_800_000_000, "shared": True}
+
+
+def vectors(array: Any, data_type: str = "FP32") -> pb.VectorSequences:
+    rows, width = array.shape
+    type_of = pb.DataType.Value(f"DATA_TYPE_{data_type}")
+    return pb.VectorSequences(data_type=type_of, width=width, lengths=[rows], data=array.tobytes())
+
+
+def test_rows_are_put(scripted: Scripted, port: int) -> None:
+    scripted.answer("PutContext", pb.PutContextResponse(context=pb.Context(**CONTEXT)))
+    parameters: dict[str, Any] = {"ttl_seconds": 60, "shared": True}
+    inputs = [tensor("value", KEY[None, :, :2]), MASK, tensor("key", KEY)]
+    answer = ask(port, PATH, {"parameters": parameters, "inputs": inputs})
+    assert (answer.status, answer.json) == (200, CONTEXT)
+    mask = pb.AttentionMask(kind=pb.AttentionMask.KIND_KEYS, bits=b"\x05")
+    expected = pb.PutContextRequest(**NAMED, **parameters)
+    expected.MergeFrom(pb.PutContextRequest(key=vectors(KEY), value=vectors(KEY[:, :2]), mask=mask))
+    assert scripted.next().request == expected
+
+
+def test_binary_rows_are_appended(scripted: Scripted, port: int) -> None:
+    scripted.answer("AppendContext", pb.AppendContextResponse(context=pb.Context(**CONTEXT)))
+    half = KEY.astype(np.float16)
+    given = {"name": "key", "shape": [3, 4], "datatype": "FP16", "parameters": {"binary_data_size": 24}}
+    document = {"parameters": {"append_to": "c0"}, "inputs": [given]}
+    answer = ask(port, PATH, *binary_body(document, half.tobytes()))
+    assert (answer.status, answer.json) == (200, CONTEXT)
+    assert scripted.next().request == pb.AppendContextRequest(**NAMED, id="c0", key=vectors(half, "FP16"))
+
+
+def test_contexts_are_listed_and_dropped(scripted: Scripted, port: int) -> None:
+    scripted.answer("ListContexts", pb.ListContextsResponse(contexts=[pb.Context(**CONTEXT)]))
+    assert ask(port, PATH).json == {"contexts": [CONTEXT]}
+    assert scripted.next().request == pb.ListContextsRequest(**NAMED)
+    answer = ask(port, f"{PATH}/c1", method="DELETE")
+    assert (answer.status, answer.body, "content-length" in answer.headers) == (204, b"", False)
+    assert scripted.next().request == pb.DropContextRequest(**NAMED, id="c1")
+
+
+SHARED = {"name": "key", "shape": [3, 4], "datatype": "FP32", "parameters": {"shared_memory_region": "a"}}
+WRONG: dict[str, tuple[Any, ...]] = {
+    "parameters[ttl_seconds]: must be less than": ({"ttl_seconds": 2**32}, [tensor("key", KEY)]),
+    "parameters[ttl]: is unknown": ({"ttl": 1}, [tensor("key", KEY)]),
+    "query: is unknown or given twice": ({}, [tensor("query", KEY)]),
+    "key: is unknown or given twice": ({}, [tensor("key", KEY)] * 2),
+    "key: is FP32 of the shape [2, 3, 2]; must be": ({}, [tensor("key", KEY.reshape(2, 3, 2))]),
+    "key: is FP32 of the shape [12]; must be": ({}, [tensor("key", KEY.ravel())]),
+    "key: is FP64 of the shape [3, 4]; must be": ({}, [{**tensor("key", KEY), "datatype": "FP64"}]),
+    "mask: is BOOL of the shape [1, 3]; must be BOOL (rows)": ({}, [{**MASK, "shape": [1, 3]}]),
+    "inputs: have different numbers of rows": ({}, [tensor("key", KEY[:2]), MASK]),
+    "inputs: must not be in shared memory": ({}, [SHARED]),
+}
+
+
+@pytest.mark.parametrize(("error", "given"), WRONG.items())
+def test_wrong_bodies(scripted: Scripted, port: int, error: str, given: tuple[Any, ...]) -> None:
+    answer = ask(port, PATH, dict(zip(("parameters", "inputs"), given, strict=True)))
+    assert answer.status == 400
+    assert answer.error.startswith(error)
+    assert scripted.calls.empty()
