@@ -40,8 +40,9 @@ def test_a_graph_has_standard_operators_and_nothing_of_the_place_it_was_made_at(
     onnx.checker.check_model(proto, full_check=True)
     operators = [node.op_type for node in all_nodes(proto.graph)]
     # Attention is one operator unless its weights are asked for.
-    fused = kind is not WEIGHTS
-    assert (operators.count("Attention"), operators.count("Softmax")) == (int(fused), int(not fused))
+    explicit = kind in (WEIGHTS, GraphKind.CONTEXT_WEIGHTS)
+    fused = not explicit and kind is not GraphKind.PROJECT
+    assert (operators.count("Attention"), operators.count("Softmax")) == (int(fused), int(explicit))
     if name != TEXT and kind in (PLAIN, LENGTHS, MASK):  # no operator copies rows to split or join heads
         assert not {"Transpose", "Reshape"} & set(operators)
     assert not proto.graph.value_info
