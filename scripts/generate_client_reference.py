@@ -15,9 +15,11 @@ SOURCES = ROOT / "clients/python/src"
 PAGE = ROOT / "docs/client.md"
 COLUMNS = 100
 HIDDEN = {"from_proto"}
+MADE_BY_CALLS = {"Context"}
 GROUPS = {
     "Clients": "AttentionClient AsyncAttentionClient",
     "Encryption": "TlsFiles",
+    "Stored contexts": "Context",
     "Requests of a stream": "AttendInputs TokenInputs TextInputs EmbeddingInputs",
     "Results": "AttentionResult InferResult HeadSelection",
     "Descriptions of models": "ModelInfo TensorInfo ParityInfo CostInfo EncoderInfo PatternInfo",
@@ -63,7 +65,7 @@ def _class(cls: Object) -> Iterator[str]:
     yield f"### {cls.name}\n"
     members = {name: _target(member) for name, member in {**cls.inherited_members, **cls.members}.items()}
     functions = {name: member for name, member in members.items() if isinstance(member, Function)}
-    if "__init__" in functions and "dataclass" not in cls.labels:
+    if "__init__" in functions and "dataclass" not in cls.labels and cls.name not in MADE_BY_CALLS:
         yield _code(_signature(cls.name, functions["__init__"]))
     yield from _docstring(cls)
     values = {name: str(getattr(member, "value", "")) for name, member in cls.members.items()}

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from attention_client import AttentionResult
 from attention_client.enrich.backends import BackendRequest, BackendResult, ModelSpec
+from attention_client.enrich.memory import read_memory
 from attention_client.enrich.options import JobOptions, Role
 from attention_client.enrich.outcome import EnrichError, RefusedError
 
@@ -50,6 +52,12 @@ class LocalBackend:
         except EngineError as error:
             raise EnrichError(error.message) from error
         self.model = _spec_of(self._model)
+        memory = read_memory(options, self.model.input_widths)
+        self.model = replace(self.model, memory_rows=sum(map(len, memory[:1])))
+        try:
+            self._context = self._model.put_context(*memory) if memory else None
+        except EngineError as error:
+            raise EnrichError(f"the context cannot be used: {error.message}") from error
         self.tokenizer = self._model.tokenizer
         self.concurrency = self._model.parallel_runs
         self._options = options
@@ -91,7 +99,10 @@ class LocalBackend:
         sequences = [request[role] for role in Role if role in request]
         inputs = dict(zip([spec.name for spec in self._model.inputs], sequences, strict=False))
         future = self._model.submit(
-            inputs, return_weights=self._options.weights, dimensions=self._options.dimensions or 0
+            inputs,
+            context=self._context,
+            return_weights=self._options.weights,
+            dimensions=self._options.dimensions or 0,
         )
         return partial(self._result, future)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_client import InvalidArgumentError, NotFoundError, UnavailableError
+from attention_client import AttentionClient, InvalidArgumentError, NotFoundError, UnavailableError
 from attention_client.torch import RemoteAttention, may_attend
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -20,8 +20,8 @@ from attention_serving.model.checkpoints.loading import load_checkpoint
 from scripts.local_server import ServerProcess, serving
 
 WIDTH, HEADS = 12, 3
-SELF, CROSS = "layer-self", "layer-three-widths"
-OPTIONS: dict[str, dict[str, Any]] = {SELF: {}, CROSS: {"kdim": 8, "vdim": 5}}
+SELF, CROSS, MEMORY = "layer-self", "layer-three-widths", "layer-memory"
+OPTIONS: dict[str, dict[str, Any]] = {SELF: {}, CROSS: {"kdim": 8, "vdim": 5}, MEMORY: {"kdim": 8, "vdim": 8}}
 # A port on which nothing listens.
 NOWHERE = "127.0.0.1:9"
 ONCE: dict[str, Any] = {"max_retries": 0, "wait_for_ready": False, "timeout": 5.0}
@@ -90,7 +90,7 @@ def masks(batch: tuple[int, ...], query: int, key: int) -> list[dict[str, Tensor
     [((2,), True), ((2,), False), ((), False)],
     ids=["batch first", "batch second", "one sequence"],
 )
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", [SELF, CROSS])
 @torch.inference_mode()
 def test_every_mask_gives_the_result_of_the_layer(
     server: ServerProcess, name: str, batch: tuple[int, ...], *, batch_first: bool
@@ -126,6 +126,32 @@ def test_a_row_that_may_attend_to_nothing_has_weights_of_zero_and_copies_connect
     for each in (copy.deepcopy(remote), pickle.loads(pickle.dumps(remote)), remote):  # noqa: S301 - of this test
         same(each(query, query, query, attn_mask=blocked), (context, weights))
         each.close()
+
+
+@thorough
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    "shape", [(7, 8), (7, 1, 8), (7, 2, 8)], ids=["alone", "batch of one", "batch of two"]
+)
+def test_a_memory_is_stored_until_its_numbers_change(server: ServerProcess, shape: tuple[int, ...]) -> None:
+    local, stored = layer(MEMORY, batch_first=False), 1 if shape[1] != 2 else 0
+    remote = RemoteAttention(server.target, MEMORY, store_memory=True)
+    memory = torch.randn(*shape, generator=torch.Generator().manual_seed(math.prod(shape)))
+    with AttentionClient(server.target) as client:
+        for each in client.contexts(MEMORY):
+            each.drop()
+        for changes in (0, 1):
+            memory += changes
+            for tokens in (1, 3):
+                query = torch.ones(tokens, *shape[1:-1], WIDTH)
+                padding = torch.zeros(*shape[1:-1], 7, dtype=torch.bool)
+                padding[..., -2:] = True
+                for mask in (None, padding):
+                    same(remote(query, memory, memory, mask), local(query, memory, memory, mask))
+            assert len(client.contexts(MEMORY)) == stored * (changes + 1)
+    same(copy.deepcopy(remote)(query, memory, memory), local(query, memory, memory))
+    remote.close()
+    same(remote(query, memory, memory), local(query, memory, memory))
 
 
 @thorough

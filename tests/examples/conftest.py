@@ -16,7 +16,7 @@ from attention_serving.model.checkpoints.loading import load_checkpoint
 from examples import replace_a_layer
 from scripts.local_server import ServerProcess, serving
 from tests.encoders.repository import SENTENCE, SENTENCE_MODELS
-from tests.server.samples import SELF
+from tests.server.samples import CROSS, SELF
 from tests.support.artifacts import ModelSet, cached_repositories, link_tree
 
 LAYER = "my-layer"
@@ -38,10 +38,10 @@ MODELS = ModelSet("examples", [export_layer], FILES, ["example_server"])
 
 @pytest.fixture(scope="session")
 def example_server(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of SENTENCE, SELF and LAYER with an HTTP port."""
+    """A server of SENTENCE, SELF, CROSS and LAYER with an HTTP port."""
     folder = tmp_path_factory.mktemp("examples")
     encoders, own = cached_repositories(SENTENCE_MODELS, MODELS)
-    for model in (encoders / SENTENCE, artifacts / SELF, own / LAYER):
+    for model in (encoders / SENTENCE, artifacts / SELF, artifacts / CROSS, own / LAYER):
         link_tree(model, folder / "models" / model.name)
     with serving(folder / "models", folder / "log", "--threads=1", "--http-port=0") as process:
         yield process

@@ -17,6 +17,7 @@ from scripts.local_server import ROOT, ServerProcess
 from tests.encoders.repository import SENTENCE
 from tests.examples.conftest import LAYER, Run
 from tests.server.http.clients import http_port
+from tests.server.samples import CROSS
 
 EXAMPLES = ROOT / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.name != "__init__.py")
@@ -64,6 +65,14 @@ def test_replace_a_layer(
     assert printed.startswith("largest difference from the local encoder: ")
     assert float(printed.split()[-1]) < 1e-5
     assert not caplog.records  # the fallback would warn
+
+
+def test_stored_context(example_server: ServerProcess, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    given = f"--server {example_server.target} --model {CROSS} --rows 50 --questions 20 --plain 3"
+    assert run("stored_context", *given.split()) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^with a context of 50 rows: [\d,]+ questions/s\nratio: [\d.]+$", printed, re.MULTILINE)
+    assert float(printed.split()[-1]) < 1e-5
 
 
 @pytest.mark.thorough

@@ -16,7 +16,7 @@ from attention_client.enrich import Summary
 
 from attention_serving.enrich import enrich
 from tests.clients.enrich.tables import assert_enriched, eager_answers, read, table, vectors_of, write
-from tests.server.samples import CROSS, SELF
+from tests.server.samples import CROSS, SELF, WIDTHS
 from tests.support import eager
 
 QUERY: dict[str, Any] = {"model": SELF, "column": "query"}
@@ -88,6 +88,28 @@ def test_cross_attention_reads_key_and_value_from_their_own_columns(
     served = [np.array(weights) for weights in cells_of(result, "attention_weights")]
     expected = [weights for _, weights in eager_answers(CROSS, list(zip(*inputs, strict=True)))]
     eager.assert_parity(served, expected)
+
+
+def test_every_row_attends_to_the_memory_of_a_table(tmp_path: Path, backend_options: Options) -> None:
+    source, context = write(tmp_path, 200), write(tmp_path, 5, "memory.parquet")
+    columns = {"model": CROSS, "key_column": "key", "value_column": "value", "context": context}
+    run(source, tmp_path / "out.parquet", **columns, weights=True, **backend_options)
+    result = read(tmp_path / "out.parquet")
+    memory = [np.concatenate([np.array(cell) for cell in cells_of(read(context), name)]) for name in WIDTHS]
+    expected = eager_answers(CROSS, [(cell, *memory[1:]) for cell in cells_of(result, "query")])
+    eager.assert_parity(cells_of(result), [vectors for vectors, _ in expected])
+    served = [np.array(weights) for weights in cells_of(result, "attention_weights")]
+    eager.assert_parity(served, [weights for _, weights in expected])
+
+
+def test_every_row_attends_to_the_memory_of_an_array(tmp_path: Path, backend_options: Options) -> None:
+    rows = np.random.default_rng(3).standard_normal((9, 4), np.float32)
+    np.save(tmp_path / "memory.npy", rows)
+    counts = (1, 5, 9, 2)
+    source = pa.table({"query": vectors_of(*(rows[-count:].tolist() for count in counts))})
+    result = enrich(source, **QUERY, context=tmp_path / "memory.npy", **backend_options).table
+    ((expected, _),) = eager_answers(SELF, [(rows,)])
+    eager.assert_parity(cells_of(result), [expected[-count:] for count in counts])
 
 
 def test_pooling_stores_one_vector_per_row(in_process: Options) -> None:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow.dataset as ds
 import pytest
@@ -45,6 +46,44 @@ def test_a_job_that_cannot_be_done_is_refused_before_anything_is_computed(
     with pytest.raises(EnrichError, match=words):
         run(source, tmp_path / "out.parquet", **{**in_process, **options})
     assert [path.name for path in tmp_path.iterdir()] == ["table.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"context": "absent.npy"}, "absent.npy cannot be used: .*No such file"),
+        ({"context": "narrow.npy"}, r"its shape is \(3, 2\); the model takes \(rows, 4\)"),
+        ({"context": "empty.npy"}, "empty.npy has no rows"),
+        ({"context": "narrow.npy", "model": TEXT}, "takes no vectors, and has no context"),
+        ({"context": "table.parquet"}, "name one of its columns id, name, text, query, .* with --key-column"),
+        ({"context": "table.parquet", "key_column": "null"}, "column 'null', row 0: it is null"),
+        (
+            {"context": "table.parquet", "key_column": "key"},
+            "column 'key', row 0: its vectors have 6 numbers",
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_memory_that_does_not_fit_the_model_is_refused(
+    tmp_path: Path, in_process: Options, options: Options, words: str
+) -> None:
+    source = write(tmp_path, 3, null=vectors_of(None, GOOD, GOOD))
+    np.save(tmp_path / "narrow.npy", np.ones((3, 2)))
+    np.save(tmp_path / "empty.npy", np.ones((0, 4)))
+    context = tmp_path / options["context"]
+    with pytest.raises(EnrichError, match=words):
+        run(source, tmp_path / "out.parquet", **in_process, **{**options, "context": context})
+
+
+def test_a_finished_job_with_another_memory_is_another_job(tmp_path: Path, in_process: Options) -> None:
+    source, context = write(tmp_path, 3), tmp_path / "memory.npy"
+    given: Options = {**in_process, "context": context, "resume": True}
+    np.save(context, np.ones((20, 4)))
+    for complete in (False, True):
+        assert run(source, tmp_path / "out.parquet", **given).already_complete is complete
+    np.save(context, np.zeros((20, 4)))
+    with pytest.raises(EnrichError, match="is not the result of this job"):
+        run(source, tmp_path / "out.parquet", **given)
 
 
 def test_a_source_that_is_not_a_table_or_lacks_an_output_is_refused(

@@ -17,6 +17,7 @@ from attention_client._models import CostInfo, EncoderInfo, ModelInfo, ParityInf
 from attention_client._values import (
     AttendInputs,
     AttentionResult,
+    Context,
     EmbeddingInputs,
     HeadSelection,
     InferResult,
@@ -51,6 +52,7 @@ __all__ = [
     "AttentionResult",
     "CallCancelledError",
     "ClientClosedError",
+    "Context",
     "CostInfo",
     "DeadlineExceededError",
     "EmbeddingInputs",

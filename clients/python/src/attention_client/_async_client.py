@@ -36,6 +36,8 @@ class AsyncAttentionClient(AsyncConnection):
     attend_tokens = _awaited(AttentionClient.attend_tokens)
     embed = _awaited(AttentionClient.embed)
     infer = _awaited(AttentionClient.infer)
+    context = _awaited(AttentionClient.context)
+    contexts = _awaited(AttentionClient.contexts)
     models = _awaited(AttentionClient.models)
     model = _awaited(AttentionClient.model)
     is_ready = _awaited(AttentionClient.is_ready)

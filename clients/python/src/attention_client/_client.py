@@ -10,15 +10,19 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from attention_client._calls.attention import encode_texts, encode_tokens, encode_vectors
+from attention_client._calls.contexts import read_rows
 from attention_client._calls.embeddings import EmbedInputs, SpanList, SpanLists, encode_embeddings
 from attention_client._calls.named import encode_infer
+from attention_client._connection.contexts import ContextSource
 from attention_client._connection.sync import Connection
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._models import ModelInfo
 from attention_client._values import (
+    MAX_INDEX,
     Arrays,
     AttendInputs,
     AttentionResult,
+    Context,
     EmbeddingInputs,
     InferResult,
     ReturnWeights,
@@ -28,6 +32,7 @@ from attention_client._values import (
     TokenInputs,
     Version,
     request_options,
+    whole_number,
 )
 
 
@@ -36,9 +41,9 @@ class AttentionClient(Connection):
 
     Every error is an AttentionClientError; `attention_client.errors` shows its subclasses.
 
-    A call that fails with UNAVAILABLE is repeated with exponential backoff, which is safe because calls do
-    not change anything on the server. A stream is repeated only until its first response. A call waits for a
-    server that is starting or restarting until its timeout.
+    A call that fails with UNAVAILABLE is repeated with exponential backoff, which is safe: a call that
+    arrives twice changes nothing more on the server. A stream is repeated only until its first response. A
+    call waits for a server that is starting or restarting until its timeout.
 
     Args:
         target: HOST:PORT, another target of gRPC's such as `unix:PATH`, or several HOST:PORT. Calls are
@@ -83,6 +88,7 @@ class AttentionClient(Connection):
         mask: Arrays | None = None,
         lengths: ArrayLike | None = None,
         positions: Arrays | None = None,
+        context: Context | str | None = None,
         return_weights: ReturnWeights = False,
         timeout: float | None = None,
         version: Version = "",
@@ -105,7 +111,11 @@ class AttentionClient(Connection):
                 of each key sequence; in self-attention, of each sequence. The other rows are not sent, and
                 their results are zeros.
             positions: For models with rotary position embedding: integers (Tq,), (..., Tq) or a list of
-                (Tq_i,), in the form of the query. None means 0 to Tq - 1 in each sequence.
+                (Tq_i,), in the form of the query. None means 0 to Tq - 1 in each sequence. With a context,
+                for every model to which positions matter: those of the query rows among its rows; by default
+                0 to Tq - 1 for cross-attention, and its last rows for self-attention.
+            context: A stored context in place of key, value and lengths, also for self-attention modules: a
+                `Context`, or the id of one. Masks span its rows.
             return_weights: Whether to return the attention weights as well; a `HeadSelection` chooses layers
                 and heads.
             timeout: Seconds; None means the client's timeout.
@@ -117,7 +127,7 @@ class AttentionClient(Connection):
             OverloadedError: The server's queue is full.
             AttentionClientError: The call failed for another reason.
         """
-        inputs = AttendInputs(query, key, value, mask, lengths, positions)
+        inputs = AttendInputs(query, key, value, mask, lengths, positions, context)
         return self._answer(encode_vectors(self._options(model, version, return_weights), inputs), timeout)
 
     def attend_text(
@@ -290,6 +300,58 @@ class AttentionClient(Connection):
             timeout=timeout,
         )
         return self._stream(requests, settings)
+
+    def context(
+        self,
+        model: str,
+        key: Arrays,
+        value: Arrays | None = None,
+        *,
+        mask: Arrays | None = None,
+        ttl: int | None = None,
+        shared: bool = False,
+        timeout: float | None = None,
+        version: Version = "",
+    ) -> Context:
+        """Puts key and value rows on the server, for calls with `context=`.
+
+        The server projects them once. To put the same rows again takes no further memory.
+
+        Args:
+            model: Name of the model.
+            key: Key rows, (T, d); for self-attention modules, of the query's width.
+            value: Value rows, for models that separate them from the key.
+            mask: Booleans (T,): False hides a row from every query.
+            ttl: Seconds until the context expires, an integer from 1; None means the server's default, an
+                hour.
+            shared: Whether callers with other identities may use and list it.
+            timeout: Seconds; None means the client's timeout.
+            version: Version of the model as an integer or a str; empty means the highest that is ready.
+
+        Raises:
+            InvalidArgumentError: An argument has a wrong type or shape, or the server refuses it.
+            ResourceExhaustedError: The server has no room for it.
+            AttentionClientError: The call failed for another reason.
+        """
+        options = self._options(model, version, return_weights=False)
+        seconds = 0 if ttl is None else whole_number("ttl", ttl, 1, MAX_INDEX)
+        rows = read_rows(key, value, mask)
+        source = ContextSource(self, options, [rows], ttl=seconds, shared=shared)
+
+        async def put() -> Context:
+            return Context(source, await source.put(timeout))
+
+        return self._run(put())
+
+    def contexts(self, model: str, version: Version = "", *, timeout: float | None = None) -> list[Context]:
+        """Lists the caller's own contexts of a model and those that others share, the last used first."""
+        options = self._options(model, version, return_weights=False)
+
+        def decode(responses: list[pb.ListContextsResponse]) -> list[Context]:
+            return [Context(ContextSource(self, options), stored) for stored in responses[0].contexts]
+
+        request = pb.ListContextsRequest(model_name=options.model, model_version=options.version)
+        return self._run(self._ask("ListContexts", [request], decode, timeout))
 
     def models(self, *, timeout: float | None = None) -> list[ModelInfo]:
         """Lists all models, including those that failed to load, sorted by name and then by version."""

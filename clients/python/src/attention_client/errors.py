@@ -4,7 +4,7 @@ AttentionClientError
 ├── InvalidArgumentError      (ValueError)       an argument is wrong, found by the client or by the server
 │   └── LimitExceededError                       larger than a limit, which the message states
 │       └── MessageTooLargeError                 larger than a message may be; also a ResourceExhaustedError
-├── NotFoundError                                the server does not have this model or version
+├── NotFoundError                                the server does not have this model, version or context
 ├── FailedPreconditionError                      the model exists but cannot answer, or not this call
 ├── ResourceExhaustedError                       the server lacks a resource that the call needs
 │   └── OverloadedError                          the server's queue is full: call again later
@@ -84,7 +84,7 @@ class LimitExceededError(InvalidArgumentError):
 
 
 class NotFoundError(AttentionClientError):
-    """The server does not have this model or this version of it."""
+    """The server does not have this model, this version of it or this context."""
 
     code = grpc.StatusCode.NOT_FOUND
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attention_client._client import AttentionClient
+from attention_client._values import Context
 from attention_client.errors import (
     DeadlineExceededError,
     InternalError,
@@ -41,6 +42,8 @@ class RemoteAttention(nn.Module):
         batch_first: Whether batches are (N, L, E). Otherwise they are (L, N, E), which is PyTorch's default.
         fallback: Computes instead if gradients are needed, or if the service cannot be reached, is
             overloaded, takes too long or fails. Called like this module. None raises the error instead.
+        store_memory: Whether a memory, one sequence that is both key and value, is put on the server as a
+            context by its first call. Later calls with the same memory send their query only.
         options: Further arguments of `AttentionClient`, such as `timeout`.
 
     Raises:
@@ -59,6 +62,7 @@ class RemoteAttention(nn.Module):
         version: str | int = "",
         batch_first: bool = False,
         fallback: nn.Module | None = None,
+        store_memory: bool = False,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -69,20 +73,24 @@ class RemoteAttention(nn.Module):
         self.version = version
         self.batch_first = batch_first
         self.fallback = fallback
+        self.store_memory = store_memory
         self._options = options
         self._client: AttentionClient | None = None
         # Names of the model's inputs, once they are known.
         self._inputs: frozenset[str] = frozenset()
+        # The last memory that was put, and its context.
+        self._memory: tuple[Tensor, Context] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without the connection, so that the module can be copied and pickled."""
-        return vars(self) | {"_client": None}
+        return vars(self) | {"_client": None, "_memory": None}
 
     def close(self) -> None:
         """Closes the connection. A later call opens a new one."""
         if self._client is not None:
             self._client.close()
             self._client = None
+            self._memory = None
 
     def forward(
         self,
@@ -156,21 +164,25 @@ class RemoteAttention(nn.Module):
             )
         turned = query.dim() == BATCHED and not self.batch_first
         client = self._connect()
-        others = self._others(query, key, value)
-        rows = [each.transpose(0, 1) if turned else each for each in (query, *others)]
         keys = key.transpose(0, 1) if turned else key
+        context = None
+        if self.store_memory and key is value and key is not query and keys.shape[:-2].numel() == 1:
+            context = self._context(client, keys.reshape(keys.shape[-2:]))
+        others = [] if context else self._others(query, key, value)
+        rows = [each.transpose(0, 1) if turned else each for each in (query, *others)]
         mask = may_attend(rows[0], keys, key_padding_mask, attn_mask)
         result = client.attend(
             self.model,
             *(_on_host(each) for each in rows),
             mask=None if mask is None else mask.cpu().numpy(),
+            context=context,
             return_weights=need_weights,
             version=self.version,
         )
-        context = torch.from_numpy(result.context_vectors).to(query)  # (N, L, E)
+        vectors = torch.from_numpy(result.context_vectors).to(query)  # (N, L, E)
         weights = result.attention_weights
         return (
-            context.transpose(0, 1) if turned else context,
+            vectors.transpose(0, 1) if turned else vectors,
             None if weights is None else torch.from_numpy(weights).to(query),
         )
 
@@ -181,6 +193,14 @@ class RemoteAttention(nn.Module):
             info = self._client.model(self.model, version=self.version)
             self._inputs = frozenset(each.name for each in info.inputs)
         return self._client
+
+    def _context(self, client: AttentionClient, memory: Tensor) -> Context:
+        """The context of a memory (S, E), which is put unless it is the last one that was."""
+        if self._memory is None or not _same(self._memory[0], memory):
+            rows = [_on_host(memory)] * (2 if "value" in self._inputs else 1)
+            context = client.context(self.model, *rows, version=self.version)
+            self._memory = memory.detach().clone(), context
+        return self._memory[1]
 
     def _others(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """What the model takes beside the query."""
@@ -244,8 +264,12 @@ def _check_shape(name: str, mask: Tensor, expected: tuple[int, ...]) -> None:
 
 
 def _must_be_same(name: str, given: Tensor, other: Tensor, what: str) -> None:
-    if given is not other and not (given.shape == other.shape and bool(torch.equal(given, other))):
+    if given is not other and not _same(given, other):
         raise InvalidArgumentError(f"must be {what}", field=name)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.device == other.device and torch.equal(one, other)
 
 
 def _on_host(tensor: Tensor) -> Any:

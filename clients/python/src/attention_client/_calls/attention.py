@@ -20,11 +20,14 @@ from attention_client._values import (
     Arrays,
     AttendInputs,
     AttentionResult,
+    Context,
     FloatArray,
     RequestOptions,
     TextInputs,
     TokenInputs,
     Wire,
+    encodable,
+    type_name,
 )
 from attention_client.errors import invalid
 
@@ -37,10 +40,19 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedCall(Generic[_ResultT]):
-    """The requests of a call, usually one, and what decodes their responses."""
+    """The requests of a call, usually one, and what decodes their responses.
+
+    Attributes:
+        requests: The requests.
+        decode: Decodes their responses.
+        context: The context that the request names, if its rows can be put again.
+        puts: How often they had been put.
+    """
 
     requests: tuple[pb.AttendRequest, ...]
     decode: Callable[[Sequence[pb.AttendResponse]], _ResultT]
+    context: Context | None = None
+    puts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +63,7 @@ class ResponseShape:
         form: The form of the query.
         leading: Sizes of its leading axes; see Sequences.
         query_rows: Tq of a batch, including padding; otherwise unused.
-        key_rows: Tk of a batch, including padding; otherwise unused.
+        key_rows: Tk of a batch, including padding; 0 if only the server knows it, and otherwise unused.
     """
 
     form: InputForm
@@ -72,14 +84,39 @@ def encode_vectors(options: RequestOptions, inputs: AttendInputs) -> EncodedCall
     query = vectors("query", inputs.query, query_lengths)
     key, value = _key_and_value(inputs, query)
     request = request_of(options)
-    _fill(request.query, query, options.wire)
+    fill_vectors(request.query, query, options.wire)
     if key is not None:
-        _fill(request.key, key, options.wire)
+        fill_vectors(request.key, key, options.wire)
     if value is not None:
-        _fill(request.value, value, options.wire)
+        fill_vectors(request.value, value, options.wire)
     if inputs.positions is not None:
         request.positions.extend(_positions(inputs.positions, query, query_lengths))
+    if inputs.context is not None:
+        return _attending_to(inputs, request, query)
     return _finish(request, query, key or query, inputs.mask)
+
+
+def _attending_to(
+    inputs: AttendInputs, request: pb.AttendRequest, query: Sequences
+) -> EncodedCall[AttentionResult[Any]]:
+    """A call with a context; only the server knows how many rows a mask must cover."""
+    context = inputs.context
+    for name in ("key", "lengths"):
+        if getattr(inputs, name) is not None:
+            raise invalid(name, "None, because the context has the keys", type_name(getattr(inputs, name)))
+    if inputs.mask is not None:
+        request.mask.CopyFrom(encode_mask(inputs.mask, query.form, query.leading))
+    call = _call(request, ResponseShape(query.form, query.leading, query.rows[0]))
+    if isinstance(context, str) and context:
+        request.context_id = encodable("context", context)
+        return call
+    if not isinstance(context, Context) or context.model_name != request.model_name:
+        found = f"one of {context.model_name}" if isinstance(context, Context) else type_name(context)
+        raise invalid("context", f"a Context of model {request.model_name}, or its id", found)
+    request.context_id = context.id
+    # A call without a version takes that of the context, which may be the highest that is ready as well.
+    request.model_version = request.model_version or context._source.options.version
+    return replace(call, context=context, puts=context._source.puts)
 
 
 def encode_tokens(options: RequestOptions, inputs: TokenInputs) -> EncodedCall[AttentionResult[Any]]:
@@ -177,7 +214,7 @@ def _check_rows(found: Sequences, other: Sequences) -> None:
         raise invalid(found.field, expected, found.rows[:_SHOWN])
 
 
-def _fill(message: pb.VectorSequences, sequences: Sequences, wire: Wire) -> None:
+def fill_vectors(message: pb.VectorSequences, sequences: Sequences, wire: Wire) -> None:
     """Fills the message in place, because copying one message into another copies its data again."""
     message.data_type = DATA_TYPES[wire]
     message.width = sequences.width
@@ -256,7 +293,8 @@ def _weights(message: pb.AttentionWeights, response_shape: ResponseShape) -> Flo
     # (H, Tq_i, Tk_i), of an encoder (L, H, Tq_i, Tk_i).
     leading = (message.num_layers, heads) if message.num_layers else (heads,)
     shapes = [(*leading, queries, keys) for queries, keys in lengths]
-    padded = (*leading, response_shape.query_rows, response_shape.key_rows)
+    key_rows = response_shape.key_rows or max(message.key_lengths, default=0)
+    padded = (*leading, response_shape.query_rows, key_rows)
     return _in_form(field, flat, shapes, response_shape=response_shape, padded=padded)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from attention_client import __version__
+from attention_client._commands import contexts
 from attention_client._commands.compute import attend, embed, infer, text, tokens
 from attention_client._commands.session import ModelVersion, Session, add_command, add_options, option
 from attention_client._commands.tables import description, print_json, print_models
@@ -91,4 +92,5 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
         add_command(app, _command, panel=_panel)
+app.add_typer(contexts.app, name="context", rich_help_panel="Inspect")
 app.command("enrich", rich_help_panel="Tables")(enrich_command)

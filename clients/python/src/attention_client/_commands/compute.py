@@ -27,7 +27,7 @@ OutFile = Annotated[Path | None, option(metavar="FILE", panel=OUTPUT, parser=arr
 Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts.", show_default=False)]
 
 
-def attend(
+def attend(  # noqa: PLR0913 - one parameter is one option
     session: Session,
     *,
     model: ModelName,
@@ -38,6 +38,7 @@ def attend(
     mask: Array = None,
     lengths: Array = None,
     positions: Array = None,
+    context: Annotated[str | None, option("--context", metavar="ID", panel=INPUTS)] = None,
     out: OutFile = None,
     weights: OutFile = None,
 ) -> None:
@@ -51,13 +52,16 @@ def attend(
         mask: Booleans, true = may attend: (Tk,), (Tq, Tk) or (H, Tq, Tk).
         lengths: Valid rows of each key sequence of a padded batch, integers from 1.
         positions: Integer positions of the query rows, for rotary models.
+        context: Id of a stored context, in place of --key, --value and --lengths; see `context put`.
         out: Write the context vectors to this file (.npy, .npz, .json) rather than print them.
         weights: Compute the attention weights too and write them to this file; - prints them.
     """
     given = {"query": query, "key": key, "value": value, "mask": mask, "lengths": lengths}
     given["positions"] = positions
     arrays = {name: _read(name, text) for name, text in given.items()}
-    result = session.client.attend(model, version=version, return_weights=weights is not None, **arrays)
+    result = session.client.attend(
+        model, version=version, context=context, return_weights=weights is not None, **arrays
+    )
     print_result(session, result, out, weights)
 
 

@@ -148,7 +148,7 @@ def add_command(app: typer.Typer, command: Callable[..., None], *, panel: str) -
         except (AttentionClientError, OSError, ValueError) as error:
             fail(str(error))
 
-    app.command(command.__name__, rich_help_panel=panel)(_with_shared_options(run, command))
+    app.command(command.__name__.rstrip("_"), rich_help_panel=panel)(_with_shared_options(run, command))
 
 
 def _with_shared_options(run: Callable[..., None], command: Callable[..., None]) -> Callable[..., None]:

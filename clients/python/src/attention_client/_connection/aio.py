@@ -163,6 +163,7 @@ class AsyncConnection(BaseConnection):
 
     _grpc = aio
     _exchange = AsyncExchange
+    _new_lock = asyncio.Lock
 
     async def __aenter__(self) -> Self:
         return self

@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -55,6 +55,7 @@ from attention_client.errors import (
     CallCancelledError,
     ClientClosedError,
     DeadlineExceededError,
+    NotFoundError,
     UnauthenticatedError,
     UnavailableError,
     from_rpc_error,
@@ -191,6 +192,8 @@ class BaseConnection:
     _grpc: Any
     _exchange: Callable[[Callable[..., Any], Any, StreamSettings], Exchange]
 
+    _new_lock: Callable[[], AbstractAsyncContextManager[Any]]
+
     def _run(self, steps: Coroutine[Any, Any, _ResultT]) -> _ResultT:
         """The result of steps; of the asynchronous client, the steps, which the caller awaits."""
         raise NotImplementedError
@@ -249,7 +252,16 @@ class BaseConnection:
             raise self._as_client_error(error) from error
 
     def _answer(self, call: EncodedCall[_ResultT], timeout: float | None) -> _ResultT:
-        return self._run(self._ask("Attend", call.requests, call.decode, timeout))
+        return self._run(self._attend(call, timeout))
+
+    async def _attend(self, call: EncodedCall[_ResultT], timeout: float | None) -> _ResultT:
+        try:
+            return await self._ask("Attend", call.requests, call.decode, timeout)
+        except NotFoundError as error:
+            if call.context is None:
+                raise
+            result: _ResultT = await call.context._source.recover(call.context, call, error, timeout)
+            return result
 
     async def _ask(
         self,

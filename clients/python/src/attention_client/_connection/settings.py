@@ -45,7 +45,8 @@ _RETRY_POLICY = {
     "retryableStatusCodes": ["UNAVAILABLE"],
 }
 _SERVICE = "attention.v1.AttentionService"
-_UNARY_METHODS = ("Attend", "ListModels", "GetModel")
+_CONTEXT_METHODS = ("PutContext", "AppendContext", "DropContext", "ListContexts")
+_UNARY_METHODS = ("Attend", "ListModels", "GetModel", *_CONTEXT_METHODS)
 _LARGEST_INT32 = 2**31 - 1
 _METADATA_KEY = re.compile(r"[0-9a-z_.-]+")
 _PRINTABLE = re.compile(r"[\x20-\x7e]*")

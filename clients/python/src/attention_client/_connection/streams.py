@@ -30,6 +30,7 @@ from attention_client.errors import (
     DeadlineExceededError,
     InternalError,
     InvalidArgumentError,
+    NotFoundError,
     UnavailableError,
     from_stream_error,
     invalid,
@@ -159,10 +160,16 @@ async def _receive(exchange: Exchange, entry: SentRequest | StreamEnd) -> Outcom
         response = await exchange.read()
         if response is None or isinstance(entry, StreamEnd):
             raise ended_early()
-        return decode_response(response, entry)
+        outcome = decode_response(response, entry)
     except AttentionClientError as error:
         # An exception of the caller's iterable takes precedence over the error of the call that it broke.
         raise exchange.failure or error from error.__cause__
+    if isinstance(outcome, NotFoundError) and (context := entry.call.context) is not None:
+        try:
+            outcome = await context._source.recover(context, entry.call, outcome, None)
+        except AttentionClientError as error:
+            outcome = error
+    return outcome
 
 
 def decode_response(response: pb.AttendStreamResponse, sent: SentRequest) -> Outcome:

@@ -104,11 +104,25 @@ class SyncExchange(Iterator[pb.AttendStreamRequest]):
                 return
 
 
+class BlockingLock:
+    """A lock that the steps of a call wait for without awaiting."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    async def __aenter__(self) -> None:
+        self._lock.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class Connection(BaseConnection):
     """A connection whose calls block."""
 
     _grpc = grpc
     _exchange = SyncExchange
+    _new_lock = BlockingLock
     _run = staticmethod(finish)
 
     def __enter__(self) -> Self:

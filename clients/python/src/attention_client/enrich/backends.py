@@ -25,6 +25,7 @@ from attention_client import (
     AttentionClient,
     AttentionClientError,
     AttentionResult,
+    Context,
     EmbeddingInputs,
     ModelInfo,
     TextInputs,
@@ -33,6 +34,7 @@ from attention_client import (
     errors,
 )
 from attention_client._connection.settings import addresses_of
+from attention_client.enrich.memory import read_memory
 from attention_client.enrich.options import JobOptions, Role, check_values
 from attention_client.enrich.outcome import EnrichError, RefusedError, ServersUnavailableError
 
@@ -75,6 +77,7 @@ class ModelSpec:
         inputs: Axes of each required input in the order query, key, value: sizes of fixed axes, names of
             dynamic ones.
         output: Axes of the first output: (B, T, d), or (B, d) for a model that pools.
+        memory_rows: Key rows of the job's memory; 0 if the table has the key.
         parity_error: Largest absolute difference from eager PyTorch that the backend measured; None if
             unknown.
         is_encoder: Whether the model is a text encoder; the attributes below are for text encoders only.
@@ -89,6 +92,7 @@ class ModelSpec:
     inputs: Sequence[Axes]
     output: Axes
     parity_error: float | None
+    memory_rows: int = 0
     is_encoder: bool = False
     prompts: Sequence[str] = ()
     dimensions: Sequence[int] = ()
@@ -169,7 +173,9 @@ class QueuedRequest:
     attempts: int = 0
 
 
-def to_inputs(request: BackendRequest, options: JobOptions, *, is_encoder: bool) -> StreamInputs:
+def to_inputs(
+    request: BackendRequest, options: JobOptions, *, is_encoder: bool, context: Context | None = None
+) -> StreamInputs:
     """A request as an item of `attend_stream`."""
     query = request[Role.QUERY]
     if is_encoder:
@@ -178,7 +184,8 @@ def to_inputs(request: BackendRequest, options: JobOptions, *, is_encoder: bool)
         return TextInputs(list(query))
     if query[0].ndim == 1:
         return TokenInputs(list(query))
-    return AttendInputs(*(list(rows) for rows in request.values()))
+    inputs: dict[str, Any] = {str(role): list(rows) for role, rows in request.items()}
+    return AttendInputs(**inputs, context=context)
 
 
 class ServerBackend:
@@ -224,7 +231,11 @@ class ServerBackend:
             found = self._describe(options, retry_seconds)
             first, info = next(iter(found.items()))
             self.model = spec_of(info)
+            self._memory = read_memory(options, self.model.input_widths)
+            self.model = replace(self.model, memory_rows=sum(map(len, self._memory[:1])))
             self._connections = opened.pop_all()
+        # The memory on each server.
+        self._contexts: dict[str, Context] = {}
         self._first = self._clients[first]
         self.tokenizer = options.tokenizer
         self._options = options
@@ -328,10 +339,14 @@ class ServerBackend:
                     except queue.Empty:
                         continue
                     unanswered.append(queued)
-                yield to_inputs(queued.request, self._options, is_encoder=self.model.is_encoder)
+                yield to_inputs(
+                    queued.request, self._options, is_encoder=self.model.is_encoder, context=context
+                )
 
         too_large: AttentionClientError | None = None
+        context: Context | None = None
         try:
+            context = self._context(target, client)
             for outcome in client.attend_stream(
                 self.model.name,
                 requests(),
@@ -352,6 +367,13 @@ class ServerBackend:
             with taking:
                 self._requeue(unanswered, too_large)
         return backoff
+
+    def _context(self, target: str, client: AttentionClient) -> Context | None:
+        """The memory of the job on one server, to which it is sent once, and again if the server loses it."""
+        if self._memory and target not in self._contexts:
+            name, version = self.model.name, self.model.version
+            self._contexts[target] = client.context(name, *self._memory, version=version)
+        return self._contexts.get(target)
 
     def _requeue(self, unanswered: Iterable[QueuedRequest], too_large: AttentionClientError | None) -> None:
         for queued in unanswered:

@@ -348,6 +348,6 @@ def _sequences_per_request(query: Array, key: Array, model: ModelSpec, *, weight
         width = max(model.output_width, *(width or 1 for width in model.input_widths.values()))
         most = REQUEST_BYTES // (longest * width * FLOAT_BYTES)
     if weights:
-        most = np.minimum(most, REQUEST_PAIRS // np.maximum(query * key, 1))
+        most = np.minimum(most, REQUEST_PAIRS // np.maximum(query * (model.memory_rows or key), 1))
     few: Array = np.clip(most, 1, REQUEST_SEQUENCES)
     return few

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from attention_client.enrich.backends import Array
+from attention_client._values import Array
 from attention_client.enrich.outcome import EnrichError
 
 FLOAT32, INT64 = np.dtype(np.float32), np.dtype(np.int64)

@@ -27,7 +27,7 @@ SERVERS, OUTPUT = "Servers", "Reporting"
 # The panels of the help: the options of a job in each, and what stands for their values.
 JOB_OPTIONS = {
     "Model": "model=NAME version=VERSION",
-    "Columns": "column=NAME key_column=NAME value_column=NAME output_column=NAME pool weights",
+    "Columns": "column=NAME key_column=NAME value_column=NAME context=FILE output_column=NAME pool weights",
     "Texts": "text_column=NAME template=TEXT prompt=NAME dimensions=NUMBER truncate",
     "Passages of texts": "passage_tokens=TOKENS passage_overlap=TOKENS passages tokenizer=FILE",
     "Job": "on_error max_errors=ROWS resume overwrite",

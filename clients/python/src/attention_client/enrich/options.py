@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
@@ -63,6 +63,9 @@ class EnrichOptions(TypedDict, total=False):
             `text_column` and `template` is required.
         key_column: Column of the key, for cross-attention.
         value_column: Column of the value, for models with a separate value.
+        context: A .npy file of vectors, or a table with them in `key_column` and `value_column`: all its rows
+            are one memory, in place of key and value, to which every row of the input attends. Also for
+            self-attention.
         output_column: Name of the new column. Default: embedding for text encoders, otherwise
             context_vectors.
         pool: Store all context vectors of a row (none), or one vector: their mean, the first (cls) or the
@@ -108,6 +111,7 @@ class EnrichOptions(TypedDict, total=False):
     tokenizer: str | PathLike[str] | None
     key_column: str | None
     value_column: str | None
+    context: str | PathLike[str] | None
     output_column: str | None
     pool: Pool | str
     weights: bool
@@ -136,6 +140,7 @@ class JobOptions:
     tokenizer: Path | None = None
     key_column: str | None = None
     value_column: str | None = None
+    context: str | None = None
     output_column: str | None = None
     pool: Pool = Pool.NONE
     weights: bool = False
@@ -147,8 +152,10 @@ class JobOptions:
 
     @property
     def columns(self) -> Mapping[Role, str]:
-        """The column of each input of the model; for a text of several columns, the first of them."""
+        """The column of each input that the table has; for a text of several columns, the first of them."""
         query = self.column if self.column is not None else self.text_template.columns[0]
+        if self.context is not None:  # has the others
+            return {Role.QUERY: query}
         named = {Role.QUERY: query, Role.KEY: self.key_column, Role.VALUE: self.value_column}
         return {role: name for role, name in named.items() if name is not None}
 
@@ -182,12 +189,23 @@ def read_options(options: EnrichOptions) -> JobOptions:
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     _check_combinations(given)
     check_values(given)
-    kinds: dict[str, Callable[[Any], Any]] = {**MEMBERS, "version": str, "tokenizer": Path}
+    kinds: dict[str, Callable[[Any], Any]] = {
+        **MEMBERS,
+        "version": str,
+        "tokenizer": Path,
+        "context": _absolute,
+    }
     read = JobOptions(
         **{name: kinds[name](value) if name in kinds else value for name, value in given.items()}
     )
     read.text_template  # noqa: B018 - parsed here for its errors
     return read
+
+
+def _absolute(path: str | PathLike[str]) -> str:
+    """A path that other processes of a job read alike; a URL as it is."""
+    text = fspath(path)
+    return text if "://" in text else str(Path(text).expanduser().absolute())
 
 
 def _check_combinations(given: Mapping[str, Any]) -> None:

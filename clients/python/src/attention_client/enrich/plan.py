@@ -11,7 +11,7 @@ from attention_client.enrich import cells
 from attention_client.enrich.backends import POOLED_RANK, VECTORS_RANK, ModelSpec
 from attention_client.enrich.options import JobOptions, PassageLayout, Pool, Role
 from attention_client.enrich.outcome import EnrichError
-from attention_client.enrich.tables import Json, TableSource
+from attention_client.enrich.tables import Json, TableSource, locate
 
 # A job that is killed loses at most one chunk: this many rows and, by the size of the file, bytes of input.
 CHUNK_ROWS = 16 * 1024
@@ -150,8 +150,9 @@ def _check_model(options: JobOptions, model: ModelSpec) -> None:
 
 def _check_columns(schema: pa.Schema, model: ModelSpec, options: JobOptions) -> None:
     """Checks whether the table has a column of a fitting type for each input of the model."""
-    if set(options.columns) != set(model.input_widths):
-        takes, given = ", ".join(model.input_widths), ", ".join(options.columns)
+    from_table = [Role.QUERY] if options.context is not None else list(model.input_widths)
+    if set(options.columns) != set(from_table):
+        takes, given = ", ".join(from_table), ", ".join(options.columns)
         raise EnrichError(f"model {model.name!r} takes {takes}; columns are given for {given}")
     columns = list(options.columns.items())
     if model.accepts_text:
@@ -186,6 +187,9 @@ def _fingerprint(source: TableSource, model: ModelSpec, options: JobOptions) -> 
     """What a resumed job must have in common with the job that it continues."""
     files = [[file.name, file.rows, *file.stamp] for file in source.files]
     found = {name: value for name, value in asdict(options).items() if name not in RUN_OPTIONS}
+    if options.context is not None:
+        with locate(options.context).open() as file:
+            found["context"] = _digest(file.read())
     return found | {
         "files": _digest(json.dumps(files).encode()),
         "schema": _digest(source.schema.serialize().to_pybytes()),
