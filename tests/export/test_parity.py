@@ -1,15 +1,19 @@
 """Exported graphs compared with eager PyTorch: the grid, the report, the golden vectors."""
 
+import copy
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.export.artifact import GRAPH_FILES
 from attention_serving.export.errors import ParityError
 from attention_serving.export.parity import PARITY_GRID, ParityCase, compare, report
 from attention_serving.export.precision import FP32_TOLERANCE, TOLERANCES, Precision
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.projections import SeparateProjections
 from scripts.local_server import ROOT
 from tests.export.modules import attention, signature
 from tests.server.samples import CONFIGS, CROSS, eager_module
@@ -30,6 +34,16 @@ def test_a_true_graph_passes_at_every_point_and_that_of_other_weights_at_none(ar
     assert not any(each.within_tolerance for each in wrong)
     with pytest.raises(ParityError, match="graph lengths at"):
         report(wrong, FP32_TOLERANCE)
+
+
+def test_every_output_is_compared(artifacts: Path) -> None:
+    graph = str(artifacts / CROSS / "1" / GRAPH_FILES[GraphKind.PROJECT])
+    other = copy.deepcopy(eager_module(CROSS))
+    assert isinstance(other, MultiHeadAttention)
+    assert isinstance(other.projections, SeparateProjections)
+    torch.nn.init.zeros_(other.projections.value.get_parameter("weight"))  # of the second output
+    wrong = compare(other, signature(other, GraphKind.PROJECT), graph, FP32_TOLERANCE)
+    assert not any(each.within_tolerance for each in wrong)
 
 
 def test_one_case_outside_the_tolerance_is_refused_with_its_place_and_advice() -> None:
