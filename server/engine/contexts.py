@@ -91,8 +91,7 @@ class ContextStore:
         found = self.existing(model, context_id, caller)
         if found is None:
             self.misses += 1
-            says = f"context {quoted(context_id)} of model {quoted(model.name)} does not exist here"
-            raise ContextNotFoundError(f"{says}; put it (again)", field=field)
+            raise _not_found(model, context_id, field)
         return found
 
     def existing(self, model: LoadedModel, context_id: str, caller: str) -> LoadedModel | None:
@@ -156,7 +155,8 @@ class ContextStore:
         """Lets a context live longer, which its owner has put again."""
         context.expires_at = max(context.expires_at, expires_at)
         for path in self._files(context.id, _key(context)[0]):
-            os.utime(path, (context.expires_at, context.expires_at))
+            with suppress(OSError):  # it may be gone
+                os.utime(path, (context.expires_at, context.expires_at))
 
     def check_size(self, size: int) -> None:
         """Checks whether a context of that many bytes could be stored.
@@ -177,13 +177,18 @@ class ContextStore:
         Raises:
             ContextNotFoundError: It does not exist, or is another caller's.
         """
-        context = self.find(model, context_id, caller, "id").context
-        if context is None or context.owner != caller:
-            raise ContextNotFoundError(f"context {quoted(context_id)} is not yours", field="id")
-        with self._lock:
-            self._drop(model, _key(context))
-            for path in self._files(context_id, _key(context)[0]):
-                path.unlink(missing_ok=True)
+        for user in dict.fromkeys((caller, "")):
+            key, files = (user, context_id), self._files(context_id, user)
+            stored = self._stored.get(model, {}).get(key)
+            facts = _read(files[0], context_id) if files and stored is None else None
+            context = facts[0] if facts else None if stored is None else stored.context
+            if context is not None and context.owner == caller:
+                with self._lock:
+                    self._drop(model, key)
+                for path in files:
+                    path.unlink(missing_ok=True)
+                return
+        raise _not_found(model, context_id, "id")
 
     def contexts(self, model: LoadedModel, caller: str) -> list[Context]:
         """The contexts of a model that a caller may use, the most recently used ones first."""
@@ -273,9 +278,9 @@ class ContextStore:
         """A context from its file, whose content is mapped into memory; None if there is none."""
         for owner in dict.fromkeys((caller, "")):
             for path in self._files(context_id, owner):
-                with suppress(OSError, ValueError, KeyError, LimitExceededError):
-                    expires = path.stat().st_mtime
-                    if expires > time.time() and (found := _read(path, context_id, expires)) is not None:
+                found = _read(path, context_id)
+                with suppress(LimitExceededError):  # the limit is lower than it was
+                    if found is not None and found[0].expires_at > time.time():
                         return self._put(model, *found)
                 path.unlink(missing_ok=True)
         return None
@@ -319,11 +324,17 @@ def _file_key(context_id: str, owner: str) -> str:
     return hashlib.sha256(f"{owner}\0{context_id}".encode()).hexdigest()
 
 
-def _read(
-    path: Path, context_id: str, expires_at: float
-) -> tuple[Context, Callable[[], dict[str, Array]]] | None:
+def _not_found(model: LoadedModel, context_id: str, field: str) -> ContextNotFoundError:
+    says = f"context {quoted(context_id)} of model {quoted(model.name)} does not exist here; put it (again)"
+    return ContextNotFoundError(says, field=field)
+
+
+def _read(path: Path, context_id: str) -> tuple[Context, Callable[[], dict[str, Array]]] | None:
     """The context in a file of safetensors, which are mapped into memory; None if it is damaged."""
-    content = np.memmap(path, np.uint8, "r")
+    try:
+        content, expires_at = np.memmap(path, np.uint8, "r"), path.stat().st_mtime
+    except (OSError, ValueError):  # it is gone, or empty
+        return None
     if hashlib.sha256(content.data).hexdigest() != path.name.partition(".")[2]:
         return None
     start = HEADER_BYTES + int.from_bytes(content[:HEADER_BYTES].tobytes(), "little")
