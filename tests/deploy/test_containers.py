@@ -1,8 +1,6 @@
 """The images in real containers. Needs a Docker engine that has them: `make images`."""
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,6 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from scripts.export_demo_models import DEMO_MODELS
-from scripts.local_server import ROOT
 from tests.deploy.images import CLIENT, ENRICH, HARDENED, INSECURE, SERVER, docker, healthy, needs
 from tests.deploy.test_requirements import pins
 from tests.support.artifacts import cached_repositories
@@ -40,25 +37,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def container(models: str) -> Iterator[str]:
     with healthy(SERVER, models, INSECURE) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """ca.crt, server.crt and server.key, as docker-compose.yml makes them; the option that mounts them."""
-    folder = tmp_path_factory.mktemp("tls") / "certificates"
-    folder.mkdir()
-    program = ROOT / "deploy/compose/certificates.py"
-    subprocess.run([sys.executable, program, folder, "localhost"], check=True)
-    return readable(folder)
-
-
-@pytest.fixture(scope="module")
-def with_tls(models: str, certificates: str) -> Iterator[str]:
-    """A server that speaks TLS."""
-    pairs = {"CERTIFICATE": "server.crt", "KEY": "server.key"}
-    options = [f"--env=ATTENTION_TLS_{name}=/certificates/{file}" for name, file in pairs.items()]
-    with healthy(SERVER, models, certificates, *options) as found:
         yield found
 
 
@@ -103,15 +81,8 @@ def test_the_image_names_the_locked_packages_and_no_others(container: str) -> No
 
 
 @needs(SERVER, CLIENT)
-def test_the_client_asks_the_server(container: str, with_tls: str, certificates: str) -> None:
+def test_the_client_asks_the_server(container: str) -> None:
     assert "dessert" in beside(container, CLIENT, *QUESTION)
-    server = ("--server", "localhost:8001")
-    assert "dessert" in beside(
-        with_tls, certificates, CLIENT, *server, "--ca", "/certificates/ca.crt", *QUESTION
-    )
-    for options in ((), ("--tls",)):  # without TLS, and with other authorities
-        with pytest.raises(RuntimeError, match="error"):
-            beside(with_tls, CLIENT, *server, "--timeout", "2", *options, *QUESTION)
 
 
 @needs(SERVER, ENRICH)

@@ -1,27 +1,18 @@
 """The examples, run as their users run them; and what holds for all examples."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
-from attention_client import AttentionClient
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from examples import bring_your_bert
 from scripts.local_server import ROOT, ServerProcess
-from tests.encoders.repository import SENTENCE
 from tests.examples.conftest import LAYER, Run
-from tests.server.http.clients import http_port
 
 EXAMPLES = ROOT / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.name != "__init__.py")
-# Packages that examples need and the project does not install.
-NEEDED = {"langchain_embeddings": "langchain_openai", "llama_index_embeddings": "llama_index"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -29,25 +20,8 @@ def test_an_example_shows_its_usage(name: str, run: Run, capsys: pytest.CaptureF
     docstring = (EXAMPLES / f"{name}.py").read_text().split('"""')[1]
     assert f"python -m examples.{name}" in docstring
     assert f"({name}.py)" in (EXAMPLES / "README.md").read_text()
-    if name in NEEDED:
-        pytest.importorskip(NEEDED[name])
     assert run(name, "--help") == 0
     assert name in capsys.readouterr().out.splitlines()[0]
-
-
-@pytest.mark.thorough
-def test_bring_your_bert(
-    tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # PyTorch's exporter would read its operators again for each graph.
-    monkeypatch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
-    folder = bring_your_bert.make_tiny_bert(tmp_path / "bert")
-    assert run("bring_your_bert", folder, "--name=mine", "--out", tmp_path / "models") == 0
-    printed = capsys.readouterr().out
-    assert f"exported to {tmp_path}/models/mine/1" in printed
-    differences = [float(number) for number in re.findall(r"largest difference .*: (\S+)", printed)]
-    assert len(differences) == 2
-    assert max(differences) < 1e-5
 
 
 @pytest.mark.thorough
@@ -64,23 +38,6 @@ def test_replace_a_layer(
     assert printed.startswith("largest difference from the local encoder: ")
     assert float(printed.split()[-1]) < 1e-5
     assert not caplog.records  # the fallback would warn
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", NEEDED)
-def test_clients_of_openai(
-    name: str, example_server: ServerProcess, run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What LangChain and LlamaIndex find is what the vectors of the server say."""
-    pytest.importorskip(NEEDED[name])
-    question, where = "What is sweet?", f"--url=http://127.0.0.1:{http_port(example_server.log)}/v1"
-    assert run(name, question, where, "--model", SENTENCE) == 0
-    lines = [line.split("  ", 1) for line in capsys.readouterr().out.splitlines()]
-    found = {text: float(score) for score, text in lines}
-    with AttentionClient(example_server.target) as client:
-        scores = client.embed(SENTENCE, list(found)) @ client.embed(SENTENCE, question)
-    assert len(found) == 3
-    assert list(found.values()) == pytest.approx(sorted(scores.tolist(), reverse=True), abs=1e-3)
 
 
 @pytest.mark.thorough
