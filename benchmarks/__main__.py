@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from attention_serving.server.engine.run import cuda as driver
 from attention_serving.server.engine.run.provider import Provider, ProviderError
 from benchmarks import report, run
 from benchmarks.channel import CallFailedError
@@ -93,7 +94,9 @@ def prove_and_measure(
     device: Annotated[Provider, typer.Option(help="cpu tries the program itself.")] = Provider.CUDA,
     out: Annotated[
         Path | None,
-        typer.Option(help=f"Folder of the report.  [default: {RESULTS}/cuda; with --quick {CUDA_CACHE}]"),
+        typer.Option(
+            help=f"Folder of the report.  [default: {RESULTS}/cuda; if quick or on the CPU {CUDA_CACHE}]"
+        ),
     ] = None,
     cache: Cache = CUDA_CACHE,
 ) -> None:
@@ -105,7 +108,6 @@ def prove_and_measure(
     Needs an NVIDIA driver, a PyTorch with CUDA, and the extras `gpu` and `export` of this repository. The
     wheels onnxruntime and onnxruntime-gpu contain the same module: install the second in place of the first.
     """
-    from attention_serving.server.engine.run import cuda as driver  # noqa: PLC0415 - loads ONNX Runtime
     from benchmarks import cuda  # noqa: PLC0415 - loads PyTorch
 
     plan = replace(cuda.QUICK if quick else cuda.FULL, device=device)
@@ -121,8 +123,9 @@ def prove_and_measure(
             findings.proof.append(row)
         run.run(plan, cache, (), {}, findings, console.print)
 
-    found = reported(steps, plan, conditions, out or (cache if quick else RESULTS / "cuda"))
-    if device is Provider.CUDA and not all("holds" in row for row in found.proof):
+    on_gpu = device is Provider.CUDA
+    found = reported(steps, plan, conditions, out or (RESULTS / "cuda" if on_gpu and not quick else cache))
+    if on_gpu and not all("holds" in row for row in found.proof):
         raise typer.Exit(1)
 
 

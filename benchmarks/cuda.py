@@ -32,7 +32,8 @@ from benchmarks.workload import LONG, MIDDLE, SHORT, Cell, Lengths, Model, Plan
 # A causal module whose queries and keys differ in length. No preset has that.
 CAUSAL_CROSS = "causal-cross-64x4"
 PRECISIONS = (Precision.FP32, Precision.FP16, Precision.BF16)
-MOST_PROCESSES = 8
+# Each has memory of the device.
+MOST_PROCESSES = 4
 WIDE = tuple(Model(768, 12, precision) for precision in PRECISIONS)
 FULL = Plan(
     models=WIDE,
