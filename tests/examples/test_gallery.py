@@ -4,40 +4,60 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from examples import rag_late_chunking, replace_a_layer
 from scripts.local_server import ROOT, ServerProcess
-from tests.examples.conftest import LAYER, Run
+from tests.encoders.repository import SENTENCE
+from tests.examples.conftest import LAYER
 
 EXAMPLES = ROOT / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.name != "__init__.py")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_example_shows_its_usage(name: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    docstring = (EXAMPLES / f"{name}.py").read_text().split('"""')[1]
-    assert f"python -m examples.{name}" in docstring
+def test_an_example_shows_its_usage(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    example = import_module(f"examples.{name}")
+    assert f"python -m examples.{name}" in str(example.__doc__)
     assert f"({name}.py)" in (EXAMPLES / "README.md").read_text()
-    assert run(name, "--help") == 0
-    assert name in capsys.readouterr().out.splitlines()[0]
+    with pytest.raises(SystemExit, match="0"):
+        example.main(["--help"])
+    assert capsys.readouterr().out.startswith("usage:")
 
 
 @pytest.mark.thorough
 def test_replace_a_layer(
     example_server: ServerProcess,
     tmp_path: Path,
-    run: Run,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert run("replace_a_layer", "save", tmp_path / "layer.safetensors") == 0
-    assert run("replace_a_layer", "run", example_server.target, LAYER) == 0
+    assert replace_a_layer.main(["save", str(tmp_path / "layer.safetensors")]) == 0
+    assert replace_a_layer.main(["run", example_server.target, LAYER]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("largest difference from the local encoder: ")
     assert float(printed.split()[-1]) < 1e-5
     assert not caplog.records  # the fallback would warn
+
+
+@pytest.mark.thorough
+def test_late_chunking_prints_the_nearest_passages_first(
+    example_server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, passages = (
+        tmp_path / "text",
+        ["One sentence that is long enough.", "Another sentence of this text."],
+    )
+    path.write_text(" ".join(passages))
+    where = ["--server", example_server.target, "--model", SENTENCE]
+    assert rag_late_chunking.main(["How long is it?", str(path), *where]) == 0
+    scores, found = zip(*(line.split("  ", 1) for line in capsys.readouterr().out.splitlines()), strict=True)
+    assert list(map(float, scores)) == sorted(map(float, scores), reverse=True)
+    assert sorted(found) == sorted(f"{path}: {passage}" for passage in passages)
+    assert rag_late_chunking.main(["How long is it?", str(tmp_path / "absent"), *where]) == 1
 
 
 @pytest.mark.thorough
