@@ -162,11 +162,6 @@ def sequences_per_second(one: Measurement) -> float:
     return one.sequences_per_second
 
 
-def tokens_per_second(one: Measurement) -> float:
-    """Query rows per second."""
-    return one.tokens_per_second
-
-
 def percentiles(latencies: NDArray[np.int64]) -> list[float | None]:
     """Returns the latencies at PERCENTS in microseconds, of values in nanoseconds.
 
