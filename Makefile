@@ -39,7 +39,7 @@ bench: env ## measure the service beside its ceilings; BENCH=--quick for a short
 chaos: env ## measure overload, floods, drains, the drill and a soak: CHAOS=quick in about 10 minutes, full in about 60
 	CHAOS=$(CHAOS) CHAOS_REPORT=$(CHAOS_REPORT) $(PYTHON) -m pytest -m "chaos or not chaos" -n0 -s tests/chaos
 
-interop: env ## run clients of other projects (KServe, MLServer) against a server; installs them under build/
+interop: env ## run KServe's SDK against a server; installs it under build/
 	$(PYTHON) -m scripts.interop --repository $(REPOSITORY)
 
 drill: env ## the part of chaos with several servers

@@ -1,9 +1,10 @@
-"""Measures the service beside its ceilings and other servers, and compares two checkouts."""
+"""Measures the service beside its ceilings and other servers, on a GPU too, and compares two checkouts."""
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from attention_serving.server.engine.run import cuda as driver
+from attention_serving.server.engine.run.provider import Provider, ProviderError
+from benchmarks import report, run
 from benchmarks.channel import CallFailedError
 from benchmarks.checkout import Checkout
 from benchmarks.load import MeasurementWindow
@@ -25,12 +29,13 @@ from benchmarks.systems import (
     sequences_per_second,
 )
 from benchmarks.wire import Api
-from benchmarks.workload import BATCH_REQUEST, FULL, MIDDLE, MIXED, NARROW, QUICK, SHORT, WIDE, Cell
+from benchmarks.workload import BATCH_REQUEST, FULL, MIDDLE, MIXED, NARROW, QUICK, SHORT, WIDE, Cell, Plan
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help=__doc__)
 console = Console(highlight=False)
 
 CACHE, RESULTS = Path("build/bench"), Path("benchmarks/results")
+CUDA_CACHE = Path("build/cuda")
 WARM_SECONDS = 0.1
 COMPARED = (
     (Api.OPEN_INFERENCE, Cell(WIDE, SHORT, 1)),
@@ -68,28 +73,79 @@ def measure(
     cache: Cache = CACHE,
     server_option: ServerOption = None,
 ) -> None:
-    """Measure the service beside its ceilings, and write a report with plots.
+    """Measure the service beside its ceilings, and write a report.
 
-    The full run takes about half an hour on two cores.
+    The full run takes about a quarter of an hour on two cores.
     """
-    from benchmarks import report, run  # noqa: PLC0415 - plots need matplotlib
-
-    plan, findings = QUICK if quick else FULL, run.Findings()
+    plan, options = QUICK if quick else FULL, server_option or ()
     peers = dict(one.split("=", 1) for one in peer or ())
-    started, load = time.monotonic(), os.getloadavg()[0]
-    conditions = {"date": now(), **machine(), **library_versions()}
+
+    def steps(findings: run.Findings) -> None:
+        run.run(plan, cache, options, peers, findings, console.print)
+
+    conditions = {"server options": " ".join(options) or "defaults"}
+    reported(steps, plan, conditions, out or (cache / "quick" if quick else RESULTS))
+
+
+@app.command("cuda")
+def prove_and_measure(
+    *,
+    quick: Annotated[bool, typer.Option("--quick", help="Few models and sizes, in a minute or two.")] = False,
+    device: Annotated[Provider, typer.Option(help="cpu tries the program itself.")] = Provider.CUDA,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"Folder of the report.  [default: {RESULTS}/cuda; if quick or on the CPU {CUDA_CACHE}]"
+        ),
+    ] = None,
+    cache: Cache = CUDA_CACHE,
+) -> None:
+    """Prove and measure the service on one NVIDIA GPU, and write a report. Takes up to ten minutes.
+
+    Exports every preset in fp32, fp16 and bf16, compares each graph on the device with eager PyTorch on the
+    CPU over the parity grid, and measures rates as `run` does. Exits with 1 if a graph misses its tolerance.
+
+    Needs an NVIDIA driver, a PyTorch with CUDA, and the extras `gpu` and `export` of this repository. The
+    wheels onnxruntime and onnxruntime-gpu contain the same module: install the second in place of the first.
+    """
+    from benchmarks import cuda  # noqa: PLC0415 - loads PyTorch
+
+    plan = replace(cuda.QUICK if quick else cuda.FULL, device=device)
+    conditions = {"device": "the CPU: nothing here says anything about a GPU"}
+    with failures_reported():
+        if device is Provider.CUDA:
+            conditions = {name: str(value) for name, value in asdict(driver.find_device()).items()}
+            conditions["cuda"] = driver.cuda_version()
+
+    def steps(findings: run.Findings) -> None:
+        for row in cuda.prove_all(cache / "proof", device, quick=quick):
+            console.print(f"proof: {', '.join(row)}")
+            findings.proof.append(row)
+        run.run(plan, cache, (), {}, findings, console.print)
+
+    on_gpu = device is Provider.CUDA
+    found = reported(steps, plan, conditions, out or (RESULTS / "cuda" if on_gpu and not quick else cache))
+    if on_gpu and not all("holds" in row for row in found.proof):
+        raise typer.Exit(1)
+
+
+def reported(
+    steps: Callable[[run.Findings], None], plan: Plan, conditions: dict[str, str], folder: Path
+) -> run.Findings:
+    """Runs what fills findings, and writes their report; an interrupted run reports what it found."""
+    findings, started = run.Findings(), time.monotonic()
+    conditions = {"date": now(), **machine(), **library_versions(), **conditions}
+    conditions |= {
+        "extent": f"{plan.rounds} rounds of {plan.seconds:g} s each",
+        "load average before": f"{os.getloadavg()[0]:.2f}",
+    }
     with failures_reported():
         try:
-            run.run(plan, cache, server_option or (), peers, findings, console.print)
-        finally:  # an interrupted run reports what it measured
-            conditions |= {
-                "extent": f"{'quick' if quick else 'full'}, {plan.rounds} rounds of {plan.seconds:g} s each",
-                "duration": f"{time.monotonic() - started:,.0f} s",
-                "server options": " ".join(server_option or ()) or "defaults",
-                "load average before": f"{load:.2f}",
-            }
-            folder = out or (cache / "quick" if quick else RESULTS)
+            steps(findings)
+        finally:
+            conditions["duration"] = f"{time.monotonic() - started:,.0f} s"
             console.print(f"wrote {report.write(findings, conditions, folder)}")
+    return findings
 
 
 @app.command("compare")
@@ -130,21 +186,19 @@ def compare(
 
 def contest(table: Table, cell: Cell, systems: Sequence[Served], rounds: int) -> None:
     """Measures systems in rounds, and compares the first with each."""
-    from benchmarks.report import middle, with_range  # noqa: PLC0415 - needs matplotlib
-
     name = f"{cell.name}, stream" if systems[0].api is Api.ATTENTION_STREAM else cell.name
     console.print(f"measuring {name}")
     answers = [system.first_response(cell) for system in systems]
-    if not all(agree(answer, answers[0]) for answer in answers):
+    if not all(agree(answer, answers[0], cell.model.precision) for answer in answers):
         raise MeasurementError(f"{name}: the servers return different context vectors")
     found = measure_in_rounds(cell, systems, rounds, [])
     table.add_section()
     for system in systems:
         rate = of(found, system.name, sequences_per_second)
         cost = of(found, system.name, lambda one: one.server_us)
-        against = with_range(ratio(found, systems[0].name, system.name))
+        against = report.with_range(ratio(found, systems[0].name, system.name))
         failed = str(found[system.name].count(None))
-        table.add_row(name, system.name, middle(rate), against, middle(cost), failed)
+        table.add_row(name, system.name, report.middle(rate), against, report.middle(cost), failed)
 
 
 @contextmanager
@@ -152,7 +206,7 @@ def failures_reported() -> Iterator[None]:
     """Turns expected failures into one message and exit status 1."""
     try:
         yield
-    except (CallFailedError, MeasurementError, OSError, RuntimeError) as error:
+    except (CallFailedError, MeasurementError, OSError, ProviderError, RuntimeError) as error:
         Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(f"error: {error}")
         raise typer.Exit(1) from error
 

@@ -225,21 +225,6 @@ class _Channel:
 Caller = UnaryCaller | StreamCaller
 
 
-def call_once(target: str, method: bytes, data: bytes, *, stream: bool = False) -> bytes:
-    """Sends one request and returns its response.
-
-    Raises:
-        CallFailedError: The call failed; an unreachable server counts as a failure at once.
-    """
-    kind = StreamCaller if stream else UnaryCaller
-    caller = kind(target, method, [EncodedRequest(data, 1, 0)])
-    caller.start()
-    try:
-        return caller.receive()
-    finally:
-        caller.close()
-
-
 def _is_ok(operation: Any) -> bool:
     return bool(operation.code() == cygrpc.StatusCode.ok)
 

@@ -1,9 +1,7 @@
 """A working copy of this repository at any commit, of which only the command line is used."""
 
-import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,12 +9,10 @@ from hashlib import sha256
 from pathlib import Path
 
 from benchmarks.compute import VERSION, save_weights
-from benchmarks.processes import ServerAddress, free_ports, running, worker
-from benchmarks.workload import AttentionKind, Model
-
-ROOT = Path(__file__).resolve().parents[1]
-READY_SECONDS = 120
-POLL_SECONDS = 0.1
+from benchmarks.processes import ServerAddress, worker
+from benchmarks.workload import Model
+from scripts import local_server
+from scripts.local_server import ROOT
 
 
 @dataclass(frozen=True)
@@ -30,12 +26,6 @@ class Checkout:
         """The interpreter of the checkout's environment; that of this process if it has none."""
         own = self.root / ".venv/bin/python"
         return own if own.exists() else Path(sys.executable)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Environment variables: the checkout's own packages come first; no setting of the server is set."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
-        return {**kept, "PYTHONPATH": f"{self.root}{os.pathsep}{self.root / 'clients/python/src'}"}
 
     def models(self, models: Iterable[Model], cache: Path) -> Path:
         """Exports models with this checkout's exporter unless present; returns their repository.
@@ -64,11 +54,10 @@ class Checkout:
 
     def _export(self, model: Model, weights: Path, repository: Path) -> None:
         command: list[str | Path] = [self.python, "-m", "export", "--weights", weights, "--layout", "generic"]
-        command += ["--heads", str(model.heads), "--name", model.name, "--out", repository]
-        if model.kind is not AttentionKind.SELF:
-            command.append(f"--{model.kind}")
+        command += ["--heads", str(model.heads), "--precision", model.precision.value]
+        command += ["--name", model.name, "--out", repository]
         result = subprocess.run(  # noqa: S603 - a command of this repository
-            command, cwd=self.root, env=self.environment, capture_output=True, text=True, check=False
+            command, cwd=self.root, capture_output=True, text=True, check=False
         )
         if result.returncode:
             raise RuntimeError(
@@ -81,18 +70,7 @@ class Checkout:
 
         Raises:
             RuntimeError: The server ended before it was ready; the message holds its log.
-            TimeoutError: The server was not ready within 120 seconds.
+            TimeoutError: The server was not ready in time.
         """
-        (port,) = free_ports()
-        command: list[str | Path] = [self.python, "-m", "server", "--model-repository", repository]
-        command += ["--port", str(port), "--metrics-port", "0", *options]
-        with running(command, log, self.environment, self.root) as process:
-            address = f"127.0.0.1:{port}"
-            until = time.monotonic() + READY_SECONDS
-            while " serving " not in log.read_text():
-                if process.poll() is not None:
-                    raise RuntimeError(f"the server of {self.root} ended:\n{log.read_text()}")
-                if time.monotonic() > until:
-                    raise TimeoutError(f"the server of {self.root} is not ready:\n{log.read_text()}")
-                time.sleep(POLL_SECONDS)
-            yield ServerAddress(address, process.pid)
+        with local_server.serving(repository, log, *options, root=self.root, python=self.python) as server:
+            yield ServerAddress(server.target, server.process.pid)

@@ -13,15 +13,16 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
 from attention_serving.artifact.manifest import KEY_LENGTHS, GraphKind, Manifest
+from attention_serving.server.engine.run.provider import Device, Provider
+from attention_serving.server.engine.run.session import Session
 from benchmarks.processes import cores
-from benchmarks.workload import Array, AttentionKind, Inputs, Lengths, Model, sequences
+from benchmarks.workload import Array, Lengths, Model, sequences
 
 VERSION = "1"
-Prepare = Callable[[Path, Model, "PaddedBatch"], Callable[[], Any]]
+Prepare = Callable[[Path, Model, "PaddedBatch", Provider], Callable[[], Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,42 +30,40 @@ class PaddedBatch:
     """Inputs of one run.
 
     Attributes:
-        inputs: Arrays by input name, (B, T, d) each, with zeros after the end of a shorter sequence.
-        key_lengths: (B,) if a mask is needed; None if nothing is padded, and for causal attention, which does
-            not reach the padding behind the sequence.
+        query: (B, T, d), with zeros after the end of a shorter sequence.
+        key_lengths: (B,); None if nothing is padded.
         sequences: B.
         tokens: Query rows without padding.
     """
 
-    inputs: dict[str, Array]
+    query: Array
     key_lengths: NDArray[np.int64] | None
     sequences: int
     tokens: int
 
 
-def pad(model: Model, group: Sequence[Inputs]) -> PaddedBatch:
-    """Combines sequences into one batch."""
-    columns = list(zip(*group, strict=True))
-    uneven = any(len({len(array) for array in column}) > 1 for column in columns)
-    key_lengths = np.array([len(array) for array in columns[-1]], np.int64)
+def pad(group: Sequence[Array]) -> PaddedBatch:
+    """Combines sequences (T, d) into one batch."""
+    lengths = np.array([len(rows) for rows in group], np.int64)
+    query = np.zeros((len(group), lengths.max(), group[0].shape[1]), np.float32)
+    for place, rows in zip(query, group, strict=True):
+        place[: len(rows)] = rows
     return PaddedBatch(
-        inputs={name: _stack(column) for name, column in zip(model.inputs, columns, strict=True)},
-        key_lengths=key_lengths if uneven and model.kind is not AttentionKind.CAUSAL else None,
+        query=query,
+        key_lengths=None if (lengths == lengths[0]).all() else lengths,
         sequences=len(group),
-        tokens=sum(len(array) for array in columns[0]),
+        tokens=int(lengths.sum()),
     )
 
 
-def _stack(arrays: Sequence[Array]) -> Array:
-    """(Tᵢ, d) each to (B, T, d)."""
-    stacked = np.zeros((len(arrays), max(map(len, arrays)), arrays[0].shape[1]), np.float32)
-    for row, array in zip(stacked, arrays, strict=True):
-        row[: len(array)] = array
-    return stacked
-
-
 def measure(
-    prepare: Prepare, repository: Path, model: Model, lengths: Lengths, size: int, seconds: float
+    prepare: Prepare,
+    repository: Path,
+    model: Model,
+    lengths: Lengths,
+    size: int,
+    seconds: float,
+    device: Provider,
 ) -> tuple[float, float, float]:
     """Measures a library with `size` sequences available at a time: `onnx_run` or `eager_run`.
 
@@ -72,12 +71,12 @@ def measure(
         Sequences and query rows per second, and the median duration of a call in microseconds.
     """
     pool = sequences(model, lengths)
-    ways = [[pad(model, [one]) for one in pool]]
+    ways = [[pad([one]) for one in pool]]
     if size > 1:
         full = pool * -(-size // len(pool))  # repeats a small pool to fill one batch
-        ways.append([pad(model, full[at : at + size]) for at in range(0, len(full), size)])
+        ways.append([pad(full[at : at + size]) for at in range(0, len(full), size)])
     found = [
-        _time([(prepare(repository, model, one), one) for one in batches], seconds / len(ways))
+        _time([(prepare(repository, model, one, device), one) for one in batches], seconds / len(ways))
         for batches in ways
     ]
     return max(found, key=lambda result: result[1])
@@ -99,37 +98,46 @@ def _time(calls: list[tuple[Callable[[], Any], PaddedBatch]], seconds: float) ->
     return rate * counts[0], rate * counts[1], 1e6 * median(durations)
 
 
-def onnx_run(repository: Path, model: Model, batch: PaddedBatch) -> Callable[[], Any]:
-    """Prepares a run of ONNX Runtime, which returns a list of arrays."""
+def onnx_run(repository: Path, model: Model, batch: PaddedBatch, device: Provider) -> Callable[[], Any]:
+    """Prepares a run of ONNX Runtime, which returns arrays by name."""
     kind = GraphKind.PLAIN if batch.key_lengths is None else GraphKind.LENGTHS
     lengths = {} if batch.key_lengths is None else {KEY_LENGTHS: batch.key_lengths}
-    session = _session(repository / model.name / VERSION, kind)
-    return partial(session.run, None, {**batch.inputs, **lengths})
+    session = _session(repository / model.name / VERSION, kind, device)
+    return partial(session.run, {"query": batch.query, **lengths})
 
 
 @lru_cache
-def _session(folder: Path, kind: GraphKind) -> onnxruntime.InferenceSession:
+def _session(folder: Path, kind: GraphKind, device: Provider) -> Session:
     """One thread for each core, not pinned, as in the service."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = cores()
     path = folder / Manifest.load(folder).graphs[kind].file
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return Session(path.resolve(), Device(device, threads=cores()))
 
 
-def expected_context(repository: Path, model: Model, lengths: Lengths, count: int) -> list[Array]:
-    """Returns the context vectors of the first `count` sequences, each run alone, (Tq, d) each."""
-    batches = [pad(model, [one]) for one in sequences(model, lengths)[:count]]
-    return [onnx_run(repository, model, batch)()[0][0] for batch in batches]
+def expected_context(repository: Path, model: Model, lengths: Lengths, device: Provider) -> list[Array]:
+    """Returns the context vectors of the first sequence, (T, d), in a list."""
+    batch = pad(sequences(model, lengths)[:1])
+    return list(onnx_run(repository, model, batch, device)()["context_vectors"])
 
 
-def eager_run(_repository: Path, model: Model, batch: PaddedBatch) -> Callable[[], Any]:
-    """Prepares a run of eager PyTorch."""
+def eager_run(_repository: Path, model: Model, batch: PaddedBatch, device: Provider) -> Callable[[], Any]:
+    """Prepares a run of eager PyTorch: from float32 on the host to float32 on the host."""
     import torch  # noqa: PLC0415 - ONNX Runtime is measured without it
 
-    module = build(model)
-    inputs = [torch.from_numpy(array) for array in batch.inputs.values()]
-    key_lengths = None if batch.key_lengths is None else torch.from_numpy(batch.key_lengths)
-    return torch.inference_mode()(partial(module, *inputs, key_lengths=key_lengths))
+    from attention_serving.export.quantisation import HALF_TYPES  # noqa: PLC0415
+
+    dtype = HALF_TYPES.get(model.precision, torch.float32)
+    module = build(model).to(device.value, dtype)
+    query = torch.from_numpy(batch.query)
+    if device is Provider.CUDA:
+        query = query.pin_memory()
+    key_lengths = None if batch.key_lengths is None else torch.from_numpy(batch.key_lengths).to(device.value)
+
+    @torch.inference_mode()
+    def call() -> Any:
+        there = query.to(device.value, non_blocking=True).to(dtype)
+        return module(there, key_lengths=key_lengths)[0].float().cpu()
+
+    return call
 
 
 @lru_cache
@@ -140,15 +148,9 @@ def build(model: Model) -> Any:
     from attention_serving.model.attention import MultiHeadAttention  # noqa: PLC0415
     from attention_serving.model.config import AttentionConfig  # noqa: PLC0415
 
-    config = AttentionConfig(
-        d_query=model.width,
-        num_heads=model.heads,
-        cross=model.kind is AttentionKind.CROSS,
-        causal=model.kind is AttentionKind.CAUSAL,
-    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return MultiHeadAttention(config).eval()
+        return MultiHeadAttention(AttentionConfig(d_query=model.width, num_heads=model.heads)).eval()
 
 
 def save_weights(model: Model, folder: Path) -> Path:

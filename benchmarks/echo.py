@@ -6,12 +6,10 @@ ceiling for it. `python -m benchmarks.echo PORT` serves on loopback until it is 
 """
 
 import sys
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
-
-from benchmarks.wire import ECHO_HALF
 
 OPTIONS = ((b"grpc.max_receive_message_length", -1), (b"grpc.max_send_message_length", -1))
 # Calls that the core may accept before the previous ones are handled.
@@ -21,7 +19,7 @@ WITHOUT_XDS = False
 
 
 class EchoServer:
-    """Serves every method: returns the request, or its first half for the method ECHO_HALF."""
+    """Serves every method: returns the request."""
 
     def __init__(self, port: int) -> None:
         self._queue = cygrpc.CompletionQueue()
@@ -46,26 +44,20 @@ class EchoServer:
     def _accepted(self, event: Any) -> None:
         self._accept_next()
         operation = cygrpc.ReceiveMessageOperation(NO_FLAGS)
-        reply = _reply_to(event.call, event.call_details.method, operation)
-        event.call.start_server_batch((operation,), reply)
+        event.call.start_server_batch((operation,), partial(_reply, event.call, operation))
 
 
-def _reply_to(call: Any, method: str | bytes, operation: Any) -> Callable[[Any], None]:
-    half = method in {ECHO_HALF, ECHO_HALF.decode()}
-
-    def reply(_event: Any) -> None:
-        message = operation.message()
-        if message is None:  # the caller cancelled
-            return
-        operations = (
-            cygrpc.SendInitialMetadataOperation(None, NO_FLAGS),
-            cygrpc.SendMessageOperation(message[: len(message) // 2] if half else message, NO_FLAGS),
-            cygrpc.SendStatusFromServerOperation((), cygrpc.StatusCode.ok, b"", NO_FLAGS),
-            cygrpc.ReceiveCloseOnServerOperation(NO_FLAGS),
-        )
-        call.start_server_batch(operations, lambda _event: None)  # nothing remains to be done
-
-    return reply
+def _reply(call: Any, operation: Any, _event: Any) -> None:
+    message = operation.message()
+    if message is None:  # the caller cancelled
+        return
+    operations = (
+        cygrpc.SendInitialMetadataOperation(None, NO_FLAGS),
+        cygrpc.SendMessageOperation(message, NO_FLAGS),
+        cygrpc.SendStatusFromServerOperation((), cygrpc.StatusCode.ok, b"", NO_FLAGS),
+        cygrpc.ReceiveCloseOnServerOperation(NO_FLAGS),
+    )
+    call.start_server_batch(operations, lambda _event: None)  # nothing remains to be done
 
 
 if __name__ == "__main__":

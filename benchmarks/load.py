@@ -16,9 +16,9 @@ from itertools import cycle
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.channel import Caller, Completion, EncodedRequest, StreamCaller, UnaryCaller, call_once, clock
+from benchmarks.channel import Caller, Completion, EncodedRequest, StreamCaller, UnaryCaller, clock
 from benchmarks.processes import process_tree, processor_seconds
-from benchmarks.wire import Api, decode, encode, method
+from benchmarks.wire import METHODS, Api, decode, encode
 from benchmarks.workload import Array, Lengths, Model, sequences
 
 HEAD_START = 50_000_000
@@ -95,7 +95,7 @@ def encoded_requests(endpoint: Endpoint) -> tuple[EncodedRequest, ...]:
         EncodedRequest(
             encode(endpoint.api, endpoint.model, group),
             len(group),
-            sum(len(one[0]) for one in group),
+            sum(map(len, group)),
         )
         for group in groups
     )
@@ -160,7 +160,7 @@ def send_when_due(callers: Sequence[Caller], due: NDArray[np.int64]) -> list[Com
 
 def _open(endpoint: Endpoint) -> Caller:
     kind = StreamCaller if endpoint.api is Api.ATTENTION_STREAM else UnaryCaller
-    return kind(endpoint.address, method(endpoint.api, endpoint.model), encoded_requests(endpoint))
+    return kind(endpoint.address, METHODS[endpoint.api], encoded_requests(endpoint))
 
 
 class _Meter:
@@ -187,13 +187,15 @@ class _Meter:
 
 
 def first_response(endpoint: Endpoint) -> list[Array]:
-    """Returns the context vectors of the first request, (Tq, d) each; for the echo, the bytes it returned.
+    """Returns the context vectors of the first request, (T, d) each; for the echo, the bytes it returned.
 
     Raises:
         CallFailedError: The call failed.
         ValueError: The response reports an error or does not parse.
     """
-    path = method(endpoint.api, endpoint.model)
-    stream = endpoint.api is Api.ATTENTION_STREAM
-    data = call_once(endpoint.address, path, encoded_requests(endpoint)[0].data, stream=stream)
-    return decode(endpoint.api, data, endpoint.model)
+    caller = _open(endpoint)
+    try:
+        caller.start()
+        return decode(endpoint.api, caller.receive(), endpoint.model)
+    finally:
+        caller.close()

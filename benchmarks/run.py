@@ -1,20 +1,19 @@
 """A run: starts the systems, measures every cell in rounds, and keeps what was found."""
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from os import environ
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks import compute, load
-from benchmarks.channel import CallFailedError, call_once
+from benchmarks.channel import CallFailedError
 from benchmarks.checkout import Checkout
-from benchmarks.load import MeasurementWindow
+from benchmarks.load import Endpoint, MeasurementWindow
 from benchmarks.processes import ServerAddress, free_ports, running, worker
 from benchmarks.systems import (
     InProcess,
@@ -26,8 +25,9 @@ from benchmarks.systems import (
     percentiles,
     sequences_per_second,
 )
-from benchmarks.wire import ECHO_WHOLE, Api
-from benchmarks.workload import MIXED, AttentionKind, Cell, Model, Plan
+from benchmarks.wire import Api
+from benchmarks.workload import MIXED, NARROW, SHORT, Array, Cell, Model, Plan
+from scripts.local_server import ROOT
 
 ONNX, EAGER, ECHO = "ONNX Runtime in process", "eager PyTorch in process", "bare gRPC echo"
 SERVICE, TYPED, STREAM = "service", "service, attention.v1", "service, stream"
@@ -49,11 +49,12 @@ class AtRate:
 
 @dataclass
 class Findings:
-    """What a run has measured so far."""
+    """What a run has measured so far; `proof` is filled on a GPU only."""
 
     grid: dict[Cell, dict[str, list[Measurement | None]]] = field(default_factory=dict)
     at_rates: list[AtRate] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    proof: list[tuple[str, ...]] = field(default_factory=list)
 
 
 @contextmanager
@@ -61,11 +62,10 @@ def echo(work: Path) -> Iterator[ServerAddress]:
     """Runs the transport ceiling."""
     (port,) = free_ports()
     address, command = f"127.0.0.1:{port}", [sys.executable, "-m", "benchmarks.echo", str(port)]
-    environment = {**os.environ, **Checkout().environment}
-    with running(command, work / "echo.log", environment, Checkout().root) as process:
+    with running(command, work / "echo.log", environ, ROOT) as process:
         for _ in range(100):
             try:
-                call_once(address, ECHO_WHOLE, b"")
+                load.first_response(Endpoint(address, process.pid, Api.ECHO, NARROW, SHORT))
                 break
             except CallFailedError:
                 time.sleep(0.1)
@@ -93,6 +93,7 @@ def run(
     work = (cache / "work").resolve()
     work.mkdir(parents=True, exist_ok=True)
     repository = Checkout().models(plan.models, cache)
+    options = (f"--provider={plan.device}", *plan.server_options, *options)
     with ExitStack() as stack:
         generator, onnx, torch = (stack.enter_context(worker()) for _ in range(3))
         service = stack.enter_context(Checkout().serving(repository, work / "service.log", *options))
@@ -106,12 +107,19 @@ def run(
         for name, address in peers.items():
             served.append(Served(name, ServerAddress(address, 0), Api.OPEN_INFERENCE, generator, window))
         alone = [
-            InProcess(ONNX, onnx, compute.onnx_run, repository, plan.compute_seconds),
-            InProcess(EAGER, torch, compute.eager_run, repository, plan.compute_seconds),
+            InProcess(ONNX, onnx, compute.onnx_run, repository, plan.compute_seconds, plan.device),
+            InProcess(EAGER, torch, compute.eager_run, repository, plan.compute_seconds, plan.device),
         ]
         for model in plan.models:
             report_progress(f"{model.name}: first answers")
-            valid = _valid(model, served, onnx, repository, findings.failures)
+            try:
+                expected = onnx.submit(
+                    compute.expected_context, repository, model, MIXED, plan.device
+                ).result()
+            except Exception as error:  # ONNX Runtime raises many types
+                findings.failures.append(f"{ONNX}, {model.name}, all cells: {str(error)[:300]}")
+                continue
+            valid = _valid(model, served, expected, findings.failures)
             for cell in plan.cells(model):
                 report_progress(cell.name)
                 systems: list[Served | InProcess] = [*alone, *valid]
@@ -123,21 +131,17 @@ def run(
 
 
 def _valid(
-    model: Model, served: Sequence[Served], onnx: ProcessPoolExecutor, repository: Path, failures: list[str]
+    model: Model, served: Sequence[Served], expected: list[Array], failures: list[str]
 ) -> list[Served]:
     """Returns the systems that answer a first request with the right values."""
     found = []
-    expected = onnx.submit(compute.expected_context, repository, model, MIXED, 1).result()
     for system in served:
-        # attention.v1 is measured with self-attention only.
-        if model.kind is not AttentionKind.SELF and system.name in (TYPED, STREAM):
-            continue
         try:
             first = system.first_response(Cell(model, MIXED, 1))
         except (CallFailedError, ValueError) as error:
             failures.append(f"{system.name}, {model.name}, all cells: {error}")
             continue
-        if system.api is Api.ECHO or agree(first, expected):
+        if system.api is Api.ECHO or agree(first, expected, model.precision):
             found.append(system)
         else:
             failures.append(

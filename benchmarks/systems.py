@@ -10,6 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from attention_serving.artifact.tolerance import Tolerance
+from attention_serving.export.precision import TOLERANCES, Precision
+from attention_serving.server.engine.run.provider import Provider
 from benchmarks import compute, load
 from benchmarks.channel import CallFailedError
 from benchmarks.load import Endpoint, MeasurementWindow
@@ -17,8 +20,8 @@ from benchmarks.processes import ServerAddress
 from benchmarks.wire import Api
 from benchmarks.workload import Array, Cell
 
-# Between two versions of ONNX Runtime. Tests verify the tolerance of the service itself.
-RTOL, ATOL = 1e-4, 1e-4
+# In fp32 between two versions of ONNX Runtime. Tests verify the tolerance of the service itself.
+ACCEPTED = {**TOLERANCES, Precision.FP32: Tolerance(rtol=1e-4, atol=1e-4)}
 PERCENTS = (50, 90, 99, 99.9)
 
 
@@ -91,12 +94,16 @@ class InProcess:
     prepare: compute.Prepare
     repository: Path
     seconds: float
+    device: Provider
 
     def measure(self, cell: Cell) -> Measurement:
         """Measures the library once."""
         size = cell.per_request if cell.per_request > 1 else cell.in_flight
-        arguments = (self.repository, cell.model, cell.lengths, size, self.seconds)
-        return Measurement(*self.worker.submit(compute.measure, self.prepare, *arguments).result())
+        arguments = (self.repository, cell.model, cell.lengths, size, self.seconds, self.device)
+        try:
+            return Measurement(*self.worker.submit(compute.measure, self.prepare, *arguments).result())
+        except Exception as error:  # each library raises its own, such as for too little memory
+            raise MeasurementError(str(error)[:300]) from error
 
 
 def measure_in_rounds(
@@ -116,12 +123,9 @@ def measure_in_rounds(
     return found
 
 
-def agree(found: list[Array], expected: list[Array]) -> bool:
+def agree(found: list[Array], expected: list[Array], precision: Precision) -> bool:
     """Returns whether two lists hold as many arrays, of equal shapes and of values within the tolerance."""
-    return len(found) == len(expected) and all(
-        one.shape == other.shape and np.allclose(one, other, rtol=RTOL, atol=ATOL)
-        for one, other in zip(found, expected, strict=True)
-    )
+    return len(found) == len(expected) and all(map(ACCEPTED[precision].holds, found, expected))
 
 
 class Spread(NamedTuple):
@@ -156,11 +160,6 @@ def ratio(rounds: Rounds, over: str, under: str) -> Spread | None:
 def sequences_per_second(one: Measurement) -> float:
     """Sequences per second."""
     return one.sequences_per_second
-
-
-def tokens_per_second(one: Measurement) -> float:
-    """Query rows per second."""
-    return one.tokens_per_second
 
 
 def percentiles(latencies: NDArray[np.int64]) -> list[float | None]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.inference import open_inference_pb2
-from benchmarks.workload import Array, Inputs, Model
+from benchmarks.workload import Array, Model
 
 
 class Api(StrEnum):
@@ -23,20 +23,11 @@ METHODS = {
     Api.OPEN_INFERENCE: b"/inference.GRPCInferenceService/ModelInfer",
     Api.ATTENTION: b"/attention.v1.AttentionService/Attend",
     Api.ATTENTION_STREAM: b"/attention.v1.AttentionService/AttendStream",
+    Api.ECHO: b"/benchmarks.Echo/Echo",
 }
-# A response holds context vectors only, which are as many bytes as one of the inputs.
-ECHO_WHOLE = b"/benchmarks.Echo/Whole"
-ECHO_HALF = b"/benchmarks.Echo/Half"
 
 
-def method(api: Api, model: Model) -> bytes:
-    """Returns the path of the RPC."""
-    if api is Api.ECHO:
-        return ECHO_WHOLE if len(model.inputs) == 1 else ECHO_HALF
-    return METHODS[api]
-
-
-def encode(api: Api, model: Model, sequences: Sequence[Inputs]) -> bytes:
+def encode(api: Api, model: Model, sequences: Sequence[Array]) -> bytes:
     """Encodes one request. attention.v1 accepts any number of sequences, the other APIs one."""
     if api is Api.ATTENTION:
         return _attention(model, sequences).SerializeToString()
@@ -48,7 +39,7 @@ def encode(api: Api, model: Model, sequences: Sequence[Inputs]) -> bytes:
 
 
 def decode(api: Api, response: bytes, model: Model) -> list[Array]:
-    """Returns the context vectors of each sequence, (Tq, d); for the echo, the bytes that it returned.
+    """Returns the context vectors of each sequence, (T, d); for the echo, the bytes that it returned.
 
     Raises:
         ValueError: The response reports an error, or does not parse.
@@ -68,23 +59,21 @@ def decode(api: Api, response: bytes, model: Model) -> list[Array]:
     return _ragged(attention_pb2.AttendResponse.FromString(response).context_vectors)
 
 
-def _open_inference(model: Model, sequence: Inputs) -> open_inference_pb2.ModelInferRequest:
+def _open_inference(model: Model, sequence: Array) -> open_inference_pb2.ModelInferRequest:
     request = open_inference_pb2.ModelInferRequest(model_name=model.name)
-    for name, array in zip(model.inputs, sequence, strict=True):
-        request.inputs.add(name=name, datatype="FP32", shape=(1, *array.shape))
-        request.raw_input_contents.append(array.tobytes())
+    request.inputs.add(name="query", datatype="FP32", shape=(1, *sequence.shape))
+    request.raw_input_contents.append(sequence.tobytes())
     return request
 
 
-def _attention(model: Model, sequences: Sequence[Inputs]) -> attention_pb2.AttendRequest:
-    request = attention_pb2.AttendRequest(model_name=model.name)
-    for name, arrays in zip(model.inputs, zip(*sequences, strict=True), strict=True):
-        message = getattr(request, name)
-        message.data_type = attention_pb2.DATA_TYPE_FP32
-        message.width = model.width
-        message.lengths.extend(len(array) for array in arrays)
-        message.data = b"".join(array.tobytes() for array in arrays)
-    return request
+def _attention(model: Model, sequences: Sequence[Array]) -> attention_pb2.AttendRequest:
+    query = attention_pb2.VectorSequences(
+        data_type=attention_pb2.DATA_TYPE_FP32,
+        width=model.width,
+        lengths=[len(sequence) for sequence in sequences],
+        data=b"".join(sequence.tobytes() for sequence in sequences),
+    )
+    return attention_pb2.AttendRequest(model_name=model.name, query=query)
 
 
 def _ragged(message: attention_pb2.VectorSequences) -> list[Array]:

@@ -1,10 +1,9 @@
 """What is measured: models, lengths, the cells of the grid, and the extent of a run.
 
-Shapes: T, Tq, Tk rows of a sequence; d its width.
+Shapes: T rows of a sequence; d its width.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
@@ -12,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attention_serving.export.precision import Precision
+from attention_serving.server.engine.run.provider import Provider
+
 Array = NDArray[Any]
-Inputs = tuple[Array, ...]
-"""One sequence: an array for each input of the model, (Tq, d), and for cross-attention also (Tk, d)."""
 
 MIXED_POOL, UNIFORM_POOL, LONG_POOL = 64, 4, 1
 LONG_ROWS = 2048
@@ -27,32 +27,20 @@ BATCH_REQUEST = 64
 """Sequences of a request that holds many."""
 
 
-class AttentionKind(StrEnum):
-    """Which attention a model computes."""
-
-    SELF = "self"
-    CAUSAL = "causal"
-    CROSS = "cross"
-
-
 @dataclass(frozen=True)
 class Model:
-    """A measured model, by its own name in the repository if it has one."""
+    """A measured self-attention module, by its own name in the repository if it has one."""
 
-    kind: AttentionKind
     width: int
     heads: int
+    precision: Precision = Precision.FP32
     served_as: str = ""
 
     @property
     def name(self) -> str:
         """Name of the model in the repository."""
-        return self.served_as or f"{self.kind}-{self.width}x{self.heads}"
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the model's inputs. Cross-attention uses its key as the value."""
-        return ("query", "key") if self.kind is AttentionKind.CROSS else ("query",)
+        suffix = "" if self.precision is Precision.FP32 else f"-{self.precision}"
+        return self.served_as or f"self-{self.width}x{self.heads}{suffix}"
 
 
 @dataclass(frozen=True)
@@ -89,20 +77,11 @@ class Lengths:
 
 
 @lru_cache(maxsize=16)
-def sequences(model: Model, lengths: Lengths) -> tuple[Inputs, ...]:
-    """Returns the sequences that are sent to every system, in this order, repeatedly.
-
-    A key is as long as the query of the next sequence, so that mixed lengths hold keys that are longer than
-    their query and keys that are shorter.
-    """
-    rows = lengths.draw(lengths.pool)
+def sequences(model: Model, lengths: Lengths) -> tuple[Array, ...]:
+    """Returns the sequences (T, d) that are sent to every system, in this order, repeatedly."""
     rng = np.random.default_rng(1)
-    shapes = [
-        [rows[(at + shift) % len(rows)] for shift in range(len(model.inputs))] for at in range(len(rows))
-    ]
     return tuple(
-        tuple(rng.standard_normal((length, model.width), dtype=np.float32) for length in shape)
-        for shape in shapes
+        rng.standard_normal((length, model.width), dtype=np.float32) for length in lengths.draw(lengths.pool)
     )
 
 
@@ -125,12 +104,13 @@ class Cell:
     def name(self) -> str:
         """Name in reports."""
         each = f" of {self.per_request}" if self.per_request > 1 else ""
-        kind = "" if self.model.kind is AttentionKind.SELF else f"{self.model.kind}, "
-        return f"{kind}{self.lengths.name} x {self.model.width}, {self.in_flight}{each} in flight"
+        precision = self.model.precision
+        shown = "" if precision is Precision.FP32 else f"{precision}, "
+        return f"{shown}{self.lengths.name} x {self.model.width}, {self.in_flight}{each} in flight"
 
 
-NARROW = Model(AttentionKind.SELF, 64, 4)
-WIDE = Model(AttentionKind.SELF, 768, 12)
+NARROW = Model(64, 4)
+WIDE = Model(768, 12)
 SHORT, MIDDLE, LONG, MIXED = Lengths(6), Lengths(128), Lengths(512), Lengths(512, mixed=True)
 
 
@@ -144,19 +124,23 @@ class Plan:
         seconds: Length of one measurement under load; compute_seconds: in process; open_seconds: at a rate.
         warm_seconds: Load before each measurement.
         shares: Rates of the open loop, as shares of a system's rate in the cell's closed loop.
+        device: Where the service and the libraries in process compute.
+        server_options: Options of `python -m server` beside those of the command line.
     """
 
     models: tuple[Model, ...]
     lengths: tuple[Lengths, ...]
     in_flight: tuple[int, ...]
     extra: tuple[Cell, ...]
-    open_cells: tuple[Cell, ...]
+    open_cells: tuple[Cell, ...] = ()
     shares: tuple[float, ...] = (0.2, 0.5, 0.8)
     rounds: int = 3
     seconds: float = 0.25
     warm_seconds: float = 0.05
     compute_seconds: float = 0.12
     open_seconds: float = 1.0
+    device: Provider = Provider.CPU
+    server_options: tuple[str, ...] = ()
 
     def cells(self, model: Model) -> list[Cell]:
         """Returns all cells of a model."""
@@ -166,7 +150,7 @@ class Plan:
 
 BATCHES = tuple(Cell(model, MIXED, 4, BATCH_REQUEST) for model in (NARROW, WIDE))
 FULL = Plan(
-    models=tuple(Model(kind, model.width, model.heads) for model in (NARROW, WIDE) for kind in AttentionKind),
+    models=(NARROW, WIDE),
     lengths=(SHORT, MIDDLE, LONG, MIXED),
     in_flight=(1, 8, 32),
     extra=(

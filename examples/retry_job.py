@@ -1,12 +1,10 @@
 """A task for a scheduler such as Airflow: enriches a table on servers, and is safe to run again at any time.
 
     make serve                                               # in another terminal
-    python -m examples.make_table embeddings.parquet
     python -m examples.retry_job embeddings.parquet enriched.parquet --server 127.0.0.1:8001
 
 - A short outage: requests that a lost server has not answered are sent again, for `--retry-seconds`.
-- A longer one: the task is attempted again after a delay that doubles, and keeps its finished chunks.
-- The task is killed, or all attempts fail: the scheduler runs the same command again, which continues.
+- A longer one, or the task is killed: the scheduler runs the same command again, which continues.
 - The output is complete: the same command computes nothing and succeeds.
 
 Exit status: 0 if the output is complete; 1 if repeating the task does not help; 2 for wrong usage; 75
@@ -14,36 +12,11 @@ Exit status: 0 if the output is complete; 1 if repeating the task does not help;
 """
 
 import argparse
-import logging
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
-from attention_client.enrich import EnrichError, ServersUnavailableError, Summary, enrich
-
-log = logging.getLogger("retry_job")
-
-
-def attempt(task: Callable[[], Summary], *, attempts: int, delay: float) -> Summary:
-    """Runs a task until it succeeds, fails for good, or has failed `attempts` times.
-
-    Args:
-        task: Continues where its last run ended.
-        attempts: Number of runs, 1 or more.
-        delay: Seconds before the second run; doubled before each further run.
-    """
-    for left in range(attempts - 1, -1, -1):
-        try:
-            return task()
-        except ServersUnavailableError as error:
-            log.warning("%s (%d attempts left)", error, left)
-            if not left:
-                raise
-            time.sleep(delay)
-            delay *= 2
-    raise ValueError(f"attempts={attempts}; must be 1 or more")
+from attention_client.enrich import EnrichError, ServersUnavailableError, enrich
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -54,33 +27,26 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--server", action="append", help="HOST:PORT, repeated (default: 127.0.0.1:8001)")
     parser.add_argument("--model", default="multi-head-768x12", help="(default: %(default)s)")
     parser.add_argument("--column", default="embeddings", help="column of sequences (default: %(default)s)")
-    parser.add_argument("--attempts", type=int, default=5, help="runs of the task (default: %(default)s)")
-    parser.add_argument("--delay", type=float, default=5, help="seconds before the second (default: 5)")
     parser.add_argument("--retry-seconds", type=float, default=60, help="without an answer (default: 60)")
-    given = parser.parse_args(arguments)
-    if given.attempts < 1 or given.delay < 0:
-        parser.error("--attempts must be 1 or more, and --delay 0 or more")
-    return given
+    return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the task, and returns the exit status."""
     given = parse(arguments)
-    task = partial(
-        enrich,
-        given.source,
-        given.output,
-        servers=given.server or ["127.0.0.1:8001"],
-        model=given.model,
-        column=given.column,
-        pool="mean",
-        retry_seconds=given.retry_seconds,
-        resume=True,
-    )
     try:
-        summary = attempt(task, attempts=given.attempts, delay=given.delay)
+        summary = enrich(
+            given.source,
+            given.output,
+            servers=given.server or ["127.0.0.1:8001"],
+            model=given.model,
+            column=given.column,
+            pool="mean",
+            retry_seconds=given.retry_seconds,
+            resume=True,
+        )
     except EnrichError as error:
-        log.error("%s", error)
+        print(f"error: {error}", file=sys.stderr)
         return os.EX_TEMPFAIL if isinstance(error, ServersUnavailableError) else 1
     computed = summary.rows - summary.resumed_rows
     print(f"{summary.output}: {summary.rows} rows, {computed} of them computed now")
@@ -88,5 +54,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     sys.exit(main())

@@ -39,9 +39,11 @@ class ServerProcess:
 
 
 @contextmanager
-def serving(repository: Path, log: Path, *options: str) -> Iterator[ServerProcess]:
-    """Runs a server on ports that the system chooses, until the block ends."""
-    process = start(repository, log, *options)
+def serving(
+    repository: Path, log: Path, *options: str, root: Path = ROOT, python: Path = Path(sys.executable)
+) -> Iterator[ServerProcess]:
+    """Runs the server of a checkout on ports that the system chooses, until the block ends."""
+    process = start(repository, log, *options, root=root, python=python)
     try:
         ports = _wait_for_ports(process, log)
         yield ServerProcess(process, log, *ports)
@@ -51,13 +53,15 @@ def serving(repository: Path, log: Path, *options: str) -> Iterator[ServerProces
         process.wait(timeout=60)
 
 
-def start(repository: Path, log: Path, *options: str) -> "subprocess.Popen[bytes]":
+def start(
+    repository: Path, log: Path, *options: str, root: Path = ROOT, python: Path = Path(sys.executable)
+) -> "subprocess.Popen[bytes]":
     """Starts a server and returns at once; the log goes to a file."""
-    command = [sys.executable, "-m", MODULE, "--model-repository", str(repository.resolve())]
+    command = [str(python), "-m", MODULE, "--model-repository", str(repository.resolve())]
     with log.open("wb") as file:
-        return subprocess.Popen(  # noqa: S603 - this very interpreter and this very repository
+        return subprocess.Popen(  # noqa: S603 - the server of a checkout
             [*command, "--port=0", "--metrics-port=0", *options],
-            cwd=ROOT,
+            cwd=root,
             stderr=file,
             env={key: value for key, value in os.environ.items() if not key.startswith("ATTENTION_")},
         )

@@ -1,1 +1,1 @@
-"""Clients of other projects, each in an environment of its own, against a live server: `make interop`."""
+"""KServe's SDK, in an environment of its own, against a live server: `make interop`."""

@@ -1,47 +1,15 @@
-"""The load generator and the processes of a run, against a real echo server."""
+"""What figures rest on: arrivals, ratios, and processes that end."""
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import run
-from benchmarks.load import Endpoint, MeasurementWindow, closed_loop, open_loop, poisson
-from benchmarks.processes import ServerAddress, is_running, process_tree, running
-from benchmarks.wire import Api
-from benchmarks.workload import NARROW, SHORT
-
-WINDOW = MeasurementWindow(seconds=0.05, warm_seconds=0.01)
-
-
-@pytest.fixture(scope="module")
-def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerAddress]:
-    """The echo, ready."""
-    with run.echo(tmp_path_factory.mktemp("echo")) as server:
-        yield server
-    assert not is_running(server.pid)
-
-
-def endpoint(echo: ServerAddress) -> Endpoint:
-    return Endpoint(echo.address, echo.pid, Api.ECHO, NARROW, SHORT)
-
-
-def test_closed_loop_counts_what_was_answered(echo: ServerAddress) -> None:
-    result = closed_loop(endpoint(echo), 4, WINDOW)
-    assert result.failures == 0
-    assert result.seconds >= WINDOW.seconds
-    assert len(result.latencies) == result.sequences >= 2 * 4
-    assert result.tokens == result.sequences * SHORT.longest
-    assert np.all(result.latencies > 0)
-
-
-def test_open_loop_sends_every_request_that_is_due(echo: ServerAddress) -> None:
-    result = open_loop(endpoint(echo), rate=200, seconds=0.1, seed=1)
-    assert result.failures == 0
-    assert result.sequences == len(result.latencies) == 20
+from benchmarks.load import poisson
+from benchmarks.processes import is_running, process_tree, running
+from benchmarks.systems import Measurement, ratio, spread
 
 
 def test_arrivals_are_a_reproducible_poisson_process() -> None:
@@ -51,6 +19,20 @@ def test_arrivals_are_a_reproducible_poisson_process() -> None:
     assert 0 <= due[0] <= due[-1] < 20e9
     # Exponential gaps have a standard deviation equal to their mean.
     assert np.isclose(np.diff(due).std(), 1e6, rtol=0.05)
+
+
+def measured(rate: float) -> Measurement:
+    return Measurement(rate, rate, 1000.0)
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    # In the second round the machine is half as fast for both; in the third, one of them failed.
+    rounds: dict[str, list[Measurement | None]] = {
+        "this": [measured(200), measured(100), None],
+        "other": [measured(100), measured(50), measured(9)],
+    }
+    assert ratio(rounds, "this", "other") == spread([2.0, 2.0])
+    assert ratio(rounds, "this", "absent") is None
 
 
 @pytest.mark.timeout(30)

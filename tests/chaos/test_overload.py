@@ -25,14 +25,14 @@ from benchmarks.load import (
     send_when_due,
 )
 from benchmarks.wire import METHODS, Api
-from benchmarks.workload import MIDDLE, AttentionKind, Model
+from benchmarks.workload import MIDDLE, Model
 from tests.chaos.figures import Figures, scaled
 from tests.chaos.process import MIB, MODEL, readings, reset_peak, server_of
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 OK, REFUSED, EXPIRED = "OK", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"
-SERVED = Model(AttentionKind.SELF, 768, 12, served_as=MODEL)
+SERVED = Model(768, 12, served_as=MODEL)
 # A server may limit the calls of one connection; more would wait in the generator, unseen by the server.
 CONNECTIONS, IN_FLIGHT = 8, 32
 CAPACITY_SECONDS, OVERLOAD_SECONDS, RECOVERY_SECONDS = scaled(4, 10), scaled(10, 60), 3.0

@@ -2,8 +2,9 @@
 
 import shutil
 import subprocess
-import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +14,59 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from scripts.export_demo_models import DEMO_MODELS
-from scripts.local_server import ROOT
-from tests.deploy.images import CLIENT, ENRICH, HARDENED, INSECURE, SERVER, docker, healthy, needs
 from tests.deploy.test_requirements import pins
 from tests.support.artifacts import cached_repositories
 from tests.support.repository import DEMO
 
 pytestmark = pytest.mark.thorough
+SERVER, CLIENT, ENRICH = "attention-serving:latest", "attention-client:latest", "attention-enrich:latest"
+HARDENED = ("--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges")
+INSECURE = "--env=ATTENTION_INSECURE=true"
+COMMAND_SECONDS = START_SECONDS = 60.0
 QUESTION = ("text", "--model", DEMO_MODELS[0], "Life is short, eat dessert first")
+
+
+def docker(*arguments: str) -> str:
+    """Runs a command of Docker and returns what it printed.
+
+    Raises:
+        RuntimeError: It failed; the message says why.
+    """
+    command = [shutil.which("docker") or "docker", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
+    if done.returncode:
+        raise RuntimeError(f"docker {' '.join(arguments)}: {done.stderr.strip()}")
+    return f"{done.stdout}{done.stderr if arguments[0] == 'logs' else ''}".strip()
+
+
+def has_image(image: str) -> bool:
+    """Whether an engine runs here that has this image."""
+    try:
+        docker("image", "inspect", image)
+    except (RuntimeError, OSError, subprocess.TimeoutExpired):
+        return False
+    return True
+
+
+def needs(*images: str) -> pytest.MarkDecorator:
+    missing = [image for image in images if not has_image(image)]
+    return pytest.mark.skipif(
+        bool(missing), reason=f"no Docker engine with {', '.join(missing)}: `make images` builds them"
+    )
+
+
+@contextmanager
+def healthy(image: str, *options: str) -> Iterator[str]:
+    """A container whose health check succeeds; its id."""
+    found = docker("run", "--detach", *HARDENED, "--health-interval=1s", *options, image)
+    try:
+        until = time.monotonic() + START_SECONDS
+        while docker("inspect", "--format={{.State.Health.Status}}", found) != "healthy":
+            assert time.monotonic() < until, docker("logs", found)
+            time.sleep(0.2)
+        yield found
+    finally:
+        docker("rm", "--force", found)
 
 
 def readable(folder: Path) -> str:
@@ -40,25 +86,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def container(models: str) -> Iterator[str]:
     with healthy(SERVER, models, INSECURE) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """ca.crt, server.crt and server.key, as docker-compose.yml makes them; the option that mounts them."""
-    folder = tmp_path_factory.mktemp("tls") / "certificates"
-    folder.mkdir()
-    program = ROOT / "deploy/compose/certificates.py"
-    subprocess.run([sys.executable, program, folder, "localhost"], check=True)
-    return readable(folder)
-
-
-@pytest.fixture(scope="module")
-def with_tls(models: str, certificates: str) -> Iterator[str]:
-    """A server that speaks TLS."""
-    pairs = {"CERTIFICATE": "server.crt", "KEY": "server.key"}
-    options = [f"--env=ATTENTION_TLS_{name}=/certificates/{file}" for name, file in pairs.items()]
-    with healthy(SERVER, models, certificates, *options) as found:
         yield found
 
 
@@ -103,15 +130,8 @@ def test_the_image_names_the_locked_packages_and_no_others(container: str) -> No
 
 
 @needs(SERVER, CLIENT)
-def test_the_client_asks_the_server(container: str, with_tls: str, certificates: str) -> None:
+def test_the_client_asks_the_server(container: str) -> None:
     assert "dessert" in beside(container, CLIENT, *QUESTION)
-    server = ("--server", "localhost:8001")
-    assert "dessert" in beside(
-        with_tls, certificates, CLIENT, *server, "--ca", "/certificates/ca.crt", *QUESTION
-    )
-    for options in ((), ("--tls",)):  # without TLS, and with other authorities
-        with pytest.raises(RuntimeError, match="error"):
-            beside(with_tls, CLIENT, *server, "--timeout", "2", *options, *QUESTION)
 
 
 @needs(SERVER, ENRICH)

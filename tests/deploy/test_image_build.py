@@ -1,4 +1,4 @@
-"""The scripts that make the layers of the images."""
+"""The scripts that make the layers of the images, and the certificate of docker-compose.yml."""
 
 import json
 import os
@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from attention_client import AttentionClient, TlsFiles
 
-from scripts.local_server import ROOT
+from scripts.local_server import ROOT, serving
+from tests.server.samples import SELF
+from tests.support.artifacts import link_tree
 
 IMAGE = ROOT / "deploy/image"
 EPOCH = 1_600_000_000
@@ -77,3 +80,20 @@ def test_the_sbom_names_every_package(tmp_path: Path) -> None:
         "pkg:generic/own@1",
         "pkg:deb/debian/libc6@2.36-9+deb12u1?arch=amd64",
     ]
+
+
+def test_a_client_trusts_the_certificate_of_compose(artifacts: Path, tmp_path: Path) -> None:
+    program = [sys.executable, str(ROOT / "deploy/compose/certificates.py"), str(tmp_path), "localhost"]
+    subprocess.run(program, check=True)
+    written = {path: (path.read_bytes(), path.stat().st_mode & 0o777) for path in tmp_path.iterdir()}
+    assert {path.name: mode for path, (_, mode) in written.items()} == {
+        "ca.crt": 0o644, "server.crt": 0o644, "server.key": 0o600
+    }  # fmt: skip
+    subprocess.run(program, check=True)
+    assert written == {path: (path.read_bytes(), path.stat().st_mode & 0o777) for path in written}
+    link_tree(artifacts / SELF, tmp_path / "models" / SELF)
+    pair = [f"--tls-certificate={tmp_path / 'server.crt'}", f"--tls-key={tmp_path / 'server.key'}"]
+    with serving(tmp_path / "models", tmp_path / "log", *pair) as server:
+        trusted = TlsFiles(ca=tmp_path / "ca.crt")
+        with AttentionClient(f"localhost:{server.port}", credentials=trusted) as client:
+            assert client.is_ready()

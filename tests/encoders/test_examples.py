@@ -81,15 +81,6 @@ def test_the_script_for_pgvector_has_every_passage(passages: Path) -> None:
     assert (vectors == rows_of(table["embedding"])).all()
 
 
-def test_an_example_runs_as_a_program(passages: Path, sentence_server: ServerProcess) -> None:
-    command = [sys.executable, str(EXAMPLES / "duckdb_search.py"), str(passages), sentence_server.target]
-    done = subprocess.run(
-        [*command, SENTENCE, QUERY], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"^-?\d\.\d{3}  \S", done.stdout, re.MULTILINE)) == COUNT
-
-
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/encoders.md").read_text(), re.DOTALL)
 
 

@@ -24,7 +24,7 @@ PAGES = (
 )
 REPOSITORY = "model_repository"
 DOCUMENTED_TARGET = "127.0.0.1:8001"
-# README's block that takes half of the time runs with the pages; tests/examples runs the example too.
+# README's block that takes half of the time runs with the pages.
 SLOW = "examples.bring_your_bert"
 # Commands of the pages that other tests run, with what they need.
 ELSEWHERE = ("-m server", "-m clients.enrich", "enrich ", "--target torchserve", "--query q.npy")

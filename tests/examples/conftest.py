@@ -1,12 +1,8 @@
 """Fixtures: one server of a text encoder, a layer and a module that takes vectors, for all examples."""
 
-import runpy
-import sys
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from unittest.mock import patch
 
 import pytest
 
@@ -20,7 +16,6 @@ from tests.server.samples import CROSS, SELF
 from tests.support.artifacts import ModelSet, cached_repositories, link_tree
 
 LAYER = "my-layer"
-Run = Callable[..., int]
 
 
 def export_layer(folder: Path) -> None:
@@ -45,19 +40,3 @@ def example_server(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) ->
         link_tree(model, folder / "models" / model.name)
     with serving(folder / "models", folder / "log", "--threads=1", "--http-port=0") as process:
         yield process
-
-
-@pytest.fixture
-def run() -> Run:
-    """Runs an example in this process, as `python -m examples.NAME` does, and returns its exit status."""
-
-    def run(name: str, *arguments: object) -> int:
-        argv = [name, *map(str, arguments)]
-        # runpy warns if a test has imported the example as a module before.
-        quiet = warnings.catch_warnings(action="ignore", category=RuntimeWarning)
-        with patch.object(sys, "argv", argv), quiet, pytest.raises(SystemExit) as end:
-            runpy.run_module(f"examples.{name}", run_name="__main__", alter_sys=True)
-        assert isinstance(end.value.code, int)
-        return end.value.code
-
-    return run

@@ -6,8 +6,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from examples import make_table, retry_job
+from examples import retry_job
 from scripts.local_server import serving
+from tests.clients.enrich.tables import write
 from tests.server.samples import SELF
 from tests.support.artifacts import link_tree
 
@@ -18,11 +19,10 @@ ROWS = 500
 def test_the_scheduler_learns_whether_to_run_the_job_again(
     tmp_path: Path, artifacts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    models, source, output = (tmp_path / name for name in ("models", "table.parquet", "out.parquet"))
+    models, source, output = tmp_path / "models", write(tmp_path, ROWS), tmp_path / "out.parquet"
     link_tree(artifacts / SELF, models / SELF)
-    assert make_table.main([str(source), f"--rows={ROWS}", "--width=4"]) == 0
-    command = [str(source), str(output), f"--model={SELF}", "--delay=0"]
-    nowhere = ["--server=127.0.0.1:9", "--attempts=2", "--retry-seconds=0"]
+    command = [str(source), str(output), f"--model={SELF}", "--column=query"]
+    nowhere = ["--server=127.0.0.1:9", "--retry-seconds=0"]
     assert retry_job.main([*command, *nowhere]) == os.EX_TEMPFAIL
     assert not output.exists()
     with serving(models, tmp_path / "log") as server:

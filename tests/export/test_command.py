@@ -1,7 +1,5 @@
 """`python -m export`: options, exports of presets, checkpoints and encoders, and errors in one line."""
 
-import re
-import shlex
 import subprocess
 import sys
 import tomllib
@@ -170,17 +168,3 @@ def test_a_checkpoint_is_described(weights: Path) -> None:
     assert lines[4] == f"  {4 * (D * D + D)} parameters"
     says = f"this prefix has no tensor of the layout; these prefixes have: '{PREFIX}'"
     assert_refused(run(*given, "--prefix", "encoder.layer.1.attention."), 1, says)
-
-
-@pytest.mark.thorough
-def test_the_commands_of_the_page_of_parity_run_in_their_order(tmp_path: Path) -> None:
-    page = (ROOT / "docs/parity.md").read_text()
-    for line in "\n".join(re.findall(r"```sh\n(.*?)```", page, re.DOTALL)).splitlines():
-        if not line or "-m server " in line:  # in tests/server/engine/models/test_repository.py
-            continue
-        command = [sys.executable if word == ".venv/bin/python" else word for word in shlex.split(line)]
-        environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert done.returncode == 0, (line, done.stderr)

@@ -1,23 +1,22 @@
 """What servers publish as metrics; and Prometheus' own tools, where they are installed."""
 
+import os
+import shutil
 import urllib.request
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from scripts.check_dashboard import PROGRAMS, ProgramNotFoundError, find_program
-
 # By name and labels.
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def required(name: str) -> str:
-    """The path of a program; skips the test if it is not installed."""
-    try:
-        return find_program(name)
-    except ProgramNotFoundError:
-        pytest.skip(f"{name} is neither on PATH nor named by the variable {PROGRAMS[name]}")
+    """The path of a program, on PATH or named by a variable such as PROMTOOL; skips the test without it."""
+    if found := shutil.which(os.environ.get(name.upper()) or name):
+        return found
+    pytest.skip(f"{name} is neither on PATH nor named by the variable {name.upper()}")
 
 
 def page(endpoint: int | str) -> str:

@@ -13,7 +13,6 @@ from attention_client.enrich import plan
 from ray.cluster_utils import Cluster
 
 from attention_serving.enrich import enrich
-from examples import ray_job
 from tests.clients.enrich.tables import read, write
 from tests.server.samples import ROOT, SELF
 
@@ -61,13 +60,3 @@ def test_a_job_survives_the_loss_of_the_node_that_computes(
     assert summary.rows == ROWS
     enrich(source, tmp_path / "in_process.parquet", **wanted)
     assert read(output).equals(read(tmp_path / "in_process.parquet"), check_metadata=True)
-
-
-def test_the_example(
-    tmp_path: Path, artifacts: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    add_node(cluster)
-    source, output = write(tmp_path, 50), tmp_path / "out.parquet"
-    command = [str(source), str(output), f"--model={SELF}", f"--model-repository={artifacts}"]
-    assert ray_job.main([*command, "--column=query"]) == 0
-    assert f"{output}: 50 rows, 50 of them computed now\n" in capsys.readouterr().out
