@@ -28,7 +28,14 @@ from attention_serving.server.engine.requests.tokenizer import TextEncoder
 from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.run.session import Session
 from attention_serving.server.engine.statistics import ModelStatistics
-from attention_serving.server.engine.types import UNTIMED, Context, RunCost, SequenceShape
+from attention_serving.server.engine.types import (
+    UNTIMED,
+    UNTIMED_CONTEXT,
+    Context,
+    ContextCost,
+    RunCost,
+    SequenceShape,
+)
 
 # Callers send the same few lengths again and again.
 CACHED_SHAPES = 1024
@@ -73,7 +80,7 @@ class LoadedModel:
         parallel_costs: Measured cost of runs on all threads.
         golden: Golden vectors that are replayed while it serves.
         statistics: What it has done.
-        key_row_seconds: Measured time that a run takes longer for each row of its context.
+        context_cost: Measured cost of runs of queries to a context.
         context: The stored context that every sequence attends to; None for a model of the repository.
     """
 
@@ -87,7 +94,7 @@ class LoadedModel:
     parallel_costs: Mapping[GraphKind, RunCost] = field(default_factory=dict)
     golden: tuple[GoldenCase, ...] = ()
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
-    key_row_seconds: float = 0.0
+    context_cost: ContextCost = UNTIMED_CONTEXT
     context: Context | None = None
 
     @cached_property
@@ -215,10 +222,16 @@ class LoadedModel:
             GraphKind.MASK: mask,
             GraphKind.WEIGHTS: weights,
         }
-        cost = self.manifest.cost.model_copy(update={"flops_per_key": 0})
-        fixed = context.rows * self.key_row_seconds
-        costs = {kind: replace(own, call=own.call + fixed) for kind, own in self.costs.items()}
-        return self._as(cost, graphs, costs=costs, context=context)
+        cost, timed = Cost(flops_per_query=1, flops_per_key=0, flops_per_pair=1), self.context_cost
+        run = RunCost(timed.call + context.rows * timed.key_row, timed.query_row, timed.pair)
+        parallel = RunCost(*(timed.parallel * term for term in (run.call, run.row, run.pair)))
+        return self._as(
+            cost,
+            graphs,
+            costs=dict.fromkeys(graphs, run),
+            parallel_costs={GraphKind.PLAIN: parallel},
+            context=context,
+        )
 
     def _as(self, cost: Cost, graphs: Mapping[GraphKind, Graph], **changes: Any) -> "LoadedModel":
         """The same model with other graphs, each of which has the session of its file."""

@@ -148,8 +148,22 @@ class RunCost:
         return self.call + row_operations * self.row + pair_operations * self.pair
 
 
+class ContextCost(NamedTuple):
+    """Duration of a run of Tq query rows and a context of Tk rows, in seconds.
+
+    It is `call + Tk * key_row + Tq * query_row + Tq * Tk * pair`; on all threads `parallel` times as long.
+    """
+
+    call: float
+    key_row: float
+    query_row: float
+    pair: float
+    parallel: float = math.inf
+
+
 # Assumed for a model that was not timed: 50 microseconds and 100 GFLOP/s.
 UNTIMED = RunCost(call=5e-5, row=1e-11, pair=1e-11)
+UNTIMED_CONTEXT = ContextCost(call=5e-5, key_row=1e-7, query_row=1e-5, pair=1e-8)
 
 
 class SequenceShape(NamedTuple):

@@ -265,8 +265,7 @@ def _open_sessions(
         return {kind: _open(manifest, folder, kind, device, prepacked) for kind in manifest.graphs}, {}
     one_thread = dataclasses.replace(device, threads=1)
     sessions = {kind: _open(manifest, folder, kind, one_thread, prepacked) for kind in manifest.graphs}
-    # Queries to a context read keys and values once: more threads gain nothing.
-    batched = {GraphKind.LENGTHS, GraphKind.CONTEXT, GraphKind.CONTEXT_WEIGHTS}
+    batched = {GraphKind.LENGTHS, GraphKind.CONTEXT_WEIGHTS}
     alone = [kind for kind in sessions if kind not in batched and device.threads != 1]
     return sessions, {kind: _open(manifest, folder, kind, device, {GraphKind.PLAIN}) for kind in alone}
 

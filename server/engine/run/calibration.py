@@ -13,7 +13,7 @@ from attention_serving.artifact.manifest import IN_BLOCKS, KEY_POSITIONS, OF_CON
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validated_request import SequenceInputs
 from attention_serving.server.engine.run.execute import run_batch
-from attention_serving.server.engine.types import Array, Context, RunCost
+from attention_serving.server.engine.types import Array, Context, ContextCost, RunCost
 
 # Sizes that are timed: number of sequences, and length of each. As few as tell the three terms apart, because
 # a model is not ready before: further ones took most of the time and did not make predictions better.
@@ -28,8 +28,8 @@ LEAST_RUNS, TURN_SECONDS = 2, 0.005
 COMPARED_TURNS = 2
 # Fewer operations for each second are taken for none: their cost would not be finite.
 LEAST_SCALE = 1e-280
-# Rows of the context that is timed.
-CONTEXT_ROWS = 512
+# Rows of the two contexts that are timed; the first is also the larger number of queries.
+CONTEXT_SIZES = (64, 2048)
 # Larger sizes are skipped once a run takes this long.
 LONG_ENOUGH_SECONDS = 0.05
 Size: TypeAlias = tuple[int, int]
@@ -48,21 +48,37 @@ def calibrated(model: LoadedModel) -> LoadedModel:
     timed = dataclasses.replace(model, costs=costs, parallel_costs=parallel_costs)
     if GraphKind.CONTEXT not in model.sessions:
         return timed
-    return dataclasses.replace(timed, key_row_seconds=_key_row_seconds(timed))
+    return dataclasses.replace(timed, context_cost=_context_cost(timed))
 
 
-def _key_row_seconds(model: LoadedModel) -> float:
-    """What each row of a context adds to a run, which reads all of them whatever the number of queries is."""
-    tensors: dict[str, Array] = {KEY_POSITIONS: np.arange(CONTEXT_ROWS, dtype=np.int64)[np.newaxis]}
+def _context_cost(model: LoadedModel) -> ContextCost:
+    """Times few and many queries to a small and to a large context, which tell the four terms apart."""
+    clock = time.thread_time if model.runs_on_host else time.perf_counter
+    (_, few), (_, many) = sizes = [(1, 1), (1, CONTEXT_SIZES[0])]
+    small, large = CONTEXT_SIZES
+    found, ways = [], list[Callable[[int, int], object]]()
+    for rows in CONTEXT_SIZES:
+        graph = _Graph(model.attending(_random_context(model, rows)), GraphKind.PLAIN)
+        ways = [partial(graph.run, parallel=parallel) for parallel in (False, True)]
+        found.append([seconds for (seconds,) in time_in_turns(sizes, ways[:1], clock).values()])
+    (one, own), (one_large, own_large) = found
+    pair = max(0.0, (own_large - one_large - own + one) / ((many - few) * (large - small)))
+    query_row = max(0.0, (own - one) / (many - few) - small * pair)
+    key_row = max(0.0, (one_large - one) / (large - small) - pair)
+    call = max(0.0, one - small * (key_row + pair) - query_row)
+    if GraphKind.CONTEXT not in model.parallel_sessions:
+        return ContextCost(call, key_row, query_row, pair)
+    ((alone, every),) = time_in_turns(sizes[:1], ways, time.perf_counter).values()
+    return ContextCost(call, key_row, query_row, pair, parallel=every / alone)
+
+
+def _random_context(model: LoadedModel, rows: int) -> Context:
+    tensors: dict[str, Array] = {KEY_POSITIONS: np.arange(rows, dtype=np.int64)[np.newaxis]}
     noise = np.random.default_rng(0)
     for spec in model.manifest.graphs[GraphKind.PROJECT].outputs:
-        shape = [axis if isinstance(axis, int) else CONTEXT_ROWS for axis in spec.axes[1:]]
+        shape = [axis if isinstance(axis, int) else rows for axis in spec.axes[1:]]
         tensors[spec.name] = noise.standard_normal((1, *shape), dtype=np.float32)
-    view = model.attending(Context(id="", nbytes=0, tensors=tensors, length=CONTEXT_ROWS))
-    clock = time.thread_time if model.runs_on_host else time.perf_counter
-    run = partial(_Graph(view, GraphKind.PLAIN).run, parallel=False)
-    ((seconds,),) = time_in_turns([(1, 1)], [run], clock).values()
-    return max(0.0, seconds - view.seconds(GraphKind.PLAIN, 1, 1, CONTEXT_ROWS)) / CONTEXT_ROWS
+    return Context(id="", nbytes=0, tensors=tensors, length=rows)
 
 
 class _Graph:
