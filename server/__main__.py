@@ -1,11 +1,10 @@
 """Command line: `python -m server --model-repository FOLDER`."""
 
 import logging
-import os
 import resource
 
 from attention_serving.server.addresses import check_exposure
-from attention_serving.server.command_line import make_application, unknown_variables
+from attention_serving.server.command_line import make_application
 from attention_serving.server.errors import ServerError
 from attention_serving.server.observe import logs
 from attention_serving.server.settings import Settings
@@ -25,8 +24,6 @@ def serve(settings: Settings) -> int:
     # Connections take descriptors. The lower limit is meant for programs that use `select`.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    for name, similar in unknown_variables(os.environ):
-        log.warning("unknown environment variable", extra={"variable": name, "similar": similar or "none"})
     try:
         check_exposure(settings.host, encrypted=settings.tls_files is not None, insecure=settings.insecure)
         inbox = Inbox()

@@ -136,7 +136,7 @@ class Application:
         report = metrics.model_changed
         control = ModelControl(self._store, repository, changed, report, is_explicit=is_explicit)
         self._stack.callback(control.close)
-        canary = Canary(repository, engine.load, control.withdraw, metrics.canary, settings.canary_seconds)
+        canary = Canary(repository, control.withdraw, metrics, settings.canary_seconds)
         self._stack.callback(canary.close)
         self._engine, self._control, self._canary = engine, control, canary
 

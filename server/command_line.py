@@ -20,8 +20,6 @@ PREFIX = "ATTENTION_"
 # Options by name: the value, and a description of the value and its source.
 Given: TypeAlias = dict[str, tuple[Any, str]]
 CONFIG = "config"
-# Variables of the client's commands and of the benchmarks, which may be set in the same shell.
-OTHER_VARIABLES = frozenset({f"{PREFIX}SERVER", f"{PREFIX}TOKEN", f"{PREFIX}PEERS"})
 MAX_SHOWN = 200
 MAX_METAVAR = 16
 METAVARS = {ByteSize: "SIZE", Path: "PATH", int: "INTEGER", float: "NUMBER"}
@@ -89,19 +87,6 @@ def read_settings(context: typer.Context, flags: Mapping[str, str | bool | None]
         return Settings.model_validate({name: value for name, (value, _) in given.items()})
     except ValidationError as error:
         raise SettingsError("\n".join(_problem(details, given) for details in error.errors())) from error
-
-
-def unknown_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Environment variables that begin with ATTENTION_ but set no option, each with the most similar name.
-
-    The second name is empty if no name is similar.
-    """
-    known = {_variable(name): name.upper() for name in (CONFIG, *Settings.model_fields)}
-    for variable in sorted(environment):
-        if variable in known or variable in OTHER_VARIABLES or not variable.upper().startswith(PREFIX):
-            continue
-        similar = get_close_matches(variable.upper().removeprefix(PREFIX), known.values(), 1)
-        yield variable, f"{PREFIX}{similar[0]}" if similar else ""
 
 
 def shown_default(option: FieldInfo) -> str | None:

@@ -241,7 +241,7 @@ class Calls:
             self._observer.reader_cut(call.method)
         name = "OK" if code is OK else code.name
         self._observer.call_ended(call.method, name, seconds)
-        if log.isEnabledFor(logging.DEBUG):  # LogSettings changes the level while the server runs
+        if log.isEnabledFor(logging.DEBUG):
             fields = {"method": call.method, "code": name, "milliseconds": round(1000 * seconds, 3)}
             log.debug("call ended", extra=fields)
         if call.record is not None:

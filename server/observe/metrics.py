@@ -2,15 +2,12 @@
 
 import math
 import platform
-import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import metadata
 from itertools import chain, product
 from typing import Literal
-from weakref import ref
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 
@@ -18,7 +15,7 @@ from attention_serving.server import VERSION
 from attention_serving.server.api.calls import CallLoad
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ChangeKind, ModelChange
-from attention_serving.server.engine.models.repository import FailedModel, Key, Repository
+from attention_serving.server.engine.models.repository import Key, Repository
 from attention_serving.server.engine.statistics import BatchReport, EngineLoad, ExpiryStage, Observer, Waiting
 from attention_serving.server.observe import logs
 from attention_serving.server.observe.prometheus import BulkHistogram
@@ -131,11 +128,10 @@ class Metrics(Observer):
             (self._gauge(name, "livemax" if name.endswith("_seconds") else "livesum"), read)
             for name, read in LOAD.items()
         ]
-        self.canary = CanaryMetrics(
-            self._gauge("attention_canary_error_ratio", "livemax", MODEL),
-            self._gauge("attention_canary_last_replay_timestamp_seconds", "livemin", MODEL),
-            self._counter("attention_canary_failures", *MODEL),
-        )
+        self._canary_ratio = self._gauge("attention_canary_error_ratio", "livemax", MODEL)
+        replayed_at = "attention_canary_last_replay_timestamp_seconds"
+        self._canary_replayed_at = self._gauge(replayed_at, "livemin", MODEL)
+        self._canary_failures = self._counter("attention_canary_failures", *MODEL)
         self._tls_reloads = self._counter("attention_tls_reloads", "result")
         expiry = "attention_tls_certificate_expiry_timestamp_seconds"
         self._tls_expiry = self._gauge(expiry, "livemin", ("certificate",))
@@ -183,11 +179,13 @@ class Metrics(Observer):
 
         Models that were published before and are gone are not ready.
         """
-        self.canary.loaded(repository)
         models = {(model.name, model.version) for model in repository}
         for key in self._published - models:
             self._ready.labels(*key).set(0)
             self._failed.labels(*key).set(0)
+        for key in self._published ^ models:
+            self.replayed(key)
+            self._canary_failures(*key)
         self._published |= models
         for model in repository:
             key, is_ready = (model.name, model.version), isinstance(model, LoadedModel)
@@ -294,6 +292,15 @@ class Metrics(Observer):
         """Counts a request whose deadline passed."""
         self._expired(model, stage.value).inc()
 
+    def replayed(self, key: Key, ratio: float = 0.0, at: float = math.inf) -> None:
+        """Publishes the latest replay of a golden vector of a model, in Unix seconds; by default, of none."""
+        self._canary_ratio.labels(*key).set(ratio)
+        self._canary_replayed_at.labels(*key).set(at)
+
+    def replay_missed(self, key: Key) -> None:
+        """Counts a golden vector that missed the tolerance."""
+        self._canary_failures(*key).inc()
+
     def run_terminated(self, model: str) -> None:
         """Counts a run that was stopped because no caller waited for it."""
         self._terminated(model).inc()
@@ -305,55 +312,3 @@ def _installed(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:  # ONNX Runtime can be built under another name
         return UNKNOWN
-
-
-class CanaryMetrics:
-    """The gauges of a model show its replays while it is loaded; without any, 0 and a time that never comes.
-
-    They stay if it is taken out of service, so that an alert can be seen, until it is loaded again.
-    """
-
-    def __init__(self, ratio: Gauge, replayed_at: Gauge, failures: Callable[..., Counter]) -> None:
-        self._ratio, self._replayed_at, self._failures = ratio, replayed_at, failures
-        self._lock = threading.Lock()
-        # Each model that is loaded, and the latest result of each of its checks.
-        self._watched: dict[Key, tuple[ref[LoadedModel], dict[Hashable, float]]] = {}
-
-    def loaded(self, repository: Repository) -> None:
-        """Forgets what was published of models that are not loaded any more, or that were loaded again."""
-        models = {(model.name, model.version): model for model in repository}
-        with self._lock:
-            for key, (watched, _) in list(self._watched.items()):
-                model = models.get(key)
-                is_withdrawn = isinstance(model, FailedModel) and model.is_withdrawn
-                if not is_withdrawn and (model is None or watched() is not model):
-                    del self._watched[key]
-                    self._publish(key, 0.0, math.inf)
-            for key, model in models.items():
-                if isinstance(model, LoadedModel) and key not in self._watched:
-                    self._watched[key] = ref(model), {}
-                    self._publish(key, 0.0, math.inf)
-                    self._failures(*key)
-
-    def _publish(self, key: Key, ratio: float, replayed_at: float) -> None:
-        self._ratio.labels(*key).set(ratio)
-        self._replayed_at.labels(*key).set(replayed_at)
-
-    def replayed(self, model: LoadedModel, check: Hashable, ratio: float) -> None:
-        """Publishes a result.
-
-        Args:
-            model: The model. Nothing is published if it was unloaded meanwhile.
-            check: What was replayed.
-            ratio: The part of the tolerance that is used.
-        """
-        key = model.name, model.version
-        with self._lock:
-            watched, ratios = self._watched.get(key, (ref(model), None))
-            if ratios is not None and watched() is model:
-                ratios[check] = ratio
-                self._publish(key, max(ratios.values()), time.time())
-
-    def failed(self, model: LoadedModel) -> None:
-        """Counts a golden vector that missed the tolerance."""
-        self._failures(model.name, model.version).inc()

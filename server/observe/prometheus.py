@@ -8,7 +8,6 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache, partial
 from http import HTTPStatus
 from pathlib import Path
@@ -39,31 +38,28 @@ from attention_serving.server.tls.files import CurrentCertificates
 log = logging.getLogger(__name__)
 
 PATH = "/metrics"
-# Connections beyond this number are closed with status 503.
+# Connections at a time; further ones wait in the operating system's queue.
 MAX_CONNECTIONS = 16
-# How long to wait after a connection could not be accepted.
-RETRY_SECONDS = 0.5
+# How long a connection may be silent.
+SILENT_SECONDS = 10.0
 STATUSES = {
     Code.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
     Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
     Code.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
 }
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 
 
 class MetricsEndpoint(ThreadingWSGIServer):
     """Serves the metrics of a registry at /metrics, over HTTP or HTTPS, until it is closed.
 
-    Each connection has a thread. Both their number and their time are bounded.
+    Each connection has a thread.
 
     Attributes:
         port: The port that it listens on.
-        max_connection_seconds: How long a connection may last until its response has been sent.
     """
 
     request_queue_size = MAX_CONNECTIONS
-    max_connection_seconds = 10.0
 
     def __init__(
         self,
@@ -88,8 +84,7 @@ class MetricsEndpoint(ThreadingWSGIServer):
         Raises:
             BindError: The address is in use, or does not belong to this machine.
         """
-        # What ends each open connection in time.
-        self._timers: dict[socket.socket, threading.Timer] = {}
+        self._places = threading.Semaphore(MAX_CONNECTIONS)
         try:
             family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
             self.address_family = family
@@ -115,30 +110,19 @@ class MetricsEndpoint(ThreadingWSGIServer):
         self.setup_environ()
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accepts a connection."""
+        """Waits until a connection may be open, and accepts it."""
+        self._places.acquire()
         try:
             return super().get_request()
         except OSError:  # without descriptors, the loop that accepts would not wait otherwise
+            self._places.release()
             time.sleep(RETRY_SECONDS)
             raise
 
-    def verify_request(self, request: Any, client_address: object) -> bool:  # noqa: ARG002 - as socketserver calls it
-        """Refuses a connection if as many are open as there may be."""
-        if len(self._timers) < MAX_CONNECTIONS:
-            timer = self._timers[request] = threading.Timer(self.max_connection_seconds, _end, [request])
-            timer.daemon = True
-            timer.start()
-            return True
-        with suppress(OSError):  # an error here would end the thread
-            request.settimeout(0)
-            request.send(BUSY)
-        return False
-
     def shutdown_request(self, request: Any) -> None:
-        """Called when a connection has ended, or was refused."""
-        if timer := self._timers.pop(request, None):
-            timer.cancel()
+        """Ends a connection."""
         super().shutdown_request(request)
+        self._places.release()
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - as socketserver calls it
         """Logs a failed connection."""
@@ -146,18 +130,14 @@ class MetricsEndpoint(ThreadingWSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
+    timeout = SILENT_SECONDS
+
     def get_environ(self) -> dict[str, Any]:
         """The request, with the port of its client, which tells connections of one address apart."""
         return {**super().get_environ(), "REMOTE_PORT": str(self.client_address[1])}
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that the library uses
         """Logs nothing: scrapes are frequent."""
-
-
-def _end(connection: socket.socket) -> None:
-    with suppress(OSError):  # it has just ended by itself
-        # Not that of an encrypted socket, which would send unencrypted until it is done.
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def _guarded(metrics: Any, refresh: Callable[[], None], guard: Guard | None) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from attention_serving.server import VERSION, application, machine
-from attention_serving.server.command_line import make_application, unknown_variables
+from attention_serving.server.command_line import make_application
 from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.errors import DeviceError
 from attention_serving.server.settings import AWAKE_SECONDS, SECTIONS, Settings
@@ -178,17 +178,6 @@ def test_a_file_that_cannot_be_read_or_has_an_unknown_key_is_refused(file: Path,
         assert line.startswith(f"error: {file}: {error}")
 
 
-def test_unknown_variables_are_found_with_the_most_similar_name() -> None:
-    known = {"ATTENTION_PORT": "1", "ATTENTION_CONFIG": "x", "ATTENTION_SERVER": "the client's", "PATH": "y"}
-    unknown = {"ATTENTION_PROT": "1", "attention_port": "1", "ATTENTION_": "", "ATTENTION_QUITE_OTHER": "1"}
-    assert dict(unknown_variables({**known, **unknown})) == {
-        "ATTENTION_": "",
-        "ATTENTION_PROT": "ATTENTION_PORT",
-        "ATTENTION_QUITE_OTHER": "",
-        "attention_port": "ATTENTION_PORT",
-    }
-
-
 def test_the_help_shows_every_option_in_its_section(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERMINAL_WIDTH", "100")
     result, _ = run("--help")
@@ -200,25 +189,6 @@ def test_the_help_shows_every_option_in_its_section(monkeypatch: pytest.MonkeyPa
     for shown in ("64MiB", "auto|cpu|cuda", "completion-queue", "text|json"):
         assert shown in result.stdout
     assert run("--version")[0].stdout == f"attention-serving {VERSION}\n"
-
-
-def run_server(*flags: str, **variables: str) -> str:
-    """Standard error of a server that cannot start."""
-    command = [sys.executable, "-m", "server", *flags]
-    environment = {**os.environ, **variables}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    return done.stderr
-
-
-def test_the_process_warns_of_unknown_variables_and_reports_why_it_cannot_serve(tmp_path: Path) -> None:
-    said = run_server("--model-repository", str(tmp_path), "--insecure", ATTENTION_PROT="9")
-    warning, error = said.splitlines()
-    assert warning.endswith("variable=ATTENTION_PROT similar=ATTENTION_PORT")
-    assert "ERROR cannot serve reason='model repository" in error
-    assert "does not contain a <name>/<version>/ folder" in error
 
 
 def test_help_loads_neither_the_runtime_nor_grpc() -> None:
