@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import os
+import socket
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,7 +26,6 @@ from attention_serving.server.transport import create_transport
 from attention_serving.server.transport.drain import count_connections
 from attention_serving.server.transport.options import (
     RpcOptions,
-    UnixSocket,
     channel_options,
     private_credentials,
     tls_credentials,
@@ -77,7 +78,7 @@ class RpcServer:
         self._calls: Calls | None = None
         self._engine: Engine | None = None
         self.certificates = certificates
-        self._sockets: list[UnixSocket] = []
+        self._sockets: list[Path] = []
         self._transport = create_transport(
             options.transport,
             channel_options(options),
@@ -106,10 +107,17 @@ class RpcServer:
         return port
 
     def _listen_on_socket(self, path: Path, credentials: grpc.ServerCredentials | None = None) -> None:
-        unix_socket = UnixSocket(path)
-        self._listen(unix_socket.prepare(), credentials)
-        self._sockets.append(unix_socket)
-        unix_socket.publish()
+        """Listens on a path. A socket without a listener is replaced.
+
+        gRPC's core would replace the socket of a running server too, and remove the path when it stops, even
+        if a later server listens there. So it binds a name of its own, which is then changed.
+        """
+        if path.exists() and (_is_listened_on(path) or not path.is_socket()):
+            raise BindError(f"cannot listen on {path}: another process does, or it is another kind of file")
+        bound = path.with_name(f"{path.name}.{os.getpid()}")
+        self._listen(f"unix:{bound}", credentials)
+        bound.rename(path)
+        self._sockets.append(path)
 
     def _listen(self, target: str, credentials: grpc.ServerCredentials | None) -> int:
         try:
@@ -160,8 +168,8 @@ class RpcServer:
         """
         started = time.monotonic()
         self._set_serving(serving=False)
-        for unix_socket in self._sockets:
-            unix_socket.remove()
+        while self._sockets:
+            self._sockets.pop().unlink(missing_ok=True)
         self._transport.stop(grace, self._drain)
         self._codec_threads.close()
         return time.monotonic() - started
@@ -193,3 +201,8 @@ class RpcServer:
         self._serving = serving
         self._health.set_serving(serving=serving)
         self.show_models()
+
+
+def _is_listened_on(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0

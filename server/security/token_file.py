@@ -7,15 +7,12 @@ The file holds no secret: a token cannot be found by its hash. Who may write to 
 
 import hashlib
 import json
-import logging
 import math
 import os
-import stat
 import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeAlias
 
@@ -33,11 +30,9 @@ from pydantic import (
 from attention_serving.server.errors import IdentityError
 from attention_serving.server.security.rights import Identity, Rights
 
-log = logging.getLogger(__name__)
 TOML = ".toml"
 # Problems that one message lists.
 MAX_PROBLEMS = 5
-WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 # The identities of a file, by the SHA-256 of a token or the name in a certificate. How long a look-up takes
 # depends on the hash only. Who measures how far a comparison went learns how a hash begins, and would have to
 # invert SHA-256 to present a token with such a hash.
@@ -133,22 +128,13 @@ def read_bytes(path: Path) -> bytes:
         raise IdentityError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def warn_if_others_may_write(path: Path) -> None:
-    """Logs a warning if other users may change a file that decides who may do what."""
-    with suppress(OSError):  # it was removed at this moment
-        if path.stat().st_mode & WRITABLE_BY_OTHERS:
-            log.warning("other users may change the file", extra={"file": path})
-
-
 def parse_table(path: Path, content: bytes) -> TokenTable:
     """The identities of the tokens file by what proves them, for those who follow it.
 
     Raises:
         IdentityError: An entry is wrong.
     """
-    table = {entry.proof: entry.identity for entry in parse_file(path, content).identities}
-    warn_if_others_may_write(path)
-    return table
+    return {entry.proof: entry.identity for entry in parse_file(path, content).identities}
 
 
 def read_file(path: Path) -> TokenFile:

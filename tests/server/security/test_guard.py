@@ -69,7 +69,7 @@ def test_callers_are_named_by_their_token_or_else_their_certificate(guard: Guard
         ([], (), MissingCredentialsError, "a token is required"),
         ([], ("other.example",), MissingCredentialsError, "has no name that this server knows"),
         (["Bearer third"], JOBS, InvalidTokenError, "it is wrong, or was revoked"),
-        (["Bearer a.b.c"], (), InvalidTokenError, "the token is damaged"),
+        (["Bearer a.b.c"], (), InvalidTokenError, "the token is not valid"),
         (["Bearer second"], (), ExpiredTokenError, "has expired"),
         (["Bearer first", "Bearer first"], (), InvalidTokenError, "several authorization headers"),
         (["Bearer first, Bearer first"], (), InvalidTokenError, 'must be "Bearer TOKEN"'),
