@@ -1,10 +1,8 @@
-"""Threads: names that the system shows, work that is done again and again, and files that are followed."""
+"""Threads: work that is done again and again, and files that are followed."""
 
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
 
 from attention_serving.server.errors import ServerError
@@ -22,16 +20,6 @@ def unreported(_what: str, _value: object) -> None:
     """Reports nothing of what was reloaded."""
 
 
-def publish_name() -> None:
-    """Gives the calling thread the name of its `threading.Thread`, of which the system keeps 15 characters.
-
-    Python does this by itself from 3.14 on. Linux only; elsewhere it does nothing.
-    """
-    with suppress(OSError):
-        own = Path("/proc/self/task", str(threading.get_native_id()), "comm")
-        own.write_text(threading.current_thread().name, encoding="utf-8")
-
-
 class PeriodicThread:
     """Calls a function every so many seconds until it is closed. An error is logged and ends nothing."""
 
@@ -39,7 +27,7 @@ class PeriodicThread:
         """The thread starts with `start`.
 
         Args:
-            name: Name of the thread, of which the system shows 15 characters.
+            name: Name of the thread.
             work: What is called.
             seconds: How long to wait before each call; or a function that is asked each time.
         """
@@ -58,7 +46,6 @@ class PeriodicThread:
             self._thread.join()
 
     def _run(self) -> None:
-        publish_name()
         while not self._closed.wait(self._seconds() if callable(self._seconds) else self._seconds):
             try:
                 self._work()

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from attention_serving.server.errors import ServerError
 from attention_serving.server.observe.records import CallRecord, Record, RequestRecord
-from attention_serving.server.threads import publish_name
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only if traces are on, and the supervisor needs no gRPC
     from attention_serving.server.observe.traces import Traces
@@ -111,7 +110,6 @@ class QueuedHandler(logging.Handler):
 
     def _run(self) -> None:
         """Body of the thread."""
-        publish_name()
         reported = 0
         while True:
             line = self._lines.get()
@@ -127,12 +125,6 @@ class QueuedHandler(logging.Handler):
     def _write(self, data: bytes) -> None:
         while data and self._descriptor is not None:
             data = data[os.write(self._descriptor, data) :]
-
-
-def dropped_lines() -> int:
-    """Number of lines of this process that were dropped so far."""
-    handlers = logging.getLogger().handlers
-    return sum(handler.dropped for handler in handlers if isinstance(handler, QueuedHandler))
 
 
 def configure(level: str, style: Literal["text", "json"] = "text", **fields: object) -> None:

@@ -1,7 +1,6 @@
 """Every metric of a server, and what counts it: calls, batches, models, certificates, load and limits."""
 
 import math
-import platform
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -17,7 +16,6 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ChangeKind, ModelChange
 from attention_serving.server.engine.models.repository import Key, Repository
 from attention_serving.server.engine.statistics import BatchReport, EngineLoad, ExpiryStage, Observer, Waiting
-from attention_serving.server.observe import logs
 from attention_serving.server.observe.prometheus import BulkHistogram
 from attention_serving.server.settings import Settings
 from attention_serving.server.tls.files import CERTIFICATES, Certificates
@@ -51,7 +49,6 @@ HELP = {
     "attention_model_ready": "1 if the model is ready, 0 if it loads, failed to load or was unloaded.",
     "attention_model_failed": "1 if the model is to be served and cannot be, otherwise 0.",
     "attention_model_changes": "Versions that were loaded, replaced or unloaded in a process, by result.",
-    "attention_dropped_log_lines": "Lines of the log that were dropped: standard error was not read in time.",
     "attention_canary_error_ratio": "Difference from eager PyTorch in service, as a part of the tolerance.",
     "attention_canary_last_replay_timestamp_seconds": "Latest replay of golden vectors, in Unix seconds.",
     "attention_canary_failures": "Golden vectors that missed the tolerance in service, repetitions excluded.",
@@ -122,8 +119,6 @@ class Metrics(Observer):
         self._ready = self._gauge("attention_model_ready", "livemin", MODEL)
         self._failed = self._gauge("attention_model_failed", "livemax", MODEL)
         self._changes = self._counter("attention_model_changes", "model", "change", "result")
-        self._dropped_lines = self._counter("attention_dropped_log_lines")
-        self._seen_dropped_lines = 0
         self._load = [
             (self._gauge(name, "livemax" if name.endswith("_seconds") else "livesum"), read)
             for name, read in LOAD.items()
@@ -147,7 +142,7 @@ class Metrics(Observer):
 
     def _counter(self, name: str, *labels: str) -> Callable[..., Counter]:
         found = Counter(name, HELP[name], labels, registry=self.registry)
-        return cache(found.labels) if labels else lambda: found
+        return cache(found.labels)
 
     def _gauge(self, name: str, among_workers: AmongWorkers, labels: Sequence[str] = ()) -> Gauge:
         return Gauge(name, HELP[name], labels, registry=self.registry, multiprocess_mode=among_workers)
@@ -164,8 +159,6 @@ class Metrics(Observer):
             "version": VERSION,
             "provider": runtime.name,
             "onnxruntime": _installed(runtime.package),
-            "grpcio": _installed("grpcio"),
-            "python": platform.python_version(),
         }
         self._gauge("attention_build_info", "livemax", list(labels)).labels(**labels).set(1)
 
@@ -222,8 +215,6 @@ class Metrics(Observer):
         engine, calls = self._engine_load(), self._call_load()
         for gauge, read in self._load:
             gauge.set(read(engine, calls))
-        seen, self._seen_dropped_lines = self._seen_dropped_lines, logs.dropped_lines()
-        self._dropped_lines().inc(self._seen_dropped_lines - seen)
         self._ended.flush()
         self._batches.flush()
 

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from http import HTTPStatus
 from pathlib import Path
 from socketserver import TCPServer
-from typing import Any, Protocol
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler
 
 from prometheus_client import (
@@ -32,6 +32,7 @@ from attention_serving.server.engine.errors import Code, EngineError
 from attention_serving.server.errors import BindError
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.rights import Right
+from attention_serving.server.supervision import Child
 from attention_serving.server.tls import renewing_context
 from attention_serving.server.tls.files import CurrentCertificates
 
@@ -42,6 +43,8 @@ PATH = "/metrics"
 MAX_CONNECTIONS = 16
 # How long a connection may be silent.
 SILENT_SECONDS = 10.0
+# How long to wait after a connection could not be accepted.
+RETRY_SECONDS = 0.5
 STATUSES = {
     Code.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
     Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
@@ -205,16 +208,6 @@ PROCESS = "process"
 MOST_PROCESSES = 2048
 
 
-class Process(Protocol):
-    """A process of the service.
-
-    Attributes:
-        pid: Its id; None while it does not run.
-    """
-
-    pid: int | None
-
-
 class ProcessesCollector(Collector):
     """Reads each process at every scrape: Prometheus' `process_*` metrics with the label `process`.
 
@@ -222,7 +215,7 @@ class ProcessesCollector(Collector):
     resident memory of each.
     """
 
-    def __init__(self, own: str, children: Mapping[str, Process]) -> None:
+    def __init__(self, own: str, children: Mapping[str, Child]) -> None:
         """Reads nothing yet.
 
         Args:
@@ -230,10 +223,6 @@ class ProcessesCollector(Collector):
             children: The other processes of the service by their names, such as `worker-0`.
         """
         self._own, self._children = own, children
-
-    def describe(self) -> Iterable[Metric]:
-        """Names of the metrics, which a client may ask for."""
-        return _collector(os.getpid()).collect()
 
     def collect(self) -> Iterable[Metric]:
         """The metrics of every process that is running."""

@@ -1,10 +1,10 @@
 """Verifies JSON Web Tokens (RFC 7519), with public keys of a JWK set (RFC 7517) in a file or behind a URL.
 
-Each good token is verified once: its identity is kept until the token expires. The first verification runs on the
-thread that takes calls. It takes 70 us (RS256) to 500 us (ES384); to hand it to another thread and back costs
-about as much, and both would need the interpreter. How many tokens may fail is limited for each address. No
-lock is held: single reads and writes of dictionaries are atomic, and two threads that verify the same token
-at the same time store the same result.
+Each good token is verified once: its identity is kept until the token expires. The first verification runs on
+the thread that takes calls. It takes 70 us (RS256) to 500 us (ES384); to hand it to another thread and back
+costs about as much, and both would need the interpreter. How many tokens may fail is limited for each
+address. No lock is held: single reads and writes of dictionaries are atomic, and two threads that verify the
+same token at the same time store the same result.
 
 PyJWT fetches and reads the keys. Its cache is not used: it fetches on the thread that asks for a key, which
 is the one that takes calls.

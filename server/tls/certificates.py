@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from attention_serving.server.errors import TlsError
 from attention_serving.server.tls.files import Certificates, Contents, TlsFiles
@@ -30,7 +29,7 @@ def check(files: TlsFiles, contents: Contents) -> Certificates:
     """
     chain = _certificates(files.certificate, contents.certificate)
     _check_valid_now(files.certificate, chain[0])
-    _check_key(files.key, contents.key)
+    _check_key(files.certificate, chain[0].public_key())
     authorities = _authorities(files.client_ca, contents.client_ca)
     client_ca = b"".join(each.public_bytes(Encoding.PEM) for each in authorities) or None
     try:
@@ -38,7 +37,7 @@ def check(files: TlsFiles, contents: Contents) -> Certificates:
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise TlsError(
             f"{files.certificate}: cannot be used with {files.key}, which must contain the key of its first"
-            f" certificate: {error}"
+            f" certificate in PEM, without a passphrase: {error}"
         ) from error
     return Certificates(
         contents=contents,
@@ -69,7 +68,7 @@ def server_context(contents: Contents, client_ca: bytes | None) -> ssl.SSLContex
     with os.fdopen(os.memfd_create("certificate"), "wb") as file:
         file.write(contents.certificate + b"\n" + contents.key)
         file.flush()
-        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}", password="")
     if client_ca is not None:
         context.load_verify_locations(cadata=client_ca.decode("ascii"))
         context.verify_mode = ssl.CERT_REQUIRED
@@ -83,17 +82,9 @@ def _certificates(path: Path, content: bytes) -> list[x509.Certificate]:
         raise TlsError(f"{path}: does not contain a certificate in PEM (BEGIN CERTIFICATE)") from error
 
 
-def _check_key(path: Path, content: bytes) -> None:
-    try:
-        key = load_pem_private_key(content, None)
-    except TypeError as error:
-        raise TlsError(
-            f"{path}: the key is encrypted; store it without a passphrase, readable by the server's user only"
-        ) from error
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise TlsError(f"{path}: does not contain a private key in PEM (BEGIN PRIVATE KEY)") from error
-    is_rsa = isinstance(key, rsa.RSAPrivateKey) and key.key_size >= MIN_RSA_BITS
-    if not is_rsa and not (isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, CURVES)):
+def _check_key(path: Path, key: object) -> None:
+    is_rsa = isinstance(key, rsa.RSAPublicKey) and key.key_size >= MIN_RSA_BITS
+    if not is_rsa and not (isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, CURVES)):
         raise TlsError(
             f"{path}: the key must be an RSA key of at least {MIN_RSA_BITS} bits, or an EC key on P-256 or"
             " P-384: gRPC clients support no others"

@@ -115,7 +115,7 @@ def test_a_socket_answers_as_the_port_does_and_its_calls_outlast_a_drain(path: P
         assert {call.code() for call in calls} <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
 
 
-def test_a_path_that_cannot_be_used_is_refused(path: Path, engine: Engine) -> None:
+def test_a_path_that_cannot_be_used_is_refused(path: Path) -> None:
     path.write_text("kept")
     long = path.parent / ("s" * 107)
     for other in (path, path / "socket", long):
