@@ -4,6 +4,7 @@ import gc
 import logging
 import time
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 from attention_serving.server.canary import Canary
 from attention_serving.server.engine.engine import Engine
@@ -42,7 +43,7 @@ def run(settings: Settings, inbox: Inbox) -> None:
     with ExitStack() as stack:
         sockets = []
         if settings.http_port is not None:
-            sockets = [stack.enter_context(temporary_folder()) / "grpc"]
+            sockets = [Path(stack.enter_context(temporary_folder()), "grpc")]
         application = stack.enter_context(closing(Application(settings)))
         server, metrics = application.server, application.metrics
         port = server.bind(sockets)

@@ -40,4 +40,4 @@ class TlsError(ServerError):
 
 
 class WorkerError(ServerError):
-    """A worker process ended before all workers were serving, or what it needs of the system is not there."""
+    """A worker process ended before all workers were serving."""

@@ -154,7 +154,7 @@ class RpcServer:
         self._set_serving(serving=True)
         self._transport.start(calls.serve, engine.run_inline)
 
-    def stop(self, grace: float) -> float:
+    def stop(self, grace: float) -> None:
         """Reports NOT_SERVING, refuses new calls with UNAVAILABLE and waits for those that are open.
 
         Health watchers and streams end once what was received has been answered. May be called before
@@ -162,17 +162,12 @@ class RpcServer:
 
         Args:
             grace: Seconds that the calls may take; those that are left then end with UNAVAILABLE.
-
-        Returns:
-            Seconds that the calls took.
         """
-        started = time.monotonic()
         self._set_serving(serving=False)
         while self._sockets:
             self._sockets.pop().unlink(missing_ok=True)
         self._transport.stop(grace, self._drain)
         self._codec_threads.close()
-        return time.monotonic() - started
 
     def load(self) -> CallLoad:
         """The calls that are open now, and the connections as last counted. For any thread."""

@@ -230,7 +230,7 @@ class Process(Section):
     grace_seconds: Seconds = 30.0
     """How long calls may take to finish during shutdown, in seconds, 0 to 1000000. 0 cancels them at once."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """Minimum level of logged events: DEBUG (logs every call), INFO, WARNING or ERROR."""
+    """Minimum level of logged events: DEBUG, INFO, WARNING or ERROR."""
     log_format: Literal["text", "json"] = "text"
     """Format of the log: key=value pairs or one JSON object per line."""
 

@@ -76,7 +76,7 @@ def run(settings: Settings, inbox: Inbox) -> None:
     certificates = current_certificates(settings.tls_files)
     guard = settings.guard() if settings.protect_metrics else None
     with ExitStack() as stack:
-        folder = stack.enter_context(machine.temporary_folder())
+        folder = Path(stack.enter_context(machine.temporary_folder()))
         reserved = [stack.enter_context(each) for each in reserve(settings.host, settings.port)]
         settings = settings.model_copy(update={"port": reserved[0].getsockname()[1]})
         registry = worker_registry(folder)

@@ -250,19 +250,16 @@ def _traces(host: str, port: int) -> "Traces":
         raise ServerError(f"traces cannot be exported: {error}") from error
 
 
-def http_ended(record: Record, path: str, route: str, status: int, log_requests: str) -> None:
+def http_ended(record: Record, route: str, status: int, log_requests: str) -> None:
     """Writes the line of a request over HTTP that was answered, or whose client left.
 
     Args:
         record: What is noted of it.
-        path: Its path.
         route: Its path, with names of parameters in braces.
         status: The status of the answer.
         log_requests: Requests that have a line: all, failed or none.
     """
     total = _milliseconds(time.monotonic() - record.arrived_at)
-    shown = {"method": record.method, "path": path, "status": status, "milliseconds": total}
-    log.debug("request ended", extra=shown)
     if log_requests == "all" or (log_requests == "failed" and status >= FAILED):
         found = {**_head(record), "route": route, "total_ms": total, "status": status}
         requests.info("http request", extra=found)

@@ -45,11 +45,7 @@ MAX_CONNECTIONS = 16
 SILENT_SECONDS = 10.0
 # How long to wait after a connection could not be accepted.
 RETRY_SECONDS = 0.5
-STATUSES = {
-    Code.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
-    Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
-    Code.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
-}
+STATUSES = {Code.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED, Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN}
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
@@ -135,10 +131,6 @@ class MetricsEndpoint(ThreadingWSGIServer):
 class _Handler(WSGIRequestHandler):
     timeout = SILENT_SECONDS
 
-    def get_environ(self) -> dict[str, Any]:
-        """The request, with the port of its client, which tells connections of one address apart."""
-        return {**super().get_environ(), "REMOTE_PORT": str(self.client_address[1])}
-
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that the library uses
         """Logs nothing: scrapes are frequent."""
 
@@ -153,8 +145,8 @@ def _guarded(metrics: Any, refresh: Callable[[], None], guard: Guard | None) -> 
                 if guard is not None:
                     token = environ.get("HTTP_AUTHORIZATION")
                     sent = () if token is None else (("authorization", token),)
-                    client = f"{environ['REMOTE_ADDR']}:{environ['REMOTE_PORT']}"
-                    guard.identify(sent, tuple, lambda: client).require(Right.READ)
+                    # Connections of one address are not told apart: failures count for all of them.
+                    guard.identify(sent, tuple, lambda: environ["REMOTE_ADDR"] + ":").require(Right.READ)
                 refresh()
                 return metrics(environ, start_response)
         except EngineError as error:
