@@ -12,7 +12,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ChangeKind, ModelChange, ModelControl
 from attention_serving.server.engine.run import cuda
 from attention_serving.server.engine.run.provider import Provider, ProviderError
-from attention_serving.server.errors import DeviceError
+from attention_serving.server.errors import ServerError
 from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.http.child import HttpProcess
 from attention_serving.server.initial_models import initial_models, load_models, model_store
@@ -83,10 +83,8 @@ class Application:
         """Loads nothing yet.
 
         Raises:
-            DeviceError: CUDA was asked for and cannot be used.
-            IdentityError: The tokens file or the keys of JSON Web Tokens cannot be used.
-            LoadError: There is no repository, or it lacks a model that is to be loaded.
-            TlsError: A certificate cannot be used.
+            ServerError: CUDA, a certificate, the tokens file or keys of JSON Web Tokens cannot be used; or
+                there is no repository, or it lacks a model that is to be loaded.
         """
         self.settings = settings = resolve(settings)
         self._store = model_store(settings)
@@ -112,7 +110,7 @@ class Application:
         """Loads the models. A request to stop ends the process.
 
         Raises:
-            LoadError: The repository does not contain a model that can be served.
+            ServerError: The repository does not contain a model that can be served.
         """
         settings, server, metrics = self.settings, self.server, self.metrics
         repository = load_models(settings, self._store, self._models, inbox)
@@ -186,7 +184,7 @@ def resolve(settings: Settings) -> Settings:
     """The same settings with a provider that this machine has in place of auto. Logs the choice.
 
     Raises:
-        DeviceError: CUDA was asked for and cannot be used; the message gives the reason.
+        ServerError: CUDA was asked for and cannot be used; the message gives the reason.
     """
     asked, chosen = settings.provider, Provider.CUDA
     if asked == "cpu":
@@ -197,7 +195,7 @@ def resolve(settings: Settings) -> Settings:
         shown["compute_capability"] = device.compute_capability
     except ProviderError as error:
         if asked == "cuda":
-            raise DeviceError(f"--provider {asked}: {error}") from error
+            raise ServerError(f"--provider {asked}: {error}") from error
         chosen, shown = Provider.CPU, {"reason": str(error)}
     log.info("execution provider", extra={"provider": chosen, "asked": asked, **shown})
     return settings.model_copy(update={"provider": chosen.value})

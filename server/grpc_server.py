@@ -19,7 +19,7 @@ from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ModelControl
-from attention_serving.server.errors import BindError
+from attention_serving.server.errors import ServerError
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.tls.files import CurrentCertificates
 from attention_serving.server.transport import create_transport
@@ -96,7 +96,7 @@ class RpcServer:
                 they are for.
 
         Raises:
-            BindError: An address is in use, or cannot be used on this machine.
+            ServerError: An address is in use, or cannot be used on this machine.
         """
         encryption = tls_credentials(self.certificates) if self.certificates else None
         port = self._listen(address_of(self._options.host, self._options.port), encryption)
@@ -113,7 +113,7 @@ class RpcServer:
         if a later server listens there. So it binds a name of its own, which is then changed.
         """
         if path.exists() and (_is_listened_on(path) or not path.is_socket()):
-            raise BindError(f"cannot listen on {path}: another process does, or it is another kind of file")
+            raise ServerError(f"cannot listen on {path}: another process does, or it is another kind of file")
         bound = path.with_name(f"{path.name}.{os.getpid()}")
         self._listen(f"unix:{bound}", credentials)
         bound.rename(path)
@@ -123,7 +123,7 @@ class RpcServer:
         try:
             return self._transport.listen(target, credentials)
         except RuntimeError as error:
-            raise BindError(f"cannot listen on {target}: {error}") from error
+            raise ServerError(f"cannot listen on {target}: {error}") from error
 
     def start(self, engine: Engine, control: ModelControl | None = None) -> None:
         """Begins to answer calls, and reports health SERVING. `bind` comes first.

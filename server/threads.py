@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
 
 from attention_serving.server.errors import ServerError
@@ -18,6 +19,18 @@ Reloaded: TypeAlias = Callable[[str, object], object]
 
 def unreported(_what: str, _value: object) -> None:
     """Reports nothing of what was reloaded."""
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file.
+
+    Raises:
+        ServerError: It cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ServerError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 class PeriodicThread:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from attention_serving.server.errors import IdentityError
+from attention_serving.server.errors import ServerError
 from attention_serving.server.security.token_file import (
     Entry,
     TokenFile,
@@ -73,7 +73,7 @@ def create(
     with _errors(), _locked(file):
         content = read_file(file) if file.exists() else TokenFile(identities=())
         if any(entry.name == name for entry in content.identities):
-            raise IdentityError(f"{file}: {name} exists already; revoke it first, or choose another name")
+            raise ServerError(f"{file}: {name} exists already; revoke it first, or choose another name")
         write_file(file, TokenFile(identities=(*content.identities, Entry.model_validate(fields))))
     until = "without end" if expires is None else f"until {expires.isoformat()}"
     typer.echo(f"{name}: {' '.join(rights)}, {until}", err=True)
@@ -100,7 +100,7 @@ def revoke(name: Name, file: File) -> None:
         kept = [entry for entry in content.identities if entry.name != name]
         if len(kept) == len(content.identities):
             known = ", ".join(entry.name for entry in content.identities) or "none"
-            raise IdentityError(f"{file}: {name} does not exist; there are: {known}")
+            raise ServerError(f"{file}: {name} does not exist; there are: {known}")
         write_file(file, TokenFile(identities=tuple(kept)))
     typer.echo(f"{name}: revoked", err=True)
 
@@ -118,7 +118,7 @@ def _locked(file: Path) -> Iterator[None]:
     try:
         folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise IdentityError(f"{file.parent}: cannot be opened: {error.strerror}") from error
+        raise ServerError(f"{file.parent}: cannot be opened: {error.strerror}") from error
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         yield
@@ -130,7 +130,7 @@ def _locked(file: Path) -> Iterator[None]:
 def _errors() -> Iterator[None]:
     try:
         yield
-    except (IdentityError, ValidationError) as error:
+    except (ServerError, ValidationError) as error:
         said = problems(error) if isinstance(error, ValidationError) else error
         typer.echo(f"error: {said}", err=True)
         raise typer.Exit(1) from None

@@ -264,7 +264,7 @@ class HttpServer(uvicorn.Server):
             targets: The private socket of each process of the gRPC server, as unix:PATH.
 
         Raises:
-            TlsError: A certificate cannot be used.
+            ServerError: A certificate cannot be used.
         """
         self._service = Service(settings, targets)
         super().__init__(

@@ -17,7 +17,6 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from attention_serving.server.errors import ServerError
 from attention_serving.server.observe.records import CallRecord, Record, RequestRecord
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only if traces are on, and the supervisor needs no gRPC
@@ -186,12 +185,13 @@ class Recorder:
             log_requests: Requests that have a line: all, failed or none.
             host: The address that the server listens on, for traces.
             port: The port; 0 if it is not known.
-
-        Raises:
-            ServerError: A variable of OpenTelemetry is not valid.
         """
         self._logs, self._failed_only = log_requests != "none", log_requests == "failed"
-        self._traces = _traces(host, port) if are_traces_on() else None
+        self._traces: Traces | None = None
+        if are_traces_on():
+            from attention_serving.server.observe import traces  # noqa: PLC0415 - only if traces are on
+
+            self._traces = traces.Traces(host=host, port=port)
 
     @property
     def is_on(self) -> bool:
@@ -226,7 +226,7 @@ class Recorder:
         """A call over gRPC has ended, or a request of a stream."""
         if self._logs and not (self._failed_only and call.what_ended(request).code == "OK"):
             event = "stream" if call.is_stream and request is None else "request"
-            _safely(lambda: requests.info(event, extra=fields(call, request)))
+            requests.info(event, extra=fields(call, request))
         if self._traces is not None:
             _safely(partial(self._traces.ended, call, request))
 
@@ -238,16 +238,6 @@ def _safely(step: Callable[[], T]) -> T | None:
     except Exception:
         log.exception("not recorded")
         return None
-
-
-def _traces(host: str, port: int) -> "Traces":
-    from attention_serving.server.observe.traces import Traces  # noqa: PLC0415 - only if traces are on
-
-    try:
-        return Traces(host=host, port=port)
-    except Exception as error:
-        # The library's own errors, such as a variable that is not a number.
-        raise ServerError(f"traces cannot be exported: {error}") from error
 
 
 def http_ended(record: Record, route: str, status: int, log_requests: str) -> None:

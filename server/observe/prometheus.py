@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from http import HTTPStatus
 from pathlib import Path
-from socketserver import TCPServer
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler
 
@@ -28,8 +27,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from attention_serving.server.addresses import listen
 from attention_serving.server.engine.errors import Code, EngineError
-from attention_serving.server.errors import BindError
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.rights import Right
 from attention_serving.server.supervision import Child
@@ -58,8 +57,6 @@ class MetricsEndpoint(ThreadingWSGIServer):
         port: The port that it listens on.
     """
 
-    request_queue_size = MAX_CONNECTIONS
-
     def __init__(
         self,
         registry: CollectorRegistry,
@@ -81,32 +78,27 @@ class MetricsEndpoint(ThreadingWSGIServer):
             guard: Authorises readers of the metrics; None allows everyone.
 
         Raises:
-            BindError: The address is in use, or does not belong to this machine.
+            ServerError: The address is in use, or does not belong to this machine.
         """
         self._places = threading.Semaphore(MAX_CONNECTIONS)
-        try:
-            family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-            self.address_family = family
-            super().__init__((str(address[0]), port), _Handler)
-        except OSError as error:
-            raise BindError(f"cannot listen on {host}:{port} for metrics: {error.strerror}") from error
+        super().__init__((host, port), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket, *others = listen(host, port, "metrics")
+        for each in others:
+            each.close()
+        self.server_name, self.port = self.socket.getsockname()[:2]
+        self.server_port = self.port
+        self.setup_environ()
         if certificates is not None:  # the thread of a connection does its handshake, with the first read
             context = renewing_context(certificates)
             self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         self.set_app(_guarded(make_wsgi_app(registry), refresh, guard))
-        self.port = self.server_port
         threading.Thread(target=self.serve_forever, name="metrics", daemon=True).start()
 
     def close(self) -> None:
         """Stops listening."""
         self.shutdown()
         self.server_close()
-
-    def server_bind(self) -> None:
-        """Binds the address. The library's own function asks DNS for its name, which may take long."""
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
-        self.setup_environ()
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Waits until a connection may be open, and accepts it."""

@@ -27,8 +27,9 @@ from pydantic import (
     model_validator,
 )
 
-from attention_serving.server.errors import IdentityError
+from attention_serving.server.errors import ServerError
 from attention_serving.server.security.rights import Identity, Rights
+from attention_serving.server.threads import read_bytes
 
 TOML = ".toml"
 # Problems that one message lists.
@@ -116,23 +117,11 @@ class TokenFile(BaseModel):
         return self
 
 
-def read_bytes(path: Path) -> bytes:
-    """The content of a file of tokens or keys.
-
-    Raises:
-        IdentityError: It cannot be read.
-    """
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise IdentityError(f"{path}: cannot be read: {error.strerror}") from error
-
-
 def parse_table(path: Path, content: bytes) -> TokenTable:
     """The identities of the tokens file by what proves them, for those who follow it.
 
     Raises:
-        IdentityError: An entry is wrong.
+        ServerError: An entry is wrong.
     """
     return {entry.proof: entry.identity for entry in parse_file(path, content).identities}
 
@@ -141,7 +130,7 @@ def read_file(path: Path) -> TokenFile:
     """Reads and checks a file.
 
     Raises:
-        IdentityError: The file cannot be read, or an entry is wrong.
+        ServerError: The file cannot be read, or an entry is wrong.
     """
     return parse_file(path, read_bytes(path))
 
@@ -150,37 +139,36 @@ def parse_file(path: Path, content: bytes) -> TokenFile:
     """Checks the content of a tokens file.
 
     Raises:
-        IdentityError: An entry is wrong.
+        ServerError: An entry is wrong.
     """
     try:
         return TokenFile.model_validate(parse_text(path, content))
-    except (IdentityError, ValidationError) as error:
-        problem = problems(error) if isinstance(error, ValidationError) else error
-        raise IdentityError(f"{path}: {problem}") from None
+    except ValidationError as error:
+        raise ServerError(f"{path}: {problems(error)}") from None
 
 
 def parse_text(path: Path, content: bytes) -> Any:
     """What the text of a file says; JSON, or TOML if its name ends with .toml.
 
     Raises:
-        IdentityError: It is something else.
+        ServerError: It is something else.
     """
     is_toml = path.suffix == TOML
     try:
         text = content.decode()
         return tomllib.loads(text) if is_toml else json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise IdentityError(f"is not {'TOML' if is_toml else 'JSON'}: {error}") from None
+        raise ServerError(f"{path}: is not {'TOML' if is_toml else 'JSON'}: {error}") from None
 
 
 def write_file(path: Path, content: TokenFile) -> None:
     """Replaces a file in one step. Only its owner may read and write the new one.
 
     Raises:
-        IdentityError: The file cannot be written, or is TOML.
+        ServerError: The file cannot be written, or is TOML.
     """
     if path.suffix == TOML:
-        raise IdentityError(f"{path}: TOML files are changed by hand; this command writes JSON")
+        raise ServerError(f"{path}: TOML files are changed by hand; this command writes JSON")
     data = content.model_dump(mode="json", exclude_defaults=True)
     text = json.dumps({"identities": data.get("identities", [])}, indent=2) + "\n"
     try:
@@ -194,7 +182,7 @@ def write_file(path: Path, content: TokenFile) -> None:
                 os.fsync(file.fileno())
             new.replace(path)
     except OSError as error:
-        raise IdentityError(f"{path}: cannot be written: {error.strerror}") from error
+        raise ServerError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def problems(error: ValidationError) -> str:

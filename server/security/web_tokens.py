@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import jwt
 
 from attention_serving.server.engine.errors import OverloadedError
-from attention_serving.server.errors import IdentityError
+from attention_serving.server.errors import ServerError
 from attention_serving.server.security.rights import (
     CredentialsError,
     ExpiredTokenError,
@@ -31,8 +31,8 @@ from attention_serving.server.security.rights import (
     KeysUnavailableError,
     Rights,
 )
-from attention_serving.server.security.token_file import parse_text, read_bytes
-from attention_serving.server.threads import Reloaded, Watched, unreported
+from attention_serving.server.security.token_file import parse_text
+from attention_serving.server.threads import Reloaded, Watched, read_bytes, unreported
 
 # Asymmetric only.
 ALGORITHMS = (
@@ -75,15 +75,15 @@ class Keys:
             reloaded: Called when keys have changed.
 
         Raises:
-            IdentityError: The file cannot be used, or the URL must not be.
+            ServerError: The file cannot be used, or the URL must not be.
         """
         # What the last fetch returned, or why it failed; None before the first.
-        self._outcome: dict[str, Any] | IdentityError | None = None
+        self._outcome: dict[str, Any] | ServerError | None = None
         self._fetched, self._next = -math.inf, math.inf
         read: Callable[[], Any] = partial(read_bytes, Path(where))
         if "://" in where:
             if not URL.match(where):
-                raise IdentityError(f"{SETTING} must be https, or http on this machine such as {LOCAL}")
+                raise ServerError(f"{SETTING} must be https, or http on this machine such as {LOCAL}")
             self._client = jwt.PyJWKClient(where, cache_jwk_set=False, timeout=FETCH_SECONDS)
             # A URL may contain a password, and is not logged.
             read, where = self._fetch_if_due, SETTING
@@ -104,17 +104,17 @@ class Keys:
         """What the URL returned last; None before the first fetch.
 
         Raises:
-            IdentityError: The last fetch failed.
+            ServerError: The last fetch failed.
         """
         if (now := time.monotonic()) >= self._next:
             self._fetched, self._next = now, now + REFRESH_SECONDS
             try:
                 self._outcome = self._client.fetch_data()
                 read_keys(self._outcome)
-            except (*BROKEN, OSError, IdentityError) as error:
+            except (*BROKEN, OSError, ServerError) as error:
                 self._next = now + PAUSE_SECONDS
-                self._outcome = IdentityError(f"{SETTING}: {error}")
-        if isinstance(self._outcome, IdentityError):
+                self._outcome = ServerError(f"{SETTING}: {error}")
+        if isinstance(self._outcome, ServerError):
             raise self._outcome
         return self._outcome
 
@@ -130,7 +130,7 @@ def read_keys(content: Any) -> KeySet:
     """Reads a JWK set. Keys that do not verify signatures, damaged, private and weak ones are left out.
 
     Raises:
-        IdentityError: No key is left.
+        ServerError: No key is left.
     """
     try:
         found = jwt.PyJWKSet.from_dict(content).keys
@@ -139,7 +139,7 @@ def read_keys(content: Any) -> KeySet:
     keys = {str(key.key_id or ""): key for key in found if _verifies(key)}
     if not keys:
         kinds = ", ".join(ALGORITHMS)
-        raise IdentityError(f"this is not a JWK set with a public key that verifies signatures of {kinds}")
+        raise ServerError(f"this is not a JWK set with a public key that verifies signatures of {kinds}")
     return keys
 
 
@@ -154,14 +154,16 @@ def _keys_in(where: str, content: Any) -> KeySet | None:
     """The keys in what was read; None before the first fetch.
 
     Raises:
-        IdentityError: It is not a JWK set that can be used.
+        ServerError: It is not a JWK set that can be used.
     """
     if content is None:
         return None
+    if isinstance(content, bytes):
+        content = parse_text(Path(where), content)
     try:
-        return read_keys(parse_text(Path(where), content) if isinstance(content, bytes) else content)
-    except IdentityError as error:
-        raise IdentityError(f"{where}: {error}") from None
+        return read_keys(content)
+    except ServerError as error:
+        raise ServerError(f"{where}: {error}") from None
 
 
 class WebTokens:

@@ -24,7 +24,7 @@ def watch(files: TlsFiles, reloaded: Reloaded = unreported) -> WatchedCertificat
     """The certificates of files, which are followed from `start` on.
 
     Raises:
-        TlsError: The files cannot be used.
+        ServerError: The files cannot be used.
     """
     from attention_serving.server.tls.certificates import check  # noqa: PLC0415 - its library is needed with TLS only
 
@@ -37,7 +37,7 @@ def current_certificates(
     """Follows files until the process ends; returns what gives the current certificates; None without TLS.
 
     Raises:
-        TlsError: The files cannot be used.
+        ServerError: The files cannot be used.
     """
     if files is None:
         return None

@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from attention_serving.server.errors import TlsError
+from attention_serving.server.errors import ServerError
 from attention_serving.server.tls.files import Certificates, Contents, TlsFiles
 
 # What gRPC's TLS library takes on both sides.
@@ -24,7 +24,7 @@ def check(files: TlsFiles, contents: Contents) -> Certificates:
     """Checks what was read from files.
 
     Raises:
-        TlsError: A file is not PEM; the key does not belong to the certificate, or is of a kind that gRPC
+        ServerError: A file is not PEM; the key does not belong to the certificate, or is of a kind that gRPC
             does not support; the certificate is not valid now; or every authority has expired.
     """
     chain = _certificates(files.certificate, contents.certificate)
@@ -35,7 +35,7 @@ def check(files: TlsFiles, contents: Contents) -> Certificates:
     try:
         context = server_context(contents, client_ca)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise TlsError(
+        raise ServerError(
             f"{files.certificate}: cannot be used with {files.key}, which must contain the key of its first"
             f" certificate in PEM, without a passphrase: {error}"
         ) from error
@@ -79,13 +79,13 @@ def _certificates(path: Path, content: bytes) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(content)
     except ValueError as error:
-        raise TlsError(f"{path}: does not contain a certificate in PEM (BEGIN CERTIFICATE)") from error
+        raise ServerError(f"{path}: does not contain a certificate in PEM (BEGIN CERTIFICATE)") from error
 
 
 def _check_key(path: Path, key: object) -> None:
     is_rsa = isinstance(key, rsa.RSAPublicKey) and key.key_size >= MIN_RSA_BITS
     if not is_rsa and not (isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, CURVES)):
-        raise TlsError(
+        raise ServerError(
             f"{path}: the key must be an RSA key of at least {MIN_RSA_BITS} bits, or an EC key on P-256 or"
             " P-384: gRPC clients support no others"
         )
@@ -94,7 +94,7 @@ def _check_key(path: Path, key: object) -> None:
 def _check_valid_now(path: Path, certificate: x509.Certificate) -> None:
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not begins <= datetime.now(UTC) <= ends:
-        raise TlsError(
+        raise ServerError(
             f"{path}: the certificate is valid from {begins:%FT%TZ} to {ends:%FT%TZ}, not now;"
             " renew it, or check this machine's clock"
         )
@@ -106,5 +106,5 @@ def _authorities(path: Path | None, content: bytes | None) -> list[x509.Certific
     found = _certificates(path, content)
     last = max(each.not_valid_after_utc for each in found)
     if last < datetime.now(UTC):
-        raise TlsError(f"{path}: every certificate has expired, the last at {last:%FT%TZ}; renew them")
+        raise ServerError(f"{path}: every certificate has expired, the last at {last:%FT%TZ}; renew them")
     return found

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from attention_serving.server import VERSION, application, machine
 from attention_serving.server.command_line import make_application
 from attention_serving.server.engine.run.provider import Device, Provider
-from attention_serving.server.errors import DeviceError
+from attention_serving.server.errors import ServerError
 from attention_serving.server.settings import AWAKE_SECONDS, SECTIONS, Settings
 from attention_serving.server.tls.files import TlsFiles
 from attention_serving.server.transport import TransportKind
@@ -271,5 +271,5 @@ def test_auto_takes_the_host_and_logs_why_and_cuda_that_cannot_be_used_is_an_err
     assert (record.message, fields["provider"], fields["asked"]) == ("execution provider", "cpu", "auto")
     reason = "is built without CUDA; install onnxruntime-gpu in its place"
     assert reason in fields["reason"]
-    with pytest.raises(DeviceError, match=f"--provider cuda: .*{reason}"):
+    with pytest.raises(ServerError, match=f"--provider cuda: .*{reason}"):
         application.resolve(settings("--provider=cuda"))

@@ -16,7 +16,7 @@ from attention_serving.server.api.methods import REFLECTION, REFLECTION_V1, SERV
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.errors import BindError
+from attention_serving.server.errors import ServerError
 from attention_serving.server.grpc_server import RpcServer
 from tests.server.api.served import (
     NOT_SERVING,
@@ -37,7 +37,7 @@ def test_a_port_in_use_is_refused() -> None:
     first = RpcServer(OPTIONS, Calls())
     port = first.bind()
     second = RpcServer(dataclasses.replace(OPTIONS, port=port), Calls())
-    with pytest.raises(BindError, match=f"cannot listen on 127.0.0.1:{port}"):
+    with pytest.raises(ServerError, match=f"cannot listen on 127.0.0.1:{port}"):
         second.bind()
     second.stop(0)
     first.stop(0)
@@ -105,7 +105,7 @@ def test_a_socket_answers_as_the_port_does_and_its_calls_outlast_a_drain(path: P
         assert first == second
         assert server.load().connections == 2
         second = RpcServer(dataclasses.replace(OPTIONS, unix_socket=path), Calls())
-        with pytest.raises(BindError, match=f"{path}: another process does"):
+        with pytest.raises(ServerError, match=f"{path}: another process does"):
             second.bind()
         second.stop(0)
         calls = [attend(channels[1], rows) for rows in range(1, 20)]
@@ -120,7 +120,7 @@ def test_a_path_that_cannot_be_used_is_refused(path: Path) -> None:
     long = path.parent / ("s" * 107)
     for other in (path, path / "socket", long):
         server = RpcServer(dataclasses.replace(OPTIONS, unix_socket=other), Calls())
-        with pytest.raises(BindError, match="cannot listen on "):
+        with pytest.raises(ServerError, match="cannot listen on "):
             server.bind()
         server.stop(0)
     assert path.read_text() == "kept"

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from attention_serving.server.errors import BindError
+from attention_serving.server.errors import ServerError
 from attention_serving.server.observe import prometheus
 from attention_serving.server.observe.prometheus import MAX_CONNECTIONS, MetricsEndpoint
 from tests.server.http.clients import HOST, ask
@@ -59,7 +59,7 @@ def test_other_addresses_can_be_listened_on(host: str) -> None:
     with listening(host) as endpoint:
         assert ask(endpoint.port, "/metrics", host=host.strip("[]")).body == TEXT
         shown = re.escape(f"cannot listen on {host}:{endpoint.port} for metrics: ")
-        with pytest.raises(BindError, match=rf"{shown}.*in use"):
+        with pytest.raises(ServerError, match=rf"{shown}.*in use"):
             MetricsEndpoint(REGISTRY, host, endpoint.port)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from attention_serving.server.errors import IdentityError
+from attention_serving.server.errors import ServerError
 from attention_serving.server.security.token_file import Entry, TokenFile, digest_of, read_file, write_file
 from tests.server.security.samples import entry, table_in, write_tokens
 
@@ -69,7 +69,7 @@ def test_a_wrong_file_is_refused_with_the_place_and_without_secrets(
 ) -> None:
     path = tmp_path / "tokens.json"
     path.write_text(content if isinstance(content, str) else json.dumps({"identities": content}))
-    with pytest.raises(IdentityError) as raised:
+    with pytest.raises(ServerError) as raised:
         read_file(path)
     assert error in str(raised.value)
     assert str(path) in str(raised.value)
@@ -90,9 +90,9 @@ def test_a_file_is_replaced_whole_and_for_its_owner_only(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(IdentityError, match="cannot be written: No space"):
+    with pytest.raises(ServerError, match="cannot be written: No space"):
         write_file(path, TokenFile(identities=()))
     assert read_file(path) == content
     assert [file.name for file in tmp_path.iterdir()] == ["tokens.json"]
-    with pytest.raises(IdentityError, match="TOML files are changed by hand"):
+    with pytest.raises(ServerError, match="TOML files are changed by hand"):
         write_file(tmp_path / "tokens.toml", content)

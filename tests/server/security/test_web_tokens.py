@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from attention_serving.server.engine.errors import OverloadedError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.errors import IdentityError
+from attention_serving.server.errors import ServerError
 from attention_serving.server.security import web_tokens
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.rights import (
@@ -270,7 +270,7 @@ def test_keys_that_cannot_be_used_are_left_out_and_a_lone_key_needs_no_name() ->
     ids=range(7),
 )
 def test_other_key_sets_are_refused(content: Any, error: str) -> None:
-    with pytest.raises(IdentityError) as raised:
+    with pytest.raises(ServerError) as raised:
         read_keys(content)
     assert error in str(raised.value)
 
@@ -378,7 +378,7 @@ def test_keys_stay_if_a_later_fetch_fails_and_those_of_an_issuer_that_comes_late
 def test_keys_come_from_https_or_this_machine(url: str) -> None:
     for good in ("https://issuer.example/keys", "http://127.0.0.1:8/", "http://localhost/keys"):
         assert URL.match(good)
-    with pytest.raises(IdentityError, match="--jwt-jwks must be https, or http on this machine"):
+    with pytest.raises(ServerError, match="--jwt-jwks must be https, or http on this machine"):
         Keys(url)
 
 
@@ -393,7 +393,7 @@ def test_keys_of_a_file_are_rotated(tmp_path: Path) -> None:
     for content, error in cases:
         if content:
             path.write_text(content)
-        with pytest.raises(IdentityError, match=rf"jwks\.json: {error}"):
+        with pytest.raises(ServerError, match=rf"jwks\.json: {error}"):
             Keys(str(path))
     path.write_text(json.dumps(key_set(public_jwk("ES256"))))
     with keys_of(path) as keys:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from attention_serving.server.errors import TlsError
+from attention_serving.server.errors import ServerError
 from attention_serving.server.tls.certificates import check
 from attention_serving.server.tls.files import Certificates, TlsFiles
 from tests.support.certificates import HOUR, Authority, Pair, key_pem, new_key
@@ -46,7 +46,9 @@ def test_keys_that_grpc_supports_are_taken(tmp_path: Path, key: Callable[[], Any
     if is_taken:
         assert load(files).client_ca is None
     else:
-        with pytest.raises(TlsError, match="RSA key of at least 2048 bits, or an EC key on P-256 or P-384"):
+        with pytest.raises(
+            ServerError, match="RSA key of at least 2048 bits, or an EC key on P-256 or P-384"
+        ):
             load(files)
 
 
@@ -84,7 +86,7 @@ def test_a_chain_and_text_between_its_parts_are_taken(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_used_is_refused(tmp_path: Path, pair: Pair, ca: bytes | None, message: str) -> None:
-    with pytest.raises(TlsError, match=f"{tmp_path}/.*") as raised:
+    with pytest.raises(ServerError, match=f"{tmp_path}/.*") as raised:
         load(write(tmp_path, pair, ca))
     assert message in str(raised.value)
 
@@ -93,5 +95,5 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path, pair: Pair, ca: bytes | 
 def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
     files = write(tmp_path, GOOD, AUTHORITY.pem)
     (tmp_path / name).unlink()
-    with pytest.raises(TlsError, match=f"{name}: cannot be read: No such file or directory"):
+    with pytest.raises(ServerError, match=f"{name}: cannot be read: No such file or directory"):
         load(files)
