@@ -161,9 +161,9 @@ class Application:
             inbox: Delivers the request.
             http: Is drained first, so that its requests arrive.
         """
-        while not isinstance(request := inbox.get(), StopRequest):
+        while not isinstance(request := inbox.wait(), StopRequest):
             pass
-        log.info("draining", extra=request.fields)
+        log.info("draining", extra=request)
         grace, started = self.settings.grace_seconds, time.monotonic()
         end_after(grace + EXIT_SECONDS)
         if http is not None:

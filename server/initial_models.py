@@ -63,8 +63,8 @@ def load_models(settings: Settings, store: ModelStore, keys: Iterable[Key], inbo
     loader = ThreadPoolExecutor(1, thread_name_prefix="loader")
     loading: Future[Repository] = loader.submit(lambda: Repository(store.load(*key) for key in keys))
     loading.add_done_callback(inbox.put)
-    if isinstance(message := inbox.get(), StopRequest):
-        log.info("stopped while loading", extra=message.fields)
+    if isinstance(message := inbox.wait(), StopRequest):
+        log.info("stopped while loading", extra=message)
         end(0)
     loader.shutdown()
     repository = loading.result()

@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import NoReturn
 
@@ -21,36 +20,22 @@ LAST_SECONDS = 2.0
 SIGNAL_SECONDS = 1.0
 
 
-class Inbox:
-    """Messages to the main thread.
+class Inbox(SimpleQueue[object]):
+    """Messages to the main thread, from any thread and from signal handlers.
 
-    A signal handler may run while the main thread is inside `get`, and of the standard library's means of
+    A signal handler may run while the main thread is inside `wait`, and of the standard library's means of
     waiting only `SimpleQueue` allows `put` there.
     """
 
-    def __init__(self) -> None:
-        self._messages: SimpleQueue[object] = SimpleQueue()
-
-    def put(self, message: object) -> None:
-        """Adds a message. For any thread, and for signal handlers."""
-        self._messages.put(message)
-
-    def get(self) -> object:
+    def wait(self) -> object:
         """Waits for the next message. Wakes up now and then, because a signal may not wake the thread."""
         while True:
             with suppress(Empty):
-                return self._messages.get(timeout=SIGNAL_SECONDS)
+                return self.get(timeout=SIGNAL_SECONDS)
 
 
-@dataclass(frozen=True)
-class StopRequest:
-    """The process is to finish the calls in progress and end.
-
-    Attributes:
-        fields: The cause, as fields of a log event.
-    """
-
-    fields: dict[str, str] = field(default_factory=dict)
+class StopRequest(dict[str, str]):
+    """The process is to finish the calls in progress and end; the cause, as fields of a log event."""
 
 
 def handle_signals(stop: Callable[[StopRequest], None]) -> None:

@@ -122,7 +122,7 @@ def supervise(
     for worker in workers:
         worker.start()
     have_served = False
-    while not isinstance(message := inbox.get(), StopRequest):
+    while not isinstance(message := inbox.wait(), StopRequest):
         number, ended, reason = cast("Event", message)
         if ended and not have_served:
             raise ServerError(reason)
@@ -133,7 +133,7 @@ def supervise(
         elif not have_served and all(worker.serves for worker in workers):
             have_served = True
             all_serve()
-    log.info("draining", extra=message.fields)
+    log.info("draining", extra=message)
 
 
 def close(workers: Sequence[Child], grace_seconds: float) -> None:

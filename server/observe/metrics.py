@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from importlib import metadata
+from importlib.metadata import distributions
 from itertools import chain, product
 from typing import Literal
 
@@ -41,8 +41,7 @@ HELP = {
     "attention_expired_requests": "Requests whose deadline passed while they were queued or running.",
     "attention_cut_readers": "Calls that were ended because the caller did not read the replies in time.",
     "attention_terminated_runs": "Runs that were stopped because no caller waited for their results.",
-    "attention_security_reloads": "Changes of tokens or keys; after a failure, the old ones stay in use.",
-    "attention_tls_reloads": "Changes of files of certificates that were taken (ok) or not (failed).",
+    "attention_security_reloads": "Changes of certificates, tokens or keys; after a failure, old ones stay.",
     "attention_tls_certificate_expiry_timestamp_seconds": "When a certificate expires, in Unix seconds.",
     "attention_parity_error": "Largest absolute difference from eager PyTorch, measured here at the load.",
     "attention_parity_tolerance": "Absolute tolerance of the model; the relative one comes in addition.",
@@ -127,7 +126,6 @@ class Metrics(Observer):
         replayed_at = "attention_canary_last_replay_timestamp_seconds"
         self._canary_replayed_at = self._gauge(replayed_at, "livemin", MODEL)
         self._canary_failures = self._counter("attention_canary_failures", *MODEL)
-        self._tls_reloads = self._counter("attention_tls_reloads", "result")
         expiry = "attention_tls_certificate_expiry_timestamp_seconds"
         self._tls_expiry = self._gauge(expiry, "livemin", ("certificate",))
         self._published: set[tuple[str, str]] = set()
@@ -158,7 +156,8 @@ class Metrics(Observer):
         labels = {
             "version": VERSION,
             "provider": runtime.name,
-            "onnxruntime": _installed(runtime.package),
+            # ONNX Runtime can be built under another name.
+            "onnxruntime": next((each.version for each in distributions(name=runtime.package)), UNKNOWN),
         }
         self._gauge("attention_build_info", "livemax", list(labels)).labels(**labels).set(1)
 
@@ -260,17 +259,13 @@ class Metrics(Observer):
 
     def reloaded(self, what: str, value: object) -> None:
         """Counts that certificates, tokens or keys were read again: see `server.threads.Reloaded`."""
-        if what != CERTIFICATES:
-            self._security_reloads(what, "failure" if value is None else "success").inc()
-            return
-        self._tls_reloads(FAILED if value is None else OK).inc()
+        self._security_reloads(what, "failure" if value is None else "success").inc()
         if isinstance(value, Certificates):
             self.certificates_in_use(value)
 
     def certificates_in_use(self, certificates: Certificates) -> None:
         """Publishes when certificates expire that are used from now on."""
-        for result in (OK, FAILED):
-            self._tls_reloads(result)
+        self._security_reloads(CERTIFICATES, "failure")
         self._tls_expiry.labels("server").set(certificates.expires.timestamp())
         if certificates.client_ca_expires is not None:
             self._tls_expiry.labels("client_ca").set(certificates.client_ca_expires.timestamp())
@@ -295,11 +290,3 @@ class Metrics(Observer):
     def run_terminated(self, model: str) -> None:
         """Counts a run that was stopped because no caller waited for it."""
         self._terminated(model).inc()
-
-
-def _installed(package: str) -> str:
-    """The version of a package, without importing it."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:  # ONNX Runtime can be built under another name
-        return UNKNOWN

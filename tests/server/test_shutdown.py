@@ -50,7 +50,7 @@ signal.signal(signal.SIGHUP, signal.{hangup})
 shutdown.handle_signals(requests.append)
 signal.raise_signal(signal.SIGHUP)
 signal.raise_signal(signal.SIGTERM)
-print([request.fields["signal"] for request in requests])
+print([request["signal"] for request in requests])
 """
     assert run(program).stdout == f"{expected}\n"
 
@@ -65,6 +65,6 @@ def send():
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
     time.sleep(60)
 threading.Thread(target=send, daemon=True).start()
-assert isinstance(inbox.get(), shutdown.StopRequest)
+assert isinstance(inbox.wait(), shutdown.StopRequest)
 """
     assert run(program).returncode == 0

@@ -179,7 +179,6 @@ class Handlers:
 
     def index(self, request: pb.RepositoryIndexRequest, call: Call) -> pb.RepositoryIndexResponse:
         """Lists the models, and why those that are not ready are not."""
-        _check_repository(request.repository_name)
         entries = self._control.index() if self._control else index_of(self._engine.repository)
         return pb.RepositoryIndexResponse(
             models=[
@@ -205,7 +204,6 @@ class Handlers:
         self, request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest, *known: str
     ) -> ModelControl:
         """What loads and unloads the model of a request, which may have the known parameters only."""
-        _check_repository(request.repository_name)
         for name in set(request.parameters).difference(known):
             says = "is not supported: an artifact states its own configuration"
             raise InvalidRequestError(f"parameters[{name}]", says)
@@ -217,11 +215,6 @@ class Handlers:
 def _refuse_changes(settings: Iterable[str]) -> None:
     for name in settings:
         raise InvalidRequestError(f"settings[{name}]", "cannot be changed while the server runs")
-
-
-def _check_repository(name: str) -> None:
-    if name:
-        raise InvalidRequestError("repository_name", "must be empty: the server has one repository")
 
 
 def _inputs(model: LoadedModel) -> list[TensorMetadata]:

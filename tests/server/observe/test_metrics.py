@@ -120,7 +120,7 @@ def test_what_is_rare_is_counted(metrics: Metrics) -> None:
         attention_terminated_runs_total{model="m"} 1
         attention_security_reloads_total{what="tokens",result="success"} 1
         attention_security_reloads_total{what="tokens",result="failure"} 1
-        attention_tls_reloads_total{result="failed"} 1
+        attention_security_reloads_total{what="certificates",result="failure"} 1
         """,
     )
     assert not any(number for (name, _), number in published(Metrics().registry).items() if "_total" in name)

@@ -193,8 +193,9 @@ def test_metrics_count_renewals_and_state_the_ends(tmp_path: Path) -> None:
     mounted.write(Pair(b"", b""), CLIENTS.pem)
     for _ in range(3):
         watched.look()
-    sample, name = metrics.registry.get_sample_value, "attention_tls_reloads_total"
-    assert [sample(name, {"result": each}) for each in ("ok", "failed")] == [1, 1]
+    sample, name = metrics.registry.get_sample_value, "attention_security_reloads_total"
+    for result in ("success", "failure"):
+        assert sample(name, {"what": "certificates", "result": result}) == 1
     ends = "attention_tls_certificate_expiry_timestamp_seconds"
     assert sample(ends, {"certificate": "server"}) == watched.value.expires.timestamp()
     assert watched.value.client_ca_expires is not None
