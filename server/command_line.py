@@ -103,13 +103,11 @@ def shown_default(option: FieldInfo) -> str | None:
 def _of_file(name: str, source: str) -> Given:
     """The options that a TOML file sets."""
     file = Path(name)
-    if not file.is_file():
-        raise SettingsError(f"{source}: the file does not exist")
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise SettingsError(f"{file}: the configuration file cannot be read: {reason}") from error
+        raise SettingsError(f"{source}: the configuration file cannot be read: {reason}") from error
     return {
         name: (value, f"{file}: {name} = {json.dumps(value, default=str)}") for name, value in content.items()
     }

@@ -52,9 +52,6 @@ class CallObserver(Protocol):
     def refused(self, method: str, reason: str) -> None:
         """A request was refused for a stable reason, such as OVERLOADED: a call, or a message of a stream."""
 
-    def reader_cut(self, method: str) -> None:
-        """A call was ended because its caller did not read the replies in time."""
-
 
 NO_MESSAGE = "the call ended without a request message"
 # Decides whether a call is recorded, when it arrives, and whether it is a stream; None if it is not.
@@ -234,8 +231,6 @@ class Calls:
             return
         if call.reason not in NOT_REFUSALS:
             self._observer.refused(call.method, call.reason)
-        if call.reader_cut:
-            self._observer.reader_cut(call.method)
         name = "OK" if code is OK else code.name
         self._observer.call_ended(call.method, name, seconds)
         if call.record is not None:

@@ -176,7 +176,11 @@ def are_traces_on(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 class Recorder:
-    """Records calls over gRPC, and hands the records to the log and to the traces."""
+    """Records calls over gRPC, and hands the records to the log and to the traces.
+
+    Attributes:
+        is_on: Whether anything may be recorded.
+    """
 
     def __init__(self, log_requests: str, *, host: str = "", port: int = 0) -> None:
         """Starts the exporter of traces, if they are on.
@@ -192,11 +196,7 @@ class Recorder:
             from attention_serving.server.observe import traces  # noqa: PLC0415 - only if traces are on
 
             self._traces = traces.Traces(host=host, port=port)
-
-    @property
-    def is_on(self) -> bool:
-        """Whether anything may be recorded."""
-        return self._logs or self._traces is not None
+        self.is_on = self._logs or self._traces is not None
 
     def __call__(self, call: "Call", is_stream: bool) -> CallRecord | None:  # noqa: FBT001 - as the dispatcher calls it
         """The record of a new call over gRPC; None if it is neither logged nor traced."""

@@ -39,7 +39,6 @@ HELP = {
     "attention_padding_tokens": "Number of padding rows that ran in addition.",
     "attention_refused_requests": "Calls and messages of streams that were refused, by reason of the error.",
     "attention_expired_requests": "Requests whose deadline passed while they were queued or running.",
-    "attention_cut_readers": "Calls that were ended because the caller did not read the replies in time.",
     "attention_terminated_runs": "Runs that were stopped because no caller waited for their results.",
     "attention_security_reloads": "Changes of certificates, tokens or keys; after a failure, old ones stay.",
     "attention_tls_certificate_expiry_timestamp_seconds": "When a certificate expires, in Unix seconds.",
@@ -110,7 +109,6 @@ class Metrics(Observer):
         self._padding = self._counter("attention_padding_tokens", "model")
         self._refused = self._counter("attention_refused_requests", "reason")
         self._expired = self._counter("attention_expired_requests", "model", "stage")
-        self._cut_readers = self._counter("attention_cut_readers", "method")
         self._terminated = self._counter("attention_terminated_runs", "model")
         self._security_reloads = self._counter("attention_security_reloads", "what", "result")
         self._parity = self._gauge("attention_parity_error", "livemax", MODEL)
@@ -269,10 +267,6 @@ class Metrics(Observer):
         self._tls_expiry.labels("server").set(certificates.expires.timestamp())
         if certificates.client_ca_expires is not None:
             self._tls_expiry.labels("client_ca").set(certificates.client_ca_expires.timestamp())
-
-    def reader_cut(self, method: str) -> None:
-        """Counts a call that was ended because its caller did not read."""
-        self._cut_readers(method).inc()
 
     def request_expired(self, model: str, stage: ExpiryStage) -> None:
         """Counts a request whose deadline passed."""

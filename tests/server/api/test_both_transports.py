@@ -84,7 +84,7 @@ def a_caller_who_does_not_read_is_cut_off(served: Served) -> None:
     method: Any = served.channel.stream_stream(STREAM, pb.AttendStreamRequest.SerializeToString)
     calls = [unread(served), method(iter([large] * 8), timeout=PATIENCE_SECONDS)]
     served.calls.ended(2)
-    assert sorted(served.calls.cut_readers) == ["Attend", "AttendStream"]
+    assert sorted(served.calls.refusals) == [("Attend", "SLOW_READER"), ("AttendStream", "SLOW_READER")]
     wait_until(lambda: served.server.load().calls == 0)
     for call in calls:
         call.cancel()

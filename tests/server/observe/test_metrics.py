@@ -104,7 +104,6 @@ def test_what_is_rare_is_counted(metrics: Metrics) -> None:
     for _ in range(2):
         metrics.refused("/a/B", "OVERLOADED")
     metrics.request_expired("m", ExpiryStage.QUEUED)
-    metrics.reader_cut("/a/B")
     metrics.run_terminated("m")
     metrics.reloaded("tokens", object())
     metrics.reloaded("tokens", None)
@@ -116,7 +115,6 @@ def test_what_is_rare_is_counted(metrics: Metrics) -> None:
         attention_model_changes_total{model="m",change="load",result="failed"} 1
         attention_refused_requests_total{reason="OVERLOADED"} 2
         attention_expired_requests_total{model="m",stage="queued"} 1
-        attention_cut_readers_total{method="/a/B"} 1
         attention_terminated_runs_total{model="m"} 1
         attention_security_reloads_total{what="tokens",result="success"} 1
         attention_security_reloads_total{what="tokens",result="failure"} 1
