@@ -23,7 +23,6 @@ from attention_serving.server.observe.prometheus import MetricsEndpoint, Process
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import EXIT_SECONDS, Inbox, StopRequest, end_after
 from attention_serving.server.tls import current_certificates
-from attention_serving.server.transport import TransportKind
 from attention_serving.server.transport.options import RpcOptions
 
 log = logging.getLogger(__name__)
@@ -190,9 +189,7 @@ def resolve(settings: Settings) -> Settings:
     if asked == "cpu":
         return settings
     try:
-        device = cuda.find_device()
-        shown: dict[str, object] = {"device": device.name, "device_memory_bytes": device.memory_bytes}
-        shown["compute_capability"] = device.compute_capability
+        shown = {"device": cuda.find_device().name}
     except ProviderError as error:
         if asked == "cuda":
             raise ServerError(f"--provider {asked}: {error}") from error
@@ -216,5 +213,5 @@ def rpc_options(settings: Settings) -> RpcOptions:
         allow_shared_memory=settings.allow_shared_memory,
         max_streams=max(1, settings.max_concurrent_calls // 2),
         share_port=settings.workers > 1,
-        transport=TransportKind(settings.transport),
+        transport=settings.transport,
     )

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from attention_serving.artifact.golden import GoldenCase
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import Parity, replay
 from attention_serving.server.engine.models.repository import Model, Repository
@@ -25,23 +26,23 @@ class Check(NamedTuple):
 
     Attributes:
         model: The model.
-        case: Index of the case among the model's golden vectors.
+        case: The case.
         session: The session.
     """
 
     model: LoadedModel
-    case: int
+    case: GoldenCase
     session: Session
 
 
 def checks_of(models: Iterable[Model]) -> list[Check]:
     """Every golden case of the models that are ready, on each session that computes its graph."""
     return [
-        Check(model, index, sessions[case.graph])
+        Check(model, case, sessions[case.graph])
         for model in models
         if isinstance(model, LoadedModel)
         for sessions in (model.sessions, model.parallel_sessions)
-        for index, case in enumerate(model.golden)
+        for case in model.golden
         if case.graph in sessions
     ]
 
@@ -105,9 +106,9 @@ class Canary:
 
 def _measure(check: Check) -> Parity | None:
     """Replays a golden case; None if it could not run now."""
-    model, case = check.model, check.model.golden[check.case]
+    model, case, session = check
     try:
-        return replay(case, check.session, model.manifest.tolerance, where="in service")
+        return replay(case, session, model.manifest.tolerance, where="in service")
     except MemoryError:  # requests took it; the case is replayed again in the next period
         return None
     except Exception as error:

@@ -70,8 +70,6 @@ def create(
     }
     with _errors():
         content = read_file(file) if file.exists() else TokenFile(identities=())
-        if any(entry.name == name for entry in content.identities):
-            raise ServerError(f"{file}: {name} exists already; revoke it first, or choose another name")
         write_file(file, TokenFile(identities=(*content.identities, Entry.model_validate(fields))))
     until = "without end" if expires is None else f"until {expires.isoformat()}"
     typer.echo(f"{name}: {' '.join(rights)}, {until}", err=True)
@@ -85,9 +83,8 @@ def list_identities(file: File) -> None:
     rows = [("NAME", "BY", "EXPIRES", "RIGHTS")]
     with _errors():
         rows += [_described(entry) for entry in read_file(file).identities]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for row in rows:
-        typer.echo("  ".join([*(row[at].ljust(width) for at, width in enumerate(widths)), row[3]]))
+    for name, proof, expires, granted in rows:
+        typer.echo(f"{name:24}  {proof:24}  {expires:25}  {granted}")
 
 
 @application.command()

@@ -74,7 +74,7 @@ class RpcOptions:
     keepalive_seconds: float = 60
     allow_shared_memory: bool = False
     share_port: bool = False
-    transport: TransportKind = TransportKind.COMPLETION_QUEUE
+    transport: TransportKind = "completion-queue"
 
 
 def channel_options(options: RpcOptions) -> dict[str, int]:

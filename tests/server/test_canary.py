@@ -175,11 +175,11 @@ def test_a_graph_that_no_longer_runs_is_withdrawn_unless_it_lacks_memory(
 def test_every_case_is_replayed_on_each_session_of_its_graph_once_in_a_period(artifacts: Path) -> None:
     model, other = (load_model(artifacts / name / "1", Device(threads=2)) for name in (SELF, CROSS))
     expected = [
-        (each, case, sessions[each.golden[case].graph])
+        (each, case, sessions[case.graph])
         for each in (model, other)
         for sessions in (each.sessions, each.parallel_sessions)
-        for case in range(len(each.golden))
-        if each.golden[case].graph in sessions
+        for case in each.golden
+        if case.graph in sessions
     ]
     assert checks_of([FailedModel("name", "1", ""), model, other]) == expected
     runs: list[object] = []

@@ -16,7 +16,6 @@ from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.errors import ServerError
 from attention_serving.server.settings import AWAKE_SECONDS, SECTIONS, Settings
 from attention_serving.server.tls.files import TlsFiles
-from attention_serving.server.transport import TransportKind
 from tests.server.samples import ROOT
 
 REPOSITORY = ["--model-repository", "models"]
@@ -212,7 +211,7 @@ def test_options_reach_the_engine_and_the_rpc_server() -> None:
     assert (found.limits.max_result_bytes, found.limits.max_batch_sequences) == (2**21 - 2**16, 6)
     rpc = application.rpc_options(found)
     assert (rpc.max_message_bytes, rpc.max_streams, rpc.host) == (2**21, 7, "::1")
-    assert (rpc.transport, rpc.share_port) == (TransportKind.THREADED, True)
+    assert (rpc.transport, rpc.share_port) == ("threaded", True)
     assert not application.rpc_options(settings()).share_port
     assert found.device == Device(Provider.CPU, 2, arena_bytes=int(1.25 * found.memory_for_runs))
     files = settings("--tls-certificate=c", "--tls-key=k", "--tls-client-ca=a").tls_files

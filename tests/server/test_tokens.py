@@ -59,7 +59,7 @@ def test_list_shows_name_rights_and_end_and_no_hash(file: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["create", "one", "--right", "read"], "one exists already; revoke it first"),
+        (["create", "one", "--right", "read"], "file: 'one' is the name of more than one identity"),
         (["create", "two", "--right", "write"], "rights: 'write' is not a right; must be infer:PATTERN"),
         (["create", "a b", "--right", "read"], "name: String should match pattern"),
         (["create", "two", "--right", "read", "--max-bytes", "many"], "max_bytes: "),

@@ -1,7 +1,7 @@
 """What callers see of either transport: all other tests of the API use the first."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import grpc
 import pytest
@@ -114,7 +114,7 @@ ROWS: tuple[Callable[[Served], None], ...] = (
     a_caller_who_does_not_read_is_cut_off,
     a_drain_ends_watchers_idle_streams_and_silent_calls,
 )
-both_transports = pytest.mark.parametrize("kind", TransportKind, ids=str)
+both_transports = pytest.mark.parametrize("kind", get_args(TransportKind))
 
 
 @both_transports

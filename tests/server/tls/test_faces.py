@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import grpc
 import pytest
@@ -121,7 +121,7 @@ def metrics_face(files: TlsFiles, _folder: Path) -> Iterator[int]:
 
 
 FACES: dict[str, tuple[Face, bytes]] = {
-    **{f"grpc {kind}": (partial(grpc_face, kind), PREFACE) for kind in TransportKind},
+    **{f"grpc {kind}": (partial(grpc_face, kind), PREFACE) for kind in get_args(TransportKind)},
     "http": (http_face, GET),
     "metrics": (metrics_face, GET),
 }
@@ -241,7 +241,7 @@ def files(tmp_path: Path) -> TlsFiles:
     return TlsFiles(certificate=mounted.certificate, key=mounted.key, client_ca=mounted.ca)
 
 
-@pytest.fixture(params=TransportKind, ids=str)
+@pytest.fixture(params=get_args(TransportKind))
 def server(files: TlsFiles, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Answering]:
     server = Answering(request.param, watch(files).current, tmp_path)
     yield server
