@@ -52,10 +52,10 @@ class PeriodicThread:
         """Starts the thread."""
         self._thread.start()
 
-    def close(self, *, wait: bool = True) -> None:
+    def close(self) -> None:
         """Ends the thread after a call that is under way. Does nothing if it was not started."""
         self._closed.set()
-        if wait and self._thread.ident is not None:
+        if self._thread.ident is not None:
             self._thread.join()
 
     def _run(self) -> None:
@@ -110,10 +110,6 @@ class Watched(Generic[C, T]):
     def start(self) -> None:
         """Starts to look by itself."""
         self._thread.start()
-
-    def close(self) -> None:
-        """Ends the thread, without waiting for a look in progress."""
-        self._thread.close(wait=False)
 
     def look(self) -> None:
         """Reads once, and takes what has changed if it can be used."""

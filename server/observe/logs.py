@@ -72,9 +72,6 @@ class JsonFormatter(_EventFormatter):
         return json.dumps({**head, **fields, **head})  # head first, and no field replaces a part of it
 
 
-FORMATTERS = {"text": TextFormatter, "json": JsonFormatter}
-
-
 class QueuedHandler(logging.Handler):
     """Writes lines to standard error on a thread of its own, so that no other thread waits for the reader.
 
@@ -140,7 +137,7 @@ def configure(level: str, style: Literal["text", "json"] = "text", **fields: obj
         return True
 
     handler = QueuedHandler()
-    handler.setFormatter(FORMATTERS[style]())
+    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     handler.addFilter(add)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # Everything on standard error has one format: Python's warnings become events, and gRPC's core, which has

@@ -8,7 +8,7 @@ from importlib.metadata import distributions
 from itertools import chain, product
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from attention_serving.server import VERSION
 from attention_serving.server.api.calls import CallLoad
@@ -93,7 +93,6 @@ class Metrics(Observer):
     """
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._ended = Waiting(self._count_calls)
         self._batches = Waiting(self._count_batches)

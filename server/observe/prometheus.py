@@ -37,6 +37,7 @@ from attention_serving.server.tls.files import CurrentCertificates
 
 log = logging.getLogger(__name__)
 
+disable_created_metrics()  # type: ignore[no-untyped-call]
 PATH = "/metrics"
 # Connections at a time; further ones wait in the operating system's queue.
 MAX_CONNECTIONS = 16
@@ -182,7 +183,6 @@ def write_metrics_to(folder: Path, worker: int) -> None:
 
 def worker_registry(folder: Path) -> CollectorRegistry:
     """The metrics of all workers that write to a folder, added up."""
-    disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     MultiProcessCollector(registry, str(folder))  # type: ignore[no-untyped-call]
     return registry

@@ -6,7 +6,6 @@ certificates.py  checks what was read; contexts for Python's ssl module
 
 import ssl
 from functools import partial
-from typing import TypeAlias
 
 from attention_serving.server.threads import Reloaded, Watched, unreported
 from attention_serving.server.tls.files import (
@@ -17,10 +16,8 @@ from attention_serving.server.tls.files import (
     TlsFiles,
 )
 
-WatchedCertificates: TypeAlias = Watched[Contents, Certificates]
 
-
-def watch(files: TlsFiles, reloaded: Reloaded = unreported) -> WatchedCertificates:
+def watch(files: TlsFiles, reloaded: Reloaded = unreported) -> Watched[Contents, Certificates]:
     """The certificates of files, which are followed from `start` on.
 
     Raises:

@@ -99,7 +99,7 @@ def grpc_face(kind: TransportKind, files: TlsFiles, folder: Path) -> Iterator[in
     server = Answering(kind, watched.current, folder)
     yield server.port
     server.close()
-    watched.close()
+    watched._thread.close()
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def metrics_face(files: TlsFiles, _folder: Path) -> Iterator[int]:
     endpoint = MetricsEndpoint(Metrics().registry, HOST, 0, certificates=watched.current)
     yield endpoint.port
     endpoint.close()
-    watched.close()
+    watched._thread.close()
 
 
 FACES: dict[str, tuple[Face, bytes]] = {
