@@ -17,7 +17,7 @@ EngineError
 └── OverloadedError
     └── IdentityLimitError   RESOURCE_EXHAUSTED: the identity holds its share
 
-No message contains a token, or a part of one.
+No message contains a token.
 """
 
 import math

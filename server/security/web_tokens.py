@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import jwt
 
-from attention_serving.server.engine.errors import OverloadedError
+from attention_serving.server.engine.errors import OverloadedError, quoted
 from attention_serving.server.errors import ServerError
 from attention_serving.server.security.rights import (
     CredentialsError,
@@ -58,8 +58,6 @@ MAX_SUBJECT = 200
 FOREVER = 2**53
 # All that parsing and verifying what a stranger wrote may raise.
 BROKEN = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
-# Characters of a reason, which may quote what a stranger wrote.
-MAX_REASON = 100
 
 KeySet: TypeAlias = Mapping[str, jwt.PyJWK]
 
@@ -253,7 +251,7 @@ class WebTokens:
         except jwt.ExpiredSignatureError:
             raise ExpiredTokenError("the token has expired; get a new one") from None
         except BROKEN as error:
-            raise InvalidTokenError(f"the token is not valid: {str(error)[:MAX_REASON]}") from None
+            raise InvalidTokenError(f"the token is not valid: {quoted(str(error))}") from None
         return claims
 
     def _identity(self, claims: dict[str, Any]) -> Identity:

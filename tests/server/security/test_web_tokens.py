@@ -68,9 +68,8 @@ def identity_of(tokens: WebTokens, token: str, client: str = "10.0.0.1:1") -> Id
     return tokens.of_token(token, digest_of(token), lambda: client)
 
 
-NOT_VALID = "the token is not valid: "
-ALGORITHM = f"{NOT_VALID}The specified alg value is not allowed"
-SIGNATURE = f"{NOT_VALID}Signature verification failed"
+ALGORITHM = "The specified alg value is not allowed"
+SIGNATURE = "Signature verification failed"
 
 
 @pytest.mark.parametrize("algorithm", ["PS384", "ES256", "EdDSA"])
@@ -91,22 +90,23 @@ def test_a_good_token_is_taken(algorithm: str) -> None:
         (lambda: signed(key="two", kid="one"), SIGNATURE),
         (lambda: signed(key="two"), "the key that signed the token is not one of the issuer's"),
         (lambda: signed("ES256", kid="one"), ALGORITHM),
-        (lambda: signed(aud="other"), f"{NOT_VALID}Audience doesn't match"),
-        (lambda: signed(aud=None), f'{NOT_VALID}Token is missing the "aud" claim'),
-        (lambda: signed(iss="https://other.example"), f"{NOT_VALID}Invalid issuer"),
+        (lambda: signed(aud="other"), "Audience doesn't match"),
+        (lambda: signed(aud=None), 'Token is missing the "aud" claim'),
+        (lambda: signed(iss="https://other.example"), "Invalid issuer"),
         (lambda: signed(sub=""), "the claim sub must be a text of 1 to 200 characters"),
-        (lambda: signed(sub=7), f"{NOT_VALID}Subject must be a string"),
-        (lambda: signed(exp="soon"), f"{NOT_VALID}Expiration Time claim (exp) must be an integer"),
+        (lambda: signed(sub=7), "Subject must be a string"),
+        (lambda: signed(exp="soon"), "Expiration Time claim (exp) must be an integer"),
         (lambda: signed(sub="a\nb"), "the claim sub must be a text of 1 to 200 characters"),
-        (lambda: signed(nbf=time.time() + 3600), f"{NOT_VALID}The token is not yet valid (nbf)"),
+        (lambda: signed(nbf=time.time() + 3600), "The token is not yet valid (nbf)"),
         (lambda: signed()[:-6] + "AAAAAA", SIGNATURE),
-        (lambda: "a.b.c", f"{NOT_VALID}Invalid header padding"),
-        (lambda: f"{part(b'[' * 3000)}.e30.", f"{NOT_VALID}Invalid header string"),
+        (lambda: "a.b.c", "Invalid header padding"),
+        (lambda: f"{part(b'[' * 3000)}.e30.", "Invalid header string"),
         (lambda: f"{part({'alg': ['RS256']})}.e30.", ALGORITHM),
         (lambda: f"{part({'alg': 'RS256', 'kid': 'one', 'crit': ['b64']})}.e30.", "Critical extension"),
-        (lambda: f"{part({'alg': 'RS256', 'kid': 'one', 'b64': False})}..AA", f"{NOT_VALID}The 'b64' header"),
+        (lambda: f"{part({'alg': 'RS256', 'kid': 'one', 'b64': False})}..AA", "The 'b64' header"),
+        (lambda: f"{part({'alg': 'RS256', 'kid': 'one', 'crit': [chr(0xD800)]})}.e30.", r"extension: \ud800"),
     ],
-    ids=range(19),
+    ids=range(20),
 )
 def test_another_token_is_refused(tokens: WebTokens, token: Any, error: str) -> None:
     made = token()
