@@ -69,7 +69,7 @@ def metrics() -> list[tuple[str, str, tuple[str, ...], str, str]]:
     own_metrics(supervisor)
     found = [_described(each) for each in _collectors(served.registry)]
     found += [(*_described(each)[:3], SUPERVISOR, _described(each)[4]) for each in _collectors(supervisor)]
-    for family in ProcessesCollector("", {}).describe():
+    for family in ProcessesCollector("", {}).collect():
         name = _exposed(family.name, family.type)
         found.append((name, family.type, (PROCESS,), EACH, family.documentation))
     return found

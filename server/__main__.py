@@ -25,8 +25,8 @@ def serve(settings: Settings) -> int:
     # Connections take descriptors. The lower limit is meant for programs that use `select`.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    for name, similar in unknown_variables(os.environ):
-        log.warning("unknown environment variable", extra={"variable": name, "similar": similar or "none"})
+    for name in unknown_variables(os.environ):
+        log.warning("unknown environment variable", extra={"variable": name})
     try:
         check_exposure(settings.host, encrypted=settings.tls_files is not None, insecure=settings.insecure)
         inbox = Inbox()

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from attention_serving.server.errors import BindError, ExposureError
+from attention_serving.server.errors import ServerError
 
 BACKLOG = 1024
 # A name's addresses that this machine does not have are skipped, as gRPC does.
@@ -28,18 +28,18 @@ def check_exposure(host: str, *, encrypted: bool, insecure: bool) -> None:
         insecure: Whether the operator accepts calls that are not encrypted.
 
     Raises:
-        ExposureError: It is not a loopback address, and neither encrypted nor accepted.
-        BindError: The name has no address.
+        ServerError: The name has no address; or one is not a loopback address, and is neither encrypted nor
+            accepted.
     """
     if encrypted or insecure:
         return
     try:
         found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise BindError(f"cannot listen on {host}: {error.strerror}") from error
+        raise ServerError(f"cannot listen on {host}: {error.strerror}") from error
     if all(is_loopback_address(str(address[0])) for *_, address in found):
         return
-    raise ExposureError(
+    raise ServerError(
         f"{host} can be reached from other machines, and calls would be neither encrypted"
         " nor protected from change: give --tls-certificate and --tls-key, or listen on 127.0.0.1, or allow"
         " it with --insecure (ATTENTION_INSECURE=true), such as behind a proxy that encrypts"
@@ -56,19 +56,20 @@ def is_loopback_address(text: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def listen(host: str, port: int) -> list[socket.socket]:
-    """Listens for HTTP on every address of a host.
+def listen(host: str, port: int, use: str = "HTTP") -> list[socket.socket]:
+    """Listens on every address of a host.
 
     Connections wait in the operating system's queue until a process accepts them.
 
     Args:
         host: Address or host name; IPv6 with or without brackets.
         port: 0 selects a free port, the same for all addresses.
+        use: What for.
 
     Raises:
-        BindError: The address is in use, or does not belong to this machine.
+        ServerError: The address is in use, or does not belong to this machine.
     """
-    return _open(host, port, _listen, " for HTTP")
+    return _open(host, port, _listen, f" for {use}")
 
 
 def reserve(host: str, port: int) -> list[socket.socket]:
@@ -81,7 +82,7 @@ def reserve(host: str, port: int) -> list[socket.socket]:
 
 
 def _open(
-    host: str, port: int, bind: Callable[[socket.AddressFamily, tuple[Any, ...]], socket.socket], use: str
+    host: str, port: int, bind: Callable[[int, tuple[Any, ...]], socket.socket], use: str
 ) -> list[socket.socket]:
     opened: list[socket.socket] = []
     absent = OSError(errno.EADDRNOTAVAIL, "no such address")
@@ -100,14 +101,14 @@ def _open(
     except OSError as error:
         for each in opened:
             each.close()
-        raise BindError(f"cannot listen on {host}:{port}{use}: {error.strerror}") from error
+        raise ServerError(f"cannot listen on {host}:{port}{use}: {error.strerror}") from error
     return opened
 
 
-def _listen(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
-    # The address of all interfaces takes both families, as gRPC's does.
-    dual = family is socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
-    return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=dual)
+def _listen(family: int, address: tuple[Any, ...]) -> socket.socket:
+    opened = _bind(family, address, socket.SO_REUSEADDR)
+    opened.listen(BACKLOG)
+    return opened
 
 
 def _reserve(family: int, address: tuple[Any, ...]) -> socket.socket:

@@ -4,6 +4,7 @@ import gc
 import logging
 import time
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 from attention_serving.server.canary import Canary
 from attention_serving.server.engine.engine import Engine
@@ -11,7 +12,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ChangeKind, ModelChange, ModelControl
 from attention_serving.server.engine.run import cuda
 from attention_serving.server.engine.run.provider import Provider, ProviderError
-from attention_serving.server.errors import DeviceError
+from attention_serving.server.errors import ServerError
 from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.http.child import HttpProcess
 from attention_serving.server.initial_models import initial_models, load_models, model_store
@@ -22,7 +23,6 @@ from attention_serving.server.observe.prometheus import MetricsEndpoint, Process
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import EXIT_SECONDS, Inbox, StopRequest, end_after
 from attention_serving.server.tls import current_certificates
-from attention_serving.server.transport import TransportKind
 from attention_serving.server.transport.options import RpcOptions
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def run(settings: Settings, inbox: Inbox) -> None:
     with ExitStack() as stack:
         sockets = []
         if settings.http_port is not None:
-            sockets = [stack.enter_context(temporary_folder()) / "grpc"]
+            sockets = [Path(stack.enter_context(temporary_folder()), "grpc")]
         application = stack.enter_context(closing(Application(settings)))
         server, metrics = application.server, application.metrics
         port = server.bind(sockets)
@@ -82,10 +82,8 @@ class Application:
         """Loads nothing yet.
 
         Raises:
-            DeviceError: CUDA was asked for and cannot be used.
-            IdentityError: The tokens file or the keys of JSON Web Tokens cannot be used.
-            LoadError: There is no repository, or it lacks a model that is to be loaded.
-            TlsError: A certificate cannot be used.
+            ServerError: CUDA, a certificate, the tokens file or keys of JSON Web Tokens cannot be used; or
+                there is no repository, or it lacks a model that is to be loaded.
         """
         self.settings = settings = resolve(settings)
         self._store = model_store(settings)
@@ -111,7 +109,7 @@ class Application:
         """Loads the models. A request to stop ends the process.
 
         Raises:
-            LoadError: The repository does not contain a model that can be served.
+            ServerError: The repository does not contain a model that can be served.
         """
         settings, server, metrics = self.settings, self.server, self.metrics
         repository = load_models(settings, self._store, self._models, inbox)
@@ -137,7 +135,7 @@ class Application:
         report = metrics.model_changed
         control = ModelControl(self._store, repository, changed, report, is_explicit=is_explicit)
         self._stack.callback(control.close)
-        canary = Canary(repository, engine.load, control.withdraw, metrics.canary, settings.canary_seconds)
+        canary = Canary(repository, control.withdraw, metrics, settings.canary_seconds)
         self._stack.callback(canary.close)
         self._engine, self._control, self._canary = engine, control, canary
 
@@ -163,9 +161,9 @@ class Application:
             inbox: Delivers the request.
             http: Is drained first, so that its requests arrive.
         """
-        while not isinstance(request := inbox.get(), StopRequest):
+        while not isinstance(request := inbox.wait(), StopRequest):
             pass
-        log.info("draining", extra=request.fields)
+        log.info("draining", extra=request)
         grace, started = self.settings.grace_seconds, time.monotonic()
         end_after(grace + EXIT_SECONDS)
         if http is not None:
@@ -186,18 +184,16 @@ def resolve(settings: Settings) -> Settings:
     """The same settings with a provider that this machine has in place of auto. Logs the choice.
 
     Raises:
-        DeviceError: CUDA was asked for and cannot be used; the message gives the reason.
+        ServerError: CUDA was asked for and cannot be used; the message gives the reason.
     """
     asked, chosen = settings.provider, Provider.CUDA
     if asked == "cpu":
         return settings
     try:
-        device = cuda.find_device()
-        shown: dict[str, object] = {"device": device.name, "device_memory_bytes": device.memory_bytes}
-        shown["compute_capability"] = device.compute_capability
+        shown = {"device": cuda.find_device().name}
     except ProviderError as error:
         if asked == "cuda":
-            raise DeviceError(f"--provider {asked}: {error}") from error
+            raise ServerError(f"--provider {asked}: {error}") from error
         chosen, shown = Provider.CPU, {"reason": str(error)}
     log.info("execution provider", extra={"provider": chosen, "asked": asked, **shown})
     return settings.model_copy(update={"provider": chosen.value})
@@ -218,5 +214,5 @@ def rpc_options(settings: Settings) -> RpcOptions:
         allow_shared_memory=settings.allow_shared_memory,
         max_streams=max(1, settings.max_concurrent_calls // 2),
         share_port=settings.workers > 1,
-        transport=TransportKind(settings.transport),
+        transport=settings.transport,
     )

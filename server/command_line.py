@@ -3,7 +3,7 @@
 import inspect
 import json
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
@@ -21,7 +21,7 @@ PREFIX = "ATTENTION_"
 Given: TypeAlias = dict[str, tuple[Any, str]]
 CONFIG = "config"
 # Variables of the client's commands and of the benchmarks, which may be set in the same shell.
-OTHER_VARIABLES = frozenset({f"{PREFIX}SERVER", f"{PREFIX}TOKEN", f"{PREFIX}PEERS"})
+OTHER_VARIABLES = {f"{PREFIX}SERVER", f"{PREFIX}TOKEN", f"{PREFIX}PEERS"}
 MAX_SHOWN = 200
 MAX_METAVAR = 16
 METAVARS = {ByteSize: "SIZE", Path: "PATH", int: "INTEGER", float: "NUMBER"}
@@ -91,17 +91,10 @@ def read_settings(context: typer.Context, flags: Mapping[str, str | bool | None]
         raise SettingsError("\n".join(_problem(details, given) for details in error.errors())) from error
 
 
-def unknown_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Environment variables that begin with ATTENTION_ but set no option, each with the most similar name.
-
-    The second name is empty if no name is similar.
-    """
-    known = {_variable(name): name.upper() for name in (CONFIG, *Settings.model_fields)}
-    for variable in sorted(environment):
-        if variable in known or variable in OTHER_VARIABLES or not variable.upper().startswith(PREFIX):
-            continue
-        similar = get_close_matches(variable.upper().removeprefix(PREFIX), known.values(), 1)
-        yield variable, f"{PREFIX}{similar[0]}" if similar else ""
+def unknown_variables(environment: Iterable[str]) -> list[str]:
+    """Environment variables that look like those of this program and set nothing: most likely a slip."""
+    known = OTHER_VARIABLES | {_variable(name) for name in (CONFIG, *Settings.model_fields)}
+    return sorted(name for name in environment if name.startswith(PREFIX) and name not in known)
 
 
 def shown_default(option: FieldInfo) -> str | None:
@@ -118,13 +111,11 @@ def shown_default(option: FieldInfo) -> str | None:
 def _of_file(name: str, source: str) -> Given:
     """The options that a TOML file sets."""
     file = Path(name)
-    if not file.is_file():
-        raise SettingsError(f"{source}: the file does not exist")
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise SettingsError(f"{file}: the configuration file cannot be read: {reason}") from error
+        raise SettingsError(f"{source}: the configuration file cannot be read: {reason}") from error
     return {
         name: (value, f"{file}: {name} = {json.dumps(value, default=str)}") for name, value in content.items()
     }

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import os
+import socket
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,14 +19,13 @@ from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ModelControl
-from attention_serving.server.errors import BindError
+from attention_serving.server.errors import ServerError
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.tls.files import CurrentCertificates
 from attention_serving.server.transport import create_transport
 from attention_serving.server.transport.drain import count_connections
 from attention_serving.server.transport.options import (
     RpcOptions,
-    UnixSocket,
     channel_options,
     private_credentials,
     tls_credentials,
@@ -77,7 +78,7 @@ class RpcServer:
         self._calls: Calls | None = None
         self._engine: Engine | None = None
         self.certificates = certificates
-        self._sockets: list[UnixSocket] = []
+        self._sockets: list[Path] = []
         self._transport = create_transport(
             options.transport,
             channel_options(options),
@@ -95,7 +96,7 @@ class RpcServer:
                 they are for.
 
         Raises:
-            BindError: An address is in use, or cannot be used on this machine.
+            ServerError: An address is in use, or cannot be used on this machine.
         """
         encryption = tls_credentials(self.certificates) if self.certificates else None
         port = self._listen(address_of(self._options.host, self._options.port), encryption)
@@ -106,16 +107,23 @@ class RpcServer:
         return port
 
     def _listen_on_socket(self, path: Path, credentials: grpc.ServerCredentials | None = None) -> None:
-        unix_socket = UnixSocket(path)
-        self._listen(unix_socket.prepare(), credentials)
-        self._sockets.append(unix_socket)
-        unix_socket.publish()
+        """Listens on a path. A socket without a listener is replaced.
+
+        gRPC's core would replace the socket of a running server too, and remove the path when it stops, even
+        if a later server listens there. So it binds a name of its own, which is then changed.
+        """
+        if path.exists() and (_is_listened_on(path) or not path.is_socket()):
+            raise ServerError(f"cannot listen on {path}: another process does, or it is another kind of file")
+        bound = path.with_name(f"{path.name}.{os.getpid()}")
+        self._listen(f"unix:{bound}", credentials)
+        bound.rename(path)
+        self._sockets.append(path)
 
     def _listen(self, target: str, credentials: grpc.ServerCredentials | None) -> int:
         try:
             return self._transport.listen(target, credentials)
         except RuntimeError as error:
-            raise BindError(f"cannot listen on {target}: {error}") from error
+            raise ServerError(f"cannot listen on {target}: {error}") from error
 
     def start(self, engine: Engine, control: ModelControl | None = None) -> None:
         """Begins to answer calls, and reports health SERVING. `bind` comes first.
@@ -146,7 +154,7 @@ class RpcServer:
         self._set_serving(serving=True)
         self._transport.start(calls.serve, engine.run_inline)
 
-    def stop(self, grace: float) -> float:
+    def stop(self, grace: float) -> None:
         """Reports NOT_SERVING, refuses new calls with UNAVAILABLE and waits for those that are open.
 
         Health watchers and streams end once what was received has been answered. May be called before
@@ -154,17 +162,12 @@ class RpcServer:
 
         Args:
             grace: Seconds that the calls may take; those that are left then end with UNAVAILABLE.
-
-        Returns:
-            Seconds that the calls took.
         """
-        started = time.monotonic()
         self._set_serving(serving=False)
-        for unix_socket in self._sockets:
-            unix_socket.remove()
+        while self._sockets:
+            self._sockets.pop().unlink(missing_ok=True)
         self._transport.stop(grace, self._drain)
         self._codec_threads.close()
-        return time.monotonic() - started
 
     def load(self) -> CallLoad:
         """The calls that are open now, and the connections as last counted. For any thread."""
@@ -193,3 +196,8 @@ class RpcServer:
         self._serving = serving
         self._health.set_serving(serving=serving)
         self.show_models()
+
+
+def _is_listened_on(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0

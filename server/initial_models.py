@@ -8,7 +8,7 @@ from attention_serving.artifact.keys import KeyFileError, read_public_keys
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import Key, Repository
-from attention_serving.server.errors import LoadError
+from attention_serving.server.errors import ServerError
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import Inbox, StopRequest, end
 
@@ -20,12 +20,12 @@ def model_store(settings: Settings) -> ModelStore:
     """The model repository on disk.
 
     Raises:
-        LoadError: The file of public keys cannot be read.
+        ServerError: The file of public keys cannot be read.
     """
     try:
         keys = read_public_keys(settings.proof_public_key) if settings.proof_public_key else ()
     except KeyFileError as error:
-        raise LoadError(f"--proof-public-key: {error}") from error
+        raise ServerError(f"--proof-public-key: {error}") from error
     return ModelStore(
         settings.model_repository,
         settings.device,
@@ -39,7 +39,7 @@ def initial_models(settings: Settings, store: ModelStore) -> list[Key]:
     """Name and version of the artifacts that are loaded at startup.
 
     Raises:
-        LoadError: The folder does not exist, or a model that is to be loaded does not exist.
+        ServerError: The folder does not exist, or a model that is to be loaded does not exist.
     """
     if settings.model_control == "none":
         return store.artifacts()
@@ -47,7 +47,7 @@ def initial_models(settings: Settings, store: ModelStore) -> list[Key]:
     if settings.model_control == "explicit":
         asked = [name.strip() for name in settings.load_model.split(",") if name.strip()]
         if unknown := sorted(set(asked) - {ALL, *names}):
-            raise LoadError(f"--load-model: the repository does not contain {', '.join(unknown)}")
+            raise ServerError(f"--load-model: the repository does not contain {', '.join(unknown)}")
         if ALL not in asked:
             names = sorted({*asked, *store.remembered()} & set(names))
     return [(name, version) for name in names for version in store.chosen(name)]
@@ -57,17 +57,17 @@ def load_models(settings: Settings, store: ModelStore, keys: Iterable[Key], inbo
     """Loads models on another thread, so that this one can receive a request to stop, which ends the process.
 
     Raises:
-        LoadError: No model can be served, and none can be loaded later.
+        ServerError: No model can be served, and none can be loaded later.
     """
     log.info("loading", extra={"model_repository": store.folder})
     loader = ThreadPoolExecutor(1, thread_name_prefix="loader")
     loading: Future[Repository] = loader.submit(lambda: Repository(store.load(*key) for key in keys))
     loading.add_done_callback(inbox.put)
-    if isinstance(message := inbox.get(), StopRequest):
-        log.info("stopped while loading", extra=message.fields)
+    if isinstance(message := inbox.wait(), StopRequest):
+        log.info("stopped while loading", extra=message)
         end(0)
     loader.shutdown()
     repository = loading.result()
     if settings.model_control == "none" and not any(isinstance(model, LoadedModel) for model in repository):
-        raise LoadError(f"no model of {store.folder} can be served; the log gives the reasons")
+        raise ServerError(f"no model of {store.folder} can be served; the log gives the reasons")
     return repository

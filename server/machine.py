@@ -3,28 +3,16 @@
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-
-from attention_serving.server.errors import WorkerError
 
 ROOT = Path("/")
 
 
-@contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """Makes a folder that only this user can read, and removes it at the end.
-
-    Raises:
-        WorkerError: The system's folder for temporary files cannot be written to.
-    """
-    try:
-        made = TemporaryDirectory(prefix="attention-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise WorkerError(f"no temporary folder can be made: {error}; TMPDIR names where") from error
-    with made as folder:
-        yield Path(folder)
+def temporary_folder() -> TemporaryDirectory[str]:
+    """A folder that only this user can read, which is removed at the end."""
+    return TemporaryDirectory(prefix="attention-", ignore_cleanup_errors=True)
 
 
 def available_cores(root: Path = ROOT) -> int:

@@ -21,8 +21,8 @@ from attention_serving.server import machine
 from attention_serving.server.engine.limits import MAX_TOLERANCE, MIB, Limits, chosen_versions
 from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.security.guard import Guard
-from attention_serving.server.security.token_file import parse_table, read_bytes
-from attention_serving.server.threads import Reloaded, Watched, unreported
+from attention_serving.server.security.token_file import parse_table
+from attention_serving.server.threads import Reloaded, Watched, read_bytes, unreported
 from attention_serving.server.tls.files import TlsFiles
 
 # Part of a message that is not tensor data: names, and the lengths of thousands of sequences.
@@ -180,7 +180,7 @@ class IdentityAndRights(Section):
             reloaded: Called when tokens or keys have changed.
 
         Raises:
-            IdentityError: The tokens file or the keys cannot be used.
+            ServerError: The tokens file or the keys cannot be used.
         """
         table = web_tokens = None
         if self.jwt_jwks:
@@ -235,7 +235,7 @@ class Process(Section):
     grace_seconds: Seconds = 30.0
     """How long calls may take to finish during shutdown, in seconds, 0 to 1000000. 0 cancels them at once."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """Minimum level of logged events: DEBUG (logs every call), INFO, WARNING or ERROR."""
+    """Minimum level of logged events: DEBUG, INFO, WARNING or ERROR."""
     log_format: Literal["text", "json"] = "text"
     """Format of the log: key=value pairs or one JSON object per line."""
 

@@ -6,55 +6,36 @@ import math
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import NoReturn
 
-log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # How long a process may take to end after the grace, when every call has been cancelled. Then it is ended.
 EXIT_SECONDS = 3.0
 # How much longer it may take to say so.
 LAST_SECONDS = 2.0
-# Largest number that an alarm takes.
-MAX_ALARM_SECONDS = 2**31 - 1
 # How late a signal may be handled that arrived just before the main thread fell asleep, or on another thread.
 SIGNAL_SECONDS = 1.0
 
 
-class Inbox:
-    """Messages to the main thread.
+class Inbox(SimpleQueue[object]):
+    """Messages to the main thread, from any thread and from signal handlers.
 
-    A signal handler may run while the main thread is inside `get`, and of the standard library's means of
+    A signal handler may run while the main thread is inside `wait`, and of the standard library's means of
     waiting only `SimpleQueue` allows `put` there.
     """
 
-    def __init__(self) -> None:
-        self._messages: SimpleQueue[object] = SimpleQueue()
-
-    def put(self, message: object) -> None:
-        """Adds a message. For any thread, and for signal handlers."""
-        self._messages.put(message)
-
-    def get(self) -> object:
+    def wait(self) -> object:
         """Waits for the next message. Wakes up now and then, because a signal may not wake the thread."""
         while True:
             with suppress(Empty):
-                return self._messages.get(timeout=SIGNAL_SECONDS)
+                return self.get(timeout=SIGNAL_SECONDS)
 
 
-@dataclass(frozen=True)
-class StopRequest:
-    """The process is to finish the calls in progress and end.
-
-    Attributes:
-        fields: The cause, as fields of a log event.
-    """
-
-    fields: dict[str, str] = field(default_factory=dict)
+class StopRequest(dict[str, str]):
+    """The process is to finish the calls in progress and end; the cause, as fields of a log event."""
 
 
 def handle_signals(stop: Callable[[StopRequest], None]) -> None:
@@ -76,23 +57,12 @@ def handle_signals(stop: Callable[[StopRequest], None]) -> None:
 def end_after(seconds: float) -> None:
     """Ends the process with status 1 after a time, even if a run or a thread does not return.
 
-    A thread of Python logs the reason. If none can run, because native code holds the interpreter, a thread
-    of `faulthandler` writes where each thread is and ends the process. If its output is not read, the
-    system ends the process by SIGALRM.
+    A thread of `faulthandler`, which does not need the interpreter, writes where each thread is and ends the
+    process. If its output is not read, the system ends the process by SIGALRM.
     """
-
-    def ended() -> None:
-        log.error("ended: calls or runs did not end in time", extra={"seconds": seconds})
-        end(1)
-
-    if seconds + LAST_SECONDS > threading.TIMEOUT_MAX:
-        return
-    timer = threading.Timer(seconds, ended)
-    timer.daemon = True
-    timer.start()
     with suppress(RuntimeError, OSError):  # standard error is closed
-        faulthandler.dump_traceback_later(seconds + LAST_SECONDS, exit=True)
-    signal.alarm(min(math.ceil(seconds + LAST_SECONDS) + 1, MAX_ALARM_SECONDS))
+        faulthandler.dump_traceback_later(seconds, exit=True)
+    signal.alarm(math.ceil(seconds + LAST_SECONDS))
 
 
 def end(status: int) -> NoReturn:

@@ -1,9 +1,8 @@
-"""Threads: names that the system shows, work that is done again and again, and files that are followed."""
+"""Threads: work that is done again and again, and files that are followed."""
 
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
 
@@ -22,14 +21,16 @@ def unreported(_what: str, _value: object) -> None:
     """Reports nothing of what was reloaded."""
 
 
-def publish_name() -> None:
-    """Gives the calling thread the name of its `threading.Thread`, of which the system keeps 15 characters.
+def read_bytes(path: Path) -> bytes:
+    """The content of a file.
 
-    Python does this by itself from 3.14 on. Linux only; elsewhere it does nothing.
+    Raises:
+        ServerError: It cannot be read.
     """
-    with suppress(OSError):
-        own = Path("/proc/self/task", str(threading.get_native_id()), "comm")
-        own.write_text(threading.current_thread().name, encoding="utf-8")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ServerError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 class PeriodicThread:
@@ -39,7 +40,7 @@ class PeriodicThread:
         """The thread starts with `start`.
 
         Args:
-            name: Name of the thread, of which the system shows 15 characters.
+            name: Name of the thread.
             work: What is called.
             seconds: How long to wait before each call; or a function that is asked each time.
         """
@@ -51,14 +52,13 @@ class PeriodicThread:
         """Starts the thread."""
         self._thread.start()
 
-    def close(self, *, wait: bool = True) -> None:
+    def close(self) -> None:
         """Ends the thread after a call that is under way. Does nothing if it was not started."""
         self._closed.set()
-        if wait and self._thread.ident is not None:
+        if self._thread.ident is not None:
             self._thread.join()
 
     def _run(self) -> None:
-        publish_name()
         while not self._closed.wait(self._seconds() if callable(self._seconds) else self._seconds):
             try:
                 self._work()
@@ -110,10 +110,6 @@ class Watched(Generic[C, T]):
     def start(self) -> None:
         """Starts to look by itself."""
         self._thread.start()
-
-    def close(self) -> None:
-        """Ends the thread, without waiting for a look in progress."""
-        self._thread.close(wait=False)
 
     def look(self) -> None:
         """Reads once, and takes what has changed if it can be used."""

@@ -1,7 +1,5 @@
 """Command line: `python -m server.tokens create|list|revoke`, which edits the file of --tokens."""
 
-import fcntl
-import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +10,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from attention_serving.server.errors import IdentityError
+from attention_serving.server.errors import ServerError
 from attention_serving.server.security.token_file import (
     Entry,
     TokenFile,
@@ -70,10 +68,8 @@ def create(
         "max_bytes": max_bytes,
         "queue_weight": queue_weight,
     }
-    with _errors(), _locked(file):
+    with _errors():
         content = read_file(file) if file.exists() else TokenFile(identities=())
-        if any(entry.name == name for entry in content.identities):
-            raise IdentityError(f"{file}: {name} exists already; revoke it first, or choose another name")
         write_file(file, TokenFile(identities=(*content.identities, Entry.model_validate(fields))))
     until = "without end" if expires is None else f"until {expires.isoformat()}"
     typer.echo(f"{name}: {' '.join(rights)}, {until}", err=True)
@@ -87,20 +83,19 @@ def list_identities(file: File) -> None:
     rows = [("NAME", "BY", "EXPIRES", "RIGHTS")]
     with _errors():
         rows += [_described(entry) for entry in read_file(file).identities]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for row in rows:
-        typer.echo("  ".join([*(row[at].ljust(width) for at, width in enumerate(widths)), row[3]]))
+    for name, proof, expires, granted in rows:
+        typer.echo(f"{name:24}  {proof:24}  {expires:25}  {granted}")
 
 
 @application.command()
 def revoke(name: Name, file: File) -> None:
     """Remove an identity. Its calls are refused from now on, and its streams end with their next message."""
-    with _errors(), _locked(file):
+    with _errors():
         content = read_file(file)
         kept = [entry for entry in content.identities if entry.name != name]
         if len(kept) == len(content.identities):
             known = ", ".join(entry.name for entry in content.identities) or "none"
-            raise IdentityError(f"{file}: {name} does not exist; there are: {known}")
+            raise ServerError(f"{file}: {name} does not exist; there are: {known}")
         write_file(file, TokenFile(identities=tuple(kept)))
     typer.echo(f"{name}: revoked", err=True)
 
@@ -113,24 +108,10 @@ def _described(entry: Entry) -> tuple[str, str, str, str]:
 
 
 @contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """Lets one command at a time change the files of a folder."""
-    try:
-        folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise IdentityError(f"{file.parent}: cannot be opened: {error.strerror}") from error
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)
-
-
-@contextmanager
 def _errors() -> Iterator[None]:
     try:
         yield
-    except (IdentityError, ValidationError) as error:
+    except (ServerError, ValidationError) as error:
         said = problems(error) if isinstance(error, ValidationError) else error
         typer.echo(f"error: {said}", err=True)
         raise typer.Exit(1) from None

@@ -17,7 +17,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from attention_serving.server import machine
 from attention_serving.server.addresses import reserve
-from attention_serving.server.errors import WorkerError
+from attention_serving.server.errors import ServerError
 from attention_serving.server.http.child import HttpProcess
 from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector, worker_registry
 from attention_serving.server.settings import Settings
@@ -68,15 +68,13 @@ def run(settings: Settings, inbox: Inbox) -> None:
     """Serves until a `StopRequest` arrives, and returns when the workers have answered every accepted call.
 
     Raises:
-        BindError: An address cannot be listened on.
-        IdentityError: The tokens file or the keys of JSON Web Tokens cannot be used.
-        TlsError: A certificate cannot be used.
-        WorkerError: A worker ended before all of them served.
+        ServerError: An address, a certificate, the tokens file or keys of JSON Web Tokens cannot be used; or
+            a worker ended before all of them served.
     """
     certificates = current_certificates(settings.tls_files)
     guard = settings.guard() if settings.protect_metrics else None
     with ExitStack() as stack:
-        folder = stack.enter_context(machine.temporary_folder())
+        folder = Path(stack.enter_context(machine.temporary_folder()))
         reserved = [stack.enter_context(each) for each in reserve(settings.host, settings.port)]
         settings = settings.model_copy(update={"port": reserved[0].getsockname()[1]})
         registry = worker_registry(folder)
@@ -119,15 +117,15 @@ def supervise(
         all_serve: Called once all workers serve.
 
     Raises:
-        WorkerError: A worker ended before all of them served.
+        ServerError: A worker ended before all of them served.
     """
     for worker in workers:
         worker.start()
     have_served = False
-    while not isinstance(message := inbox.get(), StopRequest):
+    while not isinstance(message := inbox.wait(), StopRequest):
         number, ended, reason = cast("Event", message)
         if ended and not have_served:
-            raise WorkerError(reason)
+            raise ServerError(reason)
         if ended:
             # Its gauges are removed; its counters remain.
             mark_process_dead(number, str(folder))  # type: ignore[no-untyped-call]
@@ -135,7 +133,7 @@ def supervise(
         elif not have_served and all(worker.serves for worker in workers):
             have_served = True
             all_serve()
-    log.info("draining", extra=message.fields)
+    log.info("draining", extra=message)
 
 
 def close(workers: Sequence[Child], grace_seconds: float) -> None:

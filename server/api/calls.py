@@ -1,6 +1,5 @@
 """The life of every call: one coroutine each, from its arrival until the core is done with it."""
 
-import logging
 import math
 import time
 from collections import deque
@@ -25,8 +24,6 @@ from attention_serving.server.engine.errors import (
 )
 from attention_serving.server.observe.records import CallRecord
 from attention_serving.server.transport.call import OK, Call
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +51,6 @@ class CallObserver(Protocol):
 
     def refused(self, method: str, reason: str) -> None:
         """A request was refused for a stable reason, such as OVERLOADED: a call, or a message of a stream."""
-
-    def reader_cut(self, method: str) -> None:
-        """A call was ended because its caller did not read the replies in time."""
 
 
 NO_MESSAGE = "the call ended without a request message"
@@ -237,13 +231,8 @@ class Calls:
             return
         if call.reason not in NOT_REFUSALS:
             self._observer.refused(call.method, call.reason)
-        if call.reader_cut:
-            self._observer.reader_cut(call.method)
         name = "OK" if code is OK else code.name
         self._observer.call_ended(call.method, name, seconds)
-        if log.isEnabledFor(logging.DEBUG):  # LogSettings changes the level while the server runs
-            fields = {"method": call.method, "code": name, "milliseconds": round(1000 * seconds, 3)}
-            log.debug("call ended", extra=fields)
         if call.record is not None:
             # After success, an id that the caller did not choose is of no use.
             call.record.request_id = call.known_request_id if code is OK else call.request_id

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from attention_serving.server.coroutines import Task, suspend
 from attention_serving.server.engine.errors import DeadlineExceededError
-from attention_serving.server.threads import publish_name
 
 T = TypeVar("T")
 # While one thread waits for the interpreter, another works in NumPy or in the tokenizer. More of them would
@@ -29,7 +28,7 @@ class CodecThreads:
         Args:
             executor: Does the work; None for threads of its own.
         """
-        self._executor = executor or ThreadPoolExecutor(THREADS, "codec", publish_name)
+        self._executor = executor or ThreadPoolExecutor(THREADS, "codec")
 
     async def run(self, function: Callable[[], T], deadline: float) -> T:
         """Calls a function on one of the threads, and returns or raises what it does.

@@ -47,7 +47,6 @@ from attention_serving.server.engine.statistics import (
     record_run,
 )
 from attention_serving.server.engine.types import Request, Result
-from attention_serving.server.threads import publish_name
 
 log = logging.getLogger(__name__)
 # How long a run may occupy the thread that receives calls, and that reads their sockets, in seconds.
@@ -303,7 +302,6 @@ class Engine:
 
     def _loop(self) -> None:
         """Body of a thread. An error in it must not end the thread, which later requests need."""
-        publish_name()
         while not self._queue.is_complete:
             try:
                 if self._wait() and (batch := self._take()):

@@ -34,7 +34,7 @@ class HttpProcess(Child):
             private_sockets: The socket of the gRPC server, or of each worker.
 
         Raises:
-            BindError: The address is in use, or does not belong to this machine.
+            ServerError: The address is in use, or does not belong to this machine.
         """
         self._sockets = [] if settings.http_port is None else listen(settings.host, settings.http_port)
         self.ports: dict[str, object] = {}

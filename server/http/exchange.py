@@ -177,7 +177,7 @@ class Exchange:
         self.memory.release()
         self.service.places += self._has_place
         log_requests = self.service.settings.log_requests
-        http_ended(self.record, self.scope["path"], self.route, self.status, log_requests)
+        http_ended(self.record, self.route, self.status, log_requests)
 
     def take_place(self) -> None:
         """Takes a place among the inference requests in progress.

@@ -264,7 +264,7 @@ class HttpServer(uvicorn.Server):
             targets: The private socket of each process of the gRPC server, as unix:PATH.
 
         Raises:
-            TlsError: A certificate cannot be used.
+            ServerError: A certificate cannot be used.
         """
         self._service = Service(settings, targets)
         super().__init__(
@@ -322,7 +322,7 @@ async def _serve(settings: Settings, targets: list[str], descriptors: list[int],
     loop, server = asyncio.get_running_loop(), HttpServer(settings, targets)
 
     def stop(request: StopRequest) -> None:
-        log.info("draining", extra=request.fields)
+        log.info("draining", extra=request)
         server.should_exit = True
 
     def parent_has_ended() -> None:

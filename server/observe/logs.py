@@ -17,9 +17,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from attention_serving.server.errors import ServerError
 from attention_serving.server.observe.records import CallRecord, Record, RequestRecord
-from attention_serving.server.threads import publish_name
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only if traces are on, and the supervisor needs no gRPC
     from attention_serving.server.observe.traces import Traces
@@ -74,9 +72,6 @@ class JsonFormatter(_EventFormatter):
         return json.dumps({**head, **fields, **head})  # head first, and no field replaces a part of it
 
 
-FORMATTERS = {"text": TextFormatter, "json": JsonFormatter}
-
-
 class QueuedHandler(logging.Handler):
     """Writes lines to standard error on a thread of its own, so that no other thread waits for the reader.
 
@@ -111,7 +106,6 @@ class QueuedHandler(logging.Handler):
 
     def _run(self) -> None:
         """Body of the thread."""
-        publish_name()
         reported = 0
         while True:
             line = self._lines.get()
@@ -129,12 +123,6 @@ class QueuedHandler(logging.Handler):
             data = data[os.write(self._descriptor, data) :]
 
 
-def dropped_lines() -> int:
-    """Number of lines of this process that were dropped so far."""
-    handlers = logging.getLogger().handlers
-    return sum(handler.dropped for handler in handlers if isinstance(handler, QueuedHandler))
-
-
 def configure(level: str, style: Literal["text", "json"] = "text", **fields: object) -> None:
     """Writes every event of at least the given level to standard error.
 
@@ -149,7 +137,7 @@ def configure(level: str, style: Literal["text", "json"] = "text", **fields: obj
         return True
 
     handler = QueuedHandler()
-    handler.setFormatter(FORMATTERS[style]())
+    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     handler.addFilter(add)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # Everything on standard error has one format: Python's warnings become events, and gRPC's core, which has
@@ -185,7 +173,11 @@ def are_traces_on(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 class Recorder:
-    """Records calls over gRPC, and hands the records to the log and to the traces."""
+    """Records calls over gRPC, and hands the records to the log and to the traces.
+
+    Attributes:
+        is_on: Whether anything may be recorded.
+    """
 
     def __init__(self, log_requests: str, *, host: str = "", port: int = 0) -> None:
         """Starts the exporter of traces, if they are on.
@@ -194,17 +186,14 @@ class Recorder:
             log_requests: Requests that have a line: all, failed or none.
             host: The address that the server listens on, for traces.
             port: The port; 0 if it is not known.
-
-        Raises:
-            ServerError: A variable of OpenTelemetry is not valid.
         """
         self._logs, self._failed_only = log_requests != "none", log_requests == "failed"
-        self._traces = _traces(host, port) if are_traces_on() else None
+        self._traces: Traces | None = None
+        if are_traces_on():
+            from attention_serving.server.observe import traces  # noqa: PLC0415 - only if traces are on
 
-    @property
-    def is_on(self) -> bool:
-        """Whether anything may be recorded."""
-        return self._logs or self._traces is not None
+            self._traces = traces.Traces(host=host, port=port)
+        self.is_on = self._logs or self._traces is not None
 
     def __call__(self, call: "Call", is_stream: bool) -> CallRecord | None:  # noqa: FBT001 - as the dispatcher calls it
         """The record of a new call over gRPC; None if it is neither logged nor traced."""
@@ -234,7 +223,7 @@ class Recorder:
         """A call over gRPC has ended, or a request of a stream."""
         if self._logs and not (self._failed_only and call.what_ended(request).code == "OK"):
             event = "stream" if call.is_stream and request is None else "request"
-            _safely(lambda: requests.info(event, extra=fields(call, request)))
+            requests.info(event, extra=fields(call, request))
         if self._traces is not None:
             _safely(partial(self._traces.ended, call, request))
 
@@ -248,29 +237,16 @@ def _safely(step: Callable[[], T]) -> T | None:
         return None
 
 
-def _traces(host: str, port: int) -> "Traces":
-    from attention_serving.server.observe.traces import Traces  # noqa: PLC0415 - only if traces are on
-
-    try:
-        return Traces(host=host, port=port)
-    except Exception as error:
-        # The library's own errors, such as a variable that is not a number.
-        raise ServerError(f"traces cannot be exported: {error}") from error
-
-
-def http_ended(record: Record, path: str, route: str, status: int, log_requests: str) -> None:
+def http_ended(record: Record, route: str, status: int, log_requests: str) -> None:
     """Writes the line of a request over HTTP that was answered, or whose client left.
 
     Args:
         record: What is noted of it.
-        path: Its path.
         route: Its path, with names of parameters in braces.
         status: The status of the answer.
         log_requests: Requests that have a line: all, failed or none.
     """
     total = _milliseconds(time.monotonic() - record.arrived_at)
-    shown = {"method": record.method, "path": path, "status": status, "milliseconds": total}
-    log.debug("request ended", extra=shown)
     if log_requests == "all" or (log_requests == "failed" and status >= FAILED):
         found = {**_head(record), "route": route, "total_ms": total, "status": status}
         requests.info("http request", extra=found)

@@ -1,26 +1,21 @@
 """Every metric of a server, and what counts it: calls, batches, models, certificates, load and limits."""
 
 import math
-import platform
-import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from importlib import metadata
+from importlib.metadata import distributions
 from itertools import chain, product
 from typing import Literal
-from weakref import ref
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from attention_serving.server import VERSION
 from attention_serving.server.api.calls import CallLoad
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ChangeKind, ModelChange
-from attention_serving.server.engine.models.repository import FailedModel, Key, Repository
+from attention_serving.server.engine.models.repository import Key, Repository
 from attention_serving.server.engine.statistics import BatchReport, EngineLoad, ExpiryStage, Observer, Waiting
-from attention_serving.server.observe import logs
 from attention_serving.server.observe.prometheus import BulkHistogram
 from attention_serving.server.settings import Settings
 from attention_serving.server.tls.files import CERTIFICATES, Certificates
@@ -44,17 +39,14 @@ HELP = {
     "attention_padding_tokens": "Number of padding rows that ran in addition.",
     "attention_refused_requests": "Calls and messages of streams that were refused, by reason of the error.",
     "attention_expired_requests": "Requests whose deadline passed while they were queued or running.",
-    "attention_cut_readers": "Calls that were ended because the caller did not read the replies in time.",
     "attention_terminated_runs": "Runs that were stopped because no caller waited for their results.",
-    "attention_security_reloads": "Changes of tokens or keys; after a failure, the old ones stay in use.",
-    "attention_tls_reloads": "Changes of files of certificates that were taken (ok) or not (failed).",
+    "attention_security_reloads": "Changes of certificates, tokens or keys; after a failure, old ones stay.",
     "attention_tls_certificate_expiry_timestamp_seconds": "When a certificate expires, in Unix seconds.",
     "attention_parity_error": "Largest absolute difference from eager PyTorch, measured here at the load.",
     "attention_parity_tolerance": "Absolute tolerance of the model; the relative one comes in addition.",
     "attention_model_ready": "1 if the model is ready, 0 if it loads, failed to load or was unloaded.",
     "attention_model_failed": "1 if the model is to be served and cannot be, otherwise 0.",
     "attention_model_changes": "Versions that were loaded, replaced or unloaded in a process, by result.",
-    "attention_dropped_log_lines": "Lines of the log that were dropped: standard error was not read in time.",
     "attention_canary_error_ratio": "Difference from eager PyTorch in service, as a part of the tolerance.",
     "attention_canary_last_replay_timestamp_seconds": "Latest replay of golden vectors, in Unix seconds.",
     "attention_canary_failures": "Golden vectors that missed the tolerance in service, repetitions excluded.",
@@ -113,7 +105,6 @@ class Metrics(Observer):
     """
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._ended = Waiting(self._count_calls)
         self._batches = Waiting(self._count_batches)
@@ -129,7 +120,6 @@ class Metrics(Observer):
         self._padding = self._counter("attention_padding_tokens", "model")
         self._refused = self._counter("attention_refused_requests", "reason")
         self._expired = self._counter("attention_expired_requests", "model", "stage")
-        self._cut_readers = self._counter("attention_cut_readers", "method")
         self._terminated = self._counter("attention_terminated_runs", "model")
         self._security_reloads = self._counter("attention_security_reloads", "what", "result")
         self._parity = self._gauge("attention_parity_error", "livemax", MODEL)
@@ -137,20 +127,16 @@ class Metrics(Observer):
         self._ready = self._gauge("attention_model_ready", "livemin", MODEL)
         self._failed = self._gauge("attention_model_failed", "livemax", MODEL)
         self._changes = self._counter("attention_model_changes", "model", "change", "result")
-        self._dropped_lines = self._counter("attention_dropped_log_lines")
-        self._seen_dropped_lines = 0
         self._load = [
             (self._gauge(name, "livemax" if name.endswith("_seconds") else "livesum"), read)
             for name, read in LOAD.items()
         ]
         self._counted = [(self._counter(name), read) for name, read in COUNTED.items()]
         self._seen = EngineLoad()
-        self.canary = CanaryMetrics(
-            self._gauge("attention_canary_error_ratio", "livemax", MODEL),
-            self._gauge("attention_canary_last_replay_timestamp_seconds", "livemin", MODEL),
-            self._counter("attention_canary_failures", *MODEL),
-        )
-        self._tls_reloads = self._counter("attention_tls_reloads", "result")
+        self._canary_ratio = self._gauge("attention_canary_error_ratio", "livemax", MODEL)
+        replayed_at = "attention_canary_last_replay_timestamp_seconds"
+        self._canary_replayed_at = self._gauge(replayed_at, "livemin", MODEL)
+        self._canary_failures = self._counter("attention_canary_failures", *MODEL)
         expiry = "attention_tls_certificate_expiry_timestamp_seconds"
         self._tls_expiry = self._gauge(expiry, "livemin", ("certificate",))
         self._published: set[tuple[str, str]] = set()
@@ -165,7 +151,7 @@ class Metrics(Observer):
 
     def _counter(self, name: str, *labels: str) -> Callable[..., Counter]:
         found = Counter(name, HELP[name], labels, registry=self.registry)
-        return cache(found.labels) if labels else lambda: found
+        return cache(found.labels)
 
     def _gauge(self, name: str, among_workers: AmongWorkers, labels: Sequence[str] = ()) -> Gauge:
         return Gauge(name, HELP[name], labels, registry=self.registry, multiprocess_mode=among_workers)
@@ -182,9 +168,8 @@ class Metrics(Observer):
         labels = {
             "version": VERSION,
             "provider": runtime.name,
-            "onnxruntime": _installed(runtime.package),
-            "grpcio": _installed("grpcio"),
-            "python": platform.python_version(),
+            # ONNX Runtime can be built under another name.
+            "onnxruntime": next((each.version for each in distributions(name=runtime.package)), UNKNOWN),
         }
         self._gauge("attention_build_info", "livemax", list(labels)).labels(**labels).set(1)
 
@@ -198,11 +183,13 @@ class Metrics(Observer):
 
         Models that were published before and are gone are not ready.
         """
-        self.canary.loaded(repository)
         models = {(model.name, model.version) for model in repository}
         for key in self._published - models:
             self._ready.labels(*key).set(0)
             self._failed.labels(*key).set(0)
+        for key in self._published ^ models:
+            self.replayed(key)
+            self._canary_failures(*key)
         self._published |= models
         for model in repository:
             key, is_ready = (model.name, model.version), isinstance(model, LoadedModel)
@@ -242,8 +229,6 @@ class Metrics(Observer):
         for counter, count in self._counted:
             counter().inc(count(engine) - count(self._seen))
         self._seen = engine
-        seen, self._seen_dropped_lines = self._seen_dropped_lines, logs.dropped_lines()
-        self._dropped_lines().inc(self._seen_dropped_lines - seen)
         self._ended.flush()
         self._batches.flush()
 
@@ -289,89 +274,30 @@ class Metrics(Observer):
 
     def reloaded(self, what: str, value: object) -> None:
         """Counts that certificates, tokens or keys were read again: see `server.threads.Reloaded`."""
-        if what != CERTIFICATES:
-            self._security_reloads(what, "failure" if value is None else "success").inc()
-            return
-        self._tls_reloads(FAILED if value is None else OK).inc()
+        self._security_reloads(what, "failure" if value is None else "success").inc()
         if isinstance(value, Certificates):
             self.certificates_in_use(value)
 
     def certificates_in_use(self, certificates: Certificates) -> None:
         """Publishes when certificates expire that are used from now on."""
-        for result in (OK, FAILED):
-            self._tls_reloads(result)
+        self._security_reloads(CERTIFICATES, "failure")
         self._tls_expiry.labels("server").set(certificates.expires.timestamp())
         if certificates.client_ca_expires is not None:
             self._tls_expiry.labels("client_ca").set(certificates.client_ca_expires.timestamp())
-
-    def reader_cut(self, method: str) -> None:
-        """Counts a call that was ended because its caller did not read."""
-        self._cut_readers(method).inc()
 
     def request_expired(self, model: str, stage: ExpiryStage) -> None:
         """Counts a request whose deadline passed."""
         self._expired(model, stage.value).inc()
 
+    def replayed(self, key: Key, ratio: float = 0.0, at: float = math.inf) -> None:
+        """Publishes the latest replay of a golden vector of a model, in Unix seconds; by default, of none."""
+        self._canary_ratio.labels(*key).set(ratio)
+        self._canary_replayed_at.labels(*key).set(at)
+
+    def replay_missed(self, key: Key) -> None:
+        """Counts a golden vector that missed the tolerance."""
+        self._canary_failures(*key).inc()
+
     def run_terminated(self, model: str) -> None:
         """Counts a run that was stopped because no caller waited for it."""
         self._terminated(model).inc()
-
-
-def _installed(package: str) -> str:
-    """The version of a package, without importing it."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:  # ONNX Runtime can be built under another name
-        return UNKNOWN
-
-
-class CanaryMetrics:
-    """The gauges of a model show its replays while it is loaded; without any, 0 and a time that never comes.
-
-    They stay if it is taken out of service, so that an alert can be seen, until it is loaded again.
-    """
-
-    def __init__(self, ratio: Gauge, replayed_at: Gauge, failures: Callable[..., Counter]) -> None:
-        self._ratio, self._replayed_at, self._failures = ratio, replayed_at, failures
-        self._lock = threading.Lock()
-        # Each model that is loaded, and the latest result of each of its checks.
-        self._watched: dict[Key, tuple[ref[LoadedModel], dict[Hashable, float]]] = {}
-
-    def loaded(self, repository: Repository) -> None:
-        """Forgets what was published of models that are not loaded any more, or that were loaded again."""
-        models = {(model.name, model.version): model for model in repository}
-        with self._lock:
-            for key, (watched, _) in list(self._watched.items()):
-                model = models.get(key)
-                is_withdrawn = isinstance(model, FailedModel) and model.is_withdrawn
-                if not is_withdrawn and (model is None or watched() is not model):
-                    del self._watched[key]
-                    self._publish(key, 0.0, math.inf)
-            for key, model in models.items():
-                if isinstance(model, LoadedModel) and key not in self._watched:
-                    self._watched[key] = ref(model), {}
-                    self._publish(key, 0.0, math.inf)
-                    self._failures(*key)
-
-    def _publish(self, key: Key, ratio: float, replayed_at: float) -> None:
-        self._ratio.labels(*key).set(ratio)
-        self._replayed_at.labels(*key).set(replayed_at)
-
-    def replayed(self, model: LoadedModel, check: Hashable, ratio: float) -> None:
-        """Publishes a result.
-
-        Args:
-            model: The model. Nothing is published if it was unloaded meanwhile.
-            check: What was replayed.
-            ratio: The part of the tolerance that is used.
-        """
-        key = model.name, model.version
-        with self._lock:
-            watched, ratios = self._watched.get(key, (ref(model), None))
-            if ratios is not None and watched() is model:
-                ratios[check] = ratio
-                self._publish(key, max(ratios.values()), time.time())
-
-    def failed(self, model: LoadedModel) -> None:
-        """Counts a golden vector that missed the tolerance."""
-        self._failures(model.name, model.version).inc()

@@ -8,12 +8,10 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache, partial
 from http import HTTPStatus
 from pathlib import Path
-from socketserver import TCPServer
-from typing import Any, Protocol
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler
 
 from prometheus_client import (
@@ -29,41 +27,36 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from attention_serving.server.addresses import listen
 from attention_serving.server.engine.errors import Code, EngineError
-from attention_serving.server.errors import BindError
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.rights import Right
+from attention_serving.server.supervision import Child
 from attention_serving.server.tls import renewing_context
 from attention_serving.server.tls.files import CurrentCertificates
 
 log = logging.getLogger(__name__)
 
+disable_created_metrics()  # type: ignore[no-untyped-call]
 PATH = "/metrics"
-# Connections beyond this number are closed with status 503.
+# Connections at a time; further ones wait in the operating system's queue.
 MAX_CONNECTIONS = 16
+# How long a connection may be silent.
+SILENT_SECONDS = 10.0
 # How long to wait after a connection could not be accepted.
 RETRY_SECONDS = 0.5
-STATUSES = {
-    Code.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
-    Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
-    Code.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
-}
+STATUSES = {Code.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED, Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN}
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 
 
 class MetricsEndpoint(ThreadingWSGIServer):
     """Serves the metrics of a registry at /metrics, over HTTP or HTTPS, until it is closed.
 
-    Each connection has a thread. Both their number and their time are bounded.
+    Each connection has a thread.
 
     Attributes:
         port: The port that it listens on.
-        max_connection_seconds: How long a connection may last until its response has been sent.
     """
-
-    request_queue_size = MAX_CONNECTIONS
-    max_connection_seconds = 10.0
 
     def __init__(
         self,
@@ -86,21 +79,21 @@ class MetricsEndpoint(ThreadingWSGIServer):
             guard: Authorises readers of the metrics; None allows everyone.
 
         Raises:
-            BindError: The address is in use, or does not belong to this machine.
+            ServerError: The address is in use, or does not belong to this machine.
         """
-        # What ends each open connection in time.
-        self._timers: dict[socket.socket, threading.Timer] = {}
-        try:
-            family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-            self.address_family = family
-            super().__init__((str(address[0]), port), _Handler)
-        except OSError as error:
-            raise BindError(f"cannot listen on {host}:{port} for metrics: {error.strerror}") from error
+        self._places = threading.Semaphore(MAX_CONNECTIONS)
+        super().__init__((host, port), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket, *others = listen(host, port, "metrics")
+        for each in others:
+            each.close()
+        self.server_name, self.port = self.socket.getsockname()[:2]
+        self.server_port = self.port
+        self.setup_environ()
         if certificates is not None:  # the thread of a connection does its handshake, with the first read
             context = renewing_context(certificates)
             self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         self.set_app(_guarded(make_wsgi_app(registry), refresh, guard))
-        self.port = self.server_port
         threading.Thread(target=self.serve_forever, name="metrics", daemon=True).start()
 
     def close(self) -> None:
@@ -108,37 +101,20 @@ class MetricsEndpoint(ThreadingWSGIServer):
         self.shutdown()
         self.server_close()
 
-    def server_bind(self) -> None:
-        """Binds the address. The library's own function asks DNS for its name, which may take long."""
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
-        self.setup_environ()
-
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accepts a connection."""
+        """Waits until a connection may be open, and accepts it."""
+        self._places.acquire()
         try:
             return super().get_request()
         except OSError:  # without descriptors, the loop that accepts would not wait otherwise
+            self._places.release()
             time.sleep(RETRY_SECONDS)
             raise
 
-    def verify_request(self, request: Any, client_address: object) -> bool:  # noqa: ARG002 - as socketserver calls it
-        """Refuses a connection if as many are open as there may be."""
-        if len(self._timers) < MAX_CONNECTIONS:
-            timer = self._timers[request] = threading.Timer(self.max_connection_seconds, _end, [request])
-            timer.daemon = True
-            timer.start()
-            return True
-        with suppress(OSError):  # an error here would end the thread
-            request.settimeout(0)
-            request.send(BUSY)
-        return False
-
     def shutdown_request(self, request: Any) -> None:
-        """Called when a connection has ended, or was refused."""
-        if timer := self._timers.pop(request, None):
-            timer.cancel()
+        """Ends a connection."""
         super().shutdown_request(request)
+        self._places.release()
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - as socketserver calls it
         """Logs a failed connection."""
@@ -146,18 +122,10 @@ class MetricsEndpoint(ThreadingWSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
-    def get_environ(self) -> dict[str, Any]:
-        """The request, with the port of its client, which tells connections of one address apart."""
-        return {**super().get_environ(), "REMOTE_PORT": str(self.client_address[1])}
+    timeout = SILENT_SECONDS
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that the library uses
         """Logs nothing: scrapes are frequent."""
-
-
-def _end(connection: socket.socket) -> None:
-    with suppress(OSError):  # it has just ended by itself
-        # Not that of an encrypted socket, which would send unencrypted until it is done.
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def _guarded(metrics: Any, refresh: Callable[[], None], guard: Guard | None) -> Any:
@@ -170,8 +138,8 @@ def _guarded(metrics: Any, refresh: Callable[[], None], guard: Guard | None) -> 
                 if guard is not None:
                     token = environ.get("HTTP_AUTHORIZATION")
                     sent = () if token is None else (("authorization", token),)
-                    client = f"{environ['REMOTE_ADDR']}:{environ['REMOTE_PORT']}"
-                    guard.identify(sent, tuple, lambda: client).require(Right.READ)
+                    # Connections of one address are not told apart: failures count for all of them.
+                    guard.identify(sent, tuple, lambda: environ["REMOTE_ADDR"] + ":").require(Right.READ)
                 refresh()
                 return metrics(environ, start_response)
         except EngineError as error:
@@ -215,7 +183,6 @@ def write_metrics_to(folder: Path, worker: int) -> None:
 
 def worker_registry(folder: Path) -> CollectorRegistry:
     """The metrics of all workers that write to a folder, added up."""
-    disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     MultiProcessCollector(registry, str(folder))  # type: ignore[no-untyped-call]
     return registry
@@ -225,16 +192,6 @@ PROCESS = "process"
 MOST_PROCESSES = 2048
 
 
-class Process(Protocol):
-    """A process of the service.
-
-    Attributes:
-        pid: Its id; None while it does not run.
-    """
-
-    pid: int | None
-
-
 class ProcessesCollector(Collector):
     """Reads each process at every scrape: Prometheus' `process_*` metrics with the label `process`.
 
@@ -242,7 +199,7 @@ class ProcessesCollector(Collector):
     resident memory of each.
     """
 
-    def __init__(self, own: str, children: Mapping[str, Process]) -> None:
+    def __init__(self, own: str, children: Mapping[str, Child]) -> None:
         """Reads nothing yet.
 
         Args:
@@ -250,10 +207,6 @@ class ProcessesCollector(Collector):
             children: The other processes of the service by their names, such as `worker-0`.
         """
         self._own, self._children = own, children
-
-    def describe(self) -> Iterable[Metric]:
-        """Names of the metrics, which a client may ask for."""
-        return _collector(os.getpid()).collect()
 
     def collect(self) -> Iterable[Metric]:
         """The metrics of every process that is running."""

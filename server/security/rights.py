@@ -2,7 +2,7 @@
 
 infer:PATTERN   compute with the models whose names match the pattern
 read:PATTERN    see these models: their metadata, configuration, statistics and state; `read` alone is read:*
-admin           load and unload models, register shared memory, change the settings of logs and traces
+admin           load and unload models, register shared memory, read the settings of logs and traces
 
 A pattern is that of a shell: * for any text, ? for one character, [ab] for one of several. Rights are
 independent: admin does not imply infer or read.
@@ -17,7 +17,7 @@ EngineError
 └── OverloadedError
     └── IdentityLimitError   RESOURCE_EXHAUSTED: the identity holds its share
 
-No message contains a token, or a part of one.
+No message contains a token.
 """
 
 import math

@@ -7,15 +7,12 @@ The file holds no secret: a token cannot be found by its hash. Who may write to 
 
 import hashlib
 import json
-import logging
 import math
 import os
-import stat
 import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeAlias
 
@@ -30,14 +27,13 @@ from pydantic import (
     model_validator,
 )
 
-from attention_serving.server.errors import IdentityError
+from attention_serving.server.errors import ServerError
 from attention_serving.server.security.rights import Identity, Rights
+from attention_serving.server.threads import read_bytes
 
-log = logging.getLogger(__name__)
 TOML = ".toml"
 # Problems that one message lists.
 MAX_PROBLEMS = 5
-WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 # The identities of a file, by the SHA-256 of a token or the name in a certificate. How long a look-up takes
 # depends on the hash only. Who measures how far a comparison went learns how a hash begins, and would have to
 # invert SHA-256 to present a token with such a hash.
@@ -121,41 +117,20 @@ class TokenFile(BaseModel):
         return self
 
 
-def read_bytes(path: Path) -> bytes:
-    """The content of a file of tokens or keys.
-
-    Raises:
-        IdentityError: It cannot be read.
-    """
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise IdentityError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def warn_if_others_may_write(path: Path) -> None:
-    """Logs a warning if other users may change a file that decides who may do what."""
-    with suppress(OSError):  # it was removed at this moment
-        if path.stat().st_mode & WRITABLE_BY_OTHERS:
-            log.warning("other users may change the file", extra={"file": path})
-
-
 def parse_table(path: Path, content: bytes) -> TokenTable:
     """The identities of the tokens file by what proves them, for those who follow it.
 
     Raises:
-        IdentityError: An entry is wrong.
+        ServerError: An entry is wrong.
     """
-    table = {entry.proof: entry.identity for entry in parse_file(path, content).identities}
-    warn_if_others_may_write(path)
-    return table
+    return {entry.proof: entry.identity for entry in parse_file(path, content).identities}
 
 
 def read_file(path: Path) -> TokenFile:
     """Reads and checks a file.
 
     Raises:
-        IdentityError: The file cannot be read, or an entry is wrong.
+        ServerError: The file cannot be read, or an entry is wrong.
     """
     return parse_file(path, read_bytes(path))
 
@@ -164,37 +139,36 @@ def parse_file(path: Path, content: bytes) -> TokenFile:
     """Checks the content of a tokens file.
 
     Raises:
-        IdentityError: An entry is wrong.
+        ServerError: An entry is wrong.
     """
     try:
         return TokenFile.model_validate(parse_text(path, content))
-    except (IdentityError, ValidationError) as error:
-        problem = problems(error) if isinstance(error, ValidationError) else error
-        raise IdentityError(f"{path}: {problem}") from None
+    except ValidationError as error:
+        raise ServerError(f"{path}: {problems(error)}") from None
 
 
 def parse_text(path: Path, content: bytes) -> Any:
     """What the text of a file says; JSON, or TOML if its name ends with .toml.
 
     Raises:
-        IdentityError: It is something else.
+        ServerError: It is something else.
     """
     is_toml = path.suffix == TOML
     try:
         text = content.decode()
         return tomllib.loads(text) if is_toml else json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise IdentityError(f"is not {'TOML' if is_toml else 'JSON'}: {error}") from None
+        raise ServerError(f"{path}: is not {'TOML' if is_toml else 'JSON'}: {error}") from None
 
 
 def write_file(path: Path, content: TokenFile) -> None:
     """Replaces a file in one step. Only its owner may read and write the new one.
 
     Raises:
-        IdentityError: The file cannot be written, or is TOML.
+        ServerError: The file cannot be written, or is TOML.
     """
     if path.suffix == TOML:
-        raise IdentityError(f"{path}: TOML files are changed by hand; this command writes JSON")
+        raise ServerError(f"{path}: TOML files are changed by hand; this command writes JSON")
     data = content.model_dump(mode="json", exclude_defaults=True)
     text = json.dumps({"identities": data.get("identities", [])}, indent=2) + "\n"
     try:
@@ -208,7 +182,7 @@ def write_file(path: Path, content: TokenFile) -> None:
                 os.fsync(file.fileno())
             new.replace(path)
     except OSError as error:
-        raise IdentityError(f"{path}: cannot be written: {error.strerror}") from error
+        raise ServerError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def problems(error: ValidationError) -> str:

@@ -1,29 +1,28 @@
 """Verifies JSON Web Tokens (RFC 7519), with public keys of a JWK set (RFC 7517) in a file or behind a URL.
 
-Each token is verified once: the result is kept until the token expires. The first verification runs on the
-thread that takes calls. It takes 70 us (RS256) to 500 us (ES384); to hand it to another thread and back costs
-about as much, and both would need the interpreter. How many tokens may fail is limited for each address. No
-lock is held: single reads and writes of dictionaries are atomic, and two threads that verify the same token
-at the same time store the same result.
+Each good token is verified once: its identity is kept until the token expires. The first verification runs on
+the thread that takes calls. It takes 70 us (RS256) to 500 us (ES384); to hand it to another thread and back
+costs about as much, and both would need the interpreter. How many tokens may fail is limited for each
+address. No lock is held: single reads and writes of dictionaries are atomic, and two threads that verify the
+same token at the same time store the same result.
 
 PyJWT fetches and reads the keys. Its cache is not used: it fetches on the thread that asks for a key, which
 is the one that takes calls.
 """
 
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
 
 import jwt
 
-from attention_serving.server.addresses import is_loopback_address
-from attention_serving.server.engine.errors import OverloadedError
-from attention_serving.server.errors import IdentityError
+from attention_serving.server.engine.errors import OverloadedError, quoted
+from attention_serving.server.errors import ServerError
 from attention_serving.server.security.rights import (
     CredentialsError,
     ExpiredTokenError,
@@ -32,22 +31,25 @@ from attention_serving.server.security.rights import (
     KeysUnavailableError,
     Rights,
 )
-from attention_serving.server.security.token_file import parse_text, read_bytes, warn_if_others_may_write
-from attention_serving.server.threads import Reloaded, Watched, unreported
+from attention_serving.server.security.token_file import parse_text
+from attention_serving.server.threads import Reloaded, Watched, read_bytes, unreported
 
 # Asymmetric only.
 ALGORITHMS = (
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
     *("ES256", "ES384", "ES512", "EdDSA"),
 )
-MIN_RSA_BITS, MAX_RSA_BITS = 2048, 8192
+MIN_RSA_BITS = 2048
+SETTING, LOCAL = "--jwt-jwks", "http://127.0.0.1/"
+# Whoever can change the keys on their way can make any token.
+URL = re.compile(r"https://[^/]|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?/")
 FETCH_SECONDS = 10.0
 # How often a URL is fetched; and how soon after one fetch an unknown key, or a failure, may cause the next.
 REFRESH_SECONDS, PAUSE_SECONDS = 3600.0, 10.0
 # How far the clocks of the issuer and of this machine may differ, in seconds.
 LEEWAY_SECONDS = 30.0
 REQUIRED = ["exp", "iss", "aud", "sub"]
-# Tokens whose results are kept, verified or failed. When there are more, all are verified again.
+# Tokens whose identities are kept. When there are more, all are verified again.
 MAX_KNOWN = 10_000
 # Failed verifications of an address a second: 100 of 500 us take a twentieth of the thread that takes calls.
 MAX_FAILURES = 100
@@ -56,13 +58,6 @@ MAX_SUBJECT = 200
 FOREVER = 2**53
 # All that parsing and verifying what a stranger wrote may raise.
 BROKEN = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
-# What PyJWT finds wrong with a token, in words that quote no part of it.
-CLEAR = (
-    jwt.InvalidAlgorithmError,
-    jwt.InvalidAudienceError,
-    jwt.InvalidIssuerError,
-    jwt.MissingRequiredClaimError,
-)
 
 KeySet: TypeAlias = Mapping[str, jwt.PyJWK]
 
@@ -78,18 +73,18 @@ class Keys:
             reloaded: Called when keys have changed.
 
         Raises:
-            IdentityError: The file cannot be used, or the URL must not be.
+            ServerError: The file cannot be used, or the URL must not be.
         """
         # What the last fetch returned, or why it failed; None before the first.
-        self._outcome: dict[str, Any] | IdentityError | None = None
+        self._outcome: dict[str, Any] | ServerError | None = None
         self._fetched, self._next = -math.inf, math.inf
+        read: Callable[[], Any] = partial(read_bytes, Path(where))
         if "://" in where:
-            check_url(where)
+            if not URL.match(where):
+                raise ServerError(f"{SETTING} must be https, or http on this machine such as {LOCAL}")
             self._client = jwt.PyJWKClient(where, cache_jwk_set=False, timeout=FETCH_SECONDS)
-            read: Callable[[], Any] = self._fetch_if_due
-        else:
-            read = partial(read_bytes, Path(where))
-            warn_if_others_may_write(Path(where))
+            # A URL may contain a password, and is not logged.
+            read, where = self._fetch_if_due, SETTING
         self._watched = Watched("jwks", read, partial(_keys_in, where), reloaded)
         self._next = -math.inf
         self._watched.start()
@@ -107,17 +102,17 @@ class Keys:
         """What the URL returned last; None before the first fetch.
 
         Raises:
-            IdentityError: The last fetch failed.
+            ServerError: The last fetch failed.
         """
         if (now := time.monotonic()) >= self._next:
             self._fetched, self._next = now, now + REFRESH_SECONDS
             try:
                 self._outcome = self._client.fetch_data()
                 read_keys(self._outcome)
-            except (*BROKEN, OSError, IdentityError) as error:
+            except (*BROKEN, OSError, ServerError) as error:
                 self._next = now + PAUSE_SECONDS
-                self._outcome = IdentityError(f"{shown(self._client.uri)}: {error}")
-        if isinstance(self._outcome, IdentityError):
+                self._outcome = ServerError(f"{SETTING}: {error}")
+        if isinstance(self._outcome, ServerError):
             raise self._outcome
         return self._outcome
 
@@ -130,72 +125,43 @@ def find_key(keys: KeySet, key_id: str | None) -> jwt.PyJWK | None:
 
 
 def read_keys(content: Any) -> KeySet:
-    """Reads a JWK set. Keys for other purposes than signatures, of unknown kinds, or damaged are left out.
+    """Reads a JWK set. Keys that do not verify signatures, damaged, private and weak ones are left out.
 
     Raises:
-        IdentityError: It is not one, holds a private key or a weak one, or none that can be used.
+        ServerError: No key is left.
     """
-    members = content.get("keys") if isinstance(content, dict) else None
-    keys: dict[str, jwt.PyJWK] = {}
-    for member in members if isinstance(members, list) else ():
-        try:
-            found = jwt.PyJWK(member)
-        except (*BROKEN, AttributeError, KeyError):
-            continue
-        is_usable = found.public_key_use in (None, "sig") and member.get("crv") != "Ed448"
-        if not is_usable or found.algorithm_name not in ALGORITHMS:
-            continue
-        if hasattr(found.key, "private_bytes"):
-            raise IdentityError(f"the key {found.key_id} is a private key; publish the public key only")
-        if found.key_type == "RSA" and not MIN_RSA_BITS <= found.key.key_size <= MAX_RSA_BITS:
-            limits = f"{found.key.key_size} bits; must have {MIN_RSA_BITS} to {MAX_RSA_BITS}"
-            raise IdentityError(f"the key {found.key_id} has {limits}")
-        keys.setdefault(str(member.get("kid", "")), found)
+    try:
+        found = jwt.PyJWKSet.from_dict(content).keys
+    except (*BROKEN, AttributeError):
+        found = []
+    keys = {str(key.key_id or ""): key for key in found if _verifies(key)}
     if not keys:
         kinds = ", ".join(ALGORITHMS)
-        raise IdentityError(f"this is not a JWK set with a key that verifies signatures of {kinds}")
+        raise ServerError(f"this is not a JWK set with a public key that verifies signatures of {kinds}")
     return keys
 
 
-def check_url(url: str) -> None:
-    """Checks that keys may come from a URL: whoever can change them on their way can make any token.
-
-    Raises:
-        IdentityError: It is neither https, nor http on this machine.
-    """
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    is_local = host == "localhost" or is_loopback_address(host)
-    if (parts.scheme == "https" and host) or (parts.scheme == "http" and is_local):
-        return
-    raise IdentityError(f"{shown(url)}: must begin with https://, or with http:// and a loopback address")
-
-
-def shown(url: str) -> str:
-    """A URL for the log, without user, password and query."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
+def _verifies(key: jwt.PyJWK) -> bool:
+    if key.algorithm_name not in ALGORITHMS or key.public_key_use not in (None, "sig"):
+        return False
+    is_weak = key.key_type == "RSA" and key.key.key_size < MIN_RSA_BITS
+    return not is_weak and not hasattr(key.key, "private_bytes")
 
 
 def _keys_in(where: str, content: Any) -> KeySet | None:
-    """The keys in what was read: None before the first fetch, what was fetched, or the bytes of a file.
+    """The keys in what was read; None before the first fetch.
 
     Raises:
-        IdentityError: It is not a JWK set that can be used.
+        ServerError: It is not a JWK set that can be used.
     """
     if content is None:
         return None
+    if isinstance(content, bytes):
+        content = parse_text(Path(where), content)
     try:
-        return read_keys(parse_text(Path(where), content) if isinstance(content, bytes) else content)
-    except IdentityError as error:
-        raise IdentityError(f"{where}: {error}") from None
-
-
-class UndecidedError(InvalidTokenError):
-    """The token may be good later, so that it must not be remembered as one that failed.
-
-    It is not valid yet, or the issuer may have published its key since.
-    """
+        return read_keys(content)
+    except ServerError as error:
+        raise ServerError(f"{where}: {error}") from None
 
 
 class WebTokens:
@@ -213,8 +179,8 @@ class WebTokens:
         self._keys = keys
         self._issuer, self._audience = issuer, audience
         self._rights_claim = rights_claim
-        # Results by the SHA-256 of tokens, with the key set that they hold for.
-        self._known: tuple[KeySet | None, dict[bytes, Identity | CredentialsError]] = None, {}
+        # Those of tokens that were verified, by their SHA-256, with the key set that they hold for.
+        self._known: tuple[KeySet | None, dict[bytes, Identity]] = None, {}
         # Failed verifications of this second, for each connection and for each address.
         self._second, self._failures = 0, Counter[str]()
 
@@ -243,16 +209,10 @@ class WebTokens:
             connection = client()
             self._check_failures(connection)
             try:
-                found = self._identity(self._claims(token, keys))
-            except CredentialsError as error:
+                found = known[digest] = self._identity(self._claims(token, keys))
+            except CredentialsError:
                 self._failures.update((connection, _address(connection)))
-                if isinstance(error, UndecidedError):
-                    raise
-                found = error
-            known[digest] = found
-        if isinstance(found, CredentialsError):
-            # A copy: tracebacks, which keep the calls, would gather in the one that is remembered.
-            raise type(found)(found.message)
+                raise
         return found
 
     def _check_failures(self, connection: str) -> None:
@@ -279,7 +239,7 @@ class WebTokens:
             key = find_key(keys, jwt.get_unverified_header(token).get("kid"))
             if key is None:
                 self._keys.want()
-                raise UndecidedError("the key that signed the token is not one of the issuer's")
+                raise InvalidTokenError("the key that signed the token is not one of the issuer's")
             claims: dict[str, Any] = jwt.decode(
                 token,
                 key,
@@ -290,12 +250,8 @@ class WebTokens:
             )
         except jwt.ExpiredSignatureError:
             raise ExpiredTokenError("the token has expired; get a new one") from None
-        except jwt.ImmatureSignatureError:
-            raise UndecidedError("the token is not valid yet") from None
-        except CLEAR as error:
-            raise InvalidTokenError(f"the token is not valid: {error}") from None
-        except BROKEN:
-            raise InvalidTokenError("the token is damaged, or its signature is wrong") from None
+        except BROKEN as error:
+            raise InvalidTokenError(f"the token is not valid: {quoted(str(error))}") from None
         return claims
 
     def _identity(self, claims: dict[str, Any]) -> Identity:

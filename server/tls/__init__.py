@@ -6,7 +6,6 @@ certificates.py  checks what was read; contexts for Python's ssl module
 
 import ssl
 from functools import partial
-from typing import TypeAlias
 
 from attention_serving.server.threads import Reloaded, Watched, unreported
 from attention_serving.server.tls.files import (
@@ -17,14 +16,12 @@ from attention_serving.server.tls.files import (
     TlsFiles,
 )
 
-WatchedCertificates: TypeAlias = Watched[Contents, Certificates]
 
-
-def watch(files: TlsFiles, reloaded: Reloaded = unreported) -> WatchedCertificates:
+def watch(files: TlsFiles, reloaded: Reloaded = unreported) -> Watched[Contents, Certificates]:
     """The certificates of files, which are followed from `start` on.
 
     Raises:
-        TlsError: The files cannot be used.
+        ServerError: The files cannot be used.
     """
     from attention_serving.server.tls.certificates import check  # noqa: PLC0415 - its library is needed with TLS only
 
@@ -37,7 +34,7 @@ def current_certificates(
     """Follows files until the process ends; returns what gives the current certificates; None without TLS.
 
     Raises:
-        TlsError: The files cannot be used.
+        ServerError: The files cannot be used.
     """
     if files is None:
         return None

@@ -9,11 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import Encoding
 
-from attention_serving.server.errors import TlsError
+from attention_serving.server.errors import ServerError
 from attention_serving.server.tls.files import Certificates, Contents, TlsFiles
 
 # What gRPC's TLS library takes on both sides.
@@ -25,20 +24,20 @@ def check(files: TlsFiles, contents: Contents) -> Certificates:
     """Checks what was read from files.
 
     Raises:
-        TlsError: A file is not PEM; the key does not belong to the certificate, or is of a kind that gRPC
+        ServerError: A file is not PEM; the key does not belong to the certificate, or is of a kind that gRPC
             does not support; the certificate is not valid now; or every authority has expired.
     """
     chain = _certificates(files.certificate, contents.certificate)
     _check_valid_now(files.certificate, chain[0])
-    _check_key(files.key, contents.key)
+    _check_key(files.certificate, chain[0].public_key())
     authorities = _authorities(files.client_ca, contents.client_ca)
     client_ca = b"".join(each.public_bytes(Encoding.PEM) for each in authorities) or None
     try:
         context = server_context(contents, client_ca)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise TlsError(
+        raise ServerError(
             f"{files.certificate}: cannot be used with {files.key}, which must contain the key of its first"
-            f" certificate: {error}"
+            f" certificate in PEM, without a passphrase: {error}"
         ) from error
     return Certificates(
         contents=contents,
@@ -69,7 +68,7 @@ def server_context(contents: Contents, client_ca: bytes | None) -> ssl.SSLContex
     with os.fdopen(os.memfd_create("certificate"), "wb") as file:
         file.write(contents.certificate + b"\n" + contents.key)
         file.flush()
-        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}", password="")
     if client_ca is not None:
         context.load_verify_locations(cadata=client_ca.decode("ascii"))
         context.verify_mode = ssl.CERT_REQUIRED
@@ -80,21 +79,13 @@ def _certificates(path: Path, content: bytes) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(content)
     except ValueError as error:
-        raise TlsError(f"{path}: does not contain a certificate in PEM (BEGIN CERTIFICATE)") from error
+        raise ServerError(f"{path}: does not contain a certificate in PEM (BEGIN CERTIFICATE)") from error
 
 
-def _check_key(path: Path, content: bytes) -> None:
-    try:
-        key = load_pem_private_key(content, None)
-    except TypeError as error:
-        raise TlsError(
-            f"{path}: the key is encrypted; store it without a passphrase, readable by the server's user only"
-        ) from error
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise TlsError(f"{path}: does not contain a private key in PEM (BEGIN PRIVATE KEY)") from error
-    is_rsa = isinstance(key, rsa.RSAPrivateKey) and key.key_size >= MIN_RSA_BITS
-    if not is_rsa and not (isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, CURVES)):
-        raise TlsError(
+def _check_key(path: Path, key: object) -> None:
+    is_rsa = isinstance(key, rsa.RSAPublicKey) and key.key_size >= MIN_RSA_BITS
+    if not is_rsa and not (isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, CURVES)):
+        raise ServerError(
             f"{path}: the key must be an RSA key of at least {MIN_RSA_BITS} bits, or an EC key on P-256 or"
             " P-384: gRPC clients support no others"
         )
@@ -103,7 +94,7 @@ def _check_key(path: Path, content: bytes) -> None:
 def _check_valid_now(path: Path, certificate: x509.Certificate) -> None:
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not begins <= datetime.now(UTC) <= ends:
-        raise TlsError(
+        raise ServerError(
             f"{path}: the certificate is valid from {begins:%FT%TZ} to {ends:%FT%TZ}, not now;"
             " renew it, or check this machine's clock"
         )
@@ -115,5 +106,5 @@ def _authorities(path: Path | None, content: bytes | None) -> list[x509.Certific
     found = _certificates(path, content)
     last = max(each.not_valid_after_utc for each in found)
     if last < datetime.now(UTC):
-        raise TlsError(f"{path}: every certificate has expired, the last at {last:%FT%TZ}; renew them")
+        raise ServerError(f"{path}: every certificate has expired, the last at {last:%FT%TZ}; renew them")
     return found

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from attention_serving.server.errors import TlsError
+from attention_serving.server.threads import read_bytes
 
 
 class Contents(NamedTuple):
@@ -65,14 +65,7 @@ class TlsFiles:
         """Reads all of them, through symbolic links.
 
         Raises:
-            TlsError: One of them cannot be read.
+            ServerError: One of them cannot be read.
         """
-        client_ca = _read(self.client_ca) if self.client_ca else None
-        return Contents(_read(self.certificate), _read(self.key), client_ca)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise TlsError(f"{path}: cannot be read: {error.strerror}") from error
+        client_ca = read_bytes(self.client_ca) if self.client_ca else None
+        return Contents(read_bytes(self.certificate), read_bytes(self.key), client_ca)

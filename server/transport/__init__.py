@@ -1,23 +1,17 @@
 """How calls reach the server: one seam (`call`) and two adapters.
 
-`completion_queue` is the fast adapter and the only file of the server that uses grpcio's internal API.
-`threaded` uses grpcio's public API only, so that a new grpcio can be adopted at once, whatever it changed
-internally.
+`completion_queue` is the fast adapter, with one thread, and the only file of the server that uses grpcio's
+internal API. `threaded` has a thread for each call, and uses grpcio's public API only, so that a new grpcio
+can be adopted at once, whatever it changed internally.
 """
 
 from collections.abc import Mapping
-from enum import StrEnum
+from typing import Literal, TypeAlias
 
 from attention_serving.server.transport.call import Transport
 
-
-class TransportKind(StrEnum):
-    """The adapters, by the names that the setting `transport` takes."""
-
-    COMPLETION_QUEUE = "completion-queue"
-    """One thread and gRPC's completion queue. Fast; depends on grpcio's internal API."""
-    THREADED = "threaded"
-    """`grpc.server`: a thread for each call. Slower; works with every grpcio release."""
+# The adapters, by the names that the setting `transport` takes.
+TransportKind: TypeAlias = Literal["completion-queue", "threaded"]
 
 
 def create_transport(
@@ -34,7 +28,7 @@ def create_transport(
         max_calls: Number of calls that the server holds at a time, health and reflection excepted.
         send_timeout_seconds: How long what is sent may wait for the caller to read it. 0 sets no limit.
     """
-    if kind is TransportKind.THREADED:
+    if kind == "threaded":
         from attention_serving.server.transport.threaded import ThreadedTransport  # noqa: PLC0415
 
         return ThreadedTransport(options, max_calls, send_timeout_seconds)

@@ -23,6 +23,8 @@ Address: TypeAlias = int | str
 """One end of a connection: a TCP port, or the path of a Unix domain socket, which is empty for a client."""
 OK = grpc.StatusCode.OK
 NOT_READ = "the caller did not read what was sent to it in time"
+# The reason of such calls, which is not sent: their callers would not read it.
+SLOW_READER = "SLOW_READER"
 # How often the calls are looked through for one that has waited for too long, in seconds.
 SWEEP_SECONDS = 0.1
 # How long gRPC's core may take for what it does at once unless something is wrong.
@@ -49,7 +51,6 @@ class Call(Task, ABC):
         ended_with: The status that was handed over, or that the call was cancelled with; None before. The
             call takes no reply any more. It is done when that status was sent.
         reason: The stable reason that the call was ended with, such as OVERLOADED; empty if there is none.
-        reader_cut: Whether the call was ended because the caller did not read what was sent to it.
         is_done: Whether the core is done with the call: the caller's windows had room for all that was sent,
             the status included, or the call was cancelled. What is sent is in memory until then.
         receives_no_more: Whether `stop_receiving` was called.
@@ -64,7 +65,7 @@ class Call(Task, ABC):
     record: CallRecord | None = None
     ended_with: grpc.StatusCode | None = None
     reason = ""
-    reader_cut = is_done = receives_no_more = False
+    is_done = receives_no_more = False
     latest = math.inf
     expired: "Callable[[Call], object]"
     transport: "Transport"
@@ -176,7 +177,7 @@ class Call(Task, ABC):
 
     def cut_off(self) -> None:
         """The caller did not take what was sent to it."""
-        self.reader_cut = True
+        self.reason = SLOW_READER
         self.abort()
 
     @abstractmethod

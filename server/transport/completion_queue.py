@@ -18,7 +18,6 @@ import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
 
 from attention_serving.server.coroutines import Callback, suspend
-from attention_serving.server.threads import publish_name
 from attention_serving.server.transport.call import (
     FOREVER_SECONDS,
     NOT_READ,
@@ -236,7 +235,6 @@ class CompletionQueueTransport(Transport):
         call.serve()
 
     def _run(self) -> None:
-        publish_name()
         self.thread = threading.get_ident()
         taken = 0
         while not self._is_shut_down:
@@ -253,7 +251,6 @@ class CompletionQueueTransport(Transport):
                 taken = int(self._work())
 
     def _poll_sockets(self) -> None:
-        publish_name()
         while not self._is_shut_down:
             self._socket_queue.poll()
 

@@ -3,18 +3,12 @@
 Source of the core's names and defaults: grpc/impl/channel_arg_names.h of grpc/grpc.
 """
 
-import os
-import secrets
-import socket
-import stat
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from attention_serving.server.errors import BindError
 from attention_serving.server.tls.files import Certificates, CurrentCertificates
 from attention_serving.server.transport import TransportKind
 
@@ -35,8 +29,6 @@ MIN_PING_SECONDS = 10
 MAX_PING_STRIKES = 2
 # The core's own defaults: above the first size, headers are refused at random; above the second, always.
 METADATA_BYTES, MAX_METADATA_BYTES = 8192, 16384
-# The operating system's limit for the path of a socket, without the final zero byte.
-MAX_PATH_BYTES = 107
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +74,7 @@ class RpcOptions:
     keepalive_seconds: float = 60
     allow_shared_memory: bool = False
     share_port: bool = False
-    transport: TransportKind = TransportKind.COMPLETION_QUEUE
+    transport: TransportKind = "completion-queue"
 
 
 def channel_options(options: RpcOptions) -> dict[str, int]:
@@ -115,66 +107,6 @@ def channel_options(options: RpcOptions) -> dict[str, int]:
 def _milliseconds(seconds: float) -> int:
     """The core's number for a time; 0 sets no limit."""
     return min(round(1000 * seconds), UNLIMITED) if seconds else UNLIMITED
-
-
-class UnixSocket:
-    """The file of a socket, from `prepare` over `publish` to `remove`.
-
-    gRPC's core would remove a socket of a running server to bind its own, and remove its path when it stops,
-    even if a later server listens there. So it binds a name of its own, which is then changed.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Creates the socket of a path. Nothing is written yet."""
-        self.path = path
-        self._bound = path.with_name(f"{path.name}.{secrets.token_hex(3)}")
-        self._inode = 0
-
-    def prepare(self) -> str:
-        """The target to bind, for gRPC. A socket without a listener is replaced.
-
-        Raises:
-            BindError: The path is too long, its folder does not exist, another process listens on it, or it
-                is another kind of file.
-        """
-        if len(os.fsencode(self._bound)) > MAX_PATH_BYTES:
-            most = MAX_PATH_BYTES - len(self._bound.name) + len(self.path.name)
-            raise BindError(f"cannot listen on {self.path}: the path is longer than {most} bytes")
-        if not self.path.parent.is_dir():
-            raise BindError(f"cannot listen on {self.path}: the folder does not exist")
-        if self.path.exists() and not self.path.is_socket():
-            raise BindError(f"cannot listen on {self.path}: there is a file that is not a socket")
-        if _is_listened_on(self.path):
-            raise BindError(f"cannot listen on {self.path}: another process listens on it")
-        return f"unix:{self._bound}"
-
-    def publish(self) -> None:
-        """Gives the bound socket its name.
-
-        Raises:
-            BindError: The file cannot be renamed.
-        """
-        try:
-            self._inode = self._bound.stat().st_ino
-            self._bound.rename(self.path)
-        except OSError as error:
-            raise BindError(f"cannot listen on {self.path}: {error.strerror}") from error
-
-    def remove(self) -> None:
-        """Removes the file unless it belongs to a later server. Does nothing before `publish`."""
-        with suppress(OSError):
-            found = self.path.stat()
-            if self._inode == found.st_ino and stat.S_ISSOCK(found.st_mode):
-                self.path.unlink()
-
-
-def _is_listened_on(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-    return True
 
 
 def tls_credentials(current: CurrentCertificates) -> grpc.ServerCredentials:

@@ -234,13 +234,9 @@ class Calls:
         self._changed = threading.Condition()
         self._ended: list[tuple[str, str]] = []
         self.refusals: list[tuple[str, str]] = []
-        self.cut_readers: list[str] = []
 
     def refused(self, method: str, reason: str) -> None:
         self.refusals.append((method.rsplit("/", 1)[1], reason))
-
-    def reader_cut(self, method: str) -> None:
-        self.cut_readers.append(method.rsplit("/", 1)[1])
 
     def call_ended(self, method: str, code: str, seconds: float) -> None:
         assert seconds >= 0

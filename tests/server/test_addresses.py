@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from attention_serving.server.addresses import address_of, check_exposure, listen, reserve
-from attention_serving.server.errors import BindError, ExposureError
+from attention_serving.server.errors import ServerError
 
 HOST = "127.0.0.1"
 
@@ -38,16 +38,16 @@ def test_a_port_in_use_is_refused(stack: ExitStack, options: tuple[int, ...]) ->
     other.bind((HOST, 0))
     other.listen()
     port = other.getsockname()[1]
-    with pytest.raises(BindError, match=rf"cannot listen on {HOST}:{port}: .*in use"):
+    with pytest.raises(ServerError, match=rf"cannot listen on {HOST}:{port}: .*in use"):
         reserve(HOST, port)
-    with pytest.raises(BindError, match=rf"cannot listen on {HOST}:{port} for HTTP: .*in use"):
+    with pytest.raises(ServerError, match=rf"cannot listen on {HOST}:{port} for HTTP: .*in use"):
         listen(HOST, port)
 
 
 def test_a_reserved_port_is_refused_until_it_is_free(stack: ExitStack) -> None:
     with ExitStack() as service:
         port = reserved(service, "localhost", 0)
-        with pytest.raises(BindError, match="in use"):
+        with pytest.raises(ServerError, match="in use"):
             reserve(HOST, port)
         for options in ((), (socket.SO_REUSEADDR,)):
             with pytest.raises(OSError, match="in use"):
@@ -69,10 +69,10 @@ def test_closing_connections_do_not_block_the_port(stack: ExitStack) -> None:
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"], ids=["another machine", "unknown"])
 def test_a_host_of_another_machine_is_refused(host: str) -> None:
-    with pytest.raises(BindError, match=f"cannot listen on {host}:0: "):
+    with pytest.raises(ServerError, match=f"cannot listen on {host}:0: "):
         reserve(host, 0)
     if host.endswith(".invalid"):
-        with pytest.raises(BindError, match=f"cannot listen on {host}: "):
+        with pytest.raises(ServerError, match=f"cannot listen on {host}: "):
             check_exposure(host, encrypted=False, insecure=False)
 
 
@@ -83,7 +83,7 @@ def test_an_address_has_brackets_where_it_needs_them(host: str, text: str) -> No
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "10.1.2.3", "0"])  # noqa: S104 - refused
 def test_a_public_address_needs_a_certificate_or_the_operators_word(host: str) -> None:
-    with pytest.raises(ExposureError, match=r"--tls-certificate and --tls-key, or listen on 127.0.0.1, or"):
+    with pytest.raises(ServerError, match=r"--tls-certificate and --tls-key, or listen on 127.0.0.1, or"):
         check_exposure(host, encrypted=False, insecure=False)
     check_exposure(host, encrypted=True, insecure=False)
     check_exposure(host, encrypted=False, insecure=True)

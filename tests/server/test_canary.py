@@ -1,6 +1,7 @@
 """Golden vectors are replayed while models serve, and a model whose weights are damaged is withdrawn."""
 
 import dataclasses
+import math
 import shutil
 import time
 import weakref
@@ -11,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.canary import Canary
+from attention_serving.server import canary
+from attention_serving.server.canary import Canary, checks_of
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotReadyError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import IndexEntry, ModelControl, ModelState
-from attention_serving.server.engine.models.loading import ModelStore
-from attention_serving.server.engine.models.repository import Repository
+from attention_serving.server.engine.models.loading import ModelStore, load_model
+from attention_serving.server.engine.models.repository import FailedModel, Repository
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.run.session import RunControl, Session
-from attention_serving.server.engine.statistics import EngineLoad
 from attention_serving.server.engine.types import Array
 from attention_serving.server.observe.metrics import Metrics
 from tests.server.samples import CROSS, SELF, assert_answers, request_of, validated_of
@@ -61,16 +62,18 @@ class Watched:
         models[SELF] = dataclasses.replace(model, sessions={**model.sessions, GraphKind.PLAIN: self.session})
         metrics = Metrics()
         self.repository, self.registry = Repository(models.values()), metrics.registry
-        self.changed = partial(metrics.canary.loaded, self.repository)
+        self.changed = partial(metrics.loaded, self.repository)
         self.changed()
         self.control = ModelControl(store, self.repository, self.changed)
         self.engine = Engine(self.repository)
-        withdraw = self.control.withdraw
-        self.canary = Canary(self.repository, self.engine.load, withdraw, metrics.canary, SECONDS)
+        self.canary = Canary(self.repository, self.control.withdraw, metrics, SECONDS)
         self.canary.start()
 
     def ratio(self, model: str) -> float:
         return value(published(self.registry), RATIO, model=model, version="1")
+
+    def replayed_at(self, model: str) -> float:
+        return value(published(self.registry), REPLAYED_AT, model=model, version="1")
 
     def failures(self, model: str = SELF) -> float:
         return value(published(self.registry), FAILURES, model=model, version="1")
@@ -79,6 +82,12 @@ class Watched:
     def entry(self) -> IndexEntry:
         """The state of the model that can be damaged."""
         return self.control.index()[1]
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is said here of how much time replays may take."""
+    monkeypatch.setattr(canary, "SHARE", 1.0)
 
 
 @pytest.fixture
@@ -102,11 +111,10 @@ def test_a_healthy_model_is_measured_and_a_damaged_one_is_withdrawn_until_it_is_
     watched: Watched, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     damaged, started = weakref.ref(watched.repository.ready(SELF)), time.time()
-    wait_until(lambda: watched.ratio(SELF) > 0 and watched.ratio(CROSS) > 0)
+    wait_until(lambda: max(map(watched.replayed_at, (SELF, CROSS))) < math.inf)
     for name in (SELF, CROSS):
         assert watched.ratio(name) <= 1
-        at = value(published(watched.registry), REPLAYED_AT, model=name, version="1")
-        assert started - 1 < at <= time.time()
+        assert started - 1 < watched.replayed_at(name) <= time.time()
         assert watched.failures(name) == 0
         ask(watched, name)
     watched.session.stays_damaged = True
@@ -124,7 +132,7 @@ def test_a_healthy_model_is_measured_and_a_damaged_one_is_withdrawn_until_it_is_
     wait_until(lambda: damaged() is None)
     watched.control.load(SELF)
     ask(watched, SELF)
-    wait_until(lambda: 0 < watched.ratio(SELF) <= 1)
+    wait_until(lambda: watched.ratio(SELF) <= 1)
     assert watched.failures() == 1
     assert watched.entry == IndexEntry(SELF, "1", ModelState.READY)
 
@@ -138,7 +146,7 @@ def test_a_fault_of_one_computation_is_reported_and_the_model_stays(
     wait_until(lambda: watched.session.runs > 10)
     assert watched.failures() == 1
     assert watched.entry.state is ModelState.READY
-    assert 0 < watched.ratio(SELF) <= 1
+    assert watched.ratio(SELF) <= 1
     assert "golden vectors missed" in caplog.text
 
 
@@ -164,10 +172,59 @@ def test_a_graph_that_no_longer_runs_is_withdrawn_unless_it_lacks_memory(
         assert watched.ratio(SELF) == float("inf")
 
 
-@pytest.mark.parametrize("load", [EngineLoad(running=1), EngineLoad(queued_sequences=1), EngineLoad()])
-def test_nothing_is_replayed_while_the_engine_is_busy(self_model: LoadedModel, load: EngineLoad) -> None:
+def test_every_case_is_replayed_on_each_session_of_its_graph_once_in_a_period(artifacts: Path) -> None:
+    model, other = (load_model(artifacts / name / "1", Device(threads=2)) for name in (SELF, CROSS))
+    expected = [
+        (each, case, sessions[case.graph])
+        for each in (model, other)
+        for sessions in (each.sessions, each.parallel_sessions)
+        for case in each.golden
+        if case.graph in sessions
+    ]
+    assert checks_of([FailedModel("name", "1", ""), model, other]) == expected
     runs: list[object] = []
-    repository = Repository([tapped(self_model, runs.append)])
-    canary = Canary(repository, lambda: load, lambda *_: True, Metrics().canary, 1000.0)
-    canary._look()
-    assert len(runs) == (load == EngineLoad())
+    repository = Repository([tapped(model, runs.append), FailedModel("name", "1", "")])
+    replaying = Canary(repository, lambda *_: True, Metrics(), 1000.0)
+    for _ in checks_of(repository):
+        replaying.look()
+    assert len(runs) == len(model.golden)
+    assert replaying.delay == 1000.0 / len(checks_of(repository))
+
+
+def test_replays_take_a_small_part_of_the_time(
+    self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(canary, "SHARE", 0.01)
+    replaying, started = Canary(Repository([self_model]), lambda *_: True, Metrics(), 1e-9), time.monotonic()
+    replaying.look()
+    assert 1e-9 < replaying.delay <= (time.monotonic() - started) / 0.01
+
+
+def test_what_is_published_lasts_until_the_model_is_gone(self_model: LoadedModel) -> None:
+    metrics, key = Metrics(), (SELF, "1")
+
+    def shown() -> list[float]:
+        samples = published(metrics.registry)
+        return [value(samples, name, model=SELF, version="1") for name in (RATIO, REPLAYED_AT, FAILURES)]
+
+    metrics.loaded(Repository([self_model]))
+    assert shown() == [0, math.inf, 0]
+    metrics.replayed(key, 3.0, 7.0)
+    metrics.replay_missed(key)
+    metrics.loaded(Repository([FailedModel(SELF, "1", "drift", is_withdrawn=True)]))
+    assert shown() == [3, 7, 1]
+    metrics.loaded(Repository([]))
+    assert shown() == [0, math.inf, 1]
+
+
+def test_what_is_replayed_while_its_model_is_unloaded_is_not_published(self_model: LoadedModel) -> None:
+    metrics, repository = Metrics(), Repository()
+
+    def unload(_: object) -> None:
+        repository.replace(SELF, {})
+        metrics.loaded(repository)
+
+    repository.replace(SELF, {"1": tapped(self_model, unload)})
+    metrics.loaded(repository)
+    Canary(repository, lambda *_: True, metrics, 1000.0).look()
+    assert value(published(metrics.registry), REPLAYED_AT, model=SELF, version="1") == math.inf

@@ -59,7 +59,7 @@ def test_list_shows_name_rights_and_end_and_no_hash(file: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["create", "one", "--right", "read"], "one exists already; revoke it first"),
+        (["create", "one", "--right", "read"], "file: 'one' is the name of more than one identity"),
         (["create", "two", "--right", "write"], "rights: 'write' is not a right; must be infer:PATTERN"),
         (["create", "a b", "--right", "read"], "name: String should match pattern"),
         (["create", "two", "--right", "read", "--max-bytes", "many"], "max_bytes: "),
@@ -81,4 +81,4 @@ def test_a_file_or_folder_that_does_not_exist_is_named(file: Path) -> None:
     assert f"{file}: cannot be read: No such file" in done.stderr
     done = create("one", "--file", file.parent / "absent/tokens.json")
     assert done.exit_code == 1
-    assert "cannot be opened: No such file" in done.stderr
+    assert "cannot be written: No such file" in done.stderr

@@ -1,7 +1,7 @@
 """What the Open Inference Protocol has beside inference: state, models, statistics, settings, memory."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -33,19 +33,7 @@ PARTS = {"compute_input": "prepare", "compute_infer": "compute", "compute_output
 TensorMetadata = pb.ModelMetadataResponse.TensorMetadata
 SERVER_NAME = "attention-serving"
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "statistics", "logging")
-# Triton switches each severity by itself. This server has one level: the lowest severity that is on.
 SEVERITIES = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
-VERBOSE, FILE, FORMAT = "log_verbose_level", "log_file", "log_format"
-# The field of a setting's value by its type.
-FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
-TRACE_SETTINGS = {
-    "trace_level": "OFF",
-    "trace_rate": "1000",
-    "trace_count": "-1",
-    "log_frequency": "0",
-    "trace_file": "",
-    "trace_mode": "triton",
-}
 NO_CUDA = "CUDA shared memory is not supported by this server; use system shared memory, or send the tensors"
 
 
@@ -90,44 +78,29 @@ class Handlers:
         return pb.ServerMetadataResponse(name=SERVER_NAME, version=VERSION, extensions=self._extensions)
 
     def log_settings(self, request: pb.LogSettingsRequest, call: Call) -> pb.LogSettingsResponse:
-        """Changes the level of the log, and returns all settings.
-
-        Raises:
-            InvalidRequestError: A setting is unknown, has a value of the wrong type, or cannot be changed
-                while the server runs. Nothing was changed.
-        """
-        root = logging.getLogger()
-        wanted = _log_settings(root.level)
-        for name, setting in request.settings.items():
-            field = f"settings[{name}]"
-            if name not in wanted:
-                raise InvalidRequestError(field, f"is unknown; the settings are: {', '.join(wanted)}")
-            current = wanted[name]
-            if setting.WhichOneof("parameter_choice") != (kind := FIELDS[type(current)]):
-                raise InvalidRequestError(field, f"must be of type {type(current).__name__}")
-            wanted[name] = getattr(setting, kind)
-            if name in {FILE, FORMAT} and wanted[name] != current:
-                raise InvalidRequestError(field, "cannot be changed while the server runs")
-        if request.settings:
-            on = [level for name, level in SEVERITIES.items() if wanted[name]]
-            root.setLevel(logging.DEBUG if wanted[VERBOSE] else min(on, default=logging.CRITICAL))
-        response = pb.LogSettingsResponse()
-        for name, value in _log_settings(root.level).items():
-            setattr(response.settings[name], FIELDS[type(value)], value)
-        return response
-
-    def trace_settings(self, request: pb.TraceSettingRequest, call: Call) -> pb.TraceSettingResponse:
-        """Returns the settings of Triton's own traces, which are off.
+        """Returns what is logged, in Triton's terms.
 
         Raises:
             InvalidRequestError: A setting is to be changed.
         """
-        for name in request.settings:
-            says = "cannot be changed: this server does not write such traces"
-            raise InvalidRequestError(f"settings[{name}]", says)
+        _refuse_changes(request.settings)
+        level, response = logging.getLogger().level, pb.LogSettingsResponse()
+        for name, severity in SEVERITIES.items():
+            response.settings[name].bool_param = level <= severity
+        response.settings["log_verbose_level"].uint32_param = level <= logging.DEBUG
+        response.settings["log_file"].string_param = ""
+        response.settings["log_format"].string_param = "default"
+        return response
+
+    def trace_settings(self, request: pb.TraceSettingRequest, call: Call) -> pb.TraceSettingResponse:
+        """Returns that Triton's own traces are off.
+
+        Raises:
+            InvalidRequestError: A setting is to be changed.
+        """
+        _refuse_changes(request.settings)
         response = pb.TraceSettingResponse()
-        for name, value in TRACE_SETTINGS.items():
-            response.settings[name].value.append(value)
+        response.settings["trace_level"].value.append("OFF")
         return response
 
     def register(self, request: pb.SystemSharedMemoryRegisterRequest, call: Call) -> None:
@@ -206,7 +179,6 @@ class Handlers:
 
     def index(self, request: pb.RepositoryIndexRequest, call: Call) -> pb.RepositoryIndexResponse:
         """Lists the models, and why those that are not ready are not."""
-        _check_repository(request.repository_name)
         entries = self._control.index() if self._control else index_of(self._engine.repository)
         return pb.RepositoryIndexResponse(
             models=[
@@ -232,7 +204,6 @@ class Handlers:
         self, request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest, *known: str
     ) -> ModelControl:
         """What loads and unloads the model of a request, which may have the known parameters only."""
-        _check_repository(request.repository_name)
         for name in set(request.parameters).difference(known):
             says = "is not supported: an artifact states its own configuration"
             raise InvalidRequestError(f"parameters[{name}]", says)
@@ -241,9 +212,9 @@ class Handlers:
         return self._control
 
 
-def _check_repository(name: str) -> None:
-    if name:
-        raise InvalidRequestError("repository_name", "must be empty: the server has one repository")
+def _refuse_changes(settings: Iterable[str]) -> None:
+    for name in settings:
+        raise InvalidRequestError(f"settings[{name}]", "cannot be changed while the server runs")
 
 
 def _inputs(model: LoadedModel) -> list[TensorMetadata]:
@@ -303,8 +274,3 @@ def _parts(runs: list[tuple[int, RunDurations]]) -> dict[str, pb.StatisticDurati
 
 def _duration(own: Durations) -> pb.StatisticDuration:
     return pb.StatisticDuration(count=own.count, ns=int(own.seconds * 1e9))
-
-
-def _log_settings(level: int) -> dict[str, bool | int | str]:
-    severities = {name: level <= severity for name, severity in SEVERITIES.items()}
-    return {**severities, VERBOSE: int(level <= logging.DEBUG), FILE: "", FORMAT: "default"}

@@ -23,7 +23,7 @@ from attention_serving.server.engine.errors import (
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import ModelStore, Signature, lack_of_memory
 from attention_serving.server.engine.models.repository import FailedModel, Key, Model, Repository
-from attention_serving.server.errors import LoadError
+from attention_serving.server.errors import ServerError
 from attention_serving.server.threads import PeriodicThread
 
 log = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ class ModelControl:
         """Makes the changes of artifacts that are as at the last look: others may be half written."""
         try:
             changed = self.changed_on_disk()
-        except (LoadError, OSError) as error:
+        except (ServerError, OSError) as error:
             log.warning("repository not read", extra={"reason": str(error)})
             return
         for name, found in changed.items():
@@ -182,7 +182,7 @@ class ModelControl:
         Incomplete artifacts wait.
 
         Raises:
-            LoadError: The folder does not exist.
+            ServerError: The folder does not exist.
         """
         changed = dict[str, dict[str, Signature]]()
         for name in sorted({*self._store.names(), *self._signatures}):
@@ -312,7 +312,7 @@ class ModelControl:
         While the folder cannot be read, only those that are served or failed to load.
         """
         found = dict[Key, IndexEntry]()
-        with suppress(LoadError, OSError):
+        with suppress(ServerError, OSError):
             for key in self._store.artifacts():
                 found[key] = IndexEntry(*key, ModelState.UNAVAILABLE, UNLOADED)
         found |= {(entry.name, entry.version): entry for entry in index_of(self.repository)}

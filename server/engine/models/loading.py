@@ -26,7 +26,7 @@ from attention_serving.server.engine.requests.tokenizer import TextEncoder
 from attention_serving.server.engine.run.calibration import calibrated
 from attention_serving.server.engine.run.provider import Device, ProviderError
 from attention_serving.server.engine.run.session import RunControl, Session
-from attention_serving.server.errors import LoadError
+from attention_serving.server.errors import ServerError
 
 log = logging.getLogger(__name__)
 # Weights of smaller artifacts are prepacked in every graph's session.
@@ -75,14 +75,14 @@ class ModelStore:
         """The names of all models, sorted.
 
         Raises:
-            LoadError: The folder does not exist, or cannot be read.
+            ServerError: The folder does not exist, or cannot be read.
         """
         try:
             if not self.folder.is_dir():
-                raise LoadError(f"model repository {self.folder} does not exist or is not a folder")
+                raise ServerError(f"model repository {self.folder} does not exist or is not a folder")
             return sorted(path.name for path in self.folder.iterdir() if versions(self.folder, path.name))
         except OSError as error:
-            raise LoadError(f"model repository {self.folder} cannot be read: {error.strerror}") from error
+            raise ServerError(f"model repository {self.folder} cannot be read: {error.strerror}") from error
 
     def chosen(self, name: str) -> list[str]:
         """The versions of a model that the policy chooses, lowest first; empty if there is no such model."""
@@ -92,11 +92,11 @@ class ModelStore:
         """Name and version of every artifact that the policy chooses.
 
         Raises:
-            LoadError: There is none.
+            ServerError: There is none.
         """
         found = [(name, version) for name in self.names() for version in self.chosen(name)]
         if not found:
-            raise LoadError(
+            raise ServerError(
                 f"model repository {self.folder} does not contain a <name>/<version>/ folder; "
                 f"a name must match {NAME_PATTERN}"
             )

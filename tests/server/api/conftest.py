@@ -22,7 +22,7 @@ def tokens_file(tmp_path: Path) -> Path:
 def guard(tokens_file: Path) -> Iterator[Guard]:
     table = watched(tokens_file)
     yield Guard(table, WebTokens(FixedKeys(public_jwk("RS256")), issuer=ISSUER, audience=AUDIENCE))
-    table.close()
+    table._thread.close()
 
 
 @pytest.fixture

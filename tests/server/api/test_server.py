@@ -3,7 +3,7 @@
 import dataclasses
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,8 @@ from attention_serving.server.api.methods import REFLECTION, REFLECTION_V1, SERV
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.errors import BindError
+from attention_serving.server.errors import ServerError
 from attention_serving.server.grpc_server import RpcServer
-from attention_serving.server.transport.options import MAX_PATH_BYTES, UnixSocket
 from tests.server.api.served import (
     NOT_SERVING,
     OPTIONS,
@@ -38,7 +37,7 @@ def test_a_port_in_use_is_refused() -> None:
     first = RpcServer(OPTIONS, Calls())
     port = first.bind()
     second = RpcServer(dataclasses.replace(OPTIONS, port=port), Calls())
-    with pytest.raises(BindError, match=f"cannot listen on 127.0.0.1:{port}"):
+    with pytest.raises(ServerError, match=f"cannot listen on 127.0.0.1:{port}"):
         second.bind()
     second.stop(0)
     first.stop(0)
@@ -105,35 +104,27 @@ def test_a_socket_answers_as_the_port_does_and_its_calls_outlast_a_drain(path: P
         first, second = [attend(channel, 3).result() for channel in channels]
         assert first == second
         assert server.load().connections == 2
-        with pytest.raises(BindError, match=f"{path}: another process listens on it"):
-            UnixSocket(path).prepare()
+        second = RpcServer(dataclasses.replace(OPTIONS, unix_socket=path), Calls())
+        with pytest.raises(ServerError, match=f"{path}: another process does"):
+            second.bind()
+        second.stop(0)
         calls = [attend(channels[1], rows) for rows in range(1, 20)]
         assert answer(calls[0]) == [1]
         server.stop(PATIENCE_SECONDS)
+        assert list(path.parent.iterdir()) == []
         assert {call.code() for call in calls} <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
-
-
-def test_a_later_server_keeps_its_socket_when_the_earlier_one_ends(path: Path, engine: Engine) -> None:
-    with ExitStack() as later:
-        with on_socket(path, engine):
-            path.unlink()
-            _, _, channel = later.enter_context(on_socket(path, engine))
-        assert list(path.parent.iterdir()) == [path]
-        assert answer(attend(channel)) == [2]
-    assert list(path.parent.iterdir()) == []
 
 
 def test_a_path_that_cannot_be_used_is_refused(path: Path) -> None:
     path.write_text("kept")
-    long = path.parent / ("s" * (MAX_PATH_BYTES - len(str(path.parent))))
-    for other, says in (
-        (path, "there is a file that is not a socket"),
-        (path / "socket", "the folder does not exist"),
-        (long, "the path is longer than"),
-    ):
-        with pytest.raises(BindError, match=says):
-            UnixSocket(other).prepare()
+    long = path.parent / ("s" * 107)
+    for other in (path, path / "socket", long):
+        server = RpcServer(dataclasses.replace(OPTIONS, unix_socket=other), Calls())
+        with pytest.raises(ServerError, match="cannot listen on "):
+            server.bind()
+        server.stop(0)
     assert path.read_text() == "kept"
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE

@@ -42,7 +42,6 @@ EXPECTED = {
     "CredentialsError": ("UNAUTHENTICATED", "CREDENTIALS_INVALID"),
     "MissingCredentialsError": ("UNAUTHENTICATED", "CREDENTIALS_MISSING"),
     "InvalidTokenError": ("UNAUTHENTICATED", "TOKEN_INVALID"),
-    "UndecidedError": ("UNAUTHENTICATED", "TOKEN_INVALID"),
     "ExpiredTokenError": ("UNAUTHENTICATED", "TOKEN_EXPIRED"),
     "PermissionDeniedError": ("PERMISSION_DENIED", "RIGHT_MISSING"),
 }

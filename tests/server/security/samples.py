@@ -15,9 +15,9 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from attention_serving.server.security.token_file import TokenTable, digest_of, parse_table, read_bytes
+from attention_serving.server.security.token_file import TokenTable, digest_of, parse_table
 from attention_serving.server.security.web_tokens import Keys, KeySet, read_keys
-from attention_serving.server.threads import Watched
+from attention_serving.server.threads import Watched, read_bytes
 
 ISSUER, AUDIENCE = "https://issuer.example", "attention"
 # How often tests look at what changes.

@@ -14,11 +14,11 @@ from unittest.mock import Mock
 import grpc
 import jwt
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ed448, rsa
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from attention_serving.server.engine.errors import OverloadedError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.errors import IdentityError
+from attention_serving.server.errors import ServerError
 from attention_serving.server.security import web_tokens
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.rights import (
@@ -32,12 +32,11 @@ from attention_serving.server.security.token_file import digest_of
 from attention_serving.server.security.web_tokens import (
     LEEWAY_SECONDS,
     MAX_FAILURES,
+    URL,
     Keys,
     WebTokens,
-    check_url,
     find_key,
     read_keys,
-    shown,
 )
 from tests.server.seams import PATIENCE_SECONDS, Served, wait_until
 from tests.server.security.samples import (
@@ -69,8 +68,8 @@ def identity_of(tokens: WebTokens, token: str, client: str = "10.0.0.1:1") -> Id
     return tokens.of_token(token, digest_of(token), lambda: client)
 
 
-DAMAGED = "the token is damaged, or its signature is wrong"
-ALGORITHM = "the token is not valid: The specified alg value is not allowed"
+ALGORITHM = "The specified alg value is not allowed"
+SIGNATURE = "Signature verification failed"
 
 
 @pytest.mark.parametrize("algorithm", ["PS384", "ES256", "EdDSA"])
@@ -88,25 +87,26 @@ def test_a_good_token_is_taken(algorithm: str) -> None:
     [
         (unsigned, ALGORITHM),
         (signed_with_the_public_key, ALGORITHM),
-        (lambda: signed(key="two", kid="one"), DAMAGED),
+        (lambda: signed(key="two", kid="one"), SIGNATURE),
         (lambda: signed(key="two"), "the key that signed the token is not one of the issuer's"),
         (lambda: signed("ES256", kid="one"), ALGORITHM),
-        (lambda: signed(aud="other"), "the token is not valid: Audience doesn't match"),
-        (lambda: signed(aud=None), 'the token is not valid: Token is missing the "aud" claim'),
-        (lambda: signed(iss="https://other.example"), "the token is not valid: Invalid issuer"),
+        (lambda: signed(aud="other"), "Audience doesn't match"),
+        (lambda: signed(aud=None), 'Token is missing the "aud" claim'),
+        (lambda: signed(iss="https://other.example"), "Invalid issuer"),
         (lambda: signed(sub=""), "the claim sub must be a text of 1 to 200 characters"),
-        (lambda: signed(sub=7), DAMAGED),
-        (lambda: signed(exp="soon"), DAMAGED),
+        (lambda: signed(sub=7), "Subject must be a string"),
+        (lambda: signed(exp="soon"), "Expiration Time claim (exp) must be an integer"),
         (lambda: signed(sub="a\nb"), "the claim sub must be a text of 1 to 200 characters"),
-        (lambda: signed(nbf=time.time() + 3600), "the token is not valid yet"),
-        (lambda: signed()[:-6] + "AAAAAA", DAMAGED),
-        (lambda: "a.b.c", DAMAGED),
-        (lambda: f"{part(b'[' * 3000)}.e30.", DAMAGED),
+        (lambda: signed(nbf=time.time() + 3600), "The token is not yet valid (nbf)"),
+        (lambda: signed()[:-6] + "AAAAAA", SIGNATURE),
+        (lambda: "a.b.c", "Invalid header padding"),
+        (lambda: f"{part(b'[' * 3000)}.e30.", "Invalid header string"),
         (lambda: f"{part({'alg': ['RS256']})}.e30.", ALGORITHM),
-        (lambda: f"{part({'alg': 'RS256', 'kid': 'one', 'crit': ['b64']})}.e30.", DAMAGED),
-        (lambda: f"{part({'alg': 'RS256', 'kid': 'one', 'b64': False})}..AA", DAMAGED),
+        (lambda: f"{part({'alg': 'RS256', 'kid': 'one', 'crit': ['b64']})}.e30.", "Critical extension"),
+        (lambda: f"{part({'alg': 'RS256', 'kid': 'one', 'b64': False})}..AA", "The 'b64' header"),
+        (lambda: f"{part({'alg': 'RS256', 'kid': 'one', 'crit': [chr(0xD800)]})}.e30.", r"extension: \ud800"),
     ],
-    ids=range(19),
+    ids=range(20),
 )
 def test_another_token_is_refused(tokens: WebTokens, token: Any, error: str) -> None:
     made = token()
@@ -131,7 +131,7 @@ def test_a_token_that_is_not_valid_yet_becomes_valid(
     tokens: WebTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = signed(nbf=int(time.time()) + LEEWAY_SECONDS + 1000)
-    with pytest.raises(InvalidTokenError, match="not valid yet"):
+    with pytest.raises(InvalidTokenError, match="not yet valid"):
         identity_of(tokens, token)
     monkeypatch.setattr(web_tokens, "LEEWAY_SECONDS", 2000)
     assert identity_of(tokens, token).name == "someone"
@@ -146,17 +146,15 @@ def decode(monkeypatch: pytest.MonkeyPatch) -> Mock:
 
 
 def test_a_token_is_verified_once_for_each_key_set(tokens: WebTokens, keys: FixedKeys, decode: Mock) -> None:
-    token, wrong = signed(), signed(key="two", kid="one")
+    token = signed()
     for _ in range(3):
         assert identity_of(tokens, token).name == "someone"
-        with pytest.raises(InvalidTokenError):
-            identity_of(tokens, wrong)
-    assert decode.call_count == 2
+    assert decode.call_count == 1
     keys.keys = read_keys(key_set(public_jwk("RS256", "two")))
     for _ in range(2):  # its issuer may have published the key again since
         with pytest.raises(InvalidTokenError, match="not one of the issuer's"):
             identity_of(tokens, token)
-    assert (decode.call_count, keys.wanted) == (2, 2)
+    assert (decode.call_count, keys.wanted) == (1, 2)
     assert identity_of(tokens, signed(key="two")).name == "someone"
 
 
@@ -240,7 +238,6 @@ def jwk(algorithm: str, key: Any) -> dict[str, Any]:
 
 
 WEAK = jwk("RS256", rsa.generate_private_key(65537, 1024).public_key())  # noqa: S505 - what must be refused
-ED448 = jwk("EdDSA", ed448.Ed448PrivateKey.generate().public_key())
 
 
 def test_keys_that_cannot_be_used_are_left_out_and_a_lone_key_needs_no_name() -> None:
@@ -251,8 +248,6 @@ def test_keys_that_cannot_be_used_are_left_out_and_a_lone_key_needs_no_name() ->
             public_jwk("RS256", "third", alg="HS256"),
             {"kty": "new"},
             {"kty": "RSA", "kid": "damaged"},
-            {"kty": "RSA", "alg": ["RS256"]},
-            {**ED448, "alg": "EdDSA"},
             public_jwk("ES256"),
         )
     )
@@ -267,15 +262,15 @@ def test_keys_that_cannot_be_used_are_left_out_and_a_lone_key_needs_no_name() ->
         ([], "is not a JWK set"),
         ({"keys": 7}, "is not a JWK set"),
         ({"keys": [7]}, "is not a JWK set"),
-        (key_set(OCT), "with a key that verifies"),
-        (key_set(WEAK), "has 1024 bits; must have 2048 to 8192"),
-        (key_set(jwk("RS256", private_key("RS256"))), "is a private key"),
-        (key_set(jwk("ES256", private_key("ES256"))), "is a private key"),
+        (key_set(OCT), "with a public key that verifies"),
+        (key_set(WEAK), "with a public key that verifies"),
+        (key_set(jwk("RS256", private_key("RS256"))), "with a public key that verifies"),
+        (key_set(jwk("ES256", private_key("ES256"))), "with a public key that verifies"),
     ],
     ids=range(7),
 )
 def test_other_key_sets_are_refused(content: Any, error: str) -> None:
-    with pytest.raises(IdentityError) as raised:
+    with pytest.raises(ServerError) as raised:
         read_keys(content)
     assert error in str(raised.value)
 
@@ -322,7 +317,7 @@ def keys_of(where: str | Path) -> Iterator[Keys]:
     with looking_often():
         keys = Keys(str(where))
     yield keys
-    keys._watched.close()
+    keys._watched._thread.close()
 
 
 def has(keys: Keys, *key_ids: str) -> bool:
@@ -371,17 +366,23 @@ def test_keys_stay_if_a_later_fetch_fails_and_those_of_an_issuer_that_comes_late
 
 
 @pytest.mark.parametrize(
-    "url", ["http://issuer.example/", "http://10.0.0.1/", "ftp://127.0.0.1/", "https:///keys"]
+    "url",
+    [
+        "http://issuer.example/",
+        "http://10.0.0.1/",
+        "ftp://127.0.0.1/",
+        "https:///keys",
+        "http://localhost:8@issuer.example/",
+    ],
 )
 def test_keys_come_from_https_or_this_machine(url: str) -> None:
     for good in ("https://issuer.example/keys", "http://127.0.0.1:8/", "http://localhost/keys"):
-        check_url(good)
-    with pytest.raises(IdentityError, match="must begin with https://"):
+        assert URL.match(good)
+    with pytest.raises(ServerError, match="--jwt-jwks must be https, or http on this machine"):
         Keys(url)
-    assert shown("https://user:t0p@issuer.example:8/keys?key=s3cret") == "https://issuer.example/keys"
 
 
-def test_keys_of_a_file_are_rotated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_keys_of_a_file_are_rotated(tmp_path: Path) -> None:
     path = tmp_path / "jwks.json"
     cases = (
         (None, "cannot be read"),
@@ -392,12 +393,10 @@ def test_keys_of_a_file_are_rotated(tmp_path: Path, caplog: pytest.LogCaptureFix
     for content, error in cases:
         if content:
             path.write_text(content)
-        with pytest.raises(IdentityError, match=rf"jwks\.json: {error}"):
+        with pytest.raises(ServerError, match=rf"jwks\.json: {error}"):
             Keys(str(path))
     path.write_text(json.dumps(key_set(public_jwk("ES256"))))
-    path.chmod(0o666)
     with keys_of(path) as keys:
         assert has(keys, "one")
         path.write_text(json.dumps(key_set(public_jwk("ES256", "two"))))
         wait_until(lambda: has(keys, "two"))
-    assert "other users may change the file" in caplog.text

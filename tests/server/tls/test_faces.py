@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import grpc
 import pytest
@@ -99,7 +99,7 @@ def grpc_face(kind: TransportKind, files: TlsFiles, folder: Path) -> Iterator[in
     server = Answering(kind, watched.current, folder)
     yield server.port
     server.close()
-    watched.close()
+    watched._thread.close()
 
 
 @contextmanager
@@ -117,11 +117,11 @@ def metrics_face(files: TlsFiles, _folder: Path) -> Iterator[int]:
     endpoint = MetricsEndpoint(Metrics().registry, HOST, 0, certificates=watched.current)
     yield endpoint.port
     endpoint.close()
-    watched.close()
+    watched._thread.close()
 
 
 FACES: dict[str, tuple[Face, bytes]] = {
-    **{f"grpc {kind}": (partial(grpc_face, kind), PREFACE) for kind in TransportKind},
+    **{f"grpc {kind}": (partial(grpc_face, kind), PREFACE) for kind in get_args(TransportKind)},
     "http": (http_face, GET),
     "metrics": (metrics_face, GET),
 }
@@ -193,8 +193,9 @@ def test_metrics_count_renewals_and_state_the_ends(tmp_path: Path) -> None:
     mounted.write(Pair(b"", b""), CLIENTS.pem)
     for _ in range(3):
         watched.look()
-    sample, name = metrics.registry.get_sample_value, "attention_tls_reloads_total"
-    assert [sample(name, {"result": each}) for each in ("ok", "failed")] == [1, 1]
+    sample, name = metrics.registry.get_sample_value, "attention_security_reloads_total"
+    for result in ("success", "failure"):
+        assert sample(name, {"what": "certificates", "result": result}) == 1
     ends = "attention_tls_certificate_expiry_timestamp_seconds"
     assert sample(ends, {"certificate": "server"}) == watched.value.expires.timestamp()
     assert watched.value.client_ca_expires is not None
@@ -240,7 +241,7 @@ def files(tmp_path: Path) -> TlsFiles:
     return TlsFiles(certificate=mounted.certificate, key=mounted.key, client_ca=mounted.ca)
 
 
-@pytest.fixture(params=TransportKind, ids=str)
+@pytest.fixture(params=get_args(TransportKind))
 def server(files: TlsFiles, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Answering]:
     server = Answering(request.param, watch(files).current, tmp_path)
     yield server

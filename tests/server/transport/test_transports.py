@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import grpc
 import pytest
@@ -23,7 +23,7 @@ from tests.server.seams import PATIENCE_SECONDS, wait_until
 METHOD = "/any/Method"
 REPLY = b"reply"
 HOST = "127.0.0.1"
-both_kinds = pytest.mark.parametrize("kind", TransportKind, ids=str)
+both_kinds = pytest.mark.parametrize("kind", get_args(TransportKind))
 Script = Callable[[Call], Coroutine[Wait, Any, object]]
 
 
@@ -49,7 +49,7 @@ class Listening:
         self.results: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.ended: queue.SimpleQueue[grpc.StatusCode | None] = queue.SimpleQueue()
         self._scripts: deque[Script] = deque()
-        self.transport = create_transport(TransportKind.COMPLETION_QUEUE, {}, max_calls=8)
+        self.transport = create_transport("completion-queue", {}, max_calls=8)
         self.port = self.transport.listen(f"{HOST}:0")
         self.transport.start(self._serve, no_work)
         self.channel = grpc.insecure_channel(f"{HOST}:{self.port}")
@@ -287,8 +287,8 @@ def test_the_threaded_server_does_not_load_the_adapter_on_the_internal_api() -> 
     code = """if True:
         import sys
         import attention_serving.server.grpc_server
-        from attention_serving.server.transport import TransportKind, create_transport
-        transport = create_transport(TransportKind.THREADED, {}, max_calls=1)
+        from attention_serving.server.transport import create_transport
+        transport = create_transport("threaded", {}, max_calls=1)
         assert transport.listen("127.0.0.1:0")
         transport.stop(0, list)
         print("attention_serving.server.transport.completion_queue" in sys.modules)

@@ -25,7 +25,7 @@ from attention_serving.server.engine.models.repository import FailedModel, Repos
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.types import Array
-from attention_serving.server.errors import LoadError
+from attention_serving.server.errors import ServerError
 from tests.server.samples import CROSS, SELF, load_repository
 from tests.support.keys import new_key
 
@@ -251,13 +251,13 @@ def test_models_are_found_by_name_and_version_or_refused_with_those_that_there_a
 
 
 def test_a_repository_without_models_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="does not exist or is not a folder"):
+    with pytest.raises(ServerError, match="does not exist or is not a folder"):
         load_repository(tmp_path / "absent", DEVICE)
-    with pytest.raises(LoadError, match="cannot be read: File name too long"):
+    with pytest.raises(ServerError, match="cannot be read: File name too long"):
         load_repository(tmp_path / ("x" * 300), DEVICE)
     for folder in ("one", "0", "01", ".1.tmp"):
         (tmp_path / "name" / folder).mkdir(parents=True)
-    with pytest.raises(LoadError, match="does not contain a <name>/<version>/ folder"):
+    with pytest.raises(ServerError, match="does not contain a <name>/<version>/ folder"):
         load_repository(tmp_path, DEVICE)
 
 
