@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,8 +27,9 @@ log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 1.0
 # What it announces. Any other message is the reason why it cannot serve.
 SERVES = ""
-# How long after its end a process is replaced: one that cannot load must not use the processor all the time.
-RESTART_SECONDS = 2.0
+# How long after its end a process is replaced, at first and at most: one that cannot load must not use the
+# processor all the time.
+FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 30.0
 # How long a child may take to end that has nothing left to do.
 EXIT_SECONDS = 2.0
 
@@ -37,6 +39,18 @@ EXIT_SECONDS = 2.0
 ExitKind: TypeAlias = Literal["not_started", "exited", "killed", "unresponsive"]
 # The number of a child; and None if its process has begun to serve, or why it has ended, also as a text.
 Event: TypeAlias = tuple[int | None, ExitKind | None, str]
+
+
+def backoff(last_seconds: float, lived_seconds: float) -> float:
+    """Seconds until the next process starts: twice the last ones, within limits.
+
+    Args:
+        last_seconds: Seconds before the process that has ended; 0 before the first.
+        lived_seconds: How long it lived. One that lived for long has the shortest delay.
+    """
+    if lived_seconds >= MAX_BACKOFF_SECONDS:
+        return FIRST_BACKOFF_SECONDS
+    return min(max(2 * last_seconds, FIRST_BACKOFF_SECONDS), MAX_BACKOFF_SECONDS)
 
 
 @dataclass(eq=False)
@@ -95,12 +109,16 @@ class Child:
 
     def _run(self) -> None:
         """Body of the thread."""
+        seconds = 0.0
         while not self._draining.is_set():
+            started = time.monotonic()
             kind, reason = self._run_once()
             if not self._draining.is_set():
-                log.warning("%s ended", self.kind, extra=self._fields | {"reason": reason})
+                seconds = backoff(seconds, time.monotonic() - started)
+                fields = {"reason": reason, "restart_in_seconds": seconds}
+                log.warning("%s ended", self.kind, extra=self._fields | fields)
                 self.report((self.number, kind, reason))
-                self._draining.wait(RESTART_SECONDS)
+                self._draining.wait(seconds)
         self.ended.set()
 
     def _run_once(self) -> tuple[ExitKind, str]:

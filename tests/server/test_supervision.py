@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from attention_serving.server.errors import ServerError
-from attention_serving.server.supervision import SERVES, Child, Event, run_child
+from attention_serving.server.supervision import SERVES, Child, Event, backoff, run_child
 
 PATIENCE_SECONDS = 60
 
@@ -66,3 +66,11 @@ def test_a_drain_ends_the_process_and_is_not_an_end_that_is_reported() -> None:
 
 if __name__ == "__main__":
     run_child(serve)
+
+
+def test_the_delay_doubles_up_to_its_maximum_while_processes_keep_ending() -> None:
+    delays = [0.0]
+    for _ in range(8):
+        delays.append(backoff(delays[-1], lived_seconds=29.0))
+    assert delays[1:] == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert backoff(30, lived_seconds=31.0) == 0.5  # after long service
