@@ -1,5 +1,7 @@
 """Command line: `python -m server.tokens create|list|revoke`, which edits the file of --tokens."""
 
+import fcntl
+import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,7 +70,7 @@ def create(
         "max_bytes": max_bytes,
         "queue_weight": queue_weight,
     }
-    with _errors():
+    with _errors(), _locked(file):
         content = read_file(file) if file.exists() else TokenFile(identities=())
         write_file(file, TokenFile(identities=(*content.identities, Entry.model_validate(fields))))
     until = "without end" if expires is None else f"until {expires.isoformat()}"
@@ -90,7 +92,7 @@ def list_identities(file: File) -> None:
 @application.command()
 def revoke(name: Name, file: File) -> None:
     """Remove an identity. Its calls are refused from now on, and its streams end with their next message."""
-    with _errors():
+    with _errors(), _locked(file):
         content = read_file(file)
         kept = [entry for entry in content.identities if entry.name != name]
         if len(kept) == len(content.identities):
@@ -105,6 +107,20 @@ def _described(entry: Entry) -> tuple[str, str, str, str]:
     if entry.expires is not None:
         expires = entry.expires.isoformat() + (" (expired)" if entry.expires <= datetime.now(UTC) else "")
     return entry.name, proof, expires, " ".join(entry.rights)
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Lets one command at a time change the files of a folder."""
+    try:
+        folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise ServerError(f"{file.parent}: cannot be opened: {error.strerror}") from error
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 @contextmanager

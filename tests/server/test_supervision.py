@@ -64,13 +64,13 @@ def test_a_drain_ends_the_process_and_is_not_an_end_that_is_reported() -> None:
     assert (child.pid, child.serves, events.empty()) == (None, False, True)
 
 
-if __name__ == "__main__":
-    run_child(serve)
-
-
 def test_the_delay_doubles_up_to_its_maximum_while_processes_keep_ending() -> None:
     delays = [0.0]
     for _ in range(8):
         delays.append(backoff(delays[-1], lived_seconds=29.0))
     assert delays[1:] == [0.5, 1, 2, 4, 8, 16, 30, 30]
     assert backoff(30, lived_seconds=31.0) == 0.5  # after long service
+
+
+if __name__ == "__main__":
+    run_child(serve)

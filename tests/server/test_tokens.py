@@ -81,4 +81,4 @@ def test_a_file_or_folder_that_does_not_exist_is_named(file: Path) -> None:
     assert f"{file}: cannot be read: No such file" in done.stderr
     done = create("one", "--file", file.parent / "absent/tokens.json")
     assert done.exit_code == 1
-    assert "cannot be written: No such file" in done.stderr
+    assert "cannot be opened: No such file" in done.stderr
