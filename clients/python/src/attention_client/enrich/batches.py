@@ -161,12 +161,8 @@ class Batch:
 
     def _to_compute(self) -> Array:
         """Sequences with something to compute: null gives null, an empty query no context vectors."""
-        query, *others = self._lengths.values()
+        query = self._lengths[Role.QUERY]
         given = np.all([lengths >= 0 for lengths in self._lengths.values()], axis=0)
-        for lengths in others:
-            for row in np.flatnonzero(given & (lengths == 0)).tolist():
-                message = "the key or value is empty; attention needs one row or more"
-                self._refuse(row, RefusedError(message, INVALID_CELL))
         given &= ~np.isin(self._rows, list(self._refusals))
         if not self._model.accepts_text:
             if not self._plan.pooled:
