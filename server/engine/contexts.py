@@ -92,6 +92,7 @@ class ContextStore:
         if found is None:
             self.misses += 1
             raise _not_found(model, context_id, field)
+        self.hits += 1
         return found
 
     def existing(self, model: LoadedModel, context_id: str, caller: str) -> LoadedModel | None:
@@ -99,18 +100,22 @@ class ContextStore:
         with self._lock:
             own = self._stored.get(model, {})
             for key in ((caller, context_id), ("", context_id)):
-                if (found := own.get(key)) is not None and self.use(found.context, caller):
+                if (found := own.get(key)) is not None and self._may_use(found.context, caller):
                     return found
         return self._restored(model, context_id, caller)
 
-    def use(self, context: Context | None, caller: str) -> bool:
-        """Notes that a caller uses a context; returns whether it still may."""
+    def use(self, context: Context, caller: str) -> bool:
+        """Whether a request may still use the context that it found before."""
+        is_there = self._may_use(context, caller)
+        self.hits += is_there
+        return is_there
+
+    def _may_use(self, context: Context | None, caller: str) -> bool:
         if context is None or not context.is_stored or context.expires_at < time.time():
             return False
         if caller != context.owner and not context.shared:
             return False
         context.used = next(self._uses)
-        self.hits += 1
         return True
 
     def put(
@@ -132,7 +137,7 @@ class ContextStore:
         """
         view = self._put(model, context, tensors)
         if self._folder is not None:
-            self._save(self._folder, context)
+            self._save(self._folder, model, context)
         return view
 
     def _put(
@@ -151,10 +156,10 @@ class ContextStore:
             self._stored.setdefault(model, {})[_key(context)] = view
         return view
 
-    def renew(self, context: Context, expires_at: float) -> None:
+    def renew(self, model: LoadedModel, context: Context, expires_at: float) -> None:
         """Lets a context live longer, which its owner has put again."""
         context.expires_at = max(context.expires_at, expires_at)
-        for path in self._files(context.id, _key(context)[0]):
+        for path in self._files(model, context.id, _key(context)[0]):
             with suppress(OSError):  # it may be gone
                 os.utime(path, (context.expires_at, context.expires_at))
 
@@ -178,7 +183,7 @@ class ContextStore:
             ContextNotFoundError: It does not exist, or is another caller's.
         """
         for user in dict.fromkeys((caller, "")):
-            key, files = (user, context_id), self._files(context_id, user)
+            key, files = (user, context_id), self._files(model, context_id, user)
             stored = self._stored.get(model, {}).get(key)
             facts = _read(files[0], context_id) if files and stored is None else None
             context = facts[0] if facts else None if stored is None else stored.context
@@ -247,13 +252,14 @@ class ContextStore:
         with self._lock:
             self.held_bytes -= size
 
-    def _files(self, context_id: str, owner: str) -> list[Path]:
+    def _files(self, model: LoadedModel, context_id: str, owner: str) -> list[Path]:
         """The file of a context, whose name ends with the hash of its content; several after a crash."""
-        return [] if self._folder is None else list(self._folder.glob(f"{_file_key(context_id, owner)}.*"))
+        folder = self._folder
+        return [] if folder is None else list(folder.glob(f"{_file_key(model, context_id, owner)}.*"))
 
-    def _save(self, folder: Path, context: Context) -> None:
+    def _save(self, folder: Path, model: LoadedModel, context: Context) -> None:
         """Writes a context to its file, which is as old as the context is to become. Best effort."""
-        key = _file_key(context.id, _key(context)[0])
+        key = _file_key(model, context.id, _key(context)[0])
         temporary = folder / f".{key}.{os.getpid()}.{threading.get_ident()}"
         names = ("nbytes", "length", "owner", "shared")
         facts = {name: str(getattr(context, name)) for name in names}
@@ -277,7 +283,7 @@ class ContextStore:
     def _restored(self, model: LoadedModel, context_id: str, caller: str) -> LoadedModel | None:
         """A context from its file, whose content is mapped into memory; None if there is none."""
         for owner in dict.fromkeys((caller, "")):
-            for path in self._files(context_id, owner):
+            for path in self._files(model, context_id, owner):
                 found = _read(path, context_id)
                 with suppress(LimitExceededError):  # the limit is lower than it was
                     if found is not None and found[0].expires_at > time.time():
@@ -320,8 +326,9 @@ def _key(context: Context) -> tuple[str, str]:
     return "" if context.shared else context.owner, context.id
 
 
-def _file_key(context_id: str, owner: str) -> str:
-    return hashlib.sha256(f"{owner}\0{context_id}".encode()).hexdigest()
+def _file_key(model: LoadedModel, context_id: str, owner: str) -> str:
+    """What the name of a file begins with. An id that a caller sends may be that of another model."""
+    return hashlib.sha256(model.digest + f"{owner}\0{context_id}".encode()).hexdigest()
 
 
 def _not_found(model: LoadedModel, context_id: str, field: str) -> ContextNotFoundError:

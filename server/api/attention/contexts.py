@@ -123,7 +123,7 @@ class PutContext:
         stored = self._contexts.existing(model, new.id, caller.name)
         if stored is not None and stored.context is not None and stored.context.shared >= new.shared:
             if stored.context.owner == caller.name:
-                self._contexts.renew(stored.context, new.expires_at)
+                self._contexts.renew(model, stored.context, new.expires_at)
             return Put(model, parent, stored.context, positions, None)
         self._contexts.check_size(new.nbytes)
         return Put(model, parent, new, positions, request)

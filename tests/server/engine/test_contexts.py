@@ -114,7 +114,7 @@ def test_contexts_expire_and_free_their_memory(cross_model: LoadedModel, now: li
     store = ContextStore(9 * NBYTES)
     renewed = put(store, cross_model, "renewed")
     put(store, cross_model, "a")
-    store.renew(renewed, now[0] + 120)
+    store.renew(cross_model, renewed, now[0] + 120)
     now[0] += 61
     with pytest.raises(ContextNotFoundError):
         store.find(cross_model, "a", "")
@@ -189,13 +189,15 @@ def test_memory_stays_below_its_bound_with_greedy_callers(cross_model: LoadedMod
 
 
 def test_contexts_come_back_from_their_folder_unless_a_file_is_damaged(
-    cross_model: LoadedModel, tmp_path: Path, now: list[float]
+    cross_model: LoadedModel, self_model: LoadedModel, tmp_path: Path, now: list[float]
 ) -> None:
     folder = tmp_path / "contexts"
     before = put(ContextStore(9 * NBYTES, folder), cross_model, "a", "one")
     after = ContextStore(9 * NBYTES, folder)
     with pytest.raises(ContextNotFoundError):
         after.find(cross_model, "a", "other")
+    with pytest.raises(ContextNotFoundError):
+        after.find(self_model, "a", "one")
     found = after.find(cross_model, "a", "one").context
     assert found is not None
     assert (found.length, found.owner, found.expires_at) == (ROWS, "one", before.expires_at)
