@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import grpc
-from numpy.typing import NDArray
 
 from attention_client import (
     AttendInputs,
@@ -39,7 +38,6 @@ from attention_client.enrich.memory import read_memory
 from attention_client.enrich.options import EnrichOptions, Role, check_values
 from attention_client.enrich.outcome import EnrichError, RefusedError, ServersUnavailableError
 
-Array: TypeAlias = NDArray[Any]
 Axes: TypeAlias = Sequence[str | int]
 # Sequences that are computed together, for each input: (T, d) float32, (T,) int64, or texts.
 BackendRequest: TypeAlias = "Mapping[Role, Sequence[Any]]"

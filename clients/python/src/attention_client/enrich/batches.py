@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from attention_client._values import Array
 from attention_client.enrich import cells
-from attention_client.enrich.backends import Array, Backend, BackendRequest, BackendResult, ModelSpec
+from attention_client.enrich.backends import Backend, BackendRequest, BackendResult, ModelSpec
 from attention_client.enrich.options import OnError, PassageLayout, Pool, Role
 from attention_client.enrich.outcome import EnrichError, Figures, Refusal, RefusedError
 from attention_client.enrich.plan import PASSAGE_TYPES, JobPlan
