@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -114,8 +114,7 @@ def prove_and_measure(
     conditions = {"device": "the CPU: nothing here says anything about a GPU"}
     with failures_reported():
         if device is Provider.CUDA:
-            conditions = {name: str(value) for name, value in asdict(driver.find_device()).items()}
-            conditions["cuda"] = driver.cuda_version()
+            conditions = {"name": driver.find_device(), "cuda": driver.cuda_version()}
 
     def steps(findings: run.Findings) -> None:
         for row in cuda.prove_all(cache / "proof", device, quick=quick):

@@ -190,7 +190,7 @@ def resolve(settings: Settings) -> Settings:
     if asked == "cpu":
         return settings
     try:
-        shown = {"device": cuda.find_device().name}
+        shown = {"device": cuda.find_device()}
     except ProviderError as error:
         if asked == "cuda":
             raise ServerError(f"--provider {asked}: {error}") from error

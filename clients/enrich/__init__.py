@@ -13,10 +13,10 @@ from contextlib import closing
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import attention_client.enrich
-from attention_client.enrich import RETRY_SECONDS, EnrichError, EnrichOptions, Summary
+from attention_client.enrich import RETRY_SECONDS, EnrichError, Summary
 from attention_client.enrich.options import check_values, read_options
 from attention_client.enrich.outcome import UsageError
 
@@ -40,7 +40,7 @@ def enrich(
     engine: str | None = None,
     workers: int | None = None,
     cores_per_worker: int = 1,
-    **options: Unpack[EnrichOptions],
+    **options: Any,
 ) -> Summary:
     """Adds context vectors to a table, as `attention_client.enrich.enrich` on servers, or here.
 

@@ -7,18 +7,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attention_client import AttentionResult
-from attention_client.enrich.backends import BackendRequest, BackendResult, ModelSpec
+from attention_client import AttentionResult, ModelInfo
+from attention_client.enrich.backends import BackendRequest, BackendResult, spec_of
 from attention_client.enrich.memory import read_memory
-from attention_client.enrich.options import JobOptions, Role
+from attention_client.enrich.options import EnrichOptions, Role
 from attention_client.enrich.outcome import EnrichError, RefusedError
 
+from attention_serving.server.api.attention.service import describe
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError
 from attention_serving.server.engine.in_process import InProcessModel
 from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.types import Result
 
-# Texts of which one that is refused makes the others be encoded one by one.
+# Texts that are encoded together, at most.
 ENCODED_TOGETHER = 64
 
 
@@ -26,7 +27,7 @@ class LocalBackend:
     """One model of a repository, loaded in this process."""
 
     def __init__(
-        self, repository: Path, options: JobOptions, provider: str, *, version: str = "", parallel: int = 0
+        self, repository: Path, options: EnrichOptions, provider: str, *, version: str = "", parallel: int = 0
     ) -> None:
         """Loads the model and replays its golden vectors.
 
@@ -51,7 +52,9 @@ class LocalBackend:
             )
         except EngineError as error:
             raise EnrichError(error.message) from error
-        self.model = _spec_of(self._model)
+        # The messages of the server and of the client have the same fields.
+        described: Any = describe(self._model.model)
+        self.model = spec_of(ModelInfo.from_proto(described))
         memory = read_memory(options, self.model.input_widths)
         self.model = replace(self.model, memory_rows=sum(map(len, memory[:1])))
         try:
@@ -63,28 +66,19 @@ class LocalBackend:
         self._options = options
 
     def encode_texts(self, texts: Sequence[str]) -> tuple[Sequence[Any], Sequence[int]]:
-        """As of Backend: the token ids of the texts."""
-        values: list[Any] = []
-        truncated: list[int] = []
-
-        def encode(part: Sequence[str]) -> None:
-            try:
-                ids, cut = self._model.encode(
-                    part, prompt=self._options.prompt, truncate=self._options.truncate
-                )
-            except InvalidRequestError as error:
-                if len(part) > 1:
-                    for text in part:
-                        encode([text])
-                    return
-                values.append(RefusedError(error.message, error.reason))
-                return
-            truncated.extend(len(values) + index for index in cut)
-            values.extend(ids)
-
-        for start in range(0, len(texts), ENCODED_TOGETHER):
-            encode(texts[start : start + ENCODED_TOGETHER])
-        return values, truncated
+        """As of Backend: the token ids of the texts. Halves by themselves show which text is refused."""
+        options = self._options
+        try:
+            if 0 < len(texts) <= ENCODED_TOGETHER:
+                return self._model.encode(texts, prompt=options.prompt, truncate=options.truncate)
+        except InvalidRequestError as error:
+            if len(texts) == 1:
+                return [RefusedError(error.message, error.reason)], ()
+        if not texts:
+            return [], ()
+        half = len(texts) // 2
+        (first, cut), (second, cut_later) = (self.encode_texts(part) for part in (texts[:half], texts[half:]))
+        return [*first, *second], [*cut, *(half + index for index in cut_later)]
 
     def count_tokens(self, text: str, *, prompt: str | None) -> int:
         """As of Backend."""
@@ -120,19 +114,3 @@ class LocalBackend:
     def close(self) -> None:
         """Cancels requests that have not started."""
         self._model.close()
-
-
-def _spec_of(model: InProcessModel) -> ModelSpec:
-    encoder = model.encoder
-    return ModelSpec(
-        name=model.name,
-        version=model.version,
-        accepts_text=model.takes_text,
-        inputs=[spec.axes for spec in model.inputs],
-        output=model.output.axes,
-        parity_error=model.measured_error,
-        is_encoder=encoder is not None,
-        prompts=tuple(encoder.prompts) if encoder else (),
-        dimensions=encoder.dimensions if encoder else (),
-        max_tokens=model.max_tokens,
-    )

@@ -48,29 +48,17 @@ class InProcessModel:
     """One loaded model. Its methods may be called from any thread.
 
     Attributes:
-        name: Name of the model.
-        version: Version of the model.
-        takes_text: Whether requests may contain text.
+        model: The model.
         inputs: The inputs that a request must contain, without positions.
-        output: The first output; `context_vectors` for attention modules.
-        max_tokens: For models that take text, the largest number of tokens of one; None for no limit.
         tokenizer: For models that take text, the file of the tokenizer; otherwise None.
-        encoder: What sets a text encoder apart; None for any other model.
-        measured_error: Largest difference from eager PyTorch that was measured in this process.
         parallel_runs: How many requests are computed at once.
     """
 
     def __init__(self, model: LoadedModel, folder: Path, parallel_runs: int) -> None:
-        self.name, self.version = model.name, model.version
-        self.takes_text = model.text_encoder is not None
         self.inputs: tuple[TensorSpec, ...] = tuple(s for s in model.inputs if s.name != POSITIONS)
-        self.output = model.outputs[model.default_outputs[0]]
-        self.max_tokens = model.manifest.max_lengths.get(str(self.inputs[0].axes[1]))
         self.tokenizer = folder / model.manifest.tokenizer if model.manifest.tokenizer else None
-        self.encoder = model.encoder
-        self.measured_error = model.measured_error
         self.parallel_runs = parallel_runs
-        self._model = model
+        self.model = model
         self._limits = Limits()
         self._threads = ThreadPoolExecutor(parallel_runs, "in-process")
 
@@ -132,15 +120,14 @@ class InProcessModel:
             InvalidRequestError: A text or the prompt is refused; says which and why.
         """
         request = Request(texts=tuple(texts), prompt=prompt, truncate=truncate)
-        encoded = encode_texts(request, self._model, self._limits)
+        encoded = encode_texts(request, self.model, self._limits)
         ids = encoded.inputs[self.inputs[0].name]
         return split(ids.rows, ids.lengths), encoded.truncated
 
     def submit(
         self,
-        inputs: Mapping[str, Sequence[Array]] | None = None,
+        inputs: Mapping[str, Sequence[Array]],
         *,
-        texts: Sequence[str] = (),
         return_weights: bool = False,
         dimensions: int = 0,
         context: InProcessContext | None = None,
@@ -149,7 +136,6 @@ class InProcessModel:
 
         Args:
             inputs: By name of the input, one array (T, ...) for each sequence.
-            texts: Texts in place of `inputs`, for models that take text.
             return_weights: Whether the result contains `attention_weights`.
             dimensions: For text encoders: number of leading elements of each embedding; 0 for all.
             context: What the queries attend to, in place of keys and values: see `put_context`.
@@ -157,9 +143,9 @@ class InProcessModel:
         Returns:
             A future that resolves with the result, or with an `EngineError` if the request is refused.
         """
-        request = Request(texts=tuple(texts), return_weights=return_weights, dimensions=dimensions)
-        model = self._model if context is None else context
-        return self._threads.submit(self._compute, model, request, inputs or {})
+        request = Request(return_weights=return_weights, dimensions=dimensions)
+        model = self.model if context is None else context
+        return self._threads.submit(self._compute, model, request, inputs)
 
     def put_context(self, key: Array, value: Array | None = None) -> InProcessContext:
         """Projects the rows that many queries are to attend to, on the thread of the caller.
@@ -171,7 +157,7 @@ class InProcessModel:
         Raises:
             EngineError: The model has no stored contexts, or the rows are refused.
         """
-        positions, projector = np.arange(len(key)), self._model.projector
+        positions, projector = np.arange(len(key)), self.model.projector
         given = {"key": key, KEY_POSITIONS: positions} | ({} if value is None else {"value": value})
         rows = {
             name: [own]
@@ -180,7 +166,7 @@ class InProcessModel:
         }
         outputs = self._compute(projector, Request(), rows).outputs
         tensors = joined(None, {name: own for name, (own,) in outputs.items()}, positions)
-        return self._model.attending(Context(id="", nbytes=0, tensors=tensors, length=len(key)))
+        return self.model.attending(Context(id="", nbytes=0, tensors=tensors, length=len(key)))
 
     def close(self) -> None:
         """Cancels requests that have not started and returns when the others have ended."""

@@ -29,11 +29,8 @@ FIELDS = {
     "model": ("model_name", "name"),
     "version": ("version", "model_version"),
     "context": ("id",),
-    "repository": ("repository_name",),
     "region": ("name",),
 }
-# The one setting of traces that always is an array.
-TRACE_LEVEL = "trace_level"
 
 
 @dataclass(frozen=True)
@@ -98,11 +95,7 @@ def _rpc(
 
 
 def _trace_settings(reply: Any) -> dict[str, Any]:
-    settings = {name: list(setting.value) for name, setting in reply.settings.items()}
-    return {
-        name: values if name == TRACE_LEVEL or len(values) != 1 else values[0]
-        for name, values in settings.items()
-    }
+    return {name: list(setting.value) for name, setting in reply.settings.items()}
 
 
 def _log_settings(reply: Any) -> dict[str, Any]:
@@ -136,12 +129,11 @@ def _shared_memory(kind: str, path: str, region: type[Body]) -> tuple[Route, ...
 
 
 MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-REPOSITORY = ("/v2/repository", "/v2/repository/{repository}")
-NAMED = ("/v2/repository/models/{model}", "/v2/repository/{repository}/models/{model}")
+NAMED = ("/v2/repository/models/{model}",)
 EMBEDDINGS, ENCODERS = ("/v1/embeddings",), ("/v1/models", "/v1/models/{model}")
 INFER, STATISTICS = _after(MODEL, "/infer"), ("/v2/models/stats", *_after(MODEL, "/stats"))
 CONTEXTS = _after(MODEL, "/contexts")
-INDEX, LOAD, UNLOAD = _after(REPOSITORY, "/index"), _after(NAMED, "/load"), _after(NAMED, "/unload")
+INDEX, LOAD, UNLOAD = ("/v2/repository/index",), _after(NAMED, "/load"), _after(NAMED, "/unload")
 TRACES, LOGGING = ("/v2/trace/setting", "/v2/models/{model}/trace/setting"), ("/v2/logging",)
 OUTPUTS, VECTORS = "Computes the outputs of a model.", "Computes embeddings of texts."
 PUT = "Stores key and value rows as a context, or appends them to one."
@@ -165,9 +157,7 @@ ROUTES = (
     _rpc("RepositoryModelLoad", LOAD, "Loads a model, also again.", schemas.RepositoryChange),
     _rpc("RepositoryModelUnload", UNLOAD, "Unloads a model.", schemas.RepositoryChange),
     _rpc("TraceSetting", TRACES, "The settings of traces.", answer=_trace_settings),
-    _rpc("TraceSetting", TRACES, "Changes them.", schemas.TraceSettings, _trace_settings),
     _rpc("LogSettings", LOGGING, "What the server logs.", answer=_log_settings),
-    _rpc("LogSettings", LOGGING, "Changes what it logs.", schemas.LogSettings, _log_settings),
     *_shared_memory("System", "systemsharedmemory", schemas.SystemRegion),
-    *_shared_memory("Cuda", "cudasharedmemory", schemas.CudaRegion),
+    *_shared_memory("Cuda", "cudasharedmemory", Body),  # whose registration the gRPC server refuses
 )

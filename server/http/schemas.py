@@ -1,13 +1,12 @@
 """JSON and messages: pydantic models that check and describe bodies, their messages, and JSON of replies."""
 
-import base64
 from contextlib import suppress
 from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from attention_serving.server.engine.errors import InvalidRequestError
 
@@ -23,12 +22,10 @@ NOT_IN_JSON = (b"NaN", b"Infinity", b"-Infinity")
 NOT_FINITE = "contains NaN or infinity, which JSON cannot express"
 # For errors of pydantic whose own words do not fit behind the name of a member.
 WORDS = {"missing": "is required", "extra_forbidden": "is unknown", "model_type": "must be an object"}
-# Parameters of loads that are files of the model, in base64.
-FILE_PREFIX = "file:"
 # The members of the oneof `parameter_choice` that may take a JSON value, by its type.
 CHOICES = {
     bool: ("bool_param",),
-    int: ("int64_param", "uint64_param", "uint32_param"),
+    int: ("int64_param", "uint64_param"),
     float: ("double_param",),
     str: ("string_param",),
 }
@@ -61,13 +58,9 @@ class RepositoryChange(Body):
     parameters: Entries = {}
 
     def fill(self, message: Any) -> None:
-        """Sets parameters; files are sent in base64."""
+        """Sets the parameters."""
         for name, value in self.parameters.items():
-            field = f"parameters[{name}]"
-            if name.startswith(FILE_PREFIX) and isinstance(value, str):
-                message.parameters[name].bytes_param = from_base64(field, value)
-            else:
-                set_parameter(message.parameters[name], field, value)
+            set_parameter(message.parameters[name], f"parameters[{name}]", value)
 
 
 class SystemRegion(Body):
@@ -76,50 +69,6 @@ class SystemRegion(Body):
     key: str
     offset: Unsigned = 0
     byte_size: Unsigned
-
-
-class CudaHandle(Body):
-    """cudaIpcMemHandle_t in base64."""
-
-    b64: str
-
-
-class CudaRegion(Body):
-    """A region of memory on a GPU."""
-
-    raw_handle: CudaHandle
-    device_id: Natural = 0
-    byte_size: Unsigned
-
-    def fill(self, message: Any) -> None:
-        """Sets the fields."""
-        message.raw_handle = from_base64("raw_handle.b64", self.raw_handle.b64)
-        message.device_id, message.byte_size = self.device_id, self.byte_size
-
-
-class TraceSettings(RootModel[Entries]):
-    """A string or an array of strings for each setting. null, or an empty array, resets it."""
-
-    model_config = ConfigDict(strict=True)
-
-    def fill(self, message: Any) -> None:
-        """Sets the settings."""
-        for name, value in self.root.items():
-            values = [] if value is None else value if isinstance(value, list) else [value]
-            if len(values) > MAX_ENTRIES or not all(isinstance(each, str) for each in values):
-                raise InvalidRequestError(name, f"must be a string, or at most {MAX_ENTRIES} strings")
-            message.settings[name].value.extend(values)
-
-
-class LogSettings(RootModel[Entries]):
-    """A boolean, an integer or a string for each setting."""
-
-    model_config = ConfigDict(strict=True)
-
-    def fill(self, message: Any) -> None:
-        """Sets the settings."""
-        for name, value in self.root.items():
-            set_parameter(message.settings[name], name, value)
 
 
 class InputTensor(Body):
@@ -270,18 +219,6 @@ def set_parameter(message: Any, field: str, value: object) -> None:
     raise InvalidRequestError(field, f"must be a value of the type {kinds}")
 
 
-def from_base64(field: str, text: str) -> bytes:
-    """Decodes base64.
-
-    Raises:
-        InvalidRequestError: It is something else.
-    """
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError as error:
-        raise InvalidRequestError(field, f"is not base64: {error}") from None
-
-
 def to_json(message: Message) -> dict[str, Any]:
     """The members of a message without maps, by the names of the proto file.
 
@@ -304,7 +241,7 @@ def _value(value: Any, field: FieldDescriptor) -> Any:
         return to_json(value)
     if field.enum_type is not None:
         return field.enum_type.values_by_number[value].name
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+    return value
 
 
 def values_of(messages: Any) -> dict[str, Any]:

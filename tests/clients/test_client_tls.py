@@ -104,17 +104,20 @@ def test_files_that_cannot_be_used_are_refused(mounted: Mounted, files: TlsFiles
     pair, target = OLD.issue(), "127.0.0.1:1"
     key: Any = load_pem_private_key(pair.key, None)
     for given, message in (
-        (Pair(b"", pair.key), "are not a certificate in PEM and its key without a passphrase"),
+        (
+            Pair(b"", pair.key),
+            "must hold certificates in PEM, and the certificate's key without a passphrase",
+        ),
         (Pair(pair.certificate, key_pem(new_key())), "KEY_VALUES_MISMATCH"),
-        (Pair(pair.certificate, key_pem(key, b"secret")), "its key without a passphrase"),
+        (Pair(pair.certificate, key_pem(key, b"secret")), "key without a passphrase"),
     ):
         mounted.write(given, OLD.pem)
         with pytest.raises(InvalidArgumentError, match=message) as raised:
             AttentionClient(target, credentials=files)
         assert raised.value.field == "credentials"
-    with pytest.raises(InvalidArgumentError, match=r"tls.key: does not contain certificates in PEM"):
+    with pytest.raises(InvalidArgumentError, match=r"tls.key: must hold certificates in PEM"):
         AttentionClient(target, credentials=TlsFiles(ca=mounted.key))
-    with pytest.raises(InvalidArgumentError, match="absent: No such file or directory"):
+    with pytest.raises(InvalidArgumentError, match="No such file or directory: 'absent'"):
         AttentionClient(target, credentials=TlsFiles(ca="absent"))
     for options in ({"certificate": mounted.certificate}, {"key": mounted.key}):
         with pytest.raises(InvalidArgumentError, match="the files of certificate and key, or neither"):

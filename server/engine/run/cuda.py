@@ -10,7 +10,6 @@ does not load, a session silently runs on the CPU. What it needs is therefore lo
 import contextlib
 import ctypes
 import io
-from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 
@@ -23,8 +22,6 @@ CUDA = Provider.CUDA.runtime
 DRIVER = "libcuda.so.1"
 SUCCESS = 0
 MAX_NAME = 256
-# CUdevice_attribute
-MAJOR, MINOR = 75, 76
 # An ONNX model: y = x + x, for a float32 vector of one element; opset 13.
 PROBE = (
     b'\x08\x08\x12\x00:5\n\x0e\n\x01x\n\x01x\x12\x01y"\x03Add\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12'
@@ -32,24 +29,9 @@ PROBE = (
 )
 
 
-@dataclass(frozen=True)
-class CudaDevice:
-    """A device that the driver offers to this process.
-
-    Attributes:
-        name: Product name.
-        memory_bytes: Total memory.
-        compute_capability: Generation of the architecture, such as 9.0.
-    """
-
-    name: str
-    memory_bytes: int
-    compute_capability: str
-
-
 @cache
-def find_device() -> CudaDevice:
-    """The device that runs go to: the first that the driver offers. It has computed something.
+def find_device() -> str:
+    """The name of the device that runs go to: the first that the driver offers. It has computed something.
 
     Raises:
         ProviderError: CUDA cannot be used; the message gives the reason.
@@ -62,8 +44,8 @@ def find_device() -> CudaDevice:
     return device
 
 
-def ask_driver(library: str = DRIVER) -> CudaDevice:
-    """The first device that this process may use; CUDA_VISIBLE_DEVICES selects among them.
+def ask_driver(library: str = DRIVER) -> str:
+    """The name of the first device that this process may use; CUDA_VISIBLE_DEVICES selects among them.
 
     Args:
         library: File name of the driver's library.
@@ -77,18 +59,14 @@ def ask_driver(library: str = DRIVER) -> CudaDevice:
         raise ProviderError(
             f"NVIDIA's driver is not installed, or not visible in this container ({error})"
         ) from error
-    count, handle, major, minor = (ctypes.c_int() for _ in range(4))
-    memory, name = ctypes.c_size_t(), ctypes.create_string_buffer(MAX_NAME)
+    count, handle, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(MAX_NAME)
     _call(driver, "cuInit", 0)
     _call(driver, "cuDeviceGetCount", ctypes.byref(count))
     if count.value == 0:
         raise ProviderError("NVIDIA's driver offers no device to this process; see CUDA_VISIBLE_DEVICES")
     _call(driver, "cuDeviceGet", ctypes.byref(handle), 0)
     _call(driver, "cuDeviceGetName", name, MAX_NAME, handle)
-    _call(driver, "cuDeviceTotalMem_v2", ctypes.byref(memory), handle)
-    _call(driver, "cuDeviceGetAttribute", ctypes.byref(major), MAJOR, handle)
-    _call(driver, "cuDeviceGetAttribute", ctypes.byref(minor), MINOR, handle)
-    return CudaDevice(name.value.decode(errors="replace"), memory.value, f"{major.value}.{minor.value}")
+    return name.value.decode(errors="replace")
 
 
 def _call(driver: ctypes.CDLL, function: str, *arguments: object) -> None:

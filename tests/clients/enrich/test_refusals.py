@@ -32,7 +32,10 @@ def run(source: Path, output: Path, **options: Any) -> Summary:
         ({"model": CROSS}, "takes query, key, value; columns are given for query"),
         ({"column": None}, "exactly one of column, text_column and template is required; given: none"),
         ({"text_column": "text"}, "is required; given: column and text_column"),
-        ({"column": None, "text_column": "text"}, "does not take text; --column .* its query"),
+        (
+            {"column": None, "text_column": "text"},
+            "column 'text' is .*string.*; vectors are lists of numbers",
+        ),
         ({"passage_tokens": 9, "tokenizer": "x"}, "tokenizer needs servers"),
         ({"token": "secret"}, "credentials and token need servers"),
         ({"prompt": "query"}, "prompt needs a text encoder, which model 'tiny-self' is not"),

@@ -9,9 +9,8 @@ with AttentionClient("127.0.0.1:8001") as client:
 ```
 """
 
-from attention_client._async_client import AsyncAttentionClient
 from attention_client._calls.embeddings import TextTruncatedWarning
-from attention_client._client import AttentionClient
+from attention_client._client import AsyncAttentionClient, AttentionClient
 from attention_client._connection.tls import TlsFiles
 from attention_client._models import CostInfo, EncoderInfo, ModelInfo, ParityInfo, PatternInfo, TensorInfo
 from attention_client._values import (

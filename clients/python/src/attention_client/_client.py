@@ -1,11 +1,21 @@
-"""The synchronous client.
+"""The synchronous client, and the asynchronous client with the same methods.
 
 Notation: "..." the leading axes of a batch, T rows of a sequence, Tq query rows, Tk key rows, H heads,
 d elements of a row.
 """
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from numpy.typing import ArrayLike
 
@@ -13,7 +23,10 @@ from attention_client._calls.attention import encode_texts, encode_tokens, encod
 from attention_client._calls.contexts import read_rows
 from attention_client._calls.embeddings import EmbedInputs, SpanList, SpanLists, encode_embeddings
 from attention_client._calls.named import encode_infer
+from attention_client._connection.aio import AsyncConnection
 from attention_client._connection.contexts import ContextSource
+from attention_client._connection.settings import seconds
+from attention_client._connection.streams import StreamSettings
 from attention_client._connection.sync import Connection
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._models import ModelInfo
@@ -34,6 +47,11 @@ from attention_client._values import (
     request_options,
     whole_number,
 )
+
+_ParametersT = ParamSpec("_ParametersT")
+_ResultT = TypeVar("_ResultT")
+# More than the memory of any machine holds.
+MAX_IN_FLIGHT = 1_000_000
 
 
 class AttentionClient(Connection):
@@ -262,7 +280,7 @@ class AttentionClient(Connection):
     def attend_stream(
         self,
         model: str,
-        requests: Iterable[StreamItem],
+        requests: Iterable[StreamItem] | AsyncIterable[StreamItem],
         *,
         return_exceptions: bool = False,
         return_weights: ReturnWeights = False,
@@ -278,8 +296,8 @@ class AttentionClient(Connection):
 
         Args:
             model: Name of the model.
-            requests: Each is a query as in `attend`, or AttendInputs, TokenInputs, TextInputs or
-                EmbeddingInputs.
+            requests: An iterable. Each is a query as in `attend`, or AttendInputs, TokenInputs, TextInputs
+                or EmbeddingInputs. Only an AsyncAttentionClient takes an asynchronous iterable.
             return_exceptions: Whether to yield the error of a refused request in place of its result and
                 continue, rather than raise it.
             return_weights: Whether to return the attention weights as well; a `HeadSelection` chooses layers
@@ -293,11 +311,12 @@ class AttentionClient(Connection):
             InvalidArgumentError: `max_in_flight` or `timeout` is not positive, or as for `attend`.
             AttentionClientError: A request was refused, or the stream ended early.
         """
-        settings = self._stream_settings(
-            self._options(model, version, return_weights),
+        settings = StreamSettings(
+            options=self._options(model, version, return_weights),
             return_exceptions=return_exceptions,
-            max_in_flight=max_in_flight,
-            timeout=timeout,
+            max_in_flight=whole_number("max_in_flight", max_in_flight, 1, MAX_IN_FLIGHT),
+            timeout=None if timeout is None else seconds(timeout),
+            idle_timeout=self._timeout if timeout is None else None,
         )
         return self._stream(requests, settings)
 
@@ -334,9 +353,9 @@ class AttentionClient(Connection):
             AttentionClientError: The call failed for another reason.
         """
         options = self._options(model, version, return_weights=False)
-        seconds = 0 if ttl is None else whole_number("ttl", ttl, 1, MAX_INDEX)
+        lifetime = 0 if ttl is None else whole_number("ttl", ttl, 1, MAX_INDEX)
         rows = read_rows(key, value, mask)
-        source = ContextSource(self, options, [rows], ttl=seconds, shared=shared)
+        source = ContextSource(self, options, [rows], ttl=lifetime, shared=shared)
 
         async def put() -> Context:
             return Context(source, await source.put(timeout))
@@ -398,3 +417,46 @@ class AttentionClient(Connection):
             AttentionClientError: The server refuses the call, and waiting does not help.
         """
         return self._run(self._wait_until_ready(timeout))
+
+
+def _awaited(
+    method: Callable[Concatenate[AttentionClient, _ParametersT], _ResultT],
+) -> Callable[Concatenate["AsyncAttentionClient", _ParametersT], Coroutine[Any, Any, _ResultT]]:
+    """A method of the synchronous client, whose steps are awaited: on this client it returns them."""
+
+    @wraps(method)
+    async def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        return await method(self, *arguments, **options)  # type: ignore[misc]
+
+    call.__doc__ = f"As `AttentionClient.{method.__name__}`."
+    return call  # type: ignore[return-value]  # the wrapper has the parameters of the method
+
+
+def _streamed(
+    method: Callable[Concatenate[AttentionClient, _ParametersT], Any],
+) -> Callable[Concatenate["AsyncAttentionClient", _ParametersT], AsyncGenerator[Any, None]]:
+    return method  # type: ignore[return-value]  # it works on either client
+
+
+class AsyncAttentionClient(AsyncConnection):
+    """AttentionClient for asyncio: the same arguments, the same errors, and the same calls, to be awaited.
+
+    Create it inside a running event loop, and use it on that loop only.
+
+    `attend_stream` returns an asynchronous generator, which is not awaited. It takes an iterable or an
+    asynchronous iterable. An iterable is read on the event loop and must not block. Closing the generator
+    (`aclose`, or contextlib.aclosing around it) cancels the call; leaving the loop does so some time later.
+    """
+
+    attend = _awaited(AttentionClient.attend)
+    attend_text = _awaited(AttentionClient.attend_text)
+    attend_tokens = _awaited(AttentionClient.attend_tokens)
+    attend_stream = _streamed(AttentionClient.attend_stream)
+    embed = _awaited(AttentionClient.embed)
+    infer = _awaited(AttentionClient.infer)
+    context = _awaited(AttentionClient.context)
+    contexts = _awaited(AttentionClient.contexts)
+    models = _awaited(AttentionClient.models)
+    model = _awaited(AttentionClient.model)
+    is_ready = _awaited(AttentionClient.is_ready)
+    wait_until_ready = _awaited(AttentionClient.wait_until_ready)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._values import Array, FloatArray, Wire
-from attention_client.errors import InternalError, invalid
+from attention_client.errors import invalid
 
 # Numbers in a message are little-endian.
 WIRE_FLOAT = np.dtype("<f4")
@@ -150,17 +150,14 @@ def narrow(field: str, array: Array, wire: Wire) -> Array:
     return found
 
 
-def widen(field: str, data_type: pb.DataType.ValueType, data: bytes) -> FloatArray:
+def widen(data_type: pb.DataType.ValueType, data: bytes) -> FloatArray:
     """The float32 numbers of a response; a read-only view if they were sent as FP32.
 
     Raises:
-        InternalError: The bytes are not numbers of that type.
+        LookupError: The type is not FP32, FP16 or BF16.
+        ValueError: The bytes are not a whole number of elements.
     """
-    dtype = _DTYPES.get(data_type)
-    if dtype is None:
-        raise unreadable(field, f"its data type is {data_type}; this client reads FP32, FP16 and BF16")
-    if len(data) % dtype.itemsize:
-        raise unreadable(field, f"{len(data)} bytes are not a whole number of elements")
+    dtype = _DTYPES[data_type]
     numbers = np.frombuffer(data, dtype)
     if dtype != _BF16_BITS:
         return numbers.astype(WIRE_FLOAT, copy=False)
@@ -183,8 +180,3 @@ def _to_bf16(array: FloatArray) -> NDArray[np.uint16]:
     rounded = np.where(np.isnan(array), bits | _QUIET_NAN, rounded)
     upper: NDArray[np.uint16] = (rounded >> _HALF_BITS).astype(_BF16_BITS)
     return upper
-
-
-def unreadable(field: str, why: str) -> InternalError:
-    """The error of a response that contradicts itself."""
-    return InternalError(f"the server's response cannot be read: {field}: {why}", field=field)

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attention_client._calls.arrays import DATA_TYPES, narrow, split, unreadable, widen
+from attention_client._calls.arrays import DATA_TYPES, narrow, split, widen
 from attention_client._calls.sequences import InputForm, Sequences, encode_mask, integers, texts, vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._values import (
@@ -29,7 +29,7 @@ from attention_client._values import (
     encodable,
     type_name,
 )
-from attention_client.errors import invalid
+from attention_client.errors import InternalError, invalid
 
 _ResultT = TypeVar("_ResultT")
 _Shape: TypeAlias = tuple[int, ...]
@@ -44,15 +44,26 @@ class EncodedCall(Generic[_ResultT]):
 
     Attributes:
         requests: The requests.
-        decode: Decodes their responses.
+        decoder: Decodes their responses.
         context: The context that the request names, if its rows can be put again.
         puts: How often they had been put.
     """
 
     requests: tuple[pb.AttendRequest, ...]
-    decode: Callable[[Sequence[pb.AttendResponse]], _ResultT]
+    decoder: Callable[[Sequence[pb.AttendResponse]], _ResultT]
     context: Context | None = None
     puts: int = 0
+
+    def decode(self, responses: Sequence[pb.AttendResponse]) -> _ResultT:
+        """Decodes the responses.
+
+        Raises:
+            InternalError: One contradicts itself or its request.
+        """
+        try:
+            return self.decoder(responses)
+        except (ValueError, LookupError) as error:
+            raise InternalError(f"the server's response cannot be read: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +258,7 @@ def decode_result(response: pb.AttendResponse, response_shape: ResponseShape) ->
     """Decodes a response; the arrays are writable copies that do not keep the response in memory.
 
     Raises:
-        InternalError: The response contradicts itself or the request.
+        ValueError: The response contradicts itself or the request.
     """
     weights = offsets = None
     if response.HasField("attention_weights"):
@@ -275,64 +286,52 @@ def result_of(
 def _context_vectors(
     message: pb.VectorSequences, response_shape: ResponseShape
 ) -> FloatArray | list[FloatArray]:
-    flat = widen("context_vectors", message.data_type, message.data)
+    flat = widen(message.data_type, message.data)
     shapes = [(length, message.width) for length in message.lengths]  # (Tq_i, d)
     padded = (response_shape.query_rows, message.width)
-    return _in_form("context_vectors", flat, shapes, response_shape=response_shape, padded=padded)
+    return _in_form(flat, shapes, response_shape=response_shape, padded=padded)
 
 
 def _weights(message: pb.AttentionWeights, response_shape: ResponseShape) -> FloatArray | list[FloatArray]:
-    field, heads = "attention_weights", message.num_heads
-    if len(message.query_lengths) != len(message.key_lengths):
-        raise unreadable(
-            field,
-            f"it has {len(message.query_lengths)} query lengths and {len(message.key_lengths)} key lengths",
-        )
-    flat = widen(field, message.data_type, message.data)
+    heads, flat = message.num_heads, widen(message.data_type, message.data)
     lengths = zip(message.query_lengths, message.key_lengths, strict=True)
     # (H, Tq_i, Tk_i), of an encoder (L, H, Tq_i, Tk_i).
     leading = (message.num_layers, heads) if message.num_layers else (heads,)
     shapes = [(*leading, queries, keys) for queries, keys in lengths]
     key_rows = response_shape.key_rows or max(message.key_lengths, default=0)
     padded = (*leading, response_shape.query_rows, key_rows)
-    return _in_form(field, flat, shapes, response_shape=response_shape, padded=padded)
+    return _in_form(flat, shapes, response_shape=response_shape, padded=padded)
 
 
 def _offsets(message: pb.Spans, response_shape: ResponseShape) -> Offsets | list[Offsets]:
     """(T, 2) for one text, otherwise a list of (T_i, 2)."""
-    field, count = "token_offsets", sum(message.lengths)
-    if len(message.starts) != count or len(message.ends) != count:
-        raise unreadable(field, f"it does not contain the offsets of {count} tokens")
-    if len(message.lengths) != math.prod(response_shape.leading):
-        raise unreadable(field, f"it contains the offsets of {len(message.lengths)} texts")
     rows = np.array([message.starts, message.ends], np.int64).T.copy()
+    if len(rows) != sum(message.lengths) or len(message.lengths) != math.prod(response_shape.leading):
+        raise ValueError("the offsets of tokens do not match the texts")
     if response_shape.form is InputForm.ONE:
         return rows
     return [rows[start:end] for start, end in pairwise(accumulate(message.lengths, initial=0))]
 
 
 def _in_form(
-    field: str, flat: FloatArray, shapes: Sequence[_Shape], *, response_shape: ResponseShape, padded: _Shape
+    flat: FloatArray, shapes: Sequence[_Shape], *, response_shape: ResponseShape, padded: _Shape
 ) -> FloatArray | list[FloatArray]:
     """Splits the elements of all sequences into their shapes, in the form of the query."""
     expected, size = math.prod(response_shape.leading), sum(map(math.prod, shapes))
     if len(shapes) != expected or size != flat.size:
         sizes = f"{len(shapes)} sequences of {size} elements in all"
-        raise unreadable(field, f"{sizes} do not match {expected} requested and {flat.size} received")
+        raise ValueError(f"{sizes} do not match {expected} requested and {flat.size} received")
     if response_shape.form is InputForm.BATCH:
-        return _batch(field, flat, shapes, padded=padded).reshape(*response_shape.leading, *padded)
+        return _batch(flat, shapes, padded=padded).reshape(*response_shape.leading, *padded)
     parts = split(flat.astype(np.float32), shapes)  # views of the only copy
     return parts if response_shape.form is InputForm.LIST else parts[0]
 
 
-def _batch(field: str, flat: FloatArray, shapes: Sequence[_Shape], *, padded: _Shape) -> FloatArray:
+def _batch(flat: FloatArray, shapes: Sequence[_Shape], *, padded: _Shape) -> FloatArray:
     """(number of sequences, *padded), with zeros past each sequence's shape."""
     if all(shape == padded for shape in shapes):
         return flat.astype(np.float32).reshape(len(shapes), *padded)
     batch = np.zeros((len(shapes), *padded), np.float32)
     for index, part in enumerate(split(flat, shapes)):
-        if any(size > limit for size, limit in zip(part.shape, padded, strict=True)):
-            found = f"sequence {index} has shape {part.shape}, larger than the {padded} of the batch"
-            raise unreadable(field, found)
         batch[index][tuple(slice(size) for size in part.shape)] = part
     return batch

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attention_client._calls.arrays import as_array, as_integers, items_of, unreadable, widen
+from attention_client._calls.arrays import as_array, as_integers, items_of, widen
 from attention_client._calls.attention import EncodedCall, fill_texts, request_of, result_of
 from attention_client._calls.sequences import InputForm, integers, texts
 from attention_client._generated.attention.v1 import attention_pb2 as pb
@@ -89,14 +89,14 @@ def _decode(
     """The embeddings (n, d), float32, writable; and how many of them each text or sequence has.
 
     Raises:
-        InternalError: A response contradicts itself or its request.
+        ValueError: A response contradicts itself or its request.
     """
     parts, lengths = [], []
     for response, request in zip(responses, requests, strict=True):
         vectors, expected = response.context_vectors, _expected_rows(request)
-        flat = widen("context_vectors", vectors.data_type, vectors.data)
+        flat = widen(vectors.data_type, vectors.data)
         if list(vectors.lengths) != expected or flat.size != sum(expected) * vectors.width:
-            raise unreadable("context_vectors", f"it does not contain {sum(expected)} embeddings")
+            raise ValueError(f"it does not contain {sum(expected)} embeddings")
         parts.append(flat.reshape(sum(expected), vectors.width))
         lengths += expected
     return np.concatenate(parts).astype(np.float32), lengths
@@ -120,7 +120,7 @@ def encode_stream_item(options: RequestOptions, item: EmbeddingInputs) -> Encode
         raise invalid("inputs", f"at most {MAX_SEQUENCES} texts of 4 MiB in all", "more for one request")
 
     def decode(responses: Sequence[pb.AttendResponse]) -> AttentionResult[Any]:
-        return result_of(responses[0], call.decode(responses))
+        return result_of(responses[0], call.decoder(responses))
 
     return EncodedCall(call.requests, decode)
 

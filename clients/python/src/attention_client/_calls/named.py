@@ -17,7 +17,6 @@ from attention_client._calls.arrays import (
     items_of,
     narrow,
     split,
-    unreadable,
     widen,
 )
 from attention_client._calls.attention import EncodedCall, request_of
@@ -64,11 +63,11 @@ def _decode(response: pb.AttendResponse, count: int | None) -> InferResult:
         count: Number of sequences of a list; None if no input is a list.
 
     Raises:
-        InternalError: The response contradicts itself or the request.
+        ValueError: The response contradicts itself or the request.
     """
     outputs = {tensors.name: _output(tensors, count) for tensors in response.outputs}
     if not outputs:
-        raise unreadable("outputs", "it has none")
+        raise ValueError("it has no outputs")
     return InferResult(outputs, response.model_name, response.model_version)
 
 
@@ -130,13 +129,13 @@ def _output(message: pb.NamedTensors, count: int | None) -> Any:
     """One array if the inputs were arrays, otherwise a list of them."""
     name, number = message.name, message.num_tensors
     if number != (1 if count is None else count):
-        raise unreadable(name, f"it contains {number} tensors; the request has {count or 1}")
+        raise ValueError(f"{name}: it contains {number} tensors; the request has {count or 1}")
     rank, left = divmod(len(message.shapes), number)
     shapes = [tuple(message.shapes[at * rank : (at + 1) * rank]) for at in range(number)]
     flat = _elements(message)
     size = sum(map(math.prod, shapes))
     if left or size != flat.size:
-        raise unreadable(name, f"its {flat.size} elements are not the {size} of its shapes")
+        raise ValueError(f"{name}: its {flat.size} elements are not the {size} of its shapes")
     arrays = split(flat, shapes)
     return arrays[0] if count is None else arrays
 
@@ -145,7 +144,5 @@ def _elements(message: pb.NamedTensors) -> Array:
     """A writable copy of the elements."""
     dtype = {pb.DATA_TYPE_INT64: _INT64, pb.DATA_TYPE_BOOL: _BOOL}.get(message.data_type)
     if dtype is None:
-        return widen(message.name, message.data_type, message.data).astype(np.float32)
-    if len(message.data) % dtype.itemsize:
-        raise unreadable(message.name, f"{len(message.data)} bytes are not a whole number of elements")
+        return widen(message.data_type, message.data).astype(np.float32)
     return np.frombuffer(message.data, dtype).copy()

@@ -56,8 +56,8 @@ def weights(
     """
     if (compare is not None or compare_version) and html is None:
         raise typer.BadParameter("--compare needs --html", param_hint="--compare")
-    if html is not None:
-        _check_page(plot, head, layer)
+    if html is not None and any(each is not None for each in (plot, head, layer)):
+        raise typer.BadParameter("a page has all layers and heads: leave out --plot, --head and --layer")
     heat_maps = None if plot is None else _heat_maps()  # before the server computes in vain
     given = {"text": text, "ids": ids, "query": query, "key": key, "value": value, "mask": mask}
     inputs = _inputs(given)
@@ -86,12 +86,6 @@ def weights(
     rows = _labels(inputs, result, found.shape[1])
     for index in heads:
         typer.echo(f"\nhead {index}\n{weights_table(labels, found[index], rows)}", nl=False)
-
-
-def _check_page(*narrowed: Path | int | None) -> None:
-    """Refuses what a page cannot be, before the server computes in vain."""
-    if any(each is not None for each in narrowed):
-        raise typer.BadParameter("a page has all layers and heads: leave out --plot, --head and --layer")
 
 
 def _inputs(given: dict[str, str | None]) -> dict[str, Any]:

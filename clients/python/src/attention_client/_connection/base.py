@@ -48,7 +48,6 @@ from attention_client._values import (
     Wire,
     request_options,
     type_name,
-    whole_number,
 )
 from attention_client.errors import (
     AttentionClientError,
@@ -73,8 +72,6 @@ _CLOSED_AT_ONCE = re.compile(r"last error: .*(?:Socket closed|Connection reset b
 _NOT_TLS = "WRONG_VERSION_NUMBER"
 HEALTH_REQUEST = health_pb2.HealthCheckRequest(service="")
 _SERVING = health_pb2.HealthCheckResponse.SERVING
-# More than the memory of any machine holds.
-_MAX_IN_FLIGHT = 1_000_000
 # The statuses of a server that is starting or restarting; for any other, waiting does not help.
 _PASSING = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED}
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds
@@ -211,23 +208,6 @@ class BaseConnection:
 
     def _options(self, model: str, version: Version, return_weights: ReturnWeights) -> RequestOptions:
         return request_options(model, version, return_weights=return_weights, wire=self._wire)
-
-    def _stream_settings(
-        self,
-        options: RequestOptions,
-        *,
-        return_exceptions: bool,
-        max_in_flight: int,
-        timeout: float | None,
-    ) -> StreamSettings:
-        """A stream's settings: `timeout` bounds all of it; without one, the client's bounds each wait."""
-        return StreamSettings(
-            options=options,
-            return_exceptions=return_exceptions,
-            max_in_flight=whole_number("max_in_flight", max_in_flight, 1, _MAX_IN_FLIGHT),
-            timeout=None if timeout is None else seconds(timeout),
-            idle_timeout=self._timeout if timeout is None else None,
-        )
 
     async def _outcomes(self, items: Any, settings: StreamSettings) -> AsyncGenerator[Outcome, None]:
         """Opens a stream and runs it."""

@@ -92,13 +92,18 @@ def encode_item(
 ) -> tuple[Entry, pb.AttendStreamRequest | None]:
     """Encodes one request of the caller; if the client refuses it, only its error is queued."""
     try:
-        call = _encode(item, options)
+        call = encode_request(item, options)
     except InvalidArgumentError as error:
         return error, None
     return SentRequest(str(index), call), pb.AttendStreamRequest(id=str(index), request=call.requests[0])
 
 
-def _encode(item: StreamItem, options: RequestOptions) -> EncodedCall[AnyResult]:
+def encode_request(item: StreamItem, options: RequestOptions) -> EncodedCall[AnyResult]:
+    """Encodes a request of any kind.
+
+    Raises:
+        InvalidArgumentError: An argument is wrong.
+    """
     match item:
         case EmbeddingInputs():
             return encode_stream_item(options, item)

@@ -69,39 +69,21 @@ def _state(files: TlsFiles) -> list[tuple[int, int, int]]:
 
 
 def _load(files: TlsFiles) -> grpc.ChannelCredentials:
-    ca, certificate, key = (
-        None if path is None else _read(path) for path in (files.ca, files.certificate, files.key)
-    )
-    _check(files)
-    return grpc.ssl_channel_credentials(ca, key, certificate)
-
-
-def _read(path: str | PathLike[str]) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidArgumentError(f"{path}: {error.strerror}", field="credentials") from error
-
-
-def _check(files: TlsFiles) -> None:
-    """Finds files that gRPC would report only when it connects, and without their names."""
+    """Finds what gRPC would report only when it connects, and without the names of the files."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if files.ca is not None:
-        try:
+    paths = (files.ca, files.key, files.certificate)
+    try:
+        contents = [None if path is None else Path(path).read_bytes() for path in paths]
+        if files.ca is not None:
             context.load_verify_locations(files.ca)
-        except OSError as error:
-            message = f"{files.ca}: does not contain certificates in PEM"
-            raise InvalidArgumentError(message, field="credentials") from error
-    if files.certificate is not None:
-        try:
+        if files.certificate is not None:
             # The password of an encrypted key: without one, the terminal would be asked.
             context.load_cert_chain(files.certificate, files.key, password="")
-        except (OSError, ValueError) as error:
-            raise InvalidArgumentError(
-                f"{files.certificate} and {files.key} are not a certificate in PEM and its key without a"
-                f" passphrase: {error}",
-                field="credentials",
-            ) from error
+    except (OSError, ValueError) as error:
+        given = ", ".join(str(path) for path in paths if path is not None)
+        expected = "certificates in PEM, and the certificate's key without a passphrase"
+        raise InvalidArgumentError(f"{given}: must hold {expected}: {error}", field="credentials") from error
+    return grpc.ssl_channel_credentials(*contents)
 
 
 class RenewedCredentials:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from attention_client.enrich.options import EnrichOptions, OnError, PassageLayout, Pool, read_options
 from attention_client.enrich.outcome import EnrichError, Refusal, ServersUnavailableError, Summary
@@ -49,7 +49,7 @@ def enrich(
     retry_seconds: float = RETRY_SECONDS,
     credentials: "ChannelCredentials | TlsFiles | None" = None,
     token: str | None = None,
-    **options: Unpack[EnrichOptions],
+    **options: Any,
 ) -> Summary:
     """Adds context vectors, or embeddings of texts, to a table as a new column.
 

@@ -8,8 +8,8 @@ import queue
 import random
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import grpc
-from numpy.typing import NDArray
 
 from attention_client import (
     AttendInputs,
@@ -34,11 +33,11 @@ from attention_client import (
     errors,
 )
 from attention_client._connection.settings import addresses_of
+from attention_client._connection.streams import encode_request
 from attention_client.enrich.memory import read_memory
-from attention_client.enrich.options import JobOptions, Role, check_values
+from attention_client.enrich.options import EnrichOptions, Role, check_values
 from attention_client.enrich.outcome import EnrichError, RefusedError, ServersUnavailableError
 
-Array: TypeAlias = NDArray[Any]
 Axes: TypeAlias = Sequence[str | int]
 # Sequences that are computed together, for each input: (T, d) float32, (T,) int64, or texts.
 BackendRequest: TypeAlias = "Mapping[Role, Sequence[Any]]"
@@ -47,7 +46,7 @@ BackendResult: TypeAlias = AttentionResult[Any]
 # Axes of vectors: sequences, their rows, elements of a row. A pooled output lacks the rows.
 VECTORS_RANK, POOLED_RANK = 3, 2
 log = logging.getLogger(__name__)
-# Unanswered requests on one stream.
+# Requests that one server computes at the same time.
 MAX_IN_FLIGHT = 8
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
 # How long a job that has not begun waits for a server to be ready, at most.
@@ -58,11 +57,6 @@ TRANSIENT = (
     errors.CallCancelledError,
     errors.ResourceExhaustedError,
 )
-# Seconds after which a stream that has no request to send checks whether it has ended.
-POLL_SECONDS = 0.1
-# gRPC ends a stream whose message is too large without saying which message it was. Every request that was
-# unanswered is sent again; one that was unanswered this many times is refused.
-MAX_ATTEMPTS = 3
 StreamInputs: TypeAlias = AttendInputs | TextInputs | TokenInputs | EmbeddingInputs
 
 
@@ -158,25 +152,10 @@ class Backend(Protocol):
         """Cancels requests that have not started, and releases all resources."""
 
 
-@dataclass(slots=True, eq=False)
-class QueuedRequest:
-    """A request that is not answered yet.
-
-    Attributes:
-        request: The request.
-        future: Future of its result.
-        attempts: Number of streams that ended with a message too large before they answered it.
-    """
-
-    request: BackendRequest
-    future: "Future[BackendResult]"
-    attempts: int = 0
-
-
 def to_inputs(
-    request: BackendRequest, options: JobOptions, *, is_encoder: bool, context: Context | None = None
+    request: BackendRequest, options: EnrichOptions, *, is_encoder: bool, context: Context | None = None
 ) -> StreamInputs:
-    """A request as an item of `attend_stream`."""
+    """A request as the client takes it."""
     query = request[Role.QUERY]
     if is_encoder:
         return EmbeddingInputs(list(query), options.prompt, options.dimensions, options.truncate)
@@ -195,13 +174,13 @@ class ServerBackend:
     the job ends.
 
     Attributes:
-        failures: How often each server failed, by its address.
+        failures: How many requests each server failed to answer, by its address.
     """
 
     def __init__(
         self,
         targets: str | Sequence[str],
-        options: JobOptions,
+        options: EnrichOptions,
         *,
         retry_seconds: float,
         credentials: grpc.ChannelCredentials | TlsFiles | None = None,
@@ -224,7 +203,6 @@ class ServerBackend:
                 cannot be used.
         """
         check_values({"retry_seconds": retry_seconds})
-        # Each key is counted by the thread of that server alone.
         self.failures: Counter[str] = Counter()
         with ExitStack() as opened:
             self._clients = _connect(opened, targets, credentials, token)
@@ -236,18 +214,21 @@ class ServerBackend:
             self._connections = opened.pop_all()
         # The memory on each server.
         self._contexts: dict[str, Context] = {}
-        self._first = self._clients[first]
+        self._first = first
+        self._locks = {target: threading.Lock() for target in self._clients}
         self.tokenizer = options.tokenizer
         self._options = options
         self.concurrency = MAX_IN_FLIGHT * len(self._clients)
         self._retry_seconds = retry_seconds
-        self._requests: queue.SimpleQueue[QueuedRequest] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[BackendRequest, Future[BackendResult]] | None]
+        self._requests = queue.SimpleQueue()
         self._answered_at = time.monotonic()
-        self._closing = threading.Event()
+        self._ended = threading.Event()
         self._failure: EnrichError | None = None
         self._threads = [
-            threading.Thread(target=self._serve, args=(target, client), name="enrich", daemon=True)
-            for target, client in self._clients.items()
+            threading.Thread(target=self._serve, args=(target,), name="enrich", daemon=True)
+            for target in self._clients
+            for _ in range(MAX_IN_FLIGHT)
         ]
         for thread in self._threads:
             thread.start()
@@ -258,29 +239,29 @@ class ServerBackend:
 
     def count_tokens(self, text: str, *, prompt: str | None) -> int:
         """See Backend. Asks the first server that was ready."""
-        asked = [EmbeddingInputs([text], prompt=prompt)]
         try:
-            (result,) = self._first.attend_stream(self.model.name, asked, version=self.model.version)
+            result = self._ask(self._first, EmbeddingInputs([text], prompt=prompt))
         except AttentionClientError as error:
             raise EnrichError(f"{self.model.name}: {error.message}") from error
         return int(result.token_counts[0])
 
     def submit(self, request: BackendRequest) -> Callable[[], BackendResult]:
         """See Backend."""
-        queued = QueuedRequest(request, Future())
+        future: Future[BackendResult] = Future()
         self._answered_at = time.monotonic()  # the servers may have had nothing to answer for long
-        self._requests.put(queued)
-        self._fail_queued()
-        return queued.future.result
+        self._requests.put((request, future))
+        return future.result
 
     def close(self) -> None:
-        """Ends all streams."""
-        self._closing.set()
+        """See Backend. Requests in progress are cancelled."""
+        self._fail(EnrichError("the job has ended"))
+        for _ in self._threads:
+            self._requests.put(None)
         self._connections.close()
         for thread in self._threads:
             thread.join()
 
-    def _describe(self, options: JobOptions, retry_seconds: float) -> dict[str, ModelInfo]:
+    def _describe(self, options: EnrichOptions, retry_seconds: float) -> dict[str, ModelInfo]:
         """The model on each server that is ready, by its address."""
         until = time.monotonic() + min(retry_seconds, START_SECONDS)
         while True:
@@ -303,130 +284,67 @@ class ServerBackend:
         for target, cause in failed.items():
             log.warning("the job begins without the server %s: %s", target, cause)
             self.failures[target] += 1
-        versions = sorted({info.version for info in found.values()})
-        if len(versions) > 1:
-            raise EnrichError(
-                f"the servers have versions {', '.join(versions)} of {options.model!r}: choose one with "
-                "--version (version)"
-            )
         return found
 
-    def _serve(self, target: str, client: AttentionClient) -> None:
-        """Keeps a stream to one server until the job ends. Any error ends the job, not only this thread."""
+    def _serve(self, target: str) -> None:
+        """Computes requests on one server until the job ends. An unexpected error ends it too."""
         backoff = MIN_BACKOFF_SECONDS
-        try:
-            while not self._closing.is_set() and not self._failure:
-                backoff = self._wait(self._run_stream(target, client, backoff))
-        except Exception as error:
-            log.exception("unexpected error in the stream to %s", target)
-            self._failure = EnrichError(f"unexpected error in the stream to {target}: {error!r}")
-            self._failure.__cause__ = error
-        self._fail_queued()
+        while (queued := self._requests.get()) is not None:
+            request, future = queued
+            if self._failure is not None:
+                future.set_exception(self._failure)
+                continue
+            try:
+                context = self._context(target)
+                inputs = to_inputs(request, self._options, is_encoder=self.model.is_encoder, context=context)
+                result = self._ask(target, inputs)
+            except errors.InvalidArgumentError as error:
+                self._answered_at = time.monotonic()
+                future.set_exception(RefusedError(error.message, error.reason))
+            except TRANSIENT as error:
+                self._requests.put(queued)
+                self._note_failure(target, error)
+                # Spreads the retries of many threads and clients.
+                self._ended.wait(backoff * random.uniform(0.5, 1))  # noqa: S311
+                backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+            except Exception as error:
+                log.debug("a request to %s failed", target, exc_info=True)
+                self._fail(EnrichError(f"{target}: {error}"))
+                future.set_exception(self._failure)
+            else:
+                self._answered_at, backoff = time.monotonic(), MIN_BACKOFF_SECONDS
+                future.set_result(result)
 
-    def _run_stream(self, target: str, client: AttentionClient, backoff: float) -> float:
-        """Sends requests until the stream ends; returns the seconds to wait before the next stream."""
-        unanswered: deque[QueuedRequest] = deque()
-        taking, ended = threading.Lock(), threading.Event()
+    def _ask(self, target: str, inputs: StreamInputs) -> BackendResult:
+        client, model = self._clients[target], self.model
+        options = client._options(model.name, model.version, self._options.weights)
+        return client._answer(encode_request(inputs, options), None)
 
-        def requests() -> Iterator[StreamInputs]:
-            # The stream reads them on another thread, also while it breaks: what is taken is in `unanswered`.
-            while not self._closing.is_set():
-                with taking:
-                    if ended.is_set():
-                        return
-                    try:
-                        queued = self._requests.get(timeout=POLL_SECONDS)
-                    except queue.Empty:
-                        continue
-                    unanswered.append(queued)
-                yield to_inputs(
-                    queued.request, self._options, is_encoder=self.model.is_encoder, context=context
-                )
-
-        too_large: AttentionClientError | None = None
-        context: Context | None = None
-        try:
-            context = self._context(target, client)
-            for outcome in client.attend_stream(
-                self.model.name,
-                requests(),
-                return_exceptions=True,
-                return_weights=self._options.weights,
-                max_in_flight=MAX_IN_FLIGHT,
-                version=self.model.version,
-            ):
-                if self._resolve(target, unanswered.popleft(), outcome):
-                    backoff = MIN_BACKOFF_SECONDS
-                else:
-                    backoff = self._wait(backoff)
-        except AttentionClientError as error:
-            too_large = error if isinstance(error, errors.MessageTooLargeError) else None
-            self._note_failure(target, error)
-        finally:
-            ended.set()
-            with taking:
-                self._requeue(unanswered, too_large)
-        return backoff
-
-    def _context(self, target: str, client: AttentionClient) -> Context | None:
+    def _context(self, target: str) -> Context | None:
         """The memory of the job on one server, to which it is sent once, and again if the server loses it."""
-        if self._memory and target not in self._contexts:
-            name, version = self.model.name, self.model.version
-            self._contexts[target] = client.context(name, *self._memory, version=version)
+        with self._locks[target]:
+            if self._memory and target not in self._contexts:
+                put, model = self._clients[target].context, self.model
+                try:
+                    self._contexts[target] = put(model.name, *self._memory, version=model.version)
+                except errors.InvalidArgumentError as error:
+                    raise EnrichError(f"the context cannot be used: {error.message}") from error
         return self._contexts.get(target)
 
-    def _requeue(self, unanswered: Iterable[QueuedRequest], too_large: AttentionClientError | None) -> None:
-        for queued in unanswered:
-            queued.attempts += too_large is not None
-            if too_large and queued.attempts >= MAX_ATTEMPTS:
-                queued.future.set_exception(RefusedError(too_large.message, too_large.reason))
-            else:
-                self._requests.put(queued)
-
-    def _wait(self, backoff: float) -> float:
-        """Waits before the next attempt; returns the seconds to wait before the one after it."""
-        self._closing.wait(backoff * random.uniform(0.5, 1))  # noqa: S311 - spreads the retries of many clients
-        return min(2 * backoff, MAX_BACKOFF_SECONDS)
-
-    def _resolve(
-        self, target: str, queued: QueuedRequest, outcome: AttentionResult[Any] | AttentionClientError
-    ) -> bool:
-        """Resolves the future of an answered request; returns False if the server has no capacity now."""
-        if not isinstance(outcome, AttentionClientError):
-            self._answered_at = time.monotonic()
-            queued.future.set_result(outcome)
-        elif isinstance(outcome, errors.InvalidArgumentError):
-            self._answered_at = time.monotonic()
-            queued.future.set_exception(RefusedError(outcome.message, outcome.reason))
-        elif isinstance(outcome, TRANSIENT):
-            self._note_failure(target, outcome)
-            self._requests.put(queued)
-            return False
-        else:
-            queued.future.set_exception(EnrichError(f"{self.model.name}: {outcome.message}"))
-        return True
-
     def _note_failure(self, target: str, error: AttentionClientError) -> None:
-        """Counts a failure; ends the job if it is permanent, or if no server has answered for too long."""
+        """Counts a failure; ends the job if no server has answered for too long."""
         log.info("a request to %s failed and is sent again: %s", target, error)
         if not isinstance(error, errors.ResourceExhaustedError):
-            self.failures[target] += 1
-        if not isinstance(error, TRANSIENT):
-            self._failure = EnrichError(str(error))
-        elif time.monotonic() - self._answered_at > self._retry_seconds:
-            self._failure = ServersUnavailableError(
-                f"no server has answered for {self._retry_seconds:g} s; the last error: {error}. --resume "
-                "(resume=True) continues the job"
-            )
+            with self._locks[target]:
+                self.failures[target] += 1
+        if time.monotonic() - self._answered_at > self._retry_seconds:
+            silence = f"no server has answered for {self._retry_seconds:g} s; the last error: {error}"
+            self._fail(ServersUnavailableError(f"{silence}. --resume (resume=True) continues the job"))
 
-    def _fail_queued(self) -> None:
-        """If the job has failed, fails every request that is queued."""
-        while self._failure:
-            try:
-                queued = self._requests.get_nowait()
-            except queue.Empty:
-                return
-            queued.future.set_exception(self._failure)
+    def _fail(self, failure: EnrichError) -> None:
+        """Ends the job: requests that are queued fail."""
+        self._failure = failure
+        self._ended.set()
 
 
 def _connect(
@@ -447,7 +365,7 @@ def _connect(
                     address,
                     credentials=credentials,
                     token=token,
-                    # Requests of a failed stream are queued again, so the client itself must not retry.
+                    # Requests that fail are queued again, so the client itself must not retry.
                     max_retries=0,
                     wait_for_ready=False,
                     # The certificate has the name that was given, not the address.

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from attention_client._values import Array
 from attention_client.enrich import cells
-from attention_client.enrich.backends import Array, Backend, BackendRequest, BackendResult, ModelSpec
+from attention_client.enrich.backends import Backend, BackendRequest, BackendResult, ModelSpec
 from attention_client.enrich.options import OnError, PassageLayout, Pool, Role
 from attention_client.enrich.outcome import EnrichError, Figures, Refusal, RefusedError
 from attention_client.enrich.plan import PASSAGE_TYPES, JobPlan
@@ -161,12 +162,8 @@ class Batch:
 
     def _to_compute(self) -> Array:
         """Sequences with something to compute: null gives null, an empty query no context vectors."""
-        query, *others = self._lengths.values()
+        query = self._lengths[Role.QUERY]
         given = np.all([lengths >= 0 for lengths in self._lengths.values()], axis=0)
-        for lengths in others:
-            for row in np.flatnonzero(given & (lengths == 0)).tolist():
-                message = "the key or value is empty; attention needs one row or more"
-                self._refuse(row, RefusedError(message, INVALID_CELL))
         given &= ~np.isin(self._rows, list(self._refusals))
         if not self._model.accepts_text:
             if not self._plan.pooled:

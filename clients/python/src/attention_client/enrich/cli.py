@@ -19,7 +19,7 @@ from attention_client._commands.session import SERVER, TOKEN, fail, secure_optio
 from attention_client._connection.settings import DEFAULT_TARGET
 from attention_client._connection.tls import tls_files
 from attention_client.enrich import RETRY_SECONDS, EnrichError, Summary, enrich
-from attention_client.enrich.options import LEAST, EnrichOptions, JobOptions
+from attention_client.enrich.options import LEAST, EnrichOptions
 from attention_client.enrich.outcome import UsageError, counted, were_refused
 
 INTERRUPTED = 130
@@ -59,7 +59,7 @@ def _parameters(run: Callable[..., Summary], own: Mapping[str, Option]) -> Itera
     for name in ("source", "output"):
         shown = typer.Argument(metavar=name.removesuffix("source").upper() or "INPUT", help=texts[name])
         yield Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=Annotated[str, shown])
-    hints, defaults = get_type_hints(JobOptions), JobOptions(model="")
+    hints, defaults = get_type_hints(EnrichOptions), EnrichOptions(model="")
     job = {
         name: (panel, metavar or None, hints[name], getattr(defaults, name))
         for panel, options in JOB_OPTIONS.items()

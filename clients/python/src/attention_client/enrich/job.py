@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import fields, replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, takewhile
 from math import ceil
 from operator import itemgetter
 from os import PathLike, fspath
@@ -20,7 +20,7 @@ import pyarrow as pa
 from attention_client.enrich.backends import Backend
 from attention_client.enrich.batches import BATCH_REQUESTS, Batch, make_splitter
 from attention_client.enrich.journal import Journal, OutputAssembler, is_complete, write_rejects
-from attention_client.enrich.options import JobOptions, OnError
+from attention_client.enrich.options import EnrichOptions, OnError
 from attention_client.enrich.outcome import EnrichError, Figures, Summary, were_refused
 from attention_client.enrich.plan import Chunk, JobPlan, make_plan
 from attention_client.enrich.tables import (
@@ -81,7 +81,7 @@ def run_job(
     source: Any,
     output: str | PathLike[str] | None,
     backend: Backend,
-    options: JobOptions,
+    options: EnrichOptions,
     *,
     runner: ChunkRunner | None = None,
 ) -> Summary:
@@ -275,26 +275,17 @@ def read_ahead(items: Generator[Item, None, None]) -> Generator[Item, None, None
 
 
 def _batches(plan: JobPlan, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, RowBatch]]:
-    """The batches of chunks, none of which spans two chunks. Each file is opened once."""
+    """The batches of chunks, none of which spans two chunks. Each file is read once."""
     for name, of_file in groupby(chunks, key=lambda chunk: chunk.name):
+        remaining = deque(of_file)
+        first, last = remaining[0], remaining[-1]
+        if first.start == first.stop:  # a file without rows has one chunk, with an empty batch
+            yield first, RowBatch(0, pa.RecordBatch.from_pylist([], schema=plan.source.schema))
         with closing(plan.source.open(name)) as table:
-            # Chunks without a gap between them are read together.
-            for _, group in groupby(enumerate(of_file), key=lambda pair: pair[1].index - pair[0]):
-                adjacent = [chunk for _, chunk in group]
-                first, last = adjacent[0], adjacent[-1]
-                yield from _assign(adjacent, table.batches(first.start, last.stop))
-                if first.start == first.stop:  # a file without rows has one chunk, with an empty batch
-                    yield first, RowBatch(0, pa.RecordBatch.from_pylist([], schema=plan.source.schema))
-
-
-def _assign(chunks: list[Chunk], batches: Iterable[RowBatch]) -> Iterator[tuple[Chunk, RowBatch]]:
-    """Batches with their chunks, split at the end of each chunk."""
-    remaining = deque(chunks)
-    for first, rows in batches:
-        offset = 0
-        while offset < rows.num_rows:
-            while first + offset >= remaining[0].stop:
-                remaining.popleft()
-            count = min(remaining[0].stop - first, rows.num_rows) - offset
-            yield remaining[0], RowBatch(first + offset, rows.slice(offset, count))
-            offset += count
+            for start, rows in table.batches(first.start, last.stop):
+                stop = start + rows.num_rows
+                while remaining[0].stop <= start:
+                    remaining.popleft()
+                for chunk in takewhile(lambda chunk: chunk.start < stop, remaining):  # noqa: B023 - used here
+                    begin, end = max(start, chunk.start), min(stop, chunk.stop)
+                    yield chunk, RowBatch(begin, rows.slice(begin - start, end - begin))

@@ -6,9 +6,8 @@ both, or computes the chunk again.
 
 import json
 import posixpath
-import queue
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from itertools import groupby
@@ -144,8 +143,7 @@ class OutputAssembler:
         self._journal = journal
         self._target = target
         self._names = _output_names(plan, target)
-        self._finished: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
-        self._known: set[int] = set()
+        self._finished: dict[int, Future[None]] = {chunk.index: Future() for chunk in plan.chunks}
         self._thread = ThreadPoolExecutor(1, "assembler")
         self._written = self._thread.submit(self._write)
 
@@ -157,7 +155,7 @@ class OutputAssembler:
         """
         if self._written.done():
             self._written.result()
-        self._finished.put(chunk)
+        self._finished[chunk.index].set_result(None)
 
     def move_into_place(self) -> None:
         """Waits until all chunks are written, and renames the result to the output.
@@ -172,7 +170,8 @@ class OutputAssembler:
 
     def close(self) -> None:
         """Ends the thread."""
-        self._finished.put(None)
+        for chunk in self._finished.values():
+            chunk.cancel()
         self._thread.shutdown()
 
     def _write(self) -> None:
@@ -183,7 +182,7 @@ class OutputAssembler:
             (self._journal.result / posixpath.dirname(self._names[name])).make_folder()
             try:
                 self._write_file(written, chunks)
-            except CancelledError:
+            except CancelledError:  # the job ends before all chunks are finished
                 return
             for chunk in chunks:
                 self._journal.part(chunk).remove()
@@ -192,18 +191,11 @@ class OutputAssembler:
         schema = self._plan.output_schema
         with written.replaced() as file, closing(format_of(written.path).writer(file, schema)) as writer:
             for chunk in chunks:
-                self._wait_for(chunk)
+                self._finished[chunk.index].result()
                 with self._journal.part(chunk).open() as source:
                     part = pa.ipc.open_file(source)
                     for index in range(part.num_record_batches):
                         writer.write_batch(part.get_batch(index))
-
-    def _wait_for(self, chunk: Chunk) -> None:
-        while chunk.index not in self._known:
-            finished = self._finished.get()
-            if finished is None:  # the job ends before the chunk is finished
-                raise CancelledError
-            self._known.add(finished.index)
 
 
 def _output_names(plan: JobPlan, target: Location) -> dict[str, str]:

@@ -9,12 +9,12 @@ import numpy as np
 
 from attention_client._values import Array
 from attention_client.enrich.cells import read_numbers
-from attention_client.enrich.options import JobOptions, Role
+from attention_client.enrich.options import EnrichOptions, Role
 from attention_client.enrich.outcome import EnrichError
 from attention_client.enrich.tables import Location, locate, open_table
 
 
-def read_memory(options: JobOptions, widths: Mapping[Role, int | None]) -> list[Array]:
+def read_memory(options: EnrichOptions, widths: Mapping[Role, int | None]) -> list[Array]:
     """Reads the file that the option `context` names: the key, and the value if the model takes one.
 
     The rows of a table are joined in their order. The key is the value too unless another column is named.

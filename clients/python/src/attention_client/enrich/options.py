@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Required, TypedDict
+from typing import Any
 
 from attention_client.enrich.outcome import EnrichError, UsageError
 from attention_client.enrich.texts import TextTemplate
@@ -51,8 +51,9 @@ class PassageLayout(StrEnum):
     """One row for each row of the table, with lists of passages and of embeddings."""
 
 
-class EnrichOptions(TypedDict, total=False):
-    r"""Keyword arguments of `enrich` that do not depend on where the job runs.
+@dataclass(frozen=True, kw_only=True)
+class EnrichOptions:
+    r"""Keyword arguments of `enrich` that do not depend on where the job runs, once they are checked.
 
     The help of the commands has these texts too; names in backticks are options.
 
@@ -96,35 +97,6 @@ class EnrichOptions(TypedDict, total=False):
         overwrite: Replace an existing output, once the new one is complete.
         progress: Report progress on stderr.
     """
-
-    model: Required[str]
-    version: str | int
-    column: str | None
-    text_column: str | None
-    template: str | None
-    prompt: str | None
-    dimensions: int | None
-    truncate: bool | None
-    passage_tokens: int | None
-    passage_overlap: int | None
-    passages: PassageLayout | str | None
-    tokenizer: str | PathLike[str] | None
-    key_column: str | None
-    value_column: str | None
-    context: str | PathLike[str] | None
-    output_column: str | None
-    pool: Pool | str
-    weights: bool
-    on_error: OnError | str
-    max_errors: int | None
-    resume: bool
-    overwrite: bool
-    progress: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobOptions:
-    """Options that were checked; the attributes are those of EnrichOptions."""
 
     model: str
     version: str = ""
@@ -178,7 +150,7 @@ LEAST = {"max_errors": 0, "dimensions": 1, "passage_tokens": 1, "passage_overlap
 LEAST |= {"retry_seconds": 0, "workers": 1, "cores_per_worker": 1}
 
 
-def read_options(options: EnrichOptions) -> JobOptions:
+def read_options(options: Mapping[str, Any]) -> EnrichOptions:
     """Checks options.
 
     Raises:
@@ -195,7 +167,7 @@ def read_options(options: EnrichOptions) -> JobOptions:
         "tokenizer": Path,
         "context": _absolute,
     }
-    read = JobOptions(
+    read = EnrichOptions(
         **{name: kinds[name](value) if name in kinds else value for name, value in given.items()}
     )
     read.text_template  # noqa: B018 - parsed here for its errors

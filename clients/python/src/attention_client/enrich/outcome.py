@@ -98,8 +98,8 @@ class Summary:
         table: The result, if no output was named.
         already_complete: Whether the output was complete before this run. The output states no figures but
             `rows`; the others are then 0, and `rejects` None.
-        server_failures: For each server that failed in this run, how often it did, by its address. A request
-            that a server has no capacity for does not count.
+        server_failures: For each server that failed in this run, how many of its requests did, by its
+            address. A request that a server has no capacity for does not count.
     """
 
     output: str | None

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from attention_client.enrich import cells
 from attention_client.enrich.backends import POOLED_RANK, VECTORS_RANK, ModelSpec
-from attention_client.enrich.options import JobOptions, PassageLayout, Pool, Role
+from attention_client.enrich.options import EnrichOptions, PassageLayout, Pool, Role
 from attention_client.enrich.outcome import EnrichError
 from attention_client.enrich.tables import Json, TableSource, locate
 
@@ -57,7 +57,7 @@ class JobPlan:
 
     source: TableSource
     model: ModelSpec
-    options: JobOptions
+    options: EnrichOptions
     output_schema: pa.Schema
     fingerprint: Json
 
@@ -77,7 +77,7 @@ class JobPlan:
         return self.model.pooled or self.options.pool is not Pool.NONE
 
 
-def make_plan(source: TableSource, model: ModelSpec, options: JobOptions) -> JobPlan:
+def make_plan(source: TableSource, model: ModelSpec, options: EnrichOptions) -> JobPlan:
     """Checks that the model can compute the table, and plans the job.
 
     Raises:
@@ -106,19 +106,13 @@ def make_plan(source: TableSource, model: ModelSpec, options: JobOptions) -> Job
     return JobPlan(source, model, options, schema, fingerprint)
 
 
-def _check_model(options: JobOptions, model: ModelSpec) -> None:
+def _check_model(options: EnrichOptions, model: ModelSpec) -> None:
     """Checks whether a model has what options of texts ask for."""
     if len(model.output) not in (VECTORS_RANK, POOLED_RANK) or not isinstance(model.output[-1], int):
         found = ", ".join(map(str, model.output))
         raise EnrichError(
             f"model {model.name!r} has an output of axes ({found}); enrichment takes (batch, length, width) "
             "or (batch, width) with a fixed width"
-        )
-    takes_text = options.text_column is not None or options.template is not None
-    if takes_text and not model.accepts_text:
-        raise EnrichError(
-            f"model {model.name!r} does not take text; --column (column) names the column of its "
-            f"{', '.join(model.input_widths)}"
         )
     if model.pooled and options.pool is not Pool.NONE:
         raise EnrichError(
@@ -148,7 +142,7 @@ def _check_model(options: JobOptions, model: ModelSpec) -> None:
         )
 
 
-def _check_columns(schema: pa.Schema, model: ModelSpec, options: JobOptions) -> None:
+def _check_columns(schema: pa.Schema, model: ModelSpec, options: EnrichOptions) -> None:
     """Checks whether the table has a column of a fitting type for each input of the model."""
     from_table = [Role.QUERY] if options.context is not None else list(model.input_widths)
     if set(options.columns) != set(from_table):
@@ -172,7 +166,7 @@ def _check_columns(schema: pa.Schema, model: ModelSpec, options: JobOptions) -> 
             raise EnrichError(f"column {column!r} {error}") from error
 
 
-def _added_columns(model: ModelSpec, options: JobOptions, name: str) -> dict[str, pa.DataType]:
+def _added_columns(model: ModelSpec, options: EnrichOptions, name: str) -> dict[str, pa.DataType]:
     """The new columns, of which `name` has the vectors."""
     vectors = cells.vectors_type(model.output_width, pooled=model.pooled or options.pool is not Pool.NONE)
     match options.layout:
@@ -183,7 +177,7 @@ def _added_columns(model: ModelSpec, options: JobOptions, name: str) -> dict[str
     return {name: vectors, ATTENTION_WEIGHTS: cells.weights_type()} if options.weights else {name: vectors}
 
 
-def _fingerprint(source: TableSource, model: ModelSpec, options: JobOptions) -> Json:
+def _fingerprint(source: TableSource, model: ModelSpec, options: EnrichOptions) -> Json:
     """What a resumed job must have in common with the job that it continues."""
     files = [[file.name, file.rows, *file.stamp] for file in source.files]
     found = {name: value for name, value in asdict(options).items() if name not in RUN_OPTIONS}

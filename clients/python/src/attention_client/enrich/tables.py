@@ -103,16 +103,9 @@ class Location:
             file.write(json.dumps(value, indent=1).encode())
 
     def read_json(self) -> Json:
-        """Reads a JSON document.
-
-        Raises:
-            EnrichError: The file is not JSON.
-        """
+        """Reads a JSON document."""
         with self.system.open_input_stream(self.path) as file:
-            try:
-                value: Json = json.loads(file.read())
-            except ValueError as error:
-                raise EnrichError(f"{self} is damaged: {error}") from error
+            value: Json = json.loads(file.read())
         return value
 
     def move(self, target: "Location") -> None:
@@ -148,18 +141,16 @@ def locate(address: str) -> Location:
     try:
         system, path = fs.FileSystem.from_uri(address)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as unknown:
-        return _locate_with_fsspec(address, unknown)
+        try:
+            import fsspec  # noqa: PLC0415 - optional, needed for some URLs only
+
+            found, path = fsspec.core.url_to_fs(address)
+        except (ValueError, ImportError) as error:
+            raise EnrichError(
+                f"{address}: {unknown}; fsspec, if installed, may support it: {error}"
+            ) from error
+        system = fs.PyFileSystem(fs.FSSpecHandler(found))
     return Location(system, path, address)
-
-
-def _locate_with_fsspec(address: str, unknown: Exception) -> Location:
-    try:
-        import fsspec  # noqa: PLC0415 - optional, needed for some URLs only
-
-        system, path = fsspec.core.url_to_fs(address)
-    except (ValueError, ImportError) as error:
-        raise EnrichError(f"{address}: {unknown}; fsspec, if installed, may support it: {error}") from error
-    return Location(fs.PyFileSystem(fs.FSSpecHandler(system)), path, address)
 
 
 class RowBatch(NamedTuple):
