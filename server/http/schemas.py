@@ -114,7 +114,7 @@ class ContextParameters(Body):
 
     ttl_seconds: seconds until it expires; 0 for the server's default, an hour. shared: whether callers with
     other identities may use it. append_to: the id of the context that the rows are appended to; the new one
-    is shared if that one is.
+    is shared if that one is, and is the caller's own.
     """
 
     model_config = ConfigDict(extra="forbid")
