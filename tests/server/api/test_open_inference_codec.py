@@ -269,6 +269,8 @@ INVALID: tuple[tuple[str, Build, str], ...] = (
     (SELF, with_parameter("sequence_id", int64_param=7), "parameters[sequence_id]: is not supported by"),
     (SELF, with_parameter("timeout", string_param="soon"), "timeout: must be an integer: microseconds"),
     (SELF, with_parameter("dimensions", int64_param=0), "dimensions: model 'tiny-self' is not a text"),
+    (SELF, with_parameter("dimensions", string_param="8"), "dimensions: must be a positive integer"),
+    (SELF, with_parameter("truncate", string_param="yes"), "truncate: must be a boolean"),
 )
 
 

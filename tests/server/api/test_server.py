@@ -33,16 +33,6 @@ from tests.server.samples import SELF
 from tests.server.seams import PATIENCE_SECONDS, Calls, Served
 
 
-def test_a_port_in_use_is_refused() -> None:
-    first = RpcServer(OPTIONS, Calls())
-    port = first.bind()
-    second = RpcServer(dataclasses.replace(OPTIONS, port=port), Calls())
-    with pytest.raises(ServerError, match=f"cannot listen on 127.0.0.1:{port}"):
-        second.bind()
-    second.stop(0)
-    first.stop(0)
-
-
 def test_the_health_of_an_unknown_service_is_unknown(self_model: LoadedModel) -> None:
     with Served(self_model) as served:
         for known in ("", *SERVICES, SELF):
@@ -130,28 +120,12 @@ def test_a_path_that_cannot_be_used_is_refused(path: Path) -> None:
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
-@pytest.fixture
-def waiting() -> Iterator[tuple[RpcServer, Any]]:
-    """A server that is bound, and a call that waits for its start."""
+def test_a_server_that_stops_before_its_start_fails_the_calls_that_wait() -> None:
     server = RpcServer(OPTIONS, Calls())
     with grpc.insecure_channel(f"{OPTIONS.host}:{server.bind()}") as channel:
-        yield server, attend(channel)
-    server.stop(PATIENCE_SECONDS)
-
-
-def test_calls_before_the_start_wait_for_it(waiting: tuple[RpcServer, Any], engine: Engine) -> None:
-    server, call = waiting
-    server.start(engine)
-    assert answer(call) == [2]
-    server.stop(PATIENCE_SECONDS)
-
-
-def test_a_server_that_stops_before_its_start_fails_the_calls_that_wait(
-    waiting: tuple[RpcServer, Any],
-) -> None:
-    server, call = waiting
-    server.stop(PATIENCE_SECONDS)
-    assert call.code() is UNAVAILABLE
+        call = attend(channel)
+        server.stop(PATIENCE_SECONDS)
+        assert call.code() is UNAVAILABLE
 
 
 def test_a_drain_answers_what_was_accepted_and_refuses_the_rest(self_model: LoadedModel) -> None:
