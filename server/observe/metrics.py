@@ -131,7 +131,9 @@ class Metrics(Observer):
             (self._gauge(name, "livemax" if name.endswith("_seconds") else "livesum"), read)
             for name, read in LOAD.items()
         ]
-        self._counted = [(self._counter(name), read) for name, read in COUNTED.items()]
+        self._counted = [
+            (Counter(name, HELP[name], registry=self.registry), read) for name, read in COUNTED.items()
+        ]
         self._seen = EngineLoad()
         self._canary_ratio = self._gauge("attention_canary_error_ratio", "livemax", MODEL)
         replayed_at = "attention_canary_last_replay_timestamp_seconds"
@@ -227,7 +229,7 @@ class Metrics(Observer):
         for gauge, read in self._load:
             gauge.set(read(engine, calls))
         for counter, count in self._counted:
-            counter().inc(count(engine) - count(self._seen))
+            counter.inc(count(engine) - count(self._seen))
         self._seen = engine
         self._ended.flush()
         self._batches.flush()
