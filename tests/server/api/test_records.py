@@ -1,13 +1,11 @@
 """What the log, the traces and the engine's observer are told of requests, by a real server."""
 
 import logging
-import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import grpc
 import numpy as np
@@ -46,17 +44,16 @@ def levels() -> Iterator[None]:
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    for name, value in QUICKLY.items():
-        monkeypatch.setenv(name, value)
     with collecting() as found:
+        for name, value in (QUICKLY | {"OTEL_EXPORTER_OTLP_ENDPOINT": found.url}).items():
+            monkeypatch.setenv(name, value)
         yield found
 
 
 @pytest.fixture
-def recorder(collector: Collector) -> Iterator[Recorder]:
+def recorder(collector: Collector) -> Iterator[Recorder]:  # noqa: ARG001 - it is told of the spans
     """Writes all lines, and exports all spans."""
-    with patch.dict(os.environ, {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}):
-        found = Recorder("all", host="h", port=9)
+    found = Recorder("all", host="h", port=9)
     yield found
     found.close()
 
