@@ -33,12 +33,10 @@ from tests.chaos.process import (
     wait_until,
 )
 from tests.server.http.clients import ask, http_port
-from tests.support.contradictions import good_and_contradicted
-from tests.support.mutations import ATTEND, mutated
+from tests.support.contradictions import good_and_changed
+from tests.support.mutations import ATTEND
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
-# Of the contradictory messages, as many again are changed byte by byte.
-BYTES_SHARE = 0.3
 SOAK_SECONDS, WARM_SHARE, SAMPLES = scaled(60, 600), 0.25, 20
 # What gRPC's core opens once for its threads, and keeps.
 SPARE_DESCRIPTORS = 8
@@ -67,18 +65,17 @@ def streams(target: str, question: Question, tally: Tally, rng: random.Random) -
 def hostile(target: str, port: int, tally: Tally, rng: random.Random) -> Callable[[], None]:
     """Messages that no good client sends, of both protocols and over HTTP. Each is refused, or answered."""
     channel = grpc.insecure_channel(target, OWN_CONNECTION)
-    sources = good_and_contradicted()
+    sources = good_and_changed()
 
     def step() -> None:
-        good, contradict = rng.choice(sources)
-        made = contradict(rng)
+        good, change = rng.choice(sources)
+        made = change(rng)
         if good.headers is not None:
             with suppress(HTTPException, OSError):  # the server closes connections of some bad requests
                 tally.answered(status=str(ask(port, made.method, made.data, made.headers).status))
             return
-        data = mutated(good, rng) if rng.random() < BYTES_SHARE else made.data
         send: Any = channel.unary_unary(made.method)
-        counted(tally, partial(send, data, timeout=30))
+        counted(tally, partial(send, made.data, timeout=30))
 
     return step
 

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attention_client import AttentionClient
 
 from scripts.local_server import ServerProcess, serving
 from tests.clients.named_module import NAMED
-from tests.support.artifacts import cached_repositories
+from tests.support.artifacts import cached_repositories, link_tree
 
 
 @pytest.fixture(scope="session")
@@ -19,10 +20,22 @@ def named() -> Path:
 
 
 @pytest.fixture(scope="session")
-def sample_server(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def sample_server(
+    artifacts: Path, named: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     """A server of the small models, for all tests that do not stop it."""
-    with serving(artifacts, tmp_path_factory.mktemp("sample-server") / "log") as process:
+    folder = tmp_path_factory.mktemp("sample-server")
+    for model in (*artifacts.iterdir(), *named.iterdir()):
+        link_tree(model, folder / "models" / model.name)
+    with serving(folder / "models", folder / "log") as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def sample_client(sample_server: ServerProcess) -> Iterator[AttentionClient]:
+    """A client of it."""
+    with AttentionClient(sample_server.target) as client:
+        yield client
 
 
 @pytest.fixture

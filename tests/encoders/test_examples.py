@@ -47,19 +47,15 @@ def embedded(passages: Path) -> pa.Table:
     return table.filter(table["embedding"].is_valid())
 
 
-@pytest.mark.parametrize("store", ["duckdb", "faiss", "lancedb"])
+@pytest.mark.parametrize("store", ["duckdb", "faiss"])
 def test_a_store_finds_the_nearest_passages(
-    passages: Path, sentence_client: AttentionClient, tmp_path: Path, store: str
+    passages: Path, sentence_client: AttentionClient, store: str
 ) -> None:
-    pytest.importorskip(store)
-    module, stored = example(f"{store}_search"), passages
-    if store == "lancedb":
-        module.store(str(passages), str(tmp_path))
-        stored = tmp_path
+    module = example(f"{store}_search")
     query, table = sentence_client.embed(SENTENCE, QUERY), embedded(passages)
     similarities = rows_of(table["embedding"]) @ query  # vectors of length 1
     by_text = dict(zip(table["passage"].to_pylist(), similarities.tolist(), strict=True))
-    found = module.search(str(stored), query, COUNT)
+    found = module.search(str(passages), query, COUNT)
     assert_allclose(
         [similarity for _, similarity in found], sorted(by_text.values())[: -COUNT - 1 : -1], atol=1e-5
     )

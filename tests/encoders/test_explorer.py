@@ -1,7 +1,5 @@
-"""The page that draws attention weights: files of `weights --html`, and the page in a real browser."""
+"""The page that draws attention weights, in a real browser."""
 
-import base64
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -10,11 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_client import AttentionClient
-from attention_client._commands.app import app
 from attention_client._commands.weights_page import page_answer, save
 from attention_client._models import PatternInfo
-from typer.testing import CliRunner
 
 from scripts.local_server import ROOT, ServerProcess, serving
 from tests.encoders.repository import INT8, SENTENCE
@@ -23,13 +18,11 @@ from tests.server.samples import CROSS
 from tests.server.security.samples import entry, write_tokens
 from tests.support import node_package
 from tests.support.artifacts import link_tree
-from tests.support.encoders import LAYERS
 
 pytestmark = pytest.mark.thorough
 PACKAGE = ROOT / "clients/explorer"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 TOKEN = "explorer-token"  # noqa: S105 - of this test's server only
-TEXT = "dessert first"
 
 
 @pytest.fixture(scope="module")
@@ -45,42 +38,6 @@ def explored(
     options = ("--http-port=0", "--http-explore", f"--tokens={tokens}")
     with serving(folder / "models", folder / "log", *options) as process:
         yield process
-
-
-def test_a_file_of_two_precisions(
-    explored: ServerProcess, encoder_client: AttentionClient, tmp_path: Path
-) -> None:
-    path = tmp_path / "a.html"
-    options = ["--server", explored.target, "--token", TOKEN, "weights", "--html", str(path)]
-    done = CliRunner().invoke(app, [*options, "--model", SENTENCE, "--text", TEXT, "--compare", INT8])
-    assert done.exit_code == 0, done.output
-    data = path.read_text().partition('<script type="application/json" id="answers">')[2]
-    answers = json.loads(data.partition("</script>")[0])
-    assert [answer["model"] for answer in answers] == [SENTENCE, INT8]
-    for answer in answers:
-        expected: Any = encoder_client.attend_text(
-            answer["model"], TEXT, return_weights=True
-        ).attention_weights
-        weights = np.frombuffer(base64.b64decode(answer["weights"]), "<f4")
-        np.testing.assert_array_equal(weights, np.ravel(expected))
-        assert answer["keys"] == ["·", *TEXT, "·"]  # the tokens of this tokenizer are characters
-        assert answer["patterns"] == [{"causal": False, "window": 0}] * LAYERS
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "give one of --text, --ids and --query"),
-        (["--text", "a", "--compare", "n"], "--compare needs --html"),
-        (["--text", "a", "--key", "[[1]]"], "--key and --value need --query"),
-        (["--query", "[[[1]], [[2]]]"], "has 3 axes; one sequence has 2"),
-        (["--text", "a", "--html", "a.html", "--layer", "0"], "a page has all layers and heads"),
-    ],
-)
-def test_wrong_usage_is_named(arguments: list[str], words: str) -> None:
-    done = CliRunner().invoke(app, ["--server", "127.0.0.1:1", "weights", "--model", "m", *arguments])
-    assert done.exit_code == 2
-    assert words in " ".join(done.stderr.replace("│", " ").split())
 
 
 def browser() -> str:

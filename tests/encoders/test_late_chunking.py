@@ -1,17 +1,15 @@
 """Embeddings of parts of texts, and the characters of tokens, through a live server."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
-from attention_client import AttentionClient, LimitExceededError
+from attention_client import AttentionClient
 from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
-from tests.encoders.repository import SENTENCE, SHORT, TRUNCATING
+from tests.encoders.repository import SENTENCE
 from tests.encoders.texts import ATOL, RTOL, TEXTS, expected_of
 from tests.support import encoders
 
@@ -47,18 +45,6 @@ def test_parts_of_a_mixed_batch_equal_late_chunking_by_hand(sentence_client: Att
     for text, spans, vectors in zip(TEXTS, SPANS, found, strict=True):
         assert vectors.dtype == np.float32
         assert_allclose(vectors, by_hand("bert", text, spans, normalised=True), rtol=RTOL, atol=ATOL)
-
-
-@pytest.mark.thorough
-def test_parts_lie_where_the_text_is_not_cut(encoder_client: AttentionClient) -> None:
-    kept = SHORT - 2  # one token for each character, without two special tokens
-    options: Any = {"prompt": "", "truncate": True}
-    found = encoder_client.embed(TRUNCATING, "a longer text", **options, spans=[(0, kept), (2, 8)])
-    assert found.shape == (2, encoders.WIDTH)
-    with pytest.raises(
-        LimitExceededError, match=rf"span 0 of text 0, \(2, 12\), ends beyond character {kept}"
-    ):
-        encoder_client.embed(TRUNCATING, "a longer text", **options, spans=[(2, 12)])
 
 
 def test_offsets_of_tokens(sentence_client: AttentionClient) -> None:

@@ -69,18 +69,3 @@ def test_prompt_dimensions_and_truncation_as_parameters(sentence_server: ServerP
     whole = ask(sentence_server, "query: a")["embedding"][0, :8]
     assert_allclose(result["embedding"][0], whole / np.linalg.norm(whole), rtol=RTOL, atol=ATOL)
     assert result["lengths"].tolist() == [len("query: a") + 2, encoders.POSITIONS]
-
-
-WRONG: list[tuple[dict[str, object], str]] = [
-    ({"dimensions": 9}, "dimensions: is 9; model 'sentence' allows 8, 16, 32"),
-    ({"dimensions": "8"}, "dimensions: must be a positive integer"),
-    ({"truncate": "yes"}, "truncate: must be a boolean"),
-]
-
-
-@pytest.mark.parametrize(("parameters", "message"), WRONG)
-def test_wrong_parameters_are_refused_by_name(
-    sentence_server: ServerProcess, parameters: dict[str, object], message: str
-) -> None:
-    with pytest.raises(TritonError, match=message):
-        ask(sentence_server, "a", parameters=parameters)

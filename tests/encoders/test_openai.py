@@ -1,4 +1,4 @@
-"""/v1/embeddings, with the openai package and without it."""
+"""/v1/embeddings of a live server with the openai package; tests/server/http has requests and errors."""
 
 import base64
 from typing import Any
@@ -6,12 +6,10 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from attention_client import AttentionClient
 from numpy.testing import assert_allclose
 
 from tests.encoders.repository import SENTENCE
 from tests.encoders.texts import ATOL, RTOL, TEXTS, expected_of, token_ids
-from tests.support import encoders
 
 
 @pytest.fixture(scope="module")
@@ -37,25 +35,3 @@ def test_a_list_of_texts(client: openai.OpenAI, form: Any) -> None:
     count = sum(len(token_ids("bert", text)) for text in TEXTS)
     assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (count, count)
     assert (answer.model, answer.object) == (SENTENCE, "list")
-
-
-def test_dimensions_and_this_servers_own_members(
-    client: openai.OpenAI, sentence_client: AttentionClient
-) -> None:
-    extra = {"prompt": "query", "truncate": True}
-    answer = client.embeddings.create(
-        model=SENTENCE, input=["a", "dessert " * 200], dimensions=8, user="someone", extra_body=extra
-    )
-    same = sentence_client.embed(SENTENCE, "a", prompt="query", dimensions=8)
-    assert_allclose(answer.data[0].embedding, same, rtol=RTOL, atol=ATOL)
-    assert answer.model_extra == {"truncated": [1]}
-    assert answer.usage.prompt_tokens == len("query: a") + 2 + encoders.POSITIONS
-
-
-def test_the_packages_errors(client: openai.OpenAI) -> None:
-    wrong_requests: dict[str, Any] = {"dimensions": 9, "input": "dessert " * 200}
-    for param, value in wrong_requests.items():
-        request: dict[str, Any] = {"model": SENTENCE, "input": "a", param: value}
-        with pytest.raises(openai.BadRequestError) as wrong:
-            client.embeddings.create(**request)
-        assert (wrong.value.param, wrong.value.type) == (param, "invalid_request_error")

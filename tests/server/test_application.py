@@ -4,25 +4,18 @@ import os
 import shutil
 import socket
 from pathlib import Path
-from queue import SimpleQueue
 
 import grpc
-import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from tests.server.api.messages import attend_request
 from tests.server.samples import SELF
 from tests.server.watched import watched
 from tests.support.prometheus import scrape, value
 
-REQUEST = pb.AttendRequest(
-    model_name=SELF,
-    query=pb.VectorSequences(
-        data_type=pb.DATA_TYPE_FP32, width=4, lengths=[2], data=np.ones((2, 4), np.float32).tobytes()
-    ),
-)
+REQUEST = attend_request([2])
 HOST = "127.0.0.1"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -42,23 +35,6 @@ class SlowRepository:
 
     def proceed(self) -> None:
         self._pipe.write_bytes(self._manifest)
-
-
-class OpenStream:
-    """A stream on which one request has been answered."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        self._requests: SimpleQueue[pb.AttendStreamRequest | None] = SimpleQueue()
-        self._requests.put(pb.AttendStreamRequest(request=REQUEST))
-        self._call = AttentionServiceStub(channel).AttendStream(iter(self._requests.get, None), timeout=60)
-        assert next(self._call).response.context_vectors.lengths == [2]
-
-    def wait_for_drain(self) -> None:
-        """The server ends the stream, because nothing is outstanding on it."""
-        with pytest.raises(grpc.RpcError) as caught:
-            next(self._call)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        self._requests.put(None)
 
 
 def test_ports_are_bound_and_metrics_served_while_models_load(artifacts: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
+from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes as Key
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -36,7 +36,7 @@ def new_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def key_pem(key: CertificateIssuerPrivateKeyTypes, password: bytes | None = None) -> bytes:
+def key_pem(key: Key, password: bytes | None = None) -> bytes:
     encryption = NoEncryption() if password is None else BestAvailableEncryption(password)
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
 
@@ -62,14 +62,8 @@ class Authority:
     def __init__(self, name: str = "tests", ends: timedelta = HOUR) -> None:
         self._key = new_key()
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        self.pem = self._sign(
-            self._name,
-            self._key,
-            x509.BasicConstraints(ca=True, path_length=None),
-            critical=True,
-            begins=-2 * HOUR,
-            ends=ends,
-        )
+        own = x509.BasicConstraints(ca=True, path_length=None)
+        self.pem = self._sign(self._name, self._key, own, (-2 * HOUR, ends))
 
     def issue(
         self,
@@ -77,7 +71,7 @@ class Authority:
         common_name: str = "",
         begins: timedelta = -2 * HOUR,
         ends: timedelta = HOUR,
-        key: CertificateIssuerPrivateKeyTypes | None = None,
+        key: Key | None = None,
     ) -> Pair:
         """A certificate for some names, by default those of a server on loopback.
 
@@ -91,26 +85,17 @@ class Authority:
         key = key or new_key()
         subject = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)] if common_name else []
         alternative = x509.SubjectAlternativeName(map(general_name, names or (HOST, "localhost")))
-        named = x509.Name(subject)
-        pem = self._sign(named, key, alternative, critical=not subject, begins=begins, ends=ends)
-        return Pair(pem, key_pem(key))
+        return Pair(self._sign(x509.Name(subject), key, alternative, (begins, ends)), key_pem(key))
 
     def _sign(
-        self,
-        subject: x509.Name,
-        key: CertificateIssuerPrivateKeyTypes,
-        extension: x509.ExtensionType,
-        *,
-        critical: bool,
-        begins: timedelta,
-        ends: timedelta,
+        self, subject: x509.Name, key: Key, extension: x509.ExtensionType, valid: tuple[timedelta, timedelta]
     ) -> bytes:
-        now = datetime.now(UTC)
+        now, (begins, ends) = datetime.now(UTC), valid
         builder = (
             x509.CertificateBuilder(self._name, subject, key.public_key(), x509.random_serial_number())
             .not_valid_before(now + begins)
             .not_valid_after(now + ends)
-            .add_extension(extension, critical=critical)
+            .add_extension(extension, critical=True)
         )
         return builder.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
 

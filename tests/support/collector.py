@@ -32,7 +32,6 @@ class Seen:
     parent_id: str
     start: int
     end: int
-    trace_state: str
     is_error: bool
     has_remote_parent: bool
     attributes: dict[str, Any]
@@ -102,7 +101,6 @@ def _seen(request: pb.ExportTraceServiceRequest) -> Iterator[Seen]:
                     parent_id=span.parent_span_id.hex(),
                     start=span.start_time_unix_nano,
                     end=span.end_time_unix_nano,
-                    trace_state=span.trace_state,
                     is_error=span.status.code == span.status.STATUS_CODE_ERROR,
                     has_remote_parent=bool(span.flags & 0x200),
                     attributes=_values(span.attributes),

@@ -131,23 +131,14 @@ def good_bodies() -> list[Body]:
     lengths = {"name": "key_lengths", "shape": [2], "datatype": "INT64", "data": [3, 2]}
     text = {"name": "text", "shape": [2], "datatype": "BYTES", "data": ["Life is", "short"]}
     infer, nested = f"/v2/models/{SELF}/infer", rows.reshape(2, 3, 4).tolist()
-    sizes = {"binary_data_size": rows.nbytes}, {"binary_data_size": 6}
+    inputs = [{**query, "data": nested}, {**mask, "data": [True, False] * 3}, lengths]
+    sizes = ({"binary_data_size": rows.nbytes}, {"binary_data_size": 6})
+    binary = [{**each, "parameters": size} for each, size in zip((query, mask), sizes, strict=True)]
     return [
+        Body(infer, {"id": "7", "inputs": inputs, "outputs": [{"name": "context_vectors"}]}),
         Body(
             infer,
-            {
-                "id": "7",
-                "inputs": [{**query, "data": nested}, lengths],
-                "outputs": [{"name": "context_vectors"}],
-            },
-        ),
-        Body(infer, {"inputs": [{**query, "data": rows.tolist()}, {**mask, "data": [True, False] * 3}]}),
-        Body(
-            infer,
-            {
-                "inputs": [{**query, "parameters": sizes[0]}, {**mask, "parameters": sizes[1]}],
-                "parameters": {"binary_data_output": True},
-            },
+            {"inputs": binary, "parameters": {"binary_data_output": True}},
             rows.tobytes() + b"\1\0\1\1\1\0",
         ),
         Body(f"/v2/models/{TEXT}/infer", {"inputs": [text], "parameters": {"timeout": 30_000_000}}),
@@ -156,11 +147,11 @@ def good_bodies() -> list[Body]:
     ]
 
 
-def good_and_contradicted() -> list[tuple[Made, Callable[[random.Random], Made]]]:
-    """Each good request of both protocols and of HTTP, and what makes contradictory ones of it."""
+def good_and_changed() -> list[tuple[Made, Callable[[random.Random], Made]]]:
+    """Each good request of both protocols and of HTTP, and what makes others of it."""
 
     def of_message(good: Good) -> Callable[[random.Random], Made]:
-        return lambda rng: Made(good.method, contradicted(good, rng))
+        return lambda rng: Made(good.method, rng.choice((mutated, contradicted))(good, rng))
 
     calls = [(good, of_message(good)) for good in good_requests()]
     return calls + [(good.sent(), partial(contradicted_body, good)) for good in good_bodies()]

@@ -9,6 +9,7 @@ import numpy as np
 
 from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.inference import open_inference_pb2 as pb
+from tests.server.api.messages import vectors
 from tests.server.samples import CROSS, SELF, TEXT
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -34,10 +35,7 @@ def good_requests() -> list[Good]:
 
 
 def _vectors(lengths: Sequence[int], width: int) -> typed.VectorSequences:
-    data = np.linspace(-1, 1, sum(lengths) * width, dtype=np.float32)
-    return typed.VectorSequences(
-        data_type=typed.DATA_TYPE_FP32, width=width, lengths=lengths, data=data.tobytes()
-    )
+    return vectors(*(np.linspace(-1, 1, length * width, dtype="f4").reshape(-1, width) for length in lengths))
 
 
 def named(
@@ -64,9 +62,6 @@ def _attend() -> list[typed.AttendRequest]:
             query=_vectors([2, 1], 4),
             key=_vectors([3, 2], 6),
             value=_vectors([3, 2], 5),
-        ),
-        typed.AttendRequest(
-            model_name=TEXT, token_ids=typed.TokenSequences(lengths=[2, 3], ids=[0, 1, 2, 3, 4])
         ),
         typed.AttendRequest(
             model_name=TEXT, text=typed.TextSequences(texts=["Life is short", "eat"]), return_offsets=True

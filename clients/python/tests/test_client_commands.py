@@ -24,6 +24,7 @@ MODEL = pb.Model(
     num_heads=HEADS,
     parity=pb.Parity(relative_tolerance=1.3e-6, absolute_tolerance=1e-5, measured_max_abs_error=8.3e-7),
     cost=pb.Cost(flops_per_query=1000, flops_per_key=2000, flops_per_pair=16),
+    attention_patterns=[pb.AttentionPattern(causal=True, window=3)],
 )
 FAILED = pb.Model(name="failed", version="1", state=pb.Model.STATE_FAILED, state_reason="missed tolerance")
 UNREACHABLE = ["--server", "127.0.0.1:1"]
@@ -164,24 +165,31 @@ def test_vectors_are_printed_with_weights_and_several_sequences_written_as_npz_a
         assert json.loads((tmp_path / "out.json").read_text()) == [[[1.0] * 4] * 3, [[1.0] * 4]]
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "text --model m",
-        "text --model m a --file -",
-        "tokens --model m",
-        "weights --model m",
-        "describe",
-        "attend --model m --query /nonesuch.npy",
-        "attend --model m --query [[1]] --out a.txt",
-        "models --max-message-bytes 0",
-        "models --tls-ca /nonesuch",
-        "models --server 10.0.0.1:1 --token t",
-    ],
-)
-def test_wrong_usage_exits_with_2(command: str):
-    done = runner.invoke(app, [*UNREACHABLE, *command.split()], input="")
-    assert done.exit_code == 2, done.output
+# By the arguments, words of what is said of them.
+WRONG_USAGE = {
+    "text --model m": "at least one",
+    "text --model m a --file -": "not both",
+    "tokens --model m": "at least one",
+    "weights --model m": "give one of --text, --ids and --query",
+    "weights --model m --text a --compare n": "--compare needs --html",
+    "weights --model m --text a --key [[1]]": "--key and --value need --query",
+    "weights --model m --query [[[1]],[[2]]]": "has 3 axes; one sequence has 2",
+    "weights --model m --text a --html a.html --layer 0": "a page has all layers and heads",
+    "describe": "NAME",
+    "attend --model m --query /nonesuch.npy": "/nonesuch.npy",
+    "attend --model m --query [[1]] --out a.txt": "a.txt",
+    "infer --model m --input x": "x",
+    "infer --model m --input x=absent.npy": "absent.npy",
+    "infer --model m --input x=[1] --input x=[1]": "x=[1]",
+    "models --max-message-bytes 0": "'--max-message-bytes': Input should be greater",
+    "models --tls-ca /nonesuch": "/nonesuch",
+    "models --server 10.0.0.1:1 --token t": "token",
+}
+
+
+@pytest.mark.parametrize(("command", "words"), WRONG_USAGE.items())
+def test_wrong_usage_exits_with_2(command: str, words: str):
+    assert words in failing(2, *UNREACHABLE, *command.split(), input="")
 
 
 @pytest.mark.parametrize("content", [b"text", b"\x93NUMPY", b"PK\3\4", b'{"a": 1}', b"pickle"])
@@ -204,7 +212,7 @@ def test_errors_are_one_line_and_nothing_is_written(target: str, tmp_path: Path)
         (["describe", "m", "--version", "4"], "no model m 4"),
         ([*weights, "m", "--head", HEADS], f"--head: expected 0 to 2; found {HEADS}"),
         ([*weights, "m", "--layer", 0], "--layer: the model is a single attention module"),
-        ([*weights, "mute"], "model 'm' does not return attention weights"),
+        ([*weights, "mute"], "model 'mute' does not return attention weights"),
     ):
         assert failing(1, *known, *arguments) == f"error: {printed}\n"
 
@@ -215,6 +223,19 @@ def test_weights_are_a_table_for_each_head_labelled_with_tokens(run: Any):
         "\nhead 1\n        a     ,     b\n"
         "  a  0.09  0.10  0.11\n  ,  0.12  0.13  0.14\n  b  0.15  0.16  0.17\n"
     )
+
+
+def test_a_page_has_the_answers_of_two_models(run: Any, tmp_path: Path):
+    path = tmp_path / "a.html"
+    other = ["--compare", "failed", "--compare-version", 1]
+    run("weights", "--model", "m", "--text", "a, b", *other, "--html", path)
+    data = path.read_text("utf-8").partition('<script type="application/json" id="answers">')[2]
+    answers = json.loads(data.partition("</script>")[0])
+    assert [(each["model"], each["version"]) for each in answers] == [("m", "3"), ("failed", "1")]
+    for each in answers:
+        assert (each["subject"], each["layers"], each["heads"]) == ("a, b", 1, HEADS)
+        assert each["keys"] == ["a", ",", "b"]
+    assert [each["patterns"] for each in answers] == [[{"causal": True, "window": 3}], []]
 
 
 def test_a_plot_is_a_picture_and_without_matplotlib_names_the_extra_before_any_call(

@@ -7,12 +7,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from attention_client.enrich import Summary
 from numpy.typing import NDArray
 
-from tests.server.samples import WIDTHS, WORDS, eager_module
+from attention_serving.enrich import enrich
+from tests.server.samples import SELF, WIDTHS, WORDS, eager_module
 from tests.support import eager
 
 Array = NDArray[Any]
+# Keyword arguments of `enrich`.
+Options = dict[str, Any]
+QUERY: Options = {"model": SELF, "column": "query"}
 METADATA = {b"owner": b"tests"}
 LONGEST = 12
 
@@ -86,3 +91,8 @@ def assert_enriched(result: pa.Table, source: pa.Table, model: str, columns: Seq
     inputs = list(zip(*(source.column(name).to_pylist() for name in columns), strict=True))
     expected = [vectors for vectors, _ in eager_answers(model, inputs)]
     eager.assert_parity(result.column("context_vectors").to_pylist(), expected)
+
+
+def run(source: Path, output: Path, **options: Any) -> Summary:
+    """A job of the model and column of QUERY, unless the options name others."""
+    return enrich(str(source), str(output), **{**QUERY, **options})

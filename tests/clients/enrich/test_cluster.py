@@ -13,14 +13,13 @@ from attention_client.enrich import plan
 from ray.cluster_utils import Cluster
 
 from attention_serving.enrich import enrich
-from tests.clients.enrich.tables import read, write
-from tests.server.samples import ROOT, SELF
+from tests.clients.enrich.tables import QUERY, read, write
+from tests.server.samples import ROOT
 
 pytestmark = pytest.mark.thorough
 ROWS, CHUNK_ROWS = 40_000, 2_000
 PATIENCE_SECONDS = 240
 STORE_BYTES = 100 << 20
-QUERY: dict[str, Any] = {"model": SELF, "column": "query"}
 
 
 @pytest.fixture(scope="module")

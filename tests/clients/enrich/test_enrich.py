@@ -12,19 +12,21 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from attention_client.enrich import Summary
 
 from attention_serving.enrich import enrich
-from tests.clients.enrich.tables import assert_enriched, eager_answers, read, table, vectors_of, write
+from tests.clients.enrich.tables import (
+    QUERY,
+    Options,
+    assert_enriched,
+    eager_answers,
+    read,
+    run,
+    table,
+    vectors_of,
+    write,
+)
 from tests.server.samples import CROSS, SELF, WIDTHS
 from tests.support import eager
-
-QUERY: dict[str, Any] = {"model": SELF, "column": "query"}
-Options = dict[str, Any]
-
-
-def run(source: Path, output: Path, **options: Any) -> Summary:
-    return enrich(str(source), str(output), **{**QUERY, **options})
 
 
 def cells_of(result: pa.Table | None, name: str = "context_vectors") -> list[Any]:
@@ -76,30 +78,22 @@ def test_a_folder_keeps_its_files_and_subfolders(tmp_path: Path, in_process: Opt
     assert filtered.num_rows == 0
 
 
-def test_cross_attention_reads_key_and_value_from_their_own_columns(
-    tmp_path: Path, backend_options: Options
+@pytest.mark.parametrize("has_context", [False, True], ids=["of the row", "of a table"])
+def test_cross_attention_reads_key_and_value_of_the_row_or_of_a_table(
+    tmp_path: Path, backend_options: Options, *, has_context: bool
 ) -> None:
-    source = write(tmp_path, 200)
-    columns = {"model": CROSS, "key_column": "key", "value_column": "value"}
-    run(source, tmp_path / "out.parquet", **columns, weights=True, **backend_options)
-    result = read(tmp_path / "out.parquet")
-    assert_enriched(result, read(source), CROSS, ["query", "key", "value"])
-    inputs = [cells_of(read(source), name) for name in ("query", "key", "value")]
-    served = [np.array(weights) for weights in cells_of(result, "attention_weights")]
-    expected = [weights for _, weights in eager_answers(CROSS, list(zip(*inputs, strict=True)))]
-    eager.assert_parity(served, expected)
-
-
-def test_every_row_attends_to_the_memory_of_a_table(tmp_path: Path, backend_options: Options) -> None:
     source, context = write(tmp_path, 200), write(tmp_path, 5, "memory.parquet")
-    columns = {"model": CROSS, "key_column": "key", "value_column": "value", "context": context}
+    columns: Options = {"model": CROSS, "key_column": "key", "value_column": "value"}
+    columns |= {"context": context} if has_context else {}
     run(source, tmp_path / "out.parquet", **columns, weights=True, **backend_options)
     result = read(tmp_path / "out.parquet")
-    memory = [np.concatenate([np.array(cell) for cell in cells_of(read(context), name)]) for name in WIDTHS]
-    expected = eager_answers(CROSS, [(cell, *memory[1:]) for cell in cells_of(result, "query")])
-    eager.assert_parity(cells_of(result), [vectors for vectors, _ in expected])
-    served = [np.array(weights) for weights in cells_of(result, "attention_weights")]
-    eager.assert_parity(served, [weights for _, weights in expected])
+    rows = list(zip(*(cells_of(read(source), name) for name in WIDTHS), strict=True))
+    if has_context:
+        memory = [np.concatenate([*map(np.array, cells_of(read(context), name))]) for name in WIDTHS]
+        rows = [(query, *memory[1:]) for query, *_ in rows]
+    vectors, weights = zip(*eager_answers(CROSS, rows), strict=True)
+    eager.assert_parity(cells_of(result), vectors)
+    eager.assert_parity([np.array(each) for each in cells_of(result, "attention_weights")], weights)
 
 
 def test_every_row_attends_to_the_memory_of_an_array(tmp_path: Path, backend_options: Options) -> None:

@@ -2,25 +2,19 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow.dataset as ds
 import pytest
-from attention_client.enrich import EnrichError, Summary, plan
+from attention_client.enrich import EnrichError, plan
 
 from attention_serving.enrich import enrich
-from tests.clients.enrich.tables import read, vectors_of, write
-from tests.server.samples import CROSS, SELF, TEXT
+from tests.clients.enrich.tables import QUERY, Options, read, run, vectors_of, write
+from tests.server.samples import CROSS, TEXT
 
-QUERY: dict[str, Any] = {"model": SELF, "column": "query"}
-Options = dict[str, Any]
+TABLE = "table.parquet"
 GOOD, NARROW = [[1.0, 2.0, 3.0, 4.0]], [[1.0, 2.0]]
-
-
-def run(source: Path, output: Path, **options: Any) -> Summary:
-    return enrich(str(source), str(output), **{**QUERY, **options})
 
 
 @pytest.mark.parametrize(
@@ -39,43 +33,27 @@ def run(source: Path, output: Path, **options: Any) -> Summary:
         ({"passage_tokens": 9, "tokenizer": "x"}, "tokenizer needs servers"),
         ({"token": "secret"}, "credentials and token need servers"),
         ({"prompt": "query"}, "prompt needs a text encoder, which model 'tiny-self' is not"),
-    ],
-    ids=lambda value: str(value)[:30],
-)
-def test_a_job_that_cannot_be_done_is_refused_before_anything_is_computed(
-    tmp_path: Path, in_process: Options, options: Options, words: str
-) -> None:
-    source = write(tmp_path, 10)
-    with pytest.raises(EnrichError, match=words):
-        run(source, tmp_path / "out.parquet", **{**in_process, **options})
-    assert [path.name for path in tmp_path.iterdir()] == ["table.parquet"]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
         ({"context": "absent.npy"}, "absent.npy cannot be used: .*No such file"),
         ({"context": "narrow.npy"}, r"its shape is \(3, 2\); the model takes \(rows, 4\)"),
         ({"context": "empty.npy"}, "empty.npy has no rows"),
         ({"context": "narrow.npy", "model": TEXT}, "takes no vectors, and has no context"),
-        ({"context": "table.parquet"}, "name one of its columns id, name, text, query, .* with --key-column"),
-        ({"context": "table.parquet", "key_column": "null"}, "column 'null', row 0: it is null"),
-        (
-            {"context": "table.parquet", "key_column": "key"},
-            "column 'key', row 0: its vectors have 6 numbers",
-        ),
+        ({"context": TABLE}, "name one of its columns id, name, text, query, .* with --key-column"),
+        ({"context": TABLE, "key_column": "null"}, "column 'null', row 0: it is null"),
+        ({"context": TABLE, "key_column": "key"}, "column 'key', row 0: its vectors have 6 numbers"),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_memory_that_does_not_fit_the_model_is_refused(
+def test_a_job_that_cannot_be_done_is_refused_before_anything_is_computed(
     tmp_path: Path, in_process: Options, options: Options, words: str
 ) -> None:
-    source = write(tmp_path, 3, null=vectors_of(None, GOOD, GOOD))
+    source = write(tmp_path, 3, TABLE, null=vectors_of(None, GOOD, GOOD))
     np.save(tmp_path / "narrow.npy", np.ones((3, 2)))
     np.save(tmp_path / "empty.npy", np.ones((0, 4)))
-    context = tmp_path / options["context"]
+    context = {"context": tmp_path / options["context"]} if "context" in options else {}
+    before = sorted(tmp_path.iterdir())
     with pytest.raises(EnrichError, match=words):
-        run(source, tmp_path / "out.parquet", **in_process, **{**options, "context": context})
+        run(source, tmp_path / "out.parquet", **{**in_process, **options, **context})
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_finished_job_with_another_memory_is_another_job(tmp_path: Path, in_process: Options) -> None:

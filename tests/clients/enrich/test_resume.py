@@ -12,12 +12,11 @@ import pytest
 from attention_client.enrich import EnrichError, plan
 
 from attention_serving.enrich import enrich
-from tests.clients.enrich.tables import read, vectors_of, write
+from tests.clients.enrich.tables import QUERY, read, vectors_of, write
 from tests.server.samples import ROOT, SELF
 
 CHUNK_ROWS = 500
 PATIENCE_SECONDS = 120
-QUERY: dict[str, Any] = {"model": SELF, "column": "query"}
 GOOD, BAD = [[1.0, 2.0, 3.0, 4.0]], [[1.0]]
 # The command in a process of its own, with chunks that are small enough for a short test. It may kill itself
 # when a file is complete and not yet renamed into place.

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from attention_client.enrich import plan
@@ -17,14 +16,13 @@ from typer.testing import CliRunner
 from attention_serving.enrich import enrich
 from attention_serving.enrich.__main__ import app
 from scripts.local_server import ServerProcess, serving
-from tests.clients.enrich.tables import assert_enriched, read, write
+from tests.clients.enrich.tables import QUERY, assert_enriched, read, write
 from tests.clients.tls_server import tls_server
 from tests.server.samples import SELF
 from tests.support.certificates import Authority, Mounted
 
 ROWS, CHUNK_ROWS = 24_000, 1_000
 PATIENCE_SECONDS = 120
-QUERY: dict[str, Any] = {"model": SELF, "column": "query"}
 CLIENTS = Authority("clients")
 Start = Callable[..., ServerProcess]
 thorough = pytest.mark.thorough

@@ -1,11 +1,14 @@
 """Fixtures of the tests of the gRPC surface."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.web_tokens import WebTokens
 from tests.server.api.served import ENTRIES, Secured
@@ -16,6 +19,12 @@ from tests.server.security.samples import AUDIENCE, ISSUER, FixedKeys, public_jw
 @pytest.fixture
 def tokens_file(tmp_path: Path) -> Path:
     return write_tokens(tmp_path / "tokens.json", *ENTRIES)
+
+
+@pytest.fixture
+def engine(loaded: Repository) -> Iterator[Engine]:
+    with closing(Engine(loaded)) as engine:
+        yield engine
 
 
 @pytest.fixture

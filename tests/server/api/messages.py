@@ -19,7 +19,7 @@ from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Array, Request
-from tests.server.samples import SELF
+from tests.server.samples import SELF, WIDTHS
 
 
 def allowing(limits: Limits | None = None) -> Allowance:
@@ -29,6 +29,7 @@ def allowing(limits: Limits | None = None) -> Allowance:
 
 UNCOUNTED = allowing()
 NO_REGIONS = SharedMemory()
+RNG = np.random.default_rng(0)
 Output = pb.ModelInferRequest.InferRequestedOutputTensor
 
 
@@ -53,14 +54,29 @@ def text_request(model: LoadedModel, texts: Sequence[bytes], **tensors: Array) -
     return message
 
 
+def vectors(*arrays: Array) -> attention_pb.VectorSequences:
+    """Sequences of float32 or float16, each (T, d)."""
+    rows = np.concatenate(arrays)
+    return attention_pb.VectorSequences(
+        data_type=attention_pb.DATA_TYPE_FP16 if rows.dtype == np.float16 else attention_pb.DATA_TYPE_FP32,
+        width=rows.shape[1],
+        lengths=map(len, arrays),
+        data=rows.tobytes(),
+    )
+
+
+def rectangles(model: LoadedModel, batch: int, query_length: int, key_length: int) -> dict[str, Array]:
+    """Random inputs of a model, (B, T, width)."""
+    lengths = {spec.name: query_length if spec.name == "query" else key_length for spec in model.inputs}
+    return {
+        name: RNG.standard_normal((batch, length, WIDTHS[name]), np.float32)
+        for name, length in lengths.items()
+    }
+
+
 def attend_request(lengths: list[int], *, return_weights: bool = False) -> attention_pb.AttendRequest:
     """A request to the self-attention model, with sequences of zeros."""
-    query = attention_pb.VectorSequences(
-        data_type=attention_pb.DATA_TYPE_FP32,
-        width=4,
-        lengths=lengths,
-        data=np.zeros((sum(lengths), 4), np.float32).tobytes(),
-    )
+    query = vectors(*(np.zeros((length, 4), np.float32) for length in lengths))
     return attention_pb.AttendRequest(model_name=SELF, query=query, return_weights=return_weights)
 
 

@@ -13,7 +13,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.server.transport.call import Metadata
-from attention_serving.server.transport.options import RpcOptions
 from tests.server.api.messages import attend_request
 from tests.server.seams import PATIENCE_SECONDS, Served
 from tests.server.security.samples import entry
@@ -22,14 +21,6 @@ ATTEND = "/attention.v1.AttentionService/Attend"
 STREAM = "/attention.v1.AttentionService/AttendStream"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-OPTIONS = RpcOptions(
-    host="127.0.0.1",
-    port=0,
-    max_message_bytes=1 << 20,
-    max_concurrent_calls=20,
-    max_streams=1,
-    stream_window=1,
-)
 # The identities of `secured`.
 ENTRIES = (
     entry("all", "all-token", "infer:*", "read", "admin"),

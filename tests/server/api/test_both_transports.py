@@ -107,31 +107,28 @@ def a_drain_ends_watchers_idle_streams_and_silent_calls(served: Served) -> None:
     opened.close()
 
 
-ROWS: tuple[Callable[[Served], None], ...] = (
-    calls_are_answered_or_refused,
-    replies_of_a_stream_keep_their_order_and_a_malformed_message_does_not_end_it,
-    a_message_that_does_not_arrive_ends_its_call,
-    a_caller_who_does_not_read_is_cut_off,
-    a_drain_ends_watchers_idle_streams_and_silent_calls,
-)
-both_transports = pytest.mark.parametrize("kind", get_args(TransportKind))
+def callers_are_asked_for_a_token(served: Served) -> None:
+    assert answer(attend(served.channel, caller="all-token")) == [2]
+    for wrong in ("unknown", None):
+        assert attend(served.channel, caller=wrong).code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-@both_transports
-@pytest.mark.parametrize("row", ROWS, ids=[row.__name__ for row in ROWS])
+IMPATIENT: dict[str, Any] = {"send_timeout_seconds": 0.5, "receive_timeout_seconds": 0.5}
+# By what is shown, settings of the server.
+ROWS: dict[Callable[[Served], None], dict[str, Any]] = {
+    calls_are_answered_or_refused: {},
+    replies_of_a_stream_keep_their_order_and_a_malformed_message_does_not_end_it: {},
+    a_message_that_does_not_arrive_ends_its_call: IMPATIENT,
+    a_caller_who_does_not_read_is_cut_off: IMPATIENT,
+    a_drain_ends_watchers_idle_streams_and_silent_calls: {},
+}
+
+
+@pytest.mark.parametrize("kind", get_args(TransportKind))
+@pytest.mark.parametrize("row", [*ROWS, callers_are_asked_for_a_token], ids=lambda row: row.__name__)
 def test_both_transports_show_callers_the_same(
-    self_model: LoadedModel, kind: TransportKind, row: Callable[[Served], None]
+    self_model: LoadedModel, guard: Guard, kind: TransportKind, row: Callable[[Served], None]
 ) -> None:
-    limits: dict[str, Any] = {}
-    if row in (a_message_that_does_not_arrive_ends_its_call, a_caller_who_does_not_read_is_cut_off):
-        limits = {"send_timeout_seconds": 0.5, "receive_timeout_seconds": 0.5}
-    with Served(self_model, transport=kind, **limits) as served:
+    settings = ROWS.get(row, {"guard": guard})
+    with Served(self_model, transport=kind, **settings) as served:
         row(served)
-
-
-@both_transports
-def test_both_transports_ask_for_a_token(self_model: LoadedModel, guard: Guard, kind: TransportKind) -> None:
-    with Served(self_model, transport=kind, guard=guard) as served:
-        assert answer(attend(served.channel, caller="all-token")) == [2]
-        for wrong in ("unknown", None):
-            assert attend(served.channel, caller=wrong).code() is grpc.StatusCode.UNAUTHENTICATED

@@ -8,6 +8,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,44 +20,47 @@ from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.attention import codec as attention_codec
 from attention_serving.server.api.attention import named_tensors
 from attention_serving.server.api.open_inference import codec as open_inference_codec
-from attention_serving.server.api.protobuf_bytes import reader
+from attention_serving.server.api.protobuf_bytes import field, reader
 from attention_serving.server.api.tensors import Allowance
 from attention_serving.server.engine.budget import MemoryBudget
-from attention_serving.server.engine.errors import Code, EngineError
+from attention_serving.server.engine.errors import Code, EngineError, OverloadedError
 from attention_serving.server.engine.limits import MIB, Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.requests.tokenizer import FEW_TEXTS
+from attention_serving.server.engine.requests.validated_request import ValidatedRequest
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.http import embeddings, schemas
 from attention_serving.server.http import infer as http_infer
-from tests.encoders.repository import SENTENCE, SENTENCE_MODELS
+from tests.encoders.repository import SENTENCE
 from tests.server.api.messages import NO_REGIONS, read_attend, read_infer
 from tests.server.samples import SELF, TEXT
-from tests.support.artifacts import cached_repositories
-from tests.support.contradictions import Made, contradicted, good_and_contradicted
-from tests.support.mutations import ATTEND, INFER, Good, good_requests, mutated
+from tests.support.contradictions import Made, good_and_changed
+from tests.support.encoders import WIDTH
+from tests.support.mutations import ATTEND, INFER
 
-LIMITS = Limits(max_result_bytes=MIB, max_input_bytes=MIB)
+Models = Callable[[str, str], LoadedModel]
 # What 64 KiB may cost. On a quiet machine they take a third of the time.
 MAX_MESSAGE, MAX_BYTES, MAX_SECONDS = 64 << 10, 10_000_000, 0.3
 JSON_SIZE = "Inference-Header-Content-Length"
 
 
-def decode(made: Made, models: Callable[[str, str], LoadedModel], limits: Limits = LIMITS) -> None:
+def decode(
+    made: Made, models: Models, limits: Limits | None = None, budget: MemoryBudget | None = None
+) -> ValidatedRequest | None:
     """Reads, decodes and validates a request as the server or the HTTP process does."""
-    budget = MemoryBudget(64 * MIB)
+    limits, budget = limits or Limits(), budget or MemoryBudget(64 * MIB)
     if made.method == "/v1/embeddings":
         embeddings.decode(bytearray(made.data))
-        return
+        return None
     if made.method not in (ATTEND, INFER):
         size, body = (made.headers or {}).get(JSON_SIZE, ""), bytearray(made.data)
         own = min(int(size), len(body)) if size.isdecimal() else len(body)
         budget.reserve(schemas.memory_of(body, own))
         http_infer.decode(body, own, "m", "", 64 * MIB, budget.reserve(0))
-        return
+        return None
     allowance = Allowance(limits, budget.reserve(len(made.data)))
     parsed: Any = (read_attend if made.method == ATTEND else read_infer)(made.data, limits)
     message: typed.AttendRequest | pb.ModelInferRequest = parsed.message
@@ -68,59 +72,50 @@ def decode(made: Made, models: Callable[[str, str], LoadedModel], limits: Limits
     else:
         names = attention_codec.input_names(model)
         request = attention_codec.decode(parsed, names, math.inf, allowance)
-    if not FEW_TEXTS < len(request.texts) <= limits.max_sequences:  # many are encoded on threads of their own
-        validate(request, model, limits)
+    if FEW_TEXTS < len(request.texts) <= limits.max_sequences:
+        return None  # many texts are encoded on threads of their own
+    return validate(request, model, limits)
 
 
-GOOD = good_requests()
+@pytest.fixture(scope="module")
+def ready(loaded: Repository, sentence_repository: Path) -> Models:
+    """The models of the tests, by name."""
+    encoder = load_model(sentence_repository / SENTENCE / "1", Device(threads=1))
+    return lambda name, _: encoder if name == SENTENCE else loaded.ready(name)
 
 
-@pytest.mark.parametrize("change", [mutated, contradicted])
-@pytest.mark.parametrize("index", range(len(GOOD)))
-def test_mutated_requests_are_accepted_or_refused_with_a_reason(
-    index: int, change: Callable[[Good, random.Random], bytes], loaded: Repository
-) -> None:
-    rng = random.Random(index)  # noqa: S311 - the same mutations every time
-    good, count = GOOD[index], 60
-    decode(Made(good.method, good.data), loaded.ready)
-    accepted, codes = 0, set[Code]()
-    for _ in range(count):
-        try:
-            decode(Made(good.method, change(good, rng)), loaded.ready)
-        except EngineError as error:
-            codes.add(error.code)
-        except DecodeError:
-            pass
-        else:
-            accepted += 1
-    assert accepted < count
-    assert Code.INTERNAL not in codes
+Cheap = Callable[..., bool]
 
 
 @pytest.fixture
-def cheap() -> Iterator[Callable[[Callable[[], object]], None]]:
-    """Runs a decoder, which may refuse what it is given, and checks what that took."""
+def cheap() -> Iterator[Cheap]:
+    """Runs a decoder, checks what that took, and returns whether it refused what it was given."""
 
-    def refused_or_not(decoder: Callable[[], object]) -> None:
+    def refused(decoder: Callable[[], object]) -> bool:
         try:
             decoder()
-        except (EngineError, HTTPException, DecodeError):
-            return
+        except EngineError as error:
+            assert error.code is not Code.INTERNAL  # noqa: PT017 - of those that refuse
+            return True
+        except (HTTPException, DecodeError):
+            return True
+        return False
 
-    def check(decoder: Callable[[], object]) -> None:
+    def check(decoder: Callable[[], object], most_bytes: int = MAX_BYTES) -> bool:
         seconds = math.inf
         for _ in range(3):  # what is slow by itself is slow each time
             if seconds > MAX_SECONDS:
                 started = time.thread_time()
-                refused_or_not(decoder)
+                refused(decoder)
                 seconds = time.thread_time() - started
         assert seconds < MAX_SECONDS
         tracemalloc.start()
         try:
-            refused_or_not(decoder)
-            assert tracemalloc.get_traced_memory()[1] < MAX_BYTES
+            found = refused(decoder)
+            assert tracemalloc.get_traced_memory()[1] < most_bytes
         finally:
             tracemalloc.stop()
+        return found
 
     gc.freeze()  # keeps the garbage collector away from the many objects of the tests' other modules
     yield check
@@ -157,30 +152,67 @@ EXTREME: dict[str, Made] = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("made", EXTREME.values(), ids=EXTREME)
-def test_what_is_huge_on_paper_costs_little(
-    made: Made, loaded: Repository, cheap: Callable[[Callable[[], object]], None]
-) -> None:
-    (folder,) = cached_repositories(SENTENCE_MODELS)
-    encoder = load_model(folder / SENTENCE / "1", Device(threads=1))
+def test_what_is_huge_on_paper_costs_little(made: Made, ready: Models, cheap: Cheap) -> None:
     assert len(made.data) <= 2 * MAX_MESSAGE
-    cheap(lambda: decode(made, lambda name, _: encoder if name == SENTENCE else loaded.ready(name), Limits()))
+    cheap(lambda: decode(made, ready))
 
 
-CONTRADICTED = good_and_contradicted()
+def spans(count: int) -> Made:
+    """A text with some parts."""
+    parts = typed.Spans(lengths=[count], starts=[0] * count, ends=[1] * count)
+    text = typed.TextSequences(texts=["eat dessert first"])
+    return attend(SENTENCE, text=text, embedding=typed.EmbeddingOptions(spans=parts))
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("index", range(len(CONTRADICTED)))
-def test_whatever_64_kib_a_caller_sends_they_cost_little(
-    index: int, loaded: Repository, cheap: Callable[[Callable[[], object]], None]
+def more_numbers(number: int, content: bytes) -> Made:
+    """A good request, and the packed content of a further field of its spans."""
+    return Made(ATTEND, b"".join([spans(1).data, *field((12, 2, number), [content])]))
+
+
+SPANS: dict[str, tuple[Callable[[], Made], str]] = {
+    "10 M starts": (lambda: more_numbers(2, bytes(40 * MIB)), "have 10485761 starts; the lengths sum to 1"),
+    "40 M lengths": (lambda: more_numbers(1, b"\1" * (40 * MIB)), "contains 41943041 sequences; the limit"),
+    "a length of 4 G": (lambda: more_numbers(1, b"\xff\xff\xff\xff\x0f"), "lengths sum to 4294967296"),
+    "300 k spans": (lambda: spans(300_000), "would have 4800000 bytes decoded; the limit is 4194304"),
+}
+
+
+@pytest.mark.parametrize(("build", "says"), SPANS.values(), ids=SPANS)
+def test_spans_are_refused_before_anything_is_built(
+    build: Callable[[], Made], says: str, ready: Models, cheap: Cheap
 ) -> None:
-    rng = random.Random(index)  # noqa: S311 - the same mutations every time
-    good, change = CONTRADICTED[index]
-    decode(good, loaded.ready)
-    for _ in range(100):
-        made = change(rng)
-        if len(made.data) <= MAX_MESSAGE:
-            cheap(partial(decode, made, loaded.ready, Limits()))
+    made, limits = build(), Limits(max_input_bytes=4 * MIB)
+    cheap(lambda: decode(made, ready, limits), most_bytes=2 * MIB)
+    with pytest.raises(EngineError, match=says) as caught:
+        decode(made, ready, limits)
+    assert (caught.value.code, caught.value.field) == (Code.INVALID_ARGUMENT, "spans")
+
+
+def test_the_memory_of_spans_is_reserved(ready: Models) -> None:
+    made, count = spans(6000), 6000
+    budget = MemoryBudget(len(made.data) + 8 * count)
+    other = budget.reserve(1)
+    with pytest.raises(OverloadedError):
+        decode(made, ready, budget=budget)
+    other.release()
+    validated = decode(made, ready)
+    assert validated is not None
+    assert validated.form.held_bytes > 2 * count * 4 * WIDTH
+
+
+CHANGED = good_and_changed()
+
+
+@pytest.mark.parametrize("index", range(len(CHANGED)))
+def test_whatever_64_kib_a_caller_sends_is_answered_or_refused_with_a_reason_at_little_cost(
+    index: int, ready: Models, cheap: Cheap
+) -> None:
+    rng = random.Random(index)  # noqa: S311 - the same changes every time
+    good, change = CHANGED[index]
+    decode(good, ready)
+    changed = [made for made in (change(rng) for _ in range(200)) if len(made.data) <= MAX_MESSAGE]
+    refused = sum(cheap(partial(decode, made, ready)) for made in changed)
+    assert 0 < refused < len(changed)
 
 
 @pytest.mark.parametrize("count", [FEW_TEXTS, FEW_TEXTS + 1])

@@ -5,21 +5,16 @@ import socket
 import grpc
 import pytest
 
-from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server import grpc_server
-from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.transport import options
 from attention_serving.server.transport.completion_queue import ACCEPT_AHEAD
-from tests.server.api.messages import attend_request
 from tests.server.api.served import SERVING, Opened, OpenStream, answer, attend, health, watch
 from tests.server.api.test_both_transports import unread
-from tests.server.samples import validated_of
-from tests.server.seams import PATIENCE_SECONDS, Served, wait_until
+from tests.server.seams import Served, wait_until
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 PLACES, FLOOD = 8, 5 * ACCEPT_AHEAD
-WINDOW = 3
 # What a client of HTTP/2 begins with: the preface, and a frame of settings without settings.
 CLIENT_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 
@@ -117,27 +112,3 @@ def test_a_reply_that_is_not_read_keeps_its_place_until_it_is(self_model: Loaded
             assert answer(attend(other)) == [2]
         assert served.calls.ended(4) == {("Attend", "OK"): 3, ("Attend", "RESOURCE_EXHAUSTED"): 1}
         assert ("Attend", "SLOW_READER") not in served.calls.refusals
-
-
-def test_a_stream_is_received_up_to_its_window_and_cancelled_with_its_requests(
-    self_model: LoadedModel,
-) -> None:
-    request = pb.AttendStreamRequest(id="0", request=attend_request([2]))
-    size = request.ByteSize() + validated_of(self_model, [(2, 2)]).form.held_bytes
-    limits = Limits(max_in_flight_bytes=(1 + WINDOW) * size)
-    with Served.held(self_model, limits=limits, stream_window=WINDOW) as served:
-        held = attend(served.channel)
-        assert served.gate.entered.wait(PATIENCE_SECONDS)
-        stream = OpenStream(served.channel)
-        for number in range(2 * WINDOW):
-            stream.send(str(number))
-        assert served.engine.has_queued(1 + WINDOW)
-        assert not served.engine.has_queued_more()
-        stream.replies.cancel()
-        assert served.calls.ended(1) == {("AttendStream", "CANCELLED"): 1}
-        others = [attend(served.channel) for _ in range(WINDOW)]
-        assert served.engine.has_queued(WINDOW)
-        served.gate.open()
-        assert [answer(call) for call in (held, *others)] == [[2]] * (1 + WINDOW)
-        stream.end()
-    assert sum(served.engine.recorder.sizes) == 1 + WINDOW

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
@@ -19,13 +18,12 @@ from attention_serving.server.api.method import CallKind
 from attention_serving.server.api.methods import REFLECTION_V1, SERVICES, HealthService, all_methods
 from attention_serving.server.api.open_inference.handlers import Handlers
 from attention_serving.server.api.shared_memory import SharedMemory
-from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import FailedModel
 from attention_serving.server.security.peers import ACCESS_CHECK
 from tests.server.api.scripted import ScriptedCall
 from tests.server.samples import HEADS, TEXT
-from tests.server.seams import WatchedEngine
 
 FILES: list[Any] = [attention_pb2, open_inference_pb2, health_pb2, reflection_pb2]
 KINDS = {
@@ -40,16 +38,7 @@ def services() -> Iterator[ServiceDescriptor]:
         yield from file.DESCRIPTOR.services_by_name.values()
 
 
-@pytest.fixture
-def engine(self_model: LoadedModel, text_model: LoadedModel) -> Iterator[WatchedEngine]:
-    engine = WatchedEngine([self_model, text_model], Limits())
-    yield engine
-    engine.close()
-
-
-def test_every_method_of_every_service_is_answered_as_its_kind(
-    engine: WatchedEngine, threads: CodecThreads
-) -> None:
+def test_every_method_of_every_service_is_answered_as_its_kind(engine: Engine, threads: CodecThreads) -> None:
     table = all_methods(
         engine, threads, HealthService(), lambda: True, None, SharedMemory(), identify=lambda *_: None
     )
@@ -81,7 +70,7 @@ def test_each_change_is_sent_to_those_that_watch_and_nothing_is_kept_of_them() -
     assert (len(sent), service._watchers) == (2, {})
 
 
-def test_the_batch_axis_of_texts_is_part_of_their_shape(engine: WatchedEngine) -> None:
+def test_the_batch_axis_of_texts_is_part_of_their_shape(engine: Engine) -> None:
     handlers = Handlers(engine, lambda: True, None, SharedMemory())
     config = handlers.config(open_inference_pb2.ModelConfigRequest(name=TEXT), ScriptedCall()).config
     assert (config.max_batch_size, [list(tensor.dims) for tensor in config.input]) == (0, [[-1]])

@@ -28,23 +28,14 @@ from tests.server.api.messages import (
     decode_inputs,
     packed,
     raw_request,
+    rectangles,
     text_request,
 )
-from tests.server.samples import CROSS, HEADS, SELF, TEXT, WIDTHS, eager_module
+from tests.server.samples import CROSS, HEADS, SELF, TEXT, eager_module
 from tests.support import eager
 from tests.support.coroutines import submitted
 
 rng = np.random.default_rng(0)
-
-
-def rectangles(model: LoadedModel, batch: int, query_length: int, key_length: int) -> dict[str, Array]:
-    """Random inputs of a model, (B, T, width)."""
-    return {
-        spec.name: rng.standard_normal(
-            (batch, query_length if spec.name == "query" else key_length, WIDTHS[spec.name]), np.float32
-        )
-        for spec in model.inputs
-    }
 
 
 def answer(model: LoadedModel, message: pb.ModelInferRequest) -> dict[str, Array]:
@@ -89,15 +80,6 @@ def test_key_lengths_remove_padding_and_outputs_are_padded_with_zeros(
         assert not outputs["attention_weights"][index][..., length:].any()
 
 
-def test_outputs_of_texts_include_their_lengths(text_model: LoadedModel) -> None:
-    outputs = answer(text_model, text_request(text_model, [b"Life is short", b"eat"]))
-    assert list(outputs) == ["context_vectors", "lengths"]
-    assert outputs["lengths"].tolist() == [3, 1]
-    assert outputs["context_vectors"].shape == (2, 3, 16)
-    assert outputs["context_vectors"][1, 0].any()
-    assert not outputs["context_vectors"][1, 1:].any()
-
-
 @pytest.mark.parametrize(("microseconds", "seconds"), [(2_000_000, 2.0), (0, math.inf), (10**18, math.inf)])
 def test_the_timeout_parameter_is_a_deadline(
     self_model: LoadedModel, microseconds: int, seconds: float
@@ -119,48 +101,22 @@ named_tensors = st.sampled_from(sorted(DTYPES)).flatmap(
 Build = Callable[[LoadedModel], pb.ModelInferRequest]
 
 
-def typed_message(datatype: str, shape: Sequence[int], **contents: Any) -> pb.ModelInferRequest:
-    """A request with one input in typed fields."""
+def message_of(datatype: str, shape: Sequence[int], *data: bytes, **contents: Any) -> pb.ModelInferRequest:
+    """A request with one input, in raw contents or in typed fields."""
     tensor = pb.ModelInferRequest.InferInputTensor(name="query", datatype=datatype, shape=shape)
     if contents:
         tensor.contents.CopyFrom(pb.InferTensorContents(**contents))
-    return pb.ModelInferRequest(inputs=[tensor])
+    return pb.ModelInferRequest(inputs=[tensor], raw_input_contents=data)
 
 
-def raw_message(datatype: str, shape: Sequence[int], data: bytes, **contents: Any) -> pb.ModelInferRequest:
-    """A request with one input in raw contents."""
-    message = typed_message(datatype, shape, **contents)
-    message.raw_input_contents.append(data)
-    return message
-
-
-def raw(*arguments: Any, **contents: Any) -> Build:
-    return lambda _: raw_message(*arguments, **contents)
-
-
-def typed(*arguments: Any, **contents: Any) -> Build:
-    return lambda _: typed_message(*arguments, **contents)
-
-
-@given(tensors=st.lists(named_tensors, min_size=1, max_size=3))
-def test_raw_entries_are_matched_by_position_and_not_copied(tensors: list[tuple[str, Array]]) -> None:
-    message = pb.ModelInferRequest()
-    for index, (datatype, array) in enumerate(tensors):
-        message.inputs.add(name=f"in{index}", datatype=datatype, shape=array.shape)
-        message.raw_input_contents.append(array.tobytes())
-    found = decode_inputs(message)
-    assert list(found) == [f"in{index}" for index in range(len(tensors))]
-    for decoded, (datatype, array) in zip(found.values(), tensors, strict=True):
-        np.testing.assert_array_equal(decoded, array)
-        assert decoded.dtype == DTYPES[datatype]
-        assert not decoded.flags.owndata
-        assert not decoded.flags.writeable
+def sent(*arguments: Any, **contents: Any) -> Build:
+    return lambda _: message_of(*arguments, **contents)
 
 
 @given(tensor=named_tensors)
 def test_typed_elements_become_the_array(tensor: tuple[str, Array]) -> None:
     datatype, array = tensor
-    message = typed_message(datatype, array.shape, **{CONTENTS[datatype]: array.ravel().tolist()})
+    message = message_of(datatype, array.shape, **{CONTENTS[datatype]: array.ravel().tolist()})
     found = decode_inputs(message)["query"]
     np.testing.assert_array_equal(found, array)
     assert found.dtype == DTYPES[datatype]
@@ -169,8 +125,8 @@ def test_typed_elements_become_the_array(tensor: tuple[str, Array]) -> None:
 @given(elements=st.lists(st.binary(max_size=9), min_size=1, max_size=6), as_raw=st.booleans())
 def test_elements_of_type_bytes_are_decoded(elements: list[bytes], *, as_raw: bool) -> None:
     shape = [len(elements), 1]
-    by_raw, contents = raw_message(BYTES, shape, packed(elements)), {"bytes_contents": elements}
-    found = decode_inputs(by_raw if as_raw else typed_message(BYTES, shape, **contents))["query"]
+    by_raw, contents = message_of(BYTES, shape, packed(elements)), {"bytes_contents": elements}
+    found = decode_inputs(by_raw if as_raw else message_of(BYTES, shape, **contents))["query"]
     assert found.shape == (len(elements), 1)
     assert found.ravel().tolist() == elements
 
@@ -235,22 +191,24 @@ def with_output(name: str, **value: Any) -> Build:
 OUT = "outputs[context_vectors]"
 # The model, a message, and the beginning of what is said of it, which names the field at fault.
 INVALID: tuple[tuple[str, Build, str], ...] = (
-    (SELF, raw("FP32", [2, 3], bytes(23)), "query: has 23 bytes; 2 x 3 elements of float32 need 24 bytes"),
-    (SELF, raw("FP8", [1], b"1"), "query: datatype 'FP8' is unknown; must be one of BOOL, INT8"),
-    (SELF, raw("FP32", [-1, -1], bytes(4)), "query: has shape [-1, -1]; every size must be 1 or more"),
-    (SELF, raw("FP32", [4097, 1, 4], b""), "query: contains 4097 sequences; the limit is 4096"),
-    (SELF, raw("FP32", [1], bytes(4), fp32_contents=[1.0]), "query: has contents, but the request has"),
+    (SELF, sent("FP32", [2, 3], bytes(23)), "query: has 23 bytes; 2 x 3 elements of float32 need 24 bytes"),
+    (SELF, sent("BOOL", [3], b"\1\2\0"), "query: contains the byte 2; a boolean must be 0 or 1"),
+    (SELF, sent("BF16", [2, 3], bytes(13)), "query: has 13 bytes; 2 x 3 elements of bfloat16 need 12 bytes"),
+    (SELF, sent("FP8", [1], b"1"), "query: datatype 'FP8' is unknown; must be one of BOOL, INT8"),
+    (SELF, sent("FP32", [-1, -1], bytes(4)), "query: has shape [-1, -1]; every size must be 1 or more"),
+    (SELF, sent("FP32", [4097, 1, 4], b""), "query: contains 4097 sequences; the limit is 4096"),
+    (SELF, sent("FP32", [1], bytes(4), fp32_contents=[1.0]), "query: has contents, but the request has"),
     (CROSS, changed(lambda m: m.raw_input_contents.pop()), "raw_input_contents: has no entry for input"),
     (CROSS, changed(lambda m: m.raw_input_contents.append(b"")), "raw_input_contents: has 4 entries"),
     (CROSS, changed(lambda m: setattr(m.inputs[1], "name", "query")), "query: is sent twice"),
-    (SELF, typed("FP32", [2, 2], fp32_contents=[1]), "query: has 1 elements; its shape is [2, 2]"),
-    (SELF, typed("FP32", [1], fp64_contents=[1]), "query: is FP32 and fills fp64_contents; must fill"),
-    (SELF, typed("FP16", [1], fp32_contents=[1]), "query: FP16 must be sent in raw_input_contents"),
-    (SELF, typed("UINT16", [1], uint_contents=[65536]), "query: contains 65536; UINT16 takes 0 to 65535"),
-    (SELF, typed("INT8", [1], int_contents=[-129]), "query: contains -129; INT8 takes -128 to 127"),
-    (SELF, raw(BYTES, [2], packed([b"a"] * 3)), "query: has more than 2 elements; its shape is [2]"),
-    (SELF, raw(BYTES, [2], packed([b"ab"]) + b"\1\0"), "query: the element at byte 6 extends beyond the end"),
-    (SELF, raw(BYTES, [1], packed([b"a"])), "query: is BYTES; the model takes float32"),
+    (SELF, sent("FP32", [2, 2], fp32_contents=[1]), "query: has 1 elements; its shape is [2, 2]"),
+    (SELF, sent("FP32", [1], fp64_contents=[1]), "query: is FP32 and fills fp64_contents; must fill"),
+    (SELF, sent("FP16", [1], fp32_contents=[1]), "query: FP16 must be sent in raw_input_contents"),
+    (SELF, sent("UINT16", [1], uint_contents=[65536]), "query: contains 65536; UINT16 takes 0 to 65535"),
+    (SELF, sent("INT8", [1], int_contents=[-129]), "query: contains -129; INT8 takes -128 to 127"),
+    (SELF, sent(BYTES, [2], packed([b"a"] * 3)), "query: has more than 2 elements; its shape is [2]"),
+    (SELF, sent(BYTES, [2], packed([b"ab"]) + b"\1\0"), "query: the element at byte 6 extends beyond the"),
+    (SELF, sent(BYTES, [1], packed([b"a"])), "query: is BYTES; the model takes float32"),
     (SELF, tensors(key=KEY), "key: is not an input; model 'tiny-self' takes query"),
     (SELF, tensors(query=QUERY[0]), "query: has 2 axes; the model takes 3"),
     (CROSS, tensors(value=VALUE[:, 1:]), "value: has key_length 4; it must be 5, as in another input"),
@@ -269,6 +227,8 @@ INVALID: tuple[tuple[str, Build, str], ...] = (
     (SELF, with_parameter("sequence_id", int64_param=7), "parameters[sequence_id]: is not supported by"),
     (SELF, with_parameter("timeout", string_param="soon"), "timeout: must be an integer: microseconds"),
     (SELF, with_parameter("dimensions", int64_param=0), "dimensions: model 'tiny-self' is not a text"),
+    (SELF, with_parameter("dimensions", string_param="8"), "dimensions: must be a positive integer"),
+    (SELF, with_parameter("truncate", string_param="yes"), "truncate: must be a boolean"),
 )
 
 
@@ -282,7 +242,7 @@ def test_a_request_that_contradicts_itself_or_its_model_is_refused_and_names_the
     assert caught.value.message.startswith(says)
 
 
-MANY_NUMBERS = typed("INT64", [1, 40_000], int64_contents=[1] * 40_000)
+MANY_NUMBERS = sent("INT64", [1, 40_000], int64_contents=[1] * 40_000)
 LIMITED: tuple[tuple[str, Build, Limits, str], ...] = (
     (SELF, lengths(1, 3), Limits(max_result_bytes=90), "query: the response would have 97 bytes with"),
     (TEXT, text(b"Life", b"is", b"short"), Limits(max_sequences=2), "text: contains 3 sequences; the limit"),

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import random
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,8 +26,7 @@ from attention_serving.server.engine.errors import ModelNotFoundError
 from attention_serving.server.engine.limits import MIB
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.types import Array
-from tests.server.api.messages import decode_infer, raw_request, text_request
+from tests.server.api.messages import decode_infer, raw_request, rectangles, text_request, vectors
 from tests.server.api.scripted import ScriptedCall
 from tests.server.samples import CROSS, SELF, TEXT, WIDTHS
 from tests.server.seams import SAME_FOR_ALL, costing
@@ -35,8 +34,7 @@ from tests.support.coroutines import run
 from tests.support.mutations import Good, mutated, named
 
 rng = np.random.default_rng(0)
-
-
+Models = dict[str, LoadedModel]
 CALL = ScriptedCall(math.inf)
 
 
@@ -74,42 +72,34 @@ def _not_decoded(*_: object) -> None:
     raise AssertionError("the request was decoded")
 
 
+Methods = dict[type[Inference], Method]
+
+
 @pytest.fixture
-def methods(loaded: Repository, threads: CodecThreads) -> Iterator[dict[type[Inference], Method]]:
+def methods(engine: Engine, threads: CodecThreads) -> Methods:
     """The methods of one engine, by their classes."""
-    engine = Engine(loaded)
-    yield {
+    return {
         **{kind: Method(kind(engine, threads, SharedMemory())) for kind in (ModelInfer, ModelStreamInfer)},
         **{kind: Method(kind(engine, threads)) for kind in (Attend, AttendStream)},
     }
-    engine.close()
 
 
-Models = dict[str, LoadedModel]
-
-
-def infer_request(
-    model: LoadedModel, batch: int = 1, rows: int = 3, *outputs: str, name: str = "7"
-) -> pb.ModelInferRequest:
-    tensors: dict[str, Array] = {
-        spec.name: rng.standard_normal((batch, rows, WIDTHS[spec.name]), np.float32) for spec in model.inputs
-    }
-    message = raw_request(model, tensors, outputs)
+def infer_request(model: LoadedModel, batch: int = 1, *, name: str = "7") -> pb.ModelInferRequest:
+    message = raw_request(model, rectangles(model, batch, 3, 3))
     message.id = name
     return message
 
 
-def vectors(width: int, *lengths: int) -> typed.VectorSequences:
-    data = rng.standard_normal((sum(lengths), width), np.float32).tobytes()
-    return typed.VectorSequences(data_type=typed.DATA_TYPE_FP32, width=width, lengths=lengths, data=data)
+def rows(width: int, *lengths: int) -> typed.VectorSequences:
+    return vectors(*(rng.standard_normal((length, width), np.float32) for length in lengths))
 
 
 def self_request(*lengths: int, **options: Any) -> typed.AttendRequest:
-    return typed.AttendRequest(model_name=SELF, query=vectors(4, *lengths), **options)
+    return typed.AttendRequest(model_name=SELF, query=rows(4, *lengths), **options)
 
 
 def cross_request(*lengths: int, **options: Any) -> typed.AttendRequest:
-    sent: dict[str, Any] = {name: vectors(width, *lengths) for name, width in WIDTHS.items()}
+    sent: dict[str, Any] = {name: rows(width, *lengths) for name, width in WIDTHS.items()}
     return typed.AttendRequest(model_name=CROSS, model_version="1", **sent, **options)
 
 
@@ -146,7 +136,8 @@ def asserted_alike(method: Method, make: Callable[[str], Message]) -> None:
     assert len({first, second, third}) == 3
 
 
-ALIKE: dict[str, tuple[type[Inference], Callable[[Models, str], Message]]] = {
+Alike = tuple[type[Inference], Callable[[Models, str], Message]]
+ALIKE: dict[str, Alike] = {
     "raw": (ModelInfer, lambda models, name: infer_request(models[CROSS], 3, name=name)),
     "numbers": (ModelInfer, as_numbers),
     "stream of raw": (ModelStreamInfer, lambda models, name: infer_request(models[CROSS], name=name)),
@@ -158,13 +149,9 @@ ALIKE: dict[str, tuple[type[Inference], Callable[[Models, str], Message]]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "make"), ALIKE.values(), ids=ALIKE)
-def test_requests_that_differ_in_vectors_and_id(
-    methods: dict[type[Inference], Method],
-    models: Models,
-    kind: type[Inference],
-    make: Callable[[Models, str], Message],
-) -> None:
+@pytest.mark.parametrize("row", ALIKE.values(), ids=ALIKE)
+def test_requests_that_differ_in_vectors_and_id(methods: Methods, models: Models, row: Alike) -> None:
+    kind, make = row
     asserted_alike(methods[kind], partial(make, models))
 
 
@@ -186,10 +173,11 @@ def with_timeout(models: Models) -> pb.ModelInferRequest:
     return message
 
 
-HALF = typed.VectorSequences(data_type=typed.DATA_TYPE_FP16, width=4, lengths=[1], data=bytes(8))
+HALF = vectors(np.zeros((1, 4), np.float16))
 MASK = typed.AttentionMask(kind=typed.AttentionMask.KIND_KEYS, bits=b"\x07")
 # What vectors, texts, the time or other copies decide; what is rare; and what is too long.
-NOT_KEPT: dict[str, tuple[type[Inference], Callable[[Models], Message]]] = {
+NotKept = tuple[type[Inference], Callable[[Models], Message]]
+NOT_KEPT: dict[str, NotKept] = {
     "key lengths": (ModelInfer, with_lengths),
     "timeout": (ModelInfer, with_timeout),
     "FP16": (Attend, lambda _: typed.AttendRequest(model_name=SELF, query=HALF)),
@@ -200,14 +188,9 @@ NOT_KEPT: dict[str, tuple[type[Inference], Callable[[Models], Message]]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "make"), NOT_KEPT.values(), ids=NOT_KEPT)
-def test_other_requests_are_not_kept(
-    methods: dict[type[Inference], Method],
-    models: Models,
-    kind: type[Inference],
-    make: Callable[[Models], Message],
-) -> None:
-    own, data = methods[kind], make(models).SerializeToString()
+@pytest.mark.parametrize("row", NOT_KEPT.values(), ids=NOT_KEPT)
+def test_other_requests_are_not_kept(methods: Methods, models: Models, row: NotKept) -> None:
+    own, data = methods[row[0]], row[1](models).SerializeToString()
     assert own.answer(data) == own.answer(data)
     assert not own.hits(data)
 
@@ -225,9 +208,7 @@ def test_a_request_with_booleans_is_not_kept(self_model: LoadedModel) -> None:
     assert not _depends_on_form(decoded, dataclasses.replace(self_model, manifest=manifest))
 
 
-def test_the_least_recently_used_is_dropped(
-    methods: dict[type[Inference], Method], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_least_recently_used_is_dropped(methods: Methods, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inference, "CACHED_SIZES", 3)
     attend = methods[Attend]
     data = [self_request(rows).SerializeToString() for rows in range(1, 6)]
@@ -261,7 +242,7 @@ def test_a_model_that_was_replaced_is_not_used_and_freed(models: Models, threads
 
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["unary", "stream"])
 def test_what_is_known_of_a_changed_message_is_what_it_says(
-    methods: dict[type[Inference], Method], models: Models, *, is_streamed: bool
+    methods: Methods, models: Models, *, is_streamed: bool
 ) -> None:
     """A message that passes for a known one is answered as its own fields demand."""
     request = streamed(cross_request(2, 1), "some id") if is_streamed else infer_request(models[CROSS], 2)

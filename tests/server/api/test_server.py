@@ -3,24 +3,22 @@
 import dataclasses
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2 as reflection_pb
+from grpc_reflection.v1alpha import reflection_pb2_grpc
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.server.api.methods import REFLECTION, REFLECTION_V1, SERVICES
-from attention_serving.server.engine.engine import Engine
+from attention_serving.server.api.methods import REFLECTION, SERVICES
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.errors import ServerError
 from attention_serving.server.grpc_server import RpcServer
+from tests.server.api.scripted import UNLIMITED
 from tests.server.api.served import (
     NOT_SERVING,
-    OPTIONS,
     SERVING,
     OpenStream,
     Stopping,
@@ -32,15 +30,7 @@ from tests.server.api.served import (
 from tests.server.samples import SELF
 from tests.server.seams import PATIENCE_SECONDS, Calls, Served
 
-
-def test_a_port_in_use_is_refused() -> None:
-    first = RpcServer(OPTIONS, Calls())
-    port = first.bind()
-    second = RpcServer(dataclasses.replace(OPTIONS, port=port), Calls())
-    with pytest.raises(ServerError, match=f"cannot listen on 127.0.0.1:{port}"):
-        second.bind()
-    second.stop(0)
-    first.stop(0)
+OPTIONS = dataclasses.replace(UNLIMITED, host="127.0.0.1", max_message_bytes=1 << 20)
 
 
 def test_the_health_of_an_unknown_service_is_unknown(self_model: LoadedModel) -> None:
@@ -52,21 +42,14 @@ def test_the_health_of_an_unknown_service_is_unknown(self_model: LoadedModel) ->
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-@pytest.mark.parametrize("service", [REFLECTION, REFLECTION_V1], ids=["v1alpha", "v1"])
-def test_reflection_lists_the_services_and_describes_their_files(
-    self_model: LoadedModel, service: str
-) -> None:
+def test_reflection_lists_the_services_and_describes_their_files(self_model: LoadedModel) -> None:
     asked = [
         reflection_pb.ServerReflectionRequest(list_services=""),
         reflection_pb.ServerReflectionRequest(file_containing_symbol=SERVICES[0]),
     ]
     with Served(self_model) as served:
-        method: Any = served.channel.stream_stream(
-            f"/{service}/ServerReflectionInfo",
-            reflection_pb.ServerReflectionRequest.SerializeToString,
-            reflection_pb.ServerReflectionResponse.FromString,
-        )
-        listed, described = method(iter(asked), timeout=PATIENCE_SECONDS)
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(served.channel)
+        listed, described = stub.ServerReflectionInfo(iter(asked), timeout=PATIENCE_SECONDS)
     names = {service.name for service in listed.list_services_response.service}
     assert names == {*SERVICES, "grpc.health.v1.Health", REFLECTION}
     assert pb.DESCRIPTOR.serialized_pb in described.file_descriptor_response.file_descriptor_proto
@@ -79,38 +62,21 @@ def path() -> Iterator[Path]:
         yield Path(folder) / "socket"
 
 
-@contextmanager
-def on_socket(path: Path, engine: Engine) -> Iterator[tuple[RpcServer, grpc.Channel, grpc.Channel]]:
-    """A server, with its channels on a port and on a Unix domain socket."""
-    server = RpcServer(dataclasses.replace(OPTIONS, unix_socket=path), Calls())
-    port = server.bind()
-    server.start(engine)
-    with (
-        grpc.insecure_channel(f"{OPTIONS.host}:{port}") as first,
-        grpc.insecure_channel(f"unix:{path}") as own,
-    ):
-        yield server, first, own
-    server.stop(PATIENCE_SECONDS)
-
-
-@pytest.fixture
-def engine(self_model: LoadedModel) -> Iterator[Engine]:
-    with closing(Engine(Repository([self_model]))) as engine:
-        yield engine
-
-
-def test_a_socket_answers_as_the_port_does_and_its_calls_outlast_a_drain(path: Path, engine: Engine) -> None:
-    with on_socket(path, engine) as (server, *channels):
-        first, second = [attend(channel, 3).result() for channel in channels]
+def test_a_socket_answers_as_the_port_does_and_its_calls_outlast_a_drain(
+    path: Path, self_model: LoadedModel
+) -> None:
+    options: dict[str, Any] = {"unix_socket": path, "max_concurrent_calls": 20}
+    with Served(self_model, **options) as served, grpc.insecure_channel(f"unix:{path}") as own:
+        first, second = [attend(channel, 3).result() for channel in (served.channel, own)]
         assert first == second
-        assert server.load().connections == 2
+        assert served.server.load().connections == 2
         second = RpcServer(dataclasses.replace(OPTIONS, unix_socket=path), Calls())
         with pytest.raises(ServerError, match=f"{path}: another process does"):
             second.bind()
         second.stop(0)
-        calls = [attend(channels[1], rows) for rows in range(1, 20)]
+        calls = [attend(own, rows) for rows in range(1, 20)]
         assert answer(calls[0]) == [1]
-        server.stop(PATIENCE_SECONDS)
+        served.server.stop(PATIENCE_SECONDS)
         assert list(path.parent.iterdir()) == []
         assert {call.code() for call in calls} <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
 
@@ -130,28 +96,12 @@ def test_a_path_that_cannot_be_used_is_refused(path: Path) -> None:
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
-@pytest.fixture
-def waiting() -> Iterator[tuple[RpcServer, Any]]:
-    """A server that is bound, and a call that waits for its start."""
+def test_a_server_that_stops_before_its_start_fails_the_calls_that_wait() -> None:
     server = RpcServer(OPTIONS, Calls())
     with grpc.insecure_channel(f"{OPTIONS.host}:{server.bind()}") as channel:
-        yield server, attend(channel)
-    server.stop(PATIENCE_SECONDS)
-
-
-def test_calls_before_the_start_wait_for_it(waiting: tuple[RpcServer, Any], engine: Engine) -> None:
-    server, call = waiting
-    server.start(engine)
-    assert answer(call) == [2]
-    server.stop(PATIENCE_SECONDS)
-
-
-def test_a_server_that_stops_before_its_start_fails_the_calls_that_wait(
-    waiting: tuple[RpcServer, Any],
-) -> None:
-    server, call = waiting
-    server.stop(PATIENCE_SECONDS)
-    assert call.code() is UNAVAILABLE
+        call = attend(channel)
+        server.stop(PATIENCE_SECONDS)
+        assert call.code() is UNAVAILABLE
 
 
 def test_a_drain_answers_what_was_accepted_and_refuses_the_rest(self_model: LoadedModel) -> None:

@@ -2,13 +2,10 @@
 
 import math
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
-from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.schedule.queue import IDLE_FACTOR
 from tests.server.samples import assert_answers, validated_of
@@ -16,7 +13,6 @@ from tests.server.seams import (
     PATIENCE_SECONDS,
     SAME_FOR_ALL,
     Gate,
-    Recorder,
     Threads,
     costing,
     engine_of,
@@ -27,24 +23,6 @@ from tests.server.seams import (
 HERE = threading.main_thread().name
 THREAD = "scheduler"
 ANY_RUN = math.inf
-
-
-@pytest.fixture
-def engine() -> Iterator[Engine]:
-    engine = engine_of(Limits(), Recorder(), parallel_runs=1)
-    yield engine
-    engine.close()
-
-
-def test_a_batch_runs_on_the_callers_thread(self_model: LoadedModel, engine: Engine) -> None:
-    threads = Threads()
-    request = validated_of(tapped(self_model, threads), [(3, 3), (3, 3)])
-    engine.submit(request, wake=False)
-    assert not request.is_done
-    assert engine.run_inline(ANY_RUN)
-    assert not engine.run_inline(ANY_RUN)
-    assert threads.names == [HERE]
-    assert_answers(request, outcome(request))
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another run"])
@@ -62,6 +40,7 @@ def test_a_batch_that_is_expected_to_be_long_is_handed_to_a_thread(
         requests = [validated_of(model, [(length, length)], seed=length) for length in (3, 4)]
         for request in requests:
             engine.submit(request, wake=False)
+        assert not any(request.is_done for request in requests)
         assert engine.run_inline(limit_seconds) == is_short
         for request in requests:
             assert_answers(request, outcome(request))

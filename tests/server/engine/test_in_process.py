@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attention_serving.server.engine.errors import InvalidRequestError, ModelNotReadyError
+from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.in_process import InProcessModel
 from tests.server.samples import SELF
 from tests.support.eager import Array
@@ -28,12 +28,6 @@ def rows(lengths: list[int], width: int = WIDTH) -> list[Array]:
 def test_sequences_that_cannot_be_joined_are_refused(model: InProcessModel, sequences: list[Array]) -> None:
     with pytest.raises(InvalidRequestError, match="query"):
         model.submit({"query": sequences}).result()
-
-
-def test_a_damaged_model_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "model" / "1").mkdir(parents=True)
-    with pytest.raises(ModelNotReadyError, match=r"manifest\.json"):
-        InProcessModel.load(tmp_path, "model")
 
 
 def test_closing_cancels_what_has_not_started(artifacts: Path) -> None:

@@ -44,7 +44,7 @@ def test_whoever_waits_is_told_once_and_takes_the_outcome_once(
         request.result()
 
 
-def test_the_limit_is_kept_and_released_bytes_are_free() -> None:
+def test_the_limit_is_kept_unless_a_reservation_is_alone_and_released_bytes_are_free() -> None:
     budget = MemoryBudget(10)
     first, second = budget.reserve(4), budget.reserve(6)
     with pytest.raises(OverloadedError, match="would hold 11 bytes; the limit is 10; try again later"):
@@ -58,12 +58,8 @@ def test_the_limit_is_kept_and_released_bytes_are_free() -> None:
     second.release()
     third.release()
     assert budget.held_bytes == 0
-
-
-def test_a_reservation_beyond_the_limit_is_granted_if_nothing_else_is_reserved() -> None:
-    budget = MemoryBudget(10)
-    reservation = budget.reserve(8)
-    reservation.add(8)
+    alone = budget.reserve(8)
+    alone.add(8)  # beyond the limit, which is granted if nothing else is reserved
     assert budget.held_bytes == 16
     with pytest.raises(OverloadedError):
         budget.reserve(1)

@@ -5,7 +5,6 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
 
 import pytest
 
@@ -200,25 +199,17 @@ def test_a_client_that_leaves_cancels_its_call(
     until_served(port)
 
 
-@pytest.fixture
-def large_answer(scripted: Scripted) -> dict[str, Any]:
-    """A request whose answer is larger than all buffers."""
-    data = bytes(32 << 20)
+def test_a_client_that_does_not_read_is_cut_off(scripted: Scripted, caplog: pytest.LogCaptureFixture) -> None:
+    data = bytes(32 << 20)  # larger than all buffers
     output = pb.ModelInferResponse.InferOutputTensor(name="a", datatype="UINT8", shape=[len(data)])
     scripted.answer("ModelInfer", pb.ModelInferResponse(outputs=[output], raw_output_contents=[data]))
-    return {**REQUEST, "parameters": {"binary_data_output": True}}
-
-
-def test_a_client_that_does_not_read_is_cut_off(
-    scripted: Scripted, large_answer: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
     with (
         front(scripted, max_concurrent_calls=1, message_timeout_seconds=0.2) as running,
         socket.socket() as connection,
     ):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect((HOST, running.port))
-        post(connection, large_answer)
+        post(connection, {**REQUEST, "parameters": {"binary_data_output": True}})
         scripted.next()
         scripted.behaviours.clear()
         until_served(running.port)  # the only place is free again

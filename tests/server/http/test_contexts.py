@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from tests.server.api.messages import vectors
 from tests.server.http.clients import ask, binary_body, tensor
 from tests.server.http.scripted import Scripted
 
@@ -14,12 +15,6 @@ KEY = np.arange(12, dtype=np.float32).reshape(3, 4)
 MASK = {"name": "mask", "shape": [3], "datatype": "BOOL", "data": [True, False, True]}
 NAMED: dict[str, Any] = {"model_name": "m", "model_version": "2"}
 CONTEXT = {**NAMED, "id": "c1", "rows": 2, "bytes": 64, "expires_at": 1_800_000_000, "shared": True}
-
-
-def vectors(array: Any, data_type: str = "FP32") -> pb.VectorSequences:
-    rows, width = array.shape
-    type_of = pb.DataType.Value(f"DATA_TYPE_{data_type}")
-    return pb.VectorSequences(data_type=type_of, width=width, lengths=[rows], data=array.tobytes())
 
 
 def test_rows_are_put(scripted: Scripted, port: int) -> None:
@@ -41,7 +36,7 @@ def test_binary_rows_are_appended(scripted: Scripted, port: int) -> None:
     document = {"parameters": {"append_to": "c0"}, "inputs": [given]}
     answer = ask(port, PATH, *binary_body(document, half.tobytes()))
     assert (answer.status, answer.json) == (200, CONTEXT)
-    assert scripted.next().request == pb.AppendContextRequest(**NAMED, id="c0", key=vectors(half, "FP16"))
+    assert scripted.next().request == pb.AppendContextRequest(**NAMED, id="c0", key=vectors(half))
 
 
 def test_contexts_are_listed_and_dropped(scripted: Scripted, port: int) -> None:

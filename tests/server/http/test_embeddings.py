@@ -1,6 +1,6 @@
 """OpenAI's endpoints: the message of a request, errors as its clients read them, and which models are listed.
 
-tests/encoders/test_openai.py has replies and wrong requests, with the client of OpenAI.
+tests/encoders/test_openai.py has the client of OpenAI.
 """
 
 import json
@@ -17,10 +17,10 @@ from tests.server.http.scripted import Scripted
 PATH, INVALID = "/v1/embeddings", "invalid_request_error"
 ROWS = np.arange(4, dtype=np.float32).reshape(2, 2)
 REPLY = pb.AttendResponse(
-    context_vectors=pb.VectorSequences(data=ROWS.tobytes(), width=2, lengths=[1, 1]), token_counts=[3, 4]
+    context_vectors=pb.VectorSequences(data=ROWS.tobytes(), width=2, lengths=[1, 1]),
+    token_counts=[3, 4],
+    truncated=[1],
 )
-
-
 TEXTS = pb.TextSequences(texts=["a", "b"], prompt="query", truncate=False)
 
 
@@ -36,7 +36,8 @@ TEXTS = pb.TextSequences(texts=["a", "b"], prompt="query", truncate=False)
 )
 def test_requests(scripted: Scripted, port: int, members: dict[str, Any], fields: dict[str, Any]) -> None:
     scripted.answer("Attend", REPLY)
-    assert ask(port, PATH, {"model": "m", "dimensions": 8, **members}).status == 200
+    answer = ask(port, PATH, {"model": "m", "dimensions": 8, **members})
+    assert (answer.status, answer.json["truncated"]) == (200, [1])
     options = pb.EmbeddingOptions(dimensions=8)
     assert scripted.next().request == pb.AttendRequest(model_name="m", embedding=options, **fields)
 
@@ -48,6 +49,7 @@ def test_requests(scripted: Scripted, port: int, members: dict[str, Any], fields
         ("UNAUTHENTICATED", "who?", 401, (INVALID, None, "invalid_api_key")),
         ("RESOURCE_EXHAUSTED", "busy", 429, ("rate_limit_error", None, "rate_limit_exceeded")),
         ("INVALID_ARGUMENT", "text: is long", 400, (INVALID, "input", None)),
+        ("INVALID_ARGUMENT", "dimensions: is 9", 400, (INVALID, "dimensions", None)),
         ("FAILED_PRECONDITION", "embedding: m is not a text encoder", 400, (INVALID, "model", None)),
         ("INTERNAL", "failed", 500, ("server_error", None, None)),
     ],

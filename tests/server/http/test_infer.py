@@ -177,41 +177,36 @@ def test_a_tensor_that_is_larger_as_a_message_is_refused(port: int) -> None:
     assert f"bytes as a message; the limit is {MAX_BYTES}" in answer.error
 
 
+# Name, type, shape and bytes of an output, and what the JSON says beside them.
+REGION = {"shared_memory_region": "a"}
+OUTPUTS: list[tuple[str, str, list[int], bytes, dict[str, Any]]] = [
+    ("shared", "FP32", [], b"", {"parameters": REGION}),
+    ("binary", "FP16", [2], b"abcd", {"parameters": {"binary_data_size": 4}}),
+    ("text", BYTES, [2], b"\x02\0\0\0\xc3\xa4\0\0\0\0", {"data": ["ä", ""]}),
+    ("flags", "BOOL", [2], b"\1\0", {"data": [True, False]}),
+    ("large", "UINT64", [1], b"\xff" * 8, {"data": [2**64 - 1]}),
+]
+
+
 def test_a_reply_has_outputs_of_every_kind(scripted: Scripted, port: int) -> None:
-    output, texts = pb.ModelInferResponse.InferOutputTensor, b"\x02\0\0\0\xc3\xa4\0\0\0\0"
-    region, some = {"shared_memory_region": "a"}, {"model_name": "m", "model_version": "2", "id": "7"}
-    reply = pb.ModelInferResponse(
-        **some,
-        parameters={"p": Choice(int64_param=2)},
-        outputs=[
-            output(
-                name="shared", datatype="FP32", parameters={"shared_memory_region": Choice(string_param="a")}
-            ),
-            output(name="binary", datatype="FP16", shape=[2]),
-            output(name="text", datatype="BYTES", shape=[2]),
-            output(name="flags", datatype="BOOL", shape=[2]),
-            output(name="large", datatype="UINT64", shape=[1]),
-        ],
-        raw_output_contents=[b"", b"abcd", texts, b"\1\0", b"\xff" * 8],
-    )
+    some: dict[str, Any] = {"model_name": "m", "model_version": "2", "id": "7"}
+    reply = pb.ModelInferResponse(**some, parameters={"p": Choice(int64_param=2)})
+    for name, datatype, shape, data, _ in OUTPUTS:
+        reply.outputs.add(name=name, datatype=datatype, shape=shape)
+        reply.raw_output_contents.append(data)
+    reply.outputs[0].parameters["shared_memory_region"].string_param = "a"
     scripted.answer("ModelInfer", reply)
-    asked = {"shared": region, "binary": {"binary_data": True}, "text": {}, "flags": {}, "large": {}}
-    outputs = [{"name": name, "parameters": parameters} for name, parameters in asked.items()]
+    asked = {"shared": REGION, "binary": {"binary_data": True}}
+    outputs = [{"name": name, "parameters": asked.get(name, {})} for name, *_ in OUTPUTS]
     answer = ask(port, "/v2/models/m/infer", {"inputs": [], "outputs": outputs})
     assert answer.headers["content-type"] == "application/octet-stream"
     size = int(answer.headers["inference-header-content-length"])
     assert answer.body[size:] == b"abcd"
-    assert json.loads(answer.body[:size]) == {
-        **some,
-        "parameters": {"p": 2},
-        "outputs": [
-            {"name": "shared", "datatype": "FP32", "shape": [], "parameters": region},
-            {"name": "binary", "datatype": "FP16", "shape": [2], "parameters": {"binary_data_size": 4}},
-            {"name": "text", "datatype": "BYTES", "shape": [2], "data": ["ä", ""]},
-            {"name": "flags", "datatype": "BOOL", "shape": [2], "data": [True, False]},
-            {"name": "large", "datatype": "UINT64", "shape": [1], "data": [2**64 - 1]},
-        ],
-    }
+    said = [
+        {"name": name, "datatype": datatype, "shape": shape, **own}
+        for name, datatype, shape, _, own in OUTPUTS
+    ]
+    assert json.loads(answer.body[:size]) == {**some, "parameters": {"p": 2}, "outputs": said}
 
 
 @pytest.mark.parametrize(

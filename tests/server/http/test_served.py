@@ -119,26 +119,6 @@ def test_a_large_body_of_a_known_caller_is_answered(port: int) -> None:
     assert ask(port, INFER, body, bearer("caller-token")).status == 200
 
 
-def test_a_context_that_was_put_and_appended_to_is_attended_to(served: Served, port: int) -> None:
-    contexts, infer, all_rights = f"{PATH}/contexts", f"{PATH}/infer", bearer("all-token")
-    with AttentionClient(served.target, token="all-token") as client:  # noqa: S106 - of a test
-        expected = client.attend(CROSS, QUERY[0], KEY[0], VALUE[0]).context_vectors
-    ids: list[str] = []
-    for rows in (slice(0, 2), slice(2, 5)):
-        parameters = {"append_to": ids[-1] if ids else ""}
-        inputs = [tensor("key", KEY[0, rows]), tensor("value", VALUE[:1, rows])]
-        ids.append(ask(port, contexts, {"parameters": parameters, "inputs": inputs}, all_rights).json["id"])
-    body = {"parameters": {"context_id": ids[1]}, "inputs": [tensor("query", QUERY[:1])]}
-    (found,) = ask(port, infer, body, all_rights).json["outputs"]
-    np.testing.assert_allclose(found["data"], expected.ravel(), atol=1e-5)
-    listed = ask(port, contexts, headers=all_rights).json["contexts"]
-    assert [(each["id"], each["rows"]) for each in listed] == [(ids[1], 5), (ids[0], 2)]
-    assert ask(port, contexts, headers=bearer("reader-token")).status == 403
-    assert ask(port, f"{contexts}/{ids[1]}", headers=all_rights, method="DELETE").status == 204
-    gone = ask(port, infer, body, all_rights)
-    assert (gone.status, gone.error.startswith(f"context '{ids[1]}' ")) == (404, True)
-
-
 def test_the_models_of_the_explorer_are_those_that_the_caller_may_read(served: Served, port: int) -> None:
     (described,) = ask(port, "/explore/models", headers=bearer("reader-token")).json["models"]
     with AttentionClient(served.target, token="reader-token") as client:  # noqa: S106 - of a test

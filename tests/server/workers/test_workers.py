@@ -16,13 +16,13 @@ from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionSe
 from attention_serving.server import machine
 from attention_serving.server.settings import Settings
 from attention_serving.server.workers import assignments
+from tests.server.api.served import ATTEND, OpenStream
 from tests.server.samples import SELF
 from tests.server.seams import wait_until
-from tests.server.test_application import HOST, REQUEST, OpenStream
+from tests.server.test_application import HOST, REQUEST
 from tests.server.watched import Watched, watched
 from tests.support.prometheus import Samples, calls_ended, scrape, value
 
-ATTEND = "/attention.v1.AttentionService/Attend"
 # The probability that all connections reach the same one of two workers is 1 in 2 ** 31.
 CONNECTIONS = 32
 
@@ -94,9 +94,11 @@ def test_calls_reach_every_worker_and_all_of_them_drain(service: Watched, tempor
     samples = counted(metrics_port, CONNECTIONS)
     with connection(port) as channel:
         stream = OpenStream(channel)
+        stream.ask()
         service.stop()
         service.until(" draining signal=SIGTERM$")
-        stream.wait_for_drain()
+        assert stream.replies.code() is grpc.StatusCode.UNAVAILABLE  # nothing is outstanding on it
+        stream.end()
     assert service.process.wait(timeout=60) == 0
     rest = service.rest()
     assert [rest.count(f" stopped worker={worker}\n") for worker in range(2)] == [1, 1]
