@@ -72,8 +72,8 @@ def answer(request: pb.AttendRequest) -> pb.AttendResponse:
         lengths = list(map(len, tokens)) or list(request.token_ids.lengths)
         data = bytes(28 * sum(lengths))
         vectors = pb.VectorSequences(data_type=pb.DATA_TYPE_FP32, width=7, lengths=lengths, data=data)
-    names = {"model_name": request.model_name, "model_version": request.model_version or "3"}
-    found = pb.AttendResponse(**names, context_vectors=vectors)
+    version = request.model_version or "3"
+    found = pb.AttendResponse(model_name=request.model_name, model_version=version, context_vectors=vectors)
     if request.return_offsets:
         spans = [span for own in tokens for span in own]
         found.token_offsets.lengths.extend(map(len, tokens))
