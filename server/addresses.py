@@ -82,7 +82,7 @@ def reserve(host: str, port: int) -> list[socket.socket]:
 
 
 def _open(
-    host: str, port: int, bind: Callable[[int, tuple[Any, ...]], socket.socket], use: str
+    host: str, port: int, bind: Callable[[socket.AddressFamily, tuple[Any, ...]], socket.socket], use: str
 ) -> list[socket.socket]:
     opened: list[socket.socket] = []
     absent = OSError(errno.EADDRNOTAVAIL, "no such address")
@@ -105,10 +105,10 @@ def _open(
     return opened
 
 
-def _listen(family: int, address: tuple[Any, ...]) -> socket.socket:
-    opened = _bind(family, address, socket.SO_REUSEADDR)
-    opened.listen(BACKLOG)
-    return opened
+def _listen(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
+    # The address of all interfaces takes both families, as gRPC's does.
+    dual = family is socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=dual)
 
 
 def _reserve(family: int, address: tuple[Any, ...]) -> socket.socket:
