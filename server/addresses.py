@@ -106,9 +106,11 @@ def _open(
 
 
 def _listen(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
-    # The address of all interfaces takes both families, as gRPC's does.
-    dual = family is socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
-    return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=dual)
+    opened = _bind(family, address, socket.SO_REUSEADDR)
+    # Connections take it over: those in TIME_WAIT must not block the port for the next server.
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    opened.listen(BACKLOG)
+    return opened
 
 
 def _reserve(family: int, address: tuple[Any, ...]) -> socket.socket:
