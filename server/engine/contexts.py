@@ -185,8 +185,9 @@ class ContextStore:
         for user in dict.fromkeys((caller, "")):
             key, files = (user, context_id), self._files(model, context_id, user)
             stored = self._stored.get(model, {}).get(key)
-            facts = _read(files[0], context_id) if files and stored is None else None
-            context = facts[0] if facts else None if stored is None else stored.context
+            context = None if stored is None else stored.context
+            if context is None and files:
+                context = _read(files[0], context_id)
             if context is not None and context.owner == caller:
                 with self._lock:
                     self._drop(model, key)
@@ -286,8 +287,8 @@ class ContextStore:
             for path in self._files(model, context_id, owner):
                 found = _read(path, context_id)
                 with suppress(LimitExceededError):  # the limit is lower than it was
-                    if found is not None and found[0].expires_at > time.time():
-                        return self._put(model, *found)
+                    if found is not None and found.expires_at > time.time():
+                        return self._put(model, found, lambda: found.tensors)  # noqa: B023 - called at once
                 path.unlink(missing_ok=True)
         return None
 
@@ -305,6 +306,12 @@ def identify(model: LoadedModel, parent: str, arrays: Mapping[str, Array]) -> st
         digest.update(f" {name} {array.dtype.name} {array.shape} ".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
+
+
+def projected_inputs(projector: LoadedModel, rows: Mapping[str, Array], positions: Array) -> dict[str, Array]:
+    """The inputs of `LoadedModel.projector`: rows by name, and their positions if it takes them."""
+    takes_positions = KEY_POSITIONS in projector.inputs_by_name
+    return {**rows, KEY_POSITIONS: positions} if takes_positions else dict(rows)
 
 
 def joined(parent: Context | None, projected: Mapping[str, Array], positions: Array) -> dict[str, Array]:
@@ -336,7 +343,7 @@ def _not_found(model: LoadedModel, context_id: str, field: str) -> ContextNotFou
     return ContextNotFoundError(says, field=field)
 
 
-def _read(path: Path, context_id: str) -> tuple[Context, Callable[[], dict[str, Array]]] | None:
+def _read(path: Path, context_id: str) -> Context | None:
     """The context in a file of safetensors, which are mapped into memory; None if it is damaged."""
     try:
         content, expires_at = np.memmap(path, np.uint8, "r"), path.stat().st_mtime
@@ -347,18 +354,18 @@ def _read(path: Path, context_id: str) -> tuple[Context, Callable[[], dict[str, 
     start = HEADER_BYTES + int.from_bytes(content[:HEADER_BYTES].tobytes(), "little")
     header = json.loads(content[HEADER_BYTES:start].tobytes())
     facts, types = header.pop("__metadata__"), {"F32": np.float32, "I64": np.int64}
-    tensors = {}
+    tensors: dict[str, Array] = {}
     for name, stated in header.items():
         begin, end = stated["data_offsets"]
         tensors[name] = (
             content[start + begin : start + end].view(types[stated["dtype"]]).reshape(stated["shape"])
         )
-    context = Context(
+    return Context(
         id=context_id,
+        tensors=tensors,
         nbytes=int(facts["nbytes"]),
         length=int(facts["length"]),
         owner=facts["owner"],
         shared=facts["shared"] == str(True),
         expires_at=expires_at,
     )
-    return context, lambda: tensors

@@ -21,9 +21,9 @@ from typing import Self, TypeAlias
 import numpy as np
 
 from attention_serving.artifact.errors import ArtifactError
-from attention_serving.artifact.manifest import KEY_POSITIONS, POSITIONS, TensorSpec
+from attention_serving.artifact.manifest import POSITIONS, TensorSpec
 from attention_serving.server import machine
-from attention_serving.server.engine.contexts import joined
+from attention_serving.server.engine.contexts import joined, projected_inputs
 from attention_serving.server.engine.errors import (
     InvalidRequestError,
     ModelNotFoundError,
@@ -158,13 +158,9 @@ class InProcessModel:
             EngineError: The model has no stored contexts, or the rows are refused.
         """
         positions, projector = np.arange(len(key)), self.model.projector
-        given = {"key": key, KEY_POSITIONS: positions} | ({} if value is None else {"value": value})
-        rows = {
-            name: [own]
-            for name, own in given.items()
-            if name != KEY_POSITIONS or name in projector.inputs_by_name
-        }
-        outputs = self._compute(projector, Request(), rows).outputs
+        rows = {"key": key} if value is None else {"key": key, "value": value}
+        inputs = projected_inputs(projector, rows, positions)
+        outputs = self._compute(projector, Request(), {name: [own] for name, own in inputs.items()}).outputs
         tensors = joined(None, {name: own for name, (own,) in outputs.items()}, positions)
         return self.model.attending(Context(id="", nbytes=0, tensors=tensors, length=len(key)))
 

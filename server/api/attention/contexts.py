@@ -17,7 +17,7 @@ from attention_serving.server.api.method import Method, find_model, of_service, 
 from attention_serving.server.api.protobuf_bytes import Parsed, reader
 from attention_serving.server.api.tensors import Allowance
 from attention_serving.server.engine.budget import Reservation
-from attention_serving.server.engine.contexts import DEFAULT_TTL_SECONDS, identify, joined
+from attention_serving.server.engine.contexts import DEFAULT_TTL_SECONDS, identify, joined, projected_inputs
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
@@ -96,22 +96,18 @@ class PutContext:
         projector = model.projector
         if isinstance(own, pb.AppendContextRequest):
             parent = self._contexts.find(model, own.id, caller.name, "id").context
-        inputs, hidden = _decode_rows(parsed, Allowance(self._engine.limits, reservation))
+        rows, hidden = _decode_rows(parsed, Allowance(self._engine.limits, reservation))
         length = 0 if parent is None else parent.length
         positions = np.flatnonzero(~hidden) + length
         if not positions.size:
             raise InvalidRequestError("mask", "hides every row")
-        inputs[KEY_POSITIONS] = positions
-        ragged = {
-            name: Ragged(rows, (len(rows),))
-            for name, rows in inputs.items()
-            if name != KEY_POSITIONS or name in projector.inputs_by_name
-        }
+        inputs = projected_inputs(projector, rows, positions)
+        ragged = {name: Ragged(array, (len(array),)) for name, array in inputs.items()}
         request = self._engine.validate(
             projector, Request(inputs=ragged, deadline=call.deadline, caller=caller)
         )
         new = Context(
-            id=identify(model, "" if parent is None else parent.id, inputs),
+            id=identify(model, "" if parent is None else parent.id, {**rows, KEY_POSITIONS: positions}),
             nbytes=(CONTEXT_BYTES if parent is None else parent.nbytes)
             + request.form.shapes[0].result_bytes
             + positions.nbytes,
