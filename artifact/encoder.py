@@ -1,6 +1,6 @@
-"""What the manifest of a text encoder states beside its graphs."""
+"""What the manifest of a text encoder or text classifier states beside its graphs."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -10,6 +10,7 @@ Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 EMBEDDING = "embedding"
 CONTEXT_VECTORS = "context_vectors"
 ATTENTION_WEIGHTS = "attention_weights"
+SCORES = "scores"
 
 
 class EncoderFacts(Record):
@@ -38,3 +39,16 @@ class EncoderFacts(Record):
     truncates: bool = False
     """Whether texts with more tokens than the model takes are cut, unless a request says otherwise. Otherwise
     they are refused."""
+
+
+class ClassifierFacts(Record):
+    """A text classifier or reranker: a model whose output is `scores` (B, L) for texts or pairs of texts."""
+
+    family: str
+    """The family of the model, such as bert."""
+    labels: Annotated[tuple[str, ...], Field(min_length=1)]
+    """The name of each of the L scores."""
+    activation: Literal["sigmoid", "softmax", "identity"]
+    """What the graph applies to the logits."""
+    truncates: bool = False
+    """As `EncoderFacts.truncates`."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationError
 
-from attention_serving.artifact.encoder import EncoderFacts
+from attention_serving.artifact.encoder import ClassifierFacts, EncoderFacts
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.external_data import external_locations
 from attention_serving.artifact.names import MAX_VERSION, NAME_PATTERN
@@ -27,6 +27,7 @@ BATCH_AXIS = "batch"
 KEY_LENGTHS = "key_lengths"
 QUERY_LENGTHS = "query_lengths"
 POSITIONS = "positions"
+TOKEN_TYPES = "token_types"  # noqa: S105 - not a password
 KEY_POSITIONS = "key_positions"
 PROJECTED = ("projected_keys", "projected_values")
 ATTENTION_MASK = "attention_mask"
@@ -147,6 +148,8 @@ class Manifest(Record):
     """By symbolic axis, the largest number of rows that the model takes; axes without a limit are absent."""
     encoder: EncoderFacts | None = None
     """For text encoders."""
+    classifier: ClassifierFacts | None = None
+    """For text classifiers and rerankers."""
     tokenizer: FileName | None = None
     """For models that take text: the tokenizer, in the format of the `tokenizers` library."""
     weights: FileName | None = None

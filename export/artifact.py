@@ -238,6 +238,7 @@ class ArtifactWriter:
             },
             max_lengths=dict(signatures[0].max_lengths),
             encoder=spec.encoder,
+            classifier=spec.classifier,
             tokenizer=TOKENIZER_FILE if spec.tokenizer is not None else None,
             weights=WEIGHTS_FILE if (folder / WEIGHTS_FILE).exists() else None,
             golden=GOLDEN_FILE,

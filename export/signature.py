@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from attention_serving.artifact.encoder import EncoderFacts
+from attention_serving.artifact.encoder import ClassifierFacts, EncoderFacts
 from attention_serving.artifact.golden import Arrays
 from attention_serving.artifact.manifest import (
     ATTENTION_MASK,
@@ -109,6 +109,7 @@ class ExportSpec:
         cost: Floating-point operations; all 0 if unknown.
         tokenizer: For modules that take text.
         encoder: For text encoders.
+        classifier: For text classifiers and rerankers.
     """
 
     module: nn.Module
@@ -122,6 +123,7 @@ class ExportSpec:
     cost: Cost = UNKNOWN_COST
     tokenizer: Tokenizer | None = None
     encoder: EncoderFacts | None = None
+    classifier: ClassifierFacts | None = None
 
 
 def attention_spec(module: AttentionModule, description: str = "") -> ExportSpec:
