@@ -52,3 +52,5 @@ class ClassifierFacts(Record):
     """What the graph applies to the logits."""
     truncates: bool = False
     """As `EncoderFacts.truncates`."""
+    row_elements: Positive = 1
+    """As `EncoderFacts.row_elements`."""
