@@ -178,7 +178,7 @@ class Manifest(Record):
 
         A configuration without a rule, as in earlier manifests, has that of the whole model.
         """
-        if not self.num_heads:
+        if not self.num_heads or self.classifier is not None:
             return ()
         layers: Any = [self.config]
         if self.encoder is not None:

@@ -41,7 +41,9 @@ from attention_serving.export.signature import (
 
 DynamicAxes = Mapping[str, Mapping[int, str]]
 # Requests give these names a meaning of their own.
-RESERVED = frozenset({ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS, POSITIONS, BLOCK_ROWS, "text", "lengths"})
+RESERVED = frozenset(
+    {ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS, POSITIONS, BLOCK_ROWS, "text", "text_pair", "lengths"}
+)
 # Names of masks that say what they mean: those of PyTorch's layers, and those of Hugging Face.
 HIDING, ATTENDING = "key_padding_mask", "attention_mask"
 FEW_AXES = 2

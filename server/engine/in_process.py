@@ -21,7 +21,7 @@ from typing import Self, TypeAlias
 import numpy as np
 
 from attention_serving.artifact.errors import ArtifactError
-from attention_serving.artifact.manifest import POSITIONS, TensorSpec
+from attention_serving.artifact.manifest import TensorSpec
 from attention_serving.server import machine
 from attention_serving.server.engine.contexts import joined, projected_inputs
 from attention_serving.server.engine.errors import (
@@ -49,13 +49,15 @@ class InProcessModel:
 
     Attributes:
         model: The model.
-        inputs: The inputs that a request must contain, without positions.
+        inputs: The inputs that a request must contain, without optional ones.
         tokenizer: For models that take text, the file of the tokenizer; otherwise None.
         parallel_runs: How many requests are computed at once.
     """
 
     def __init__(self, model: LoadedModel, folder: Path, parallel_runs: int) -> None:
-        self.inputs: tuple[TensorSpec, ...] = tuple(s for s in model.inputs if s.name != POSITIONS)
+        self.inputs: tuple[TensorSpec, ...] = tuple(
+            s for s in model.inputs if s.name not in model.optional_inputs
+        )
         self.tokenizer = folder / model.manifest.tokenizer if model.manifest.tokenizer else None
         self.parallel_runs = parallel_runs
         self.model = model

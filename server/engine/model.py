@@ -11,12 +11,14 @@ from weakref import ref
 
 import numpy as np
 
-from attention_serving.artifact.encoder import EncoderFacts
+from attention_serving.artifact.encoder import ClassifierFacts, EncoderFacts
 from attention_serving.artifact.golden import GoldenCase
 from attention_serving.artifact.manifest import (
     ATTENTION_MASK,
     BATCH_AXIS,
     IN_BLOCKS,
+    POSITIONS,
+    TOKEN_TYPES,
     Cost,
     Graph,
     GraphKind,
@@ -109,7 +111,7 @@ class LoadedModel:
 
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """The model's own inputs, without masks and lengths. Requests may omit `positions`."""
+        """The model's own inputs, without masks and lengths. Requests may omit some of them."""
         return self.manifest.graphs[GraphKind.PLAIN].inputs
 
     @cached_property
@@ -139,6 +141,21 @@ class LoadedModel:
         """What sets a text encoder apart; None for any other model."""
         return self.manifest.encoder
 
+    @property
+    def classifier(self) -> ClassifierFacts | None:
+        """What sets a text classifier apart; None for any other model."""
+        return self.manifest.classifier
+
+    @cached_property
+    def takes_token_types(self) -> bool:
+        """Whether tokens of the first and the second text of a pair are told apart."""
+        return self.classifier is not None and TOKEN_TYPES in self.inputs_by_name
+
+    @cached_property
+    def optional_inputs(self) -> tuple[str, ...]:
+        """Names of the inputs that a request may omit."""
+        return (POSITIONS, TOKEN_TYPES) if self.takes_token_types else (POSITIONS,)
+
     @cached_property
     def outputs(self) -> dict[str, TensorSpec]:
         """Every output that a request may ask for, by name."""
@@ -155,10 +172,11 @@ class LoadedModel:
         """Whether rows attend to padding after their sequence unless lengths or a mask prevent it.
 
         Rows of causal self-attention attend to earlier rows only, all of which belong to their sequence. The
-        embedding of a text encoder is made of all rows, or of the last.
+        embedding of a text encoder, and the scores of a classifier, are made of all rows, or of the last.
         """
         own_keys = len({spec.axes[1] for spec in self.inputs}) == 1
-        return self.encoder is not None or not (self.manifest.causal and own_keys)
+        takes_texts = (self.encoder or self.classifier) is not None
+        return takes_texts or not (self.manifest.causal and own_keys)
 
     def mixed_graph(self, graph: GraphKind) -> GraphKind:
         """The graph that runs sequences of unequal lengths together, each of which alone runs on `graph`."""
@@ -337,8 +355,8 @@ class LoadedModel:
         for spec in self.inputs:
             width = math.prod(axis for axis in spec.axes[2:] if isinstance(axis, int))
             rows[spec.axes[1] != self.inputs[0].axes[1]] += ROW_TENSORS * width
-        if self.encoder is not None:
-            rows[0] += self.encoder.row_elements
+        if facts := self.encoder or self.classifier:
+            rows[0] += facts.row_elements
         return rows[0], rows[1], self.manifest.num_heads or UNKNOWN_HEADS
 
 

@@ -141,6 +141,7 @@ class TextSequences(_message.Message):
     TEXTS_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
+    PAIRS_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """For text encoders with prompts: the name of the prompt that is put before
     each text; empty for none. If absent, the model's default prompt, if it has
@@ -157,16 +158,23 @@ class TextSequences(_message.Message):
         is refused and the error names the word.
         """
 
+    @_builtins.property
+    def pairs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """For text classifiers: the second text of each pair; empty, or as many as
+        texts. Of a pair that is truncated, the longer text is cut, and then both.
+        """
+
     def __init__(
         self,
         *,
         texts: _abc.Iterable[_builtins.str] | None = ...,
         prompt: _builtins.str | None = ...,
         truncate: _builtins.bool | None = ...,
+        pairs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt", b"_prompt", "_truncate", b"_truncate", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt", b"_prompt", "_truncate", b"_truncate", "prompt", b"prompt", "texts", b"texts", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt", b"_prompt", "_truncate", b"_truncate", "pairs", b"pairs", "prompt", b"prompt", "texts", b"texts", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prompt: _TypeAlias = _typing.Literal["prompt"]  # noqa: Y015
     _WhichOneofArgType__prompt: _TypeAlias = _typing.Literal["_prompt", b"_prompt"]  # noqa: Y015
@@ -906,13 +914,15 @@ class AttendResponse(_message.Message):
 
     @_builtins.property
     def token_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """For texts to a text encoder: the number of tokens of each text, with its
-        prompt and after truncation.
+        """For texts to a text encoder or classifier: the number of tokens of each text
+        or pair, with its prompt and after truncation.
         """
 
     @_builtins.property
     def truncated(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """For texts to a text encoder: the indices of the texts that were truncated."""
+        """For texts to a text encoder or classifier: the indices of those that were
+        truncated.
+        """
 
     @_builtins.property
     def token_offsets(self) -> Global___Spans:
@@ -1232,6 +1242,44 @@ class TextEncoder(_message.Message):
 Global___TextEncoder: _TypeAlias = TextEncoder  # noqa: Y015
 
 @_typing.final
+class TextClassifier(_message.Message):
+    """What sets a text classifier or reranker apart. Its context vectors are one row
+    of scores for each text or pair of texts.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAMILY_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    ACTIVATION_FIELD_NUMBER: _builtins.int
+    TRUNCATES_FIELD_NUMBER: _builtins.int
+    family: _builtins.str
+    """The family of the model, such as "bert"."""
+    activation: _builtins.str
+    """What was applied to the logits: "sigmoid", "softmax" or "identity"."""
+    truncates: _builtins.bool
+    """Whether long texts are truncated unless a request says otherwise."""
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The name of each score."""
+
+    def __init__(
+        self,
+        *,
+        family: _builtins.str = ...,
+        labels: _abc.Iterable[_builtins.str] | None = ...,
+        activation: _builtins.str = ...,
+        truncates: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "family", b"family", "labels", b"labels", "truncates", b"truncates"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextClassifier: _TypeAlias = TextClassifier  # noqa: Y015
+
+@_typing.final
 class AttentionPattern(_message.Message):
     """Which keys a query row may attend to, by the rule of the model itself."""
 
@@ -1304,6 +1352,7 @@ class Model(_message.Message):
     PROVIDER_FIELD_NUMBER: _builtins.int
     TEXT_ENCODER_FIELD_NUMBER: _builtins.int
     ATTENTION_PATTERNS_FIELD_NUMBER: _builtins.int
+    TEXT_CLASSIFIER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the model."""
     version: _builtins.str
@@ -1352,6 +1401,10 @@ class Model(_message.Message):
         module. Empty for a non-attention module.
         """
 
+    @_builtins.property
+    def text_classifier(self) -> Global___TextClassifier:
+        """Present for a text classifier or reranker."""
+
     def __init__(
         self,
         *,
@@ -1371,10 +1424,11 @@ class Model(_message.Message):
         provider: _builtins.str = ...,
         text_encoder: Global___TextEncoder | None = ...,
         attention_patterns: _abc.Iterable[Global___AttentionPattern] | None = ...,
+        text_classifier: Global___TextClassifier | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "cost", b"cost", "num_heads", b"num_heads", "parity", b"parity", "text_encoder", b"text_encoder"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "cost", b"cost", "num_heads", b"num_heads", "parity", b"parity", "text_classifier", b"text_classifier", "text_encoder", b"text_encoder"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "accepts_text", b"accepts_text", "attention_patterns", b"attention_patterns", "causal", b"causal", "cost", b"cost", "description", b"description", "inputs", b"inputs", "name", b"name", "num_heads", b"num_heads", "outputs", b"outputs", "parameters", b"parameters", "parity", b"parity", "provider", b"provider", "state", b"state", "state_reason", b"state_reason", "text_encoder", b"text_encoder", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "accepts_text", b"accepts_text", "attention_patterns", b"attention_patterns", "causal", b"causal", "cost", b"cost", "description", b"description", "inputs", b"inputs", "name", b"name", "num_heads", b"num_heads", "outputs", b"outputs", "parameters", b"parameters", "parity", b"parity", "provider", b"provider", "state", b"state", "state_reason", b"state_reason", "text_classifier", b"text_classifier", "text_encoder", b"text_encoder", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_heads: _TypeAlias = _typing.Literal["num_heads"]  # noqa: Y015
     _WhichOneofArgType__num_heads: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads"]  # noqa: Y015

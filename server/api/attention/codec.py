@@ -35,7 +35,7 @@ from attention_serving.server.engine.types import (
 
 # The fields that are cut out of requests.
 PATHS = (
-    "query.data", "key.data", "value.data", "inputs.data", "mask.bits", "text.texts",
+    "query.data", "key.data", "value.data", "inputs.data", "mask.bits", "text.texts", "text.pairs",
     "query.lengths", "key.lengths", "value.lengths", "token_ids.lengths", "embedding.spans.lengths",
     "token_ids.ids", "positions", "embedding.spans.starts", "embedding.spans.ends", "inputs.shapes",
 )  # fmt: skip
@@ -79,7 +79,7 @@ def input_names(model: LoadedModel) -> dict[str, str]:
 
 def is_slow(parsed: Parsed[pb.AttendRequest]) -> bool:
     """Whether a request takes long to decode even if it is not large: much text, many texts, or spans."""
-    texts = parsed.contents("text", "texts")
+    texts = [*parsed.contents("text", "texts"), *parsed.contents("text", "pairs")]
     is_long = len(texts) > FEW_TEXTS or sum(map(len, texts)) > LITTLE_TEXT_BYTES
     return is_long or (bool(texts) and parsed.message.embedding.HasField(SPANS))
 
@@ -116,12 +116,14 @@ def decode(
         inputs[POSITIONS] = decoder.positions(next(iter(inputs.values()), None))
     text, embedding, heads = message.text, message.embedding, message.head_selection
     has_heads, has_text = message.HasField("head_selection"), message.HasField("text")
-    texts = parsed.contents("text", "texts") if has_text else []  # another input may have replaced it
+    # Another input may have replaced them.
+    texts, pairs = (parsed.contents("text", name) if has_text else [] for name in ("texts", "pairs"))
     if has_text and not texts:
         raise InvalidRequestError("text", "has no sequences; at least one is required")
     return Request(
         inputs={names.get(name, name): ragged for name, ragged in inputs.items()},
         texts=tuple(texts),
+        pairs=tuple(pairs),
         mask=decoder.mask(message.mask.kind) if message.HasField("mask") else None,
         return_weights=message.return_weights,
         head_selection=HeadSelection(tuple(heads.layers), tuple(heads.heads)) if has_heads else None,
@@ -241,7 +243,7 @@ def facts(request: Request, model: LoadedModel, *, has_texts: bool = False) -> b
         has_texts: Whether it had texts.
     """
     response = pb.AttendResponse(model_name=model.name, model_version=model.version)
-    if has_texts and model.encoder is not None:
+    if has_texts and (model.encoder or model.classifier) is not None:
         response.token_counts.extend(request.inputs[model.inputs[0].name].lengths)
         response.truncated.extend(request.truncated)
     bounds = b""

@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from attention_serving.artifact.encoder import EncoderFacts
-from attention_serving.artifact.manifest import POSITIONS, Cost, GraphKind, TensorSpec
+from attention_serving.artifact.encoder import ClassifierFacts, EncoderFacts
+from attention_serving.artifact.manifest import Cost, GraphKind, TensorSpec
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention import codec, contexts, named_tensors
 from attention_serving.server.api.attention.codec import DATA_TYPES
@@ -132,6 +132,7 @@ def describe(model: Model) -> pb.Model:
         cost=_cost(manifest.cost),
         provider=model.provider,
         text_encoder=None if model.encoder is None else _encoder(model.encoder),
+        text_classifier=None if model.classifier is None else _classifier(model.classifier),
         attention_patterns=[
             pb.AttentionPattern(causal=pattern.causal, window=pattern.window)
             for pattern in manifest.attention_patterns
@@ -151,6 +152,15 @@ def _encoder(encoder: EncoderFacts) -> pb.TextEncoder:
     )
 
 
+def _classifier(classifier: ClassifierFacts) -> pb.TextClassifier:
+    return pb.TextClassifier(
+        family=classifier.family,
+        labels=classifier.labels,
+        activation=classifier.activation,
+        truncates=classifier.truncates,
+    )
+
+
 def _cost(cost: Cost) -> pb.Cost | None:
     """None if the operations are unknown: the manifest then has only zeros."""
     known = cost.model_dump()
@@ -158,7 +168,7 @@ def _cost(cost: Cost) -> pb.Cost | None:
 
 
 def _inputs(model: LoadedModel) -> list[pb.Tensor]:
-    specs = [(spec, spec.name == POSITIONS) for spec in model.inputs]
+    specs = [(spec, spec.name in model.optional_inputs) for spec in model.inputs]
     if GraphKind.MASK in model.manifest.graphs:
         specs.append((model.manifest.graphs[GraphKind.MASK].inputs[-1], True))
     return [_tensor(spec, model, optional=optional) for spec, optional in specs]

@@ -33,8 +33,9 @@ from attention_serving.server.engine.requests.validation import encode_texts
 from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged, Request
 from attention_serving.server.transport.call import deadline_after
 
+TEXT_PAIR = "text_pair"
 # Inputs that a request may have beside those of its model.
-OTHER_INPUTS = (TEXT, ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS)
+OTHER_INPUTS = (TEXT, TEXT_PAIR, ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS)
 # The length of each sequence without its padding, by symbolic axis.
 Cuts = Mapping[str, tuple[int, ...]]
 # Marks, in a stream, the response that is the only one to its request, if the client wants to know.
@@ -86,8 +87,8 @@ def decode(
         says = f"has {len(message.inputs)} entries; the model takes {most} at most"
         raise InvalidRequestError("inputs", says)
     arrays = tensors.decode_tensors(parsed, allowance, memory)
-    texts, *others = (arrays.pop(name, None) for name in OTHER_INPUTS)
-    beside = {name: other for name, other in zip(OTHER_INPUTS[1:], others, strict=True) if other is not None}
+    texts, pairs, *others = (arrays.pop(name, None) for name in OTHER_INPUTS)
+    beside = {name: other for name, other in zip(OTHER_INPUTS[2:], others, strict=True) if other is not None}
     if texts is not None and beside:
         raise InvalidRequestError(next(iter(beside)), "cannot be combined with text; send token ids instead")
     sizes, mask = _sizes(arrays, model), beside.pop(ATTENTION_MASK, None)
@@ -106,6 +107,7 @@ def decode(
     request = Request(
         inputs=cut,
         texts=() if texts is None else tensors.decode_texts(TEXT, texts),
+        pairs=() if pairs is None else tensors.decode_texts(TEXT_PAIR, pairs),
         mask=None if mask is None else _mask(mask, model, whole, cuts),
         return_weights=ATTENTION_WEIGHTS in requested and ATTENTION_WEIGHTS not in model.default_outputs,
         return_tokens=CONTEXT_VECTORS in requested,

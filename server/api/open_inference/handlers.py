@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import Message
 
-from attention_serving.artifact.manifest import POSITIONS, TensorSpec
+from attention_serving.artifact.manifest import TensorSpec
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server import VERSION
 from attention_serving.server.api.method import find_model, readable, require
@@ -220,7 +220,7 @@ def _refuse_changes(settings: Iterable[str]) -> None:
 def _inputs(model: LoadedModel) -> list[TensorMetadata]:
     if model.text_encoder is not None:
         return [TensorMetadata(name=TEXT, datatype=BYTES, shape=[-1])]
-    return [_metadata(spec) for spec in model.inputs if spec.name != POSITIONS]
+    return [_metadata(spec) for spec in model.inputs if spec.name not in model.optional_inputs]
 
 
 def _outputs(model: LoadedModel) -> list[TensorMetadata]:

@@ -256,10 +256,11 @@ def _open_sessions(
 
     On the host's cores, the first compute on the thread of their caller. To save memory, large weights are
     prepacked for the plain graph only, and no weights for graphs in blocks, whose runs are long. Texts differ
-    in length, so that encoders run mostly on the graph with lengths.
+    in length, so that encoders and classifiers run mostly on the graph with lengths.
     """
     small = sum(path.stat().st_size for path in folder.iterdir()) <= SMALL_ARTIFACT_BYTES
-    mostly_run = {GraphKind.PLAIN, GraphKind.LENGTHS} if manifest.encoder else {GraphKind.PLAIN}
+    takes_texts = manifest.encoder or manifest.classifier
+    mostly_run = {GraphKind.PLAIN, GraphKind.LENGTHS} if takes_texts else {GraphKind.PLAIN}
     prepacked = set(GraphKind) - set(IN_BLOCKS.values()) if small else mostly_run
     if not device.provider.runtime.uses_host_cores:
         return {kind: _open(manifest, folder, kind, device, prepacked) for kind in manifest.graphs}, {}

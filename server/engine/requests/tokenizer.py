@@ -65,12 +65,14 @@ class EncodedTexts(NamedTuple):
         offsets: For each token the first and the exclusive last of its characters (2,), in the text without
             the prefix; (0, 0) for special tokens and those of the prefix. None if they were not asked for.
         ends: With offsets, the number of characters of each text that its tokens stand for.
+        types: For each token, which of the two texts of a pair it belongs to. None if not asked for.
     """
 
     ids: Ragged
     truncated: tuple[int, ...] = ()
     offsets: Ragged | None = None
     ends: tuple[int, ...] = ()
+    types: Ragged | None = None
 
 
 class TextEncoder:
@@ -81,7 +83,9 @@ class TextEncoder:
         # The server limits lengths, and batches pad.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._special_tokens = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+        self._special_tokens = [
+            self._tokenizer.num_special_tokens_to_add(is_pair=is_pair) for is_pair in (False, True)
+        ]
 
     def texts_of(self, ids: Iterable[int]) -> list[str]:
         """The text of each token by itself.
@@ -102,20 +106,25 @@ class TextEncoder:
         limits: TextLimits = UNLIMITED,
         deadline: float = math.inf,
         *,
+        pairs: tuple[Text, ...] = (),
         prefix: str = "",
         truncates: bool = False,
         offsets: bool = False,
+        types: bool = False,
     ) -> EncodedTexts:
-        """Encodes each text as one sequence of token ids.
+        """Encodes each text, or each pair of texts, as one sequence of token ids.
 
         Args:
             texts: The texts. One that is given as UTF-8 is decoded when it is encoded, so that only one text
                 at a time needs memory beside the request.
             limits: Bounds of the texts.
             deadline: When the caller stops waiting, on `time.monotonic`'s clock.
+            pairs: The second text of each pair, without offsets; empty for single texts.
             prefix: Is put before each text.
             truncates: Whether a text with too many tokens is cut to its first ones, special tokens included.
+                Of a pair, the longer text is cut, and then both.
             offsets: Whether the result contains the characters of each token.
+            types: Whether the result contains the type of each token.
 
         Raises:
             InvalidRequestError: A text is empty or not UTF-8, or contains a word outside the vocabulary and
@@ -123,21 +132,26 @@ class TextEncoder:
             LimitExceededError: A text is too long, or all of them are.
             DeadlineExceededError: The deadline passed before all texts were encoded.
         """
-        ids, lengths, truncated = array("q"), [], []
+        ids, lengths, truncated, type_ids = array("q"), [], [], array("q")
         characters, ends = [], []
-        for index, given in enumerate(texts):
+        for index in range(len(texts)):
             if time.monotonic() > deadline:
                 raise DeadlineExceededError("the deadline passed before the texts were encoded")
             name = f"text {index}"
-            text = prefix + _decoded(name, given, limits.text_bytes)
-            encoding, cut = self._tokens(name, text, limits.text_tokens, truncates=truncates, offsets=offsets)
+            text, second_text = _both(index, texts, pairs, limits.text_bytes)
+            text = prefix + text
+            encoding, second, cut = self._tokens(
+                name, text, second_text, limits.text_tokens, truncates=truncates, offsets=offsets
+            )
             if cut is not None:
                 truncated.append(index)
-            processed = self._tokenizer.post_process(encoding, add_special_tokens=True)
+            processed = self._tokenizer.post_process(encoding, second, add_special_tokens=True)
             if not processed:
                 raise InvalidRequestError(TEXT, f"{name} does not contain any words")
             ids.extend(processed.ids)
             lengths.append(len(processed))
+            if types:
+                type_ids.extend(processed.type_ids)
             if offsets:
                 own = _offsets(processed, encoding)
                 characters.append(np.maximum(own - len(prefix), 0).astype(np.uint32))
@@ -149,30 +163,48 @@ class TextEncoder:
                 )
         rows = np.frombuffer(ids, np.int64) if ids else np.empty(0, np.int64)
         found = EncodedTexts(Ragged(rows, tuple(lengths)), tuple(truncated))
+        if types:
+            found = found._replace(types=Ragged(np.array(type_ids, np.int64), found.ids.lengths))
         if not offsets:
             return found
         return found._replace(offsets=Ragged(np.concatenate(characters), found.ids.lengths), ends=tuple(ends))
 
     def _tokens(
-        self, name: str, text: str, most: int, *, truncates: bool, offsets: bool
-    ) -> tuple[Encoding, int | None]:
-        """The tokens of a text, without special tokens; and where it is cut, None if it is not."""
-        room = max(0, most - self._special_tokens)
-        # A text that is far too long is cut or refused for its first part, which ends with a whole word.
+        self, name: str, text: str, second_text: str | None, most: int, *, truncates: bool, offsets: bool
+    ) -> tuple[Encoding, Encoding | None, int | None]:
+        """The tokens of a text and of the second one of a pair, without special tokens; and where it is cut.
+
+        The place is that in the first text, and None if nothing is cut.
+        """
+        special = self._special_tokens[second_text is not None]
+        room = max(0, most - special)
+        encoding = self._first_tokens(text, most, room, offsets=offsets)
+        second = None if second_text is None else self._first_tokens(second_text, most, room, offsets=offsets)
+        count = len(encoding) + (0 if second is None else len(second))
+        if count <= room:
+            return encoding, second, None
+        if not truncates:
+            says = f"{name} has {count + special} or more tokens; the limit is {most}"
+            raise LimitExceededError(TEXT, says if second is None else f"{says} for both texts of a pair")
+        cut, _ = (encoding.token_to_chars(room) if offsets else None) or (len(text), 0)
+        kept = room
+        if second is not None:
+            kept, rest = longest_first(len(encoding), len(second), room)
+            second.truncate(rest)
+        encoding.truncate(kept)
+        return encoding, second, cut
+
+    def _first_tokens(self, text: str, most: int, room: int, *, offsets: bool) -> Encoding:
+        """All tokens of a text; of one that is far too long, those of a part, which are too many as well.
+
+        The part ends with a whole word.
+        """
         size = CHARACTERS_OF_PART * most
         end = text.rfind(SPACE, 0, size) if size < len(text) else -1
-        part = text[:end] if end > 0 else text
-        encoding = self._encoding(part, offsets=offsets)
-        if part is not text and len(encoding) <= TIMES_AS_MANY * room:
-            part, encoding = text, self._encoding(text, offsets=offsets)
-        if part is text and len(encoding) <= room:
-            return encoding, None
-        if not truncates:
-            count = len(encoding) + self._special_tokens
-            raise LimitExceededError(TEXT, f"{name} has {count} or more tokens; the limit is {most}")
-        cut, _ = (encoding.token_to_chars(room) if offsets else None) or (len(text), 0)
-        encoding.truncate(room)
-        return encoding, cut
+        part = self._encoding(text[:end], offsets=offsets) if end > 0 else None
+        if part is not None and len(part) > TIMES_AS_MANY * room:
+            return part
+        return self._encoding(text, offsets=offsets)
 
     def _encoding(self, text: str, *, offsets: bool) -> Encoding:
         # The fast one does not compute where in the text each token comes from.
@@ -197,6 +229,16 @@ class TextEncoder:
                 yield word
 
 
+def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens of each text of a pair stay, as `tokenizers` counts them for the strategy of this name.
+
+    The longer text is cut until both are equally long, and then both; an odd token stays with the longer one,
+    and with the second of equal ones.
+    """
+    least = min(first, second, room // 2)
+    return (least, room - least) if first <= second else (room - least, least)
+
+
 def _offsets(processed: Encoding, encoding: Encoding) -> Array:
     """The offsets (T, 2) of tokens to which special tokens were added, and which had others before.
 
@@ -205,6 +247,12 @@ def _offsets(processed: Encoding, encoding: Encoding) -> Array:
     own = iter(encoding.offsets)
     found = [(0, 0) if sequence is None else next(own) for sequence in processed.sequence_ids]
     return np.array(found, np.int64).reshape(-1, 2)
+
+
+def _both(index: int, texts: tuple[Text, ...], pairs: tuple[Text, ...], limit: int) -> tuple[str, str | None]:
+    """The text of an index, and the second one if there are pairs."""
+    text = _decoded(f"text {index}", texts[index], limit)
+    return text, _decoded(f"the second text of pair {index}", pairs[index], limit) if pairs else None
 
 
 def _decoded(name: str, text: Text, limit: int) -> str:

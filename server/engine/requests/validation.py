@@ -11,7 +11,7 @@ from itertools import zip_longest
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_serving.artifact.manifest import POSITIONS, GraphKind, TensorSpec
+from attention_serving.artifact.manifest import TOKEN_TYPES, GraphKind, TensorSpec
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
@@ -23,7 +23,7 @@ from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged,
 
 MASK = "mask"
 RETURN_WEIGHTS, HEAD_SELECTION = "return_weights", "head_selection"
-PROMPT, TRUNCATE, RETURN_OFFSETS = "prompt", "truncate", "return_offsets"
+PAIRS, PROMPT, TRUNCATE, RETURN_OFFSETS = "pairs", "prompt", "truncate", "return_offsets"
 TOKEN_BYTES, OFFSET_BYTES = 8, 8
 
 
@@ -96,19 +96,34 @@ def encode_texts(
     limits.check_sequences(TEXT, len(request.texts))
     bounds, prefix, truncates = _text_limits(model, limits), _prompt(request, model), request.truncate
     if truncates is None:
-        truncates = model.encoder is not None and model.encoder.truncates
+        facts = model.encoder or model.classifier
+        truncates = facts is not None and facts.truncates
     offsets = request.return_offsets or request.spans is not None
+    if request.pairs:
+        _check_pairs(request, model)
+    types = model.takes_token_types
     if reservation is not None:
-        characters = sum(map(len, request.texts)) + len(prefix) * len(request.texts)
-        token_bytes = TOKEN_BYTES + (OFFSET_BYTES if offsets else 0)
+        characters = sum(map(len, (*request.texts, *request.pairs))) + len(prefix) * len(request.texts)
+        token_bytes = TOKEN_BYTES * (1 + types) + (OFFSET_BYTES if offsets else 0)
         reservation.add(token_bytes * min(bounds.tokens, characters))
     encoded = model.text_encoder.encode(
-        request.texts, bounds, request.deadline, prefix=prefix, truncates=truncates, offsets=offsets
+        request.texts,
+        bounds,
+        request.deadline,
+        pairs=request.pairs,
+        prefix=prefix,
+        truncates=truncates,
+        offsets=offsets,
+        types=types,
     )
+    inputs = {model.inputs[0].name: encoded.ids}
+    if encoded.types is not None:
+        inputs[TOKEN_TYPES] = encoded.types
     return dataclasses.replace(
         request,
         texts=(),
-        inputs={model.inputs[0].name: encoded.ids},
+        pairs=(),
+        inputs=inputs,
         prompt=None,
         truncate=None,
         truncated=encoded.truncated,
@@ -121,12 +136,25 @@ def encode_texts(
 def _check_without_texts(request: Request) -> None:
     """Refuses what only texts have."""
     for field, is_given in (
+        (PAIRS, bool(request.pairs)),
         (PROMPT, request.prompt is not None),
         (TRUNCATE, request.truncate is not None),
         (RETURN_OFFSETS, request.return_offsets),
     ):
         if is_given:
             raise InvalidRequestError(field, "needs text; the request has none")
+
+
+def _check_pairs(request: Request, model: LoadedModel) -> None:
+    """Refuses second texts that the model does not take, or that are not one for each text."""
+    if model.classifier is None:
+        raise InvalidRequestError(PAIRS, f"model {model.name!r} is not a text classifier; send single texts")
+    if len(request.pairs) != len(request.texts):
+        raise InvalidRequestError(
+            PAIRS, f"has {len(request.pairs)} second texts; the request has {len(request.texts)} texts"
+        )
+    if request.return_offsets:
+        raise InvalidRequestError(RETURN_OFFSETS, "needs single texts; the request has pairs")
 
 
 def _prompt(request: Request, model: LoadedModel) -> str:
@@ -142,7 +170,7 @@ def _prompt(request: Request, model: LoadedModel) -> str:
 def _text_limits(model: LoadedModel, limits: Limits) -> TextLimits:
     """Bounds of texts whose token ids and results are within the limits."""
     one, two = (model.shape(GraphKind.PLAIN, (rows,) * len(model.axes)).result_bytes for rows in (1, 2))
-    tokens = limits.max_input_bytes // TOKEN_BYTES
+    tokens = limits.max_input_bytes // (TOKEN_BYTES * (1 + model.takes_token_types))
     if row_bytes := two - one:  # of outputs with a row for each token
         tokens = min(tokens, limits.max_result_bytes // row_bytes)
     own = model.manifest.max_lengths.get(model.axes[0], limits.max_sequence_length)
@@ -176,7 +204,7 @@ def _sizes(request: Request, model: LoadedModel, limits: Limits) -> list[tuple[i
     bound: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, spec in specs.items():
         if name not in given:
-            if name == POSITIONS:
+            if name in model.optional_inputs:
                 continue
             raise InvalidRequestError(name, f"is missing; model {model.name!r} takes {model.input_names}")
         own, axis = given[name].lengths, str(spec.axes[1])
@@ -209,11 +237,13 @@ def _check_lengths(name: str, lengths: tuple[int, ...], most: int | None, limits
 def _rows(spec: TensorSpec, request: Request, model: LoadedModel) -> Ragged:
     """An input with the right number of rows, their element type and width, and the range of ids.
 
-    `positions` count from 0 in each sequence if none were sent.
+    `positions` count from 0 in each sequence if none were sent, and token types are 0.
     """
     name, given = spec.name, request.inputs.get(spec.name)
     if given is None:
         lengths = request.inputs[model.inputs[0].name].lengths
+        if name == TOKEN_TYPES:
+            return Ragged(np.zeros(sum(lengths), np.int64), lengths)
         starts = map(model.first_position, lengths)
         own = [np.arange(length, dtype=np.int64) + at for length, at in zip(lengths, starts, strict=True)]
         return Ragged(np.concatenate(own), lengths)
