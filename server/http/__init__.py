@@ -7,7 +7,7 @@ app.py         the routes as a Starlette router; errors as answers; the pages
 routes.py      the table of all routes; openapi.py: its description
 infer.py       bodies of inference as messages, and replies as bodies
 contexts.py    stored contexts
-embeddings.py  OpenAI's endpoints
+text_models.py endpoints of OpenAI, Cohere and TEI
 schemas.py     pydantic models of JSON bodies, and JSON of messages
 exchange.py    one request: its body, call and answer; what requests share: the gRPC server, memory, places
 server.py      uvicorn, with limits of time and number; the program of the process

@@ -18,7 +18,7 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from attention_serving.server.engine.errors import EngineError, OverloadedError
-from attention_serving.server.http import embeddings
+from attention_serving.server.http import text_models
 from attention_serving.server.http.exchange import REFUSED_WITH, Exchange, Reply, Service
 from attention_serving.server.http.openapi import document
 from attention_serving.server.http.routes import ROUTES, Handler
@@ -109,8 +109,8 @@ class Endpoint:
             **(refusal.headers or {}),
             **({} if exchange.body_has_arrived else {"connection": "close"}),
         }
-        is_openai = self._path.startswith("/v1/")
-        json = embeddings.error_json(refusal) if is_openai else {"error": refusal.detail}
+        is_openai = self._path.startswith("/v1/") or self._path in text_models.TEXTS
+        json = text_models.error_json(refusal, self._path) if is_openai else {"error": refusal.detail}
         return Reply.of_json(json, refusal.status_code, headers)
 
     def _handler(self, scope: Scope) -> Handler:
@@ -166,5 +166,5 @@ async def _page(content: bytes, _exchange: Exchange) -> Reply:
 
 async def _explorer_models(exchange: Exchange) -> Reply:
     """The models that the caller may read, as attention.v1 describes them."""
-    models = await embeddings.list_models(exchange)
+    models = await text_models.list_models(exchange)
     return Reply.of_json({"models": [to_json(model) for model in models]})

@@ -21,8 +21,8 @@ HEADERS = (
     ("Inference-Header-Content-Length", "Size of the JSON in bytes, if binary tensors follow it.", INTEGER),
     ("Content-Encoding", "How the body is compressed.", {"enum": ["identity", "gzip", "deflate"]}),
 )
-ABOUT = "The Open Inference Protocol over HTTP, with Triton's extensions, and OpenAI's embeddings."
-REFUSED = "The request was refused. The error is a text; for /v1, an object as OpenAI's API has it."
+ABOUT = "The Open Inference Protocol over HTTP, with Triton's extensions, and endpoints for text models."
+REFUSED = "The request was refused. The error is a text; for text models, an object as OpenAI's API has it."
 
 
 @cache
@@ -52,7 +52,7 @@ def _operation(route: Route, path: str) -> dict[str, Any]:
         {"name": name, "in": "path", "required": True, "description": "", "schema": STRING} for name in names
     ]
     method = METHODS.get(route.name)
-    described = "As in OpenAI's API." if method is None else f"The JSON of {method.output_type.full_name}."
+    described = "As in its API." if method is None else f"The JSON of {method.output_type.full_name}."
     reply: dict[str, Any] = {"description": described, "content": {JSON: {}}}
     done = "200"
     if route.verb == "DELETE":

@@ -1,6 +1,7 @@
 """The table of all routes: what answers each, what its body must be, and the JSON of its reply.
 
-Paths and bodies are those of Triton's HTTP protocol, which contain those of KServe, and those of OpenAI.
+Paths and bodies are those of Triton's HTTP protocol, which contain those of KServe, and those of OpenAI,
+Cohere and TEI.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,7 +15,7 @@ from pydantic import BaseModel
 
 from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.inference import open_inference_pb2
-from attention_serving.server.http import contexts, embeddings, infer, schemas
+from attention_serving.server.http import contexts, infer, schemas, text_models
 from attention_serving.server.http.exchange import TIMEOUT_SECONDS, Exchange, Reply
 from attention_serving.server.http.schemas import Body, to_json, values_of
 
@@ -94,6 +95,12 @@ def _rpc(
     return Route(verb, rpc, paths, summary, handle, body)
 
 
+async def _health(exchange: Exchange) -> Reply:
+    reply = await exchange.call("/inference.GRPCInferenceService/ServerReady", b"")
+    ready = open_inference_pb2.ServerReadyResponse.FromString(reply).ready
+    return Reply.of_json({}, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
+
+
 def _trace_settings(reply: Any) -> dict[str, Any]:
     return {name: list(setting.value) for name, setting in reply.settings.items()}
 
@@ -131,18 +138,23 @@ def _shared_memory(kind: str, path: str, region: type[Body]) -> tuple[Route, ...
 MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 NAMED = ("/v2/repository/models/{model}",)
 EMBEDDINGS, ENCODERS = ("/v1/embeddings",), ("/v1/models", "/v1/models/{model}")
+RERANK, CLASSIFY = ("/v1/rerank",), ("/classify", "/predict")
 INFER, STATISTICS = _after(MODEL, "/infer"), ("/v2/models/stats", *_after(MODEL, "/stats"))
 CONTEXTS = _after(MODEL, "/contexts")
 INDEX, LOAD, UNLOAD = ("/v2/repository/index",), _after(NAMED, "/load"), _after(NAMED, "/unload")
 TRACES, LOGGING = ("/v2/trace/setting", "/v2/models/{model}/trace/setting"), ("/v2/logging",)
 OUTPUTS, VECTORS = "Computes the outputs of a model.", "Computes embeddings of texts."
+RANKS, LABELS = "Sorts documents by relevance to a query.", "Scores the labels of texts or of pairs."
 PUT = "Stores key and value rows as a context, or appends them to one."
 NOT_READY = "ready for requests; status 400 if it is not."
 # The first path that fits is taken: the busiest first, and those of a model later, which would take "stats".
 ROUTES = (
     Route("POST", "ModelInfer", INFER, OUTPUTS, infer.infer, schemas.InferenceRequest),
-    Route("POST", "Embeddings", EMBEDDINGS, VECTORS, embeddings.embed, schemas.EmbeddingRequest),
-    Route("GET", "EncoderModels", ENCODERS, "The text encoders that are ready.", embeddings.models),
+    Route("POST", "Embeddings", EMBEDDINGS, VECTORS, text_models.embed, schemas.EmbeddingRequest),
+    Route("POST", "Rerank", RERANK, RANKS, text_models.rerank, schemas.RerankRequest),
+    Route("POST", "Classify", CLASSIFY, LABELS, text_models.classify, schemas.ClassifyRequest),
+    Route("GET", "EncoderModels", ENCODERS, "The text models that are ready.", text_models.models),
+    Route("GET", "Health", ("/health",), "Whether the server is ready; status 503 if it is not.", _health),
     Route("POST", "PutContext", CONTEXTS, PUT, contexts.put, schemas.ContextRequest),
     _rpc("ListContexts", CONTEXTS, "The contexts of a model that the caller may use."),
     _rpc("DropContext", _after(CONTEXTS, "/{context}"), "Removes a context.", verb="DELETE"),

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import orjson
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from attention_serving.server.engine.errors import InvalidRequestError
 
@@ -32,6 +32,7 @@ CHOICES = {
 
 Natural = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Unsigned = Annotated[int, Field(ge=0, le=2**64 - 1)]
+Document = Annotated[str, BeforeValidator(lambda own: own.get("text") if isinstance(own, dict) else own)]
 Entries = Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)]
 
 
@@ -136,21 +137,46 @@ class ContextRequest(Body):
 
 
 class EmbeddingRequest(Body):
-    """As OpenAI's API has it, with `prompt` and `truncate` in addition. `user` has no effect.
+    """As OpenAI's API has it, with `prompt` and `truncate` in addition.
 
     `input` is a text, a list of texts, a list of token ids, or a list of such lists. `prompt` is the name of
     the prompt that is put before each text, and `truncate` says whether texts with too many tokens are cut.
     """
 
-    model_config = ConfigDict(extra="forbid")
-
     model: str
     input: Annotated[Any, Field(json_schema_extra={"type": ["string", "array"]})]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
-    user: str | None = None
     prompt: str | None = None
     truncate: bool | None = None
+
+
+class RerankRequest(Body):
+    """As in the APIs of Cohere and Jina. TEI's names `texts` and `return_text` stand for the same.
+
+    `documents` are texts, or objects with a text as the member `text`. `truncate` says whether pairs with too
+    many tokens are cut. Scores are those of the model with its activation.
+    """
+
+    model: str
+    query: str
+    documents: list[Document] = Field(min_length=1, validation_alias=AliasChoices("documents", "texts"))
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool = Field(False, validation_alias=AliasChoices("return_documents", "return_text"))  # noqa: FBT003 - a default
+    truncate: bool | None = None
+    raw_scores: Literal[False] | None = None
+
+
+class ClassifyRequest(Body):
+    """As in the API of TEI, with `model` in addition, which is optional if one classifier is ready.
+
+    `inputs` is a text, a pair of texts as a list, or a list of lists of one text each, or of two each.
+    """
+
+    inputs: Annotated[Any, Field(json_schema_extra={"type": ["string", "array"]})]
+    model: str | None = None
+    truncate: bool | None = None
+    raw_scores: Literal[False] | None = None
 
 
 def parse(data: bytes | bytearray, model: type[M]) -> M:

@@ -65,5 +65,5 @@ def test_the_embeddings_of_each_text_are_told_apart() -> None:
     found = call.decode([response([2, 0, 1], 3)])
     assert [each.tolist() for each in found] == [[[0, 1], [2, 3]], [], [[4, 5]]]
     for wrong in (response([1, 1, 1], 3), response([2, 0, 1], 2), response([3], 3)):
-        with pytest.raises(InternalError, match="does not contain 3 embeddings"):
+        with pytest.raises(InternalError, match="does not contain 3 rows"):
             call.decode([wrong])

@@ -148,7 +148,7 @@ def _check_without_texts(request: Request) -> None:
 def _check_pairs(request: Request, model: LoadedModel) -> None:
     """Refuses second texts that the model does not take, or that are not one for each text."""
     if model.classifier is None:
-        raise InvalidRequestError(PAIRS, f"model {model.name!r} is not a text classifier; send single texts")
+        raise InvalidRequestError(PAIRS, f"model {model.name!r} is not a text classifier, and takes no pairs")
     if len(request.pairs) != len(request.texts):
         raise InvalidRequestError(
             PAIRS, f"has {len(request.pairs)} second texts; the request has {len(request.texts)} texts"

@@ -32,8 +32,8 @@ from attention_serving.server.engine.requests.tokenizer import FEW_TEXTS
 from attention_serving.server.engine.requests.validated_request import ValidatedRequest
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.provider import Device
-from attention_serving.server.http import embeddings, schemas
 from attention_serving.server.http import infer as http_infer
+from attention_serving.server.http import schemas, text_models
 from tests.encoders.repository import SENTENCE
 from tests.server.api.messages import NO_REGIONS, read_attend, read_infer
 from tests.server.samples import SELF, TEXT
@@ -53,7 +53,7 @@ def decode(
     """Reads, decodes and validates a request as the server or the HTTP process does."""
     limits, budget = limits or Limits(), budget or MemoryBudget(64 * MIB)
     if made.method == "/v1/embeddings":
-        embeddings.decode(bytearray(made.data))
+        text_models.decode(bytearray(made.data))
         return None
     if made.method not in (ATTEND, INFER):
         size, body = (made.headers or {}).get(JSON_SIZE, ""), bytearray(made.data)

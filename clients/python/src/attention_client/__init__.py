@@ -12,7 +12,15 @@ with AttentionClient("127.0.0.1:8001") as client:
 from attention_client._calls.embeddings import TextTruncatedWarning
 from attention_client._client import AsyncAttentionClient, AttentionClient
 from attention_client._connection.tls import TlsFiles
-from attention_client._models import CostInfo, EncoderInfo, ModelInfo, ParityInfo, PatternInfo, TensorInfo
+from attention_client._models import (
+    ClassifierInfo,
+    CostInfo,
+    EncoderInfo,
+    ModelInfo,
+    ParityInfo,
+    PatternInfo,
+    TensorInfo,
+)
 from attention_client._values import (
     AttendInputs,
     AttentionResult,
@@ -20,6 +28,7 @@ from attention_client._values import (
     EmbeddingInputs,
     HeadSelection,
     InferResult,
+    Ranking,
     TextInputs,
     TokenInputs,
 )
@@ -50,6 +59,7 @@ __all__ = [
     "AttentionClientError",
     "AttentionResult",
     "CallCancelledError",
+    "ClassifierInfo",
     "ClientClosedError",
     "Context",
     "CostInfo",
@@ -69,6 +79,7 @@ __all__ = [
     "ParityInfo",
     "PatternInfo",
     "PermissionDeniedError",
+    "Ranking",
     "ResourceExhaustedError",
     "TensorInfo",
     "TextInputs",

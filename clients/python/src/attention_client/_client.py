@@ -21,7 +21,14 @@ from numpy.typing import ArrayLike
 
 from attention_client._calls.attention import encode_texts, encode_tokens, encode_vectors
 from attention_client._calls.contexts import read_rows
-from attention_client._calls.embeddings import EmbedInputs, SpanList, SpanLists, encode_embeddings
+from attention_client._calls.embeddings import (
+    EmbedInputs,
+    SpanList,
+    SpanLists,
+    encode_embeddings,
+    encode_rerank,
+    encode_scores,
+)
 from attention_client._calls.named import encode_infer
 from attention_client._connection.aio import AsyncConnection
 from attention_client._connection.contexts import ContextSource
@@ -37,7 +44,9 @@ from attention_client._values import (
     AttentionResult,
     Context,
     EmbeddingInputs,
+    FloatArray,
     InferResult,
+    Ranking,
     ReturnWeights,
     StreamItem,
     TextInputs,
@@ -247,6 +256,70 @@ class AttentionClient(Connection):
         embed = EmbeddingInputs(inputs, prompt, dimensions, truncate)
         return self._answer(encode_embeddings(options, embed, spans), timeout)
 
+    def rerank(
+        self,
+        model: str,
+        query: str,
+        texts: Texts,
+        *,
+        top_n: int | None = None,
+        truncate: bool | None = None,
+        timeout: float | None = None,
+        version: Version = "",
+    ) -> list[Ranking]:
+        """Sorts texts by their relevance to a query, with a reranker; the most relevant come first.
+
+        More than 1,024 texts are sent in several requests, one after the other.
+
+        Args:
+            model: Name of the model, which has one label.
+            query: The first text of every pair.
+            texts: The texts; each is the second text of a pair.
+            top_n: Number of rankings that are returned, from 1; None means all.
+            truncate: Whether pairs with more tokens than the model takes are cut rather than refused: the
+                longer text first, and then both. None means the model's setting, and then pairs that were cut
+                raise a `TextTruncatedWarning`.
+            timeout: Seconds for each request; None means the client's timeout.
+            version: Version of the model as an integer or a str; empty means the highest that is ready.
+
+        Raises:
+            InvalidArgumentError: An argument has a wrong type or value, or the model has several labels, or
+                is not a text classifier.
+            LimitExceededError: A pair has too many tokens, or another limit is exceeded.
+            AttentionClientError: The call failed for another reason.
+        """
+        options = self._options(model, version, return_weights=False)
+        return self._answer(encode_rerank(options, query, texts, top_n, truncate=truncate), timeout)
+
+    def classify(
+        self,
+        model: str,
+        texts: str | Texts,
+        pairs: str | Texts | None = None,
+        *,
+        truncate: bool | None = None,
+        timeout: float | None = None,
+        version: Version = "",
+    ) -> FloatArray:
+        """Computes the score of each label for texts or pairs of texts, with a text classifier.
+
+        `model(...)` names the labels, as `text_classifier.labels`. Errors and several requests are as in
+        `rerank`.
+
+        Args:
+            model: Name of the model.
+            texts: One text, or a list of texts.
+            pairs: The second text of each pair: in the form of `texts`; None for single texts.
+            truncate: As in `rerank`.
+            timeout: Seconds for each request; None means the client's timeout.
+            version: Version of the model as an integer or a str; empty means the highest that is ready.
+
+        Returns:
+            float32: (L,) for one text or pair, otherwise (B, L).
+        """
+        options = self._options(model, version, return_weights=False)
+        return self._answer(encode_scores(options, texts, pairs, truncate=truncate), timeout)
+
     def infer(
         self,
         model: str,
@@ -453,6 +526,8 @@ class AsyncAttentionClient(AsyncConnection):
     attend_tokens = _awaited(AttentionClient.attend_tokens)
     attend_stream = _streamed(AttentionClient.attend_stream)
     embed = _awaited(AttentionClient.embed)
+    rerank = _awaited(AttentionClient.rerank)
+    classify = _awaited(AttentionClient.classify)
     infer = _awaited(AttentionClient.infer)
     context = _awaited(AttentionClient.context)
     contexts = _awaited(AttentionClient.contexts)

@@ -18,7 +18,7 @@ _DATA_TYPES = {
 }
 _STATES = {pb.Model.STATE_READY: "ready", pb.Model.STATE_FAILED: "failed"}
 UNKNOWN = "unknown"
-_InfoT = TypeVar("_InfoT", "ParityInfo", "CostInfo", "EncoderInfo", "PatternInfo")
+_InfoT = TypeVar("_InfoT", "ParityInfo", "CostInfo", "EncoderInfo", "ClassifierInfo", "PatternInfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,23 @@ class EncoderInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassifierInfo:
+    """What sets a text classifier or reranker apart.
+
+    Attributes:
+        family: The family of the model, such as "bert".
+        labels: The name of each score.
+        activation: What was applied to the logits: "sigmoid", "softmax" or "identity".
+        truncates: Whether long texts are cut unless a request says otherwise.
+    """
+
+    family: str
+    labels: tuple[str, ...]
+    activation: str
+    truncates: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PatternInfo:
     """Which keys a query row may attend to, by the rule of the model itself.
 
@@ -139,6 +156,7 @@ class ModelInfo:
         text_encoder: For a text encoder; None for any other model.
         attention_patterns: The rule of each layer of a text encoder, or that of a single attention module;
             empty for other modules.
+        text_classifier: For a text classifier or reranker; None for any other model.
     """
 
     name: str
@@ -157,6 +175,7 @@ class ModelInfo:
     provider: str
     text_encoder: EncoderInfo | None = None
     attention_patterns: tuple[PatternInfo, ...] = ()
+    text_classifier: ClassifierInfo | None = None
 
     @classmethod
     def from_proto(cls, model: pb.Model) -> Self:
@@ -179,6 +198,9 @@ class ModelInfo:
             provider=model.provider,
             text_encoder=_read(EncoderInfo, model.text_encoder) if model.HasField("text_encoder") else None,
             attention_patterns=tuple(_read(PatternInfo, pattern) for pattern in model.attention_patterns),
+            text_classifier=(
+                _read(ClassifierInfo, model.text_classifier) if model.HasField("text_classifier") else None
+            ),
         )
 
 

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -48,9 +48,9 @@ class AttentionResult(Generic[ArraysT]):
             list. Where each token begins in its text and the exclusive end, in characters of the str, so
             that `text[start:end]` is what the token stands for. Special tokens, and those of a prompt, have
             (0, 0); other tokens without characters have an end that equals their start.
-        token_counts: For texts to a text encoder, the number of tokens of each, with its prompt and after
-            truncation; otherwise empty.
-        truncated: For texts to a text encoder, the indices of those that were cut.
+        token_counts: For texts to a text encoder or classifier, the number of tokens of each, with its prompt
+            and after truncation; otherwise empty.
+        truncated: For texts to a text encoder or classifier, the indices of those that were cut.
     """
 
     context_vectors: ArraysT
@@ -80,6 +80,18 @@ class InferResult:
     outputs: Mapping[str, Any]
     model_name: str
     model_version: str
+
+
+class Ranking(NamedTuple):
+    """One text of a `rerank`.
+
+    Attributes:
+        index: Its place among the texts.
+        score: Its relevance to the query: the higher, the better.
+    """
+
+    index: int  # type: ignore[assignment]  # in place of the method of tuples
+    score: float
 
 
 class Context:

@@ -35,7 +35,9 @@ def byte_level() -> Tokenizer:
 def byte_level_in_two_steps() -> Tokenizer:
     """As Qwen's: one processor trims spaces, another adds special tokens."""
     tokenizer = byte_level()
-    template = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    template = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 2)]
+    )
     trimming = processors.ByteLevel(trim_offsets=True)
     tokenizer.post_processor = processors.Sequence([trimming, template])
     return tokenizer
@@ -48,7 +50,9 @@ def unigram() -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram(scores, 2))
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=SPECIALS)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> $B:1 </s>:1", special_tokens=SPECIALS
+    )
     return tokenizer
 
 
@@ -59,7 +63,9 @@ def word_piece() -> Tokenizer:
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>"))  # noqa: S106 - a token of texts
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=SPECIALS)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> $B:1 </s>:1", special_tokens=SPECIALS
+    )
     return tokenizer
 
 
@@ -75,7 +81,9 @@ def words_with_a_space() -> Tokenizer:
     tokenizer = Tokenizer(models.WordLevel({UNK: 0, "</s>": 1, "x": 2}, unk_token=UNK))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_tokens(["x x"])
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B:1", special_tokens=[("</s>", 1)]
+    )
     return tokenizer
 
 
@@ -242,3 +250,31 @@ def test_the_texts_of_tokens(tmp_path: Path) -> None:
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     found = TextEncoder(tmp_path / "tokenizer.json").texts_of([0, 1, 2, 3, 4, -1, 2**40])
     assert found == ["[CLS]", " eat", "Ã", "##ing", "4", "-1", str(2**40)]
+
+
+@settings(max_examples=150)
+@given(st.tuples(*[st.text(st.sampled_from(LETTERS), max_size=60)] * 2), st.integers(4, 30))
+def test_a_pair_is_encoded_and_cut_as_the_library_does(
+    pair: tuple[TextEncoder, Tokenizer], texts: tuple[str, str], most: int
+) -> None:
+    encoder, _ = pair
+    reference = Tokenizer.from_str(pair[1].to_str())
+    whole = reference.encode(*texts)
+    reference.enable_truncation(most, strategy="longest_first")
+    expected, limits = reference.encode(*texts), TextLimits(text_tokens=most)
+    found = encoder.encode(texts[:1], limits, pairs=texts[1:], truncates=True, types=True)
+    assert found.types is not None
+    assert found.types.lengths == found.ids.lengths == (len(expected),)
+    assert (found.ids.rows.tolist(), found.types.rows.tolist()) == (expected.ids, expected.type_ids)
+    assert found.truncated == ((0,) if len(whole) > most else ())
+    if len(whole) > most:
+        with pytest.raises(LimitExceededError, match=f"text 0 has {len(whole)} or more tokens"):
+            encoder.encode(texts[:1], limits, pairs=texts[1:])
+
+
+def test_a_second_text_beyond_a_limit_is_refused_by_its_index(tmp_path: Path) -> None:
+    encoder = encoder_of(word_level(), tmp_path)
+    for text, words in ((b"lowlow", "has 6 bytes; the limit is 5"), (b"\xff", "is not UTF-8")):
+        with pytest.raises((LimitExceededError, InvalidRequestError)) as caught:
+            encoder.encode(("low", "low"), TextLimits(text_bytes=5), pairs=("low", text))
+        assert f"text: the second text of pair 1 {words}" in caught.value.message

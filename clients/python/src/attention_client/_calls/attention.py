@@ -5,7 +5,7 @@ d elements of a row.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -29,7 +29,7 @@ from attention_client._values import (
     encodable,
     type_name,
 )
-from attention_client.errors import InternalError, invalid
+from attention_client.errors import InternalError, InvalidArgumentError, invalid
 
 _ResultT = TypeVar("_ResultT")
 _Shape: TypeAlias = tuple[int, ...]
@@ -59,9 +59,12 @@ class EncodedCall(Generic[_ResultT]):
 
         Raises:
             InternalError: One contradicts itself or its request.
+            InvalidArgumentError: One shows that an argument is wrong.
         """
         try:
             return self.decoder(responses)
+        except InvalidArgumentError:  # only the response shows that an argument is wrong
+            raise
         except (ValueError, LookupError) as error:
             raise InternalError(f"the server's response cannot be read: {error}") from error
 
@@ -153,7 +156,7 @@ def encode_texts(options: RequestOptions, inputs: TextInputs) -> EncodedCall[Att
     leading = () if form is InputForm.ONE else (len(strings),)
     request = request_of(options)
     request.return_offsets = bool(inputs.return_offsets)
-    fill_texts("text", request.text, strings)
+    fill_texts("text", request.text.texts, strings)
     if inputs.mask is not None:
         request.mask.CopyFrom(encode_mask(inputs.mask, form, leading))
     return _call(request, ResponseShape(form, leading))
@@ -174,14 +177,14 @@ def request_of(options: RequestOptions) -> pb.AttendRequest:
     return request
 
 
-def fill_texts(field: str, message: pb.TextSequences, strings: Sequence[str]) -> None:
-    """Fills the message in place.
+def fill_texts(field: str, target: MutableSequence[str], strings: Sequence[str]) -> None:
+    """Adds texts to a repeated field of a message.
 
     Raises:
         InvalidArgumentError: A text contains a surrogate without its other half.
     """
     try:
-        message.texts.extend(strings)
+        target.extend(strings)
     except UnicodeEncodeError as error:
         raise invalid(field, "text that UTF-8 can encode", error) from error
 

@@ -1,6 +1,6 @@
-"""Encodes calls for embeddings, and decodes their responses.
+"""Encodes calls for embeddings and for scores, and decodes their responses.
 
-Notation: B texts or sequences of token ids, d elements of an embedding.
+Notation: B texts or sequences of token ids, d elements of an embedding, L labels.
 """
 
 import warnings
@@ -16,10 +16,12 @@ from attention_client._calls.attention import EncodedCall, fill_texts, request_o
 from attention_client._calls.sequences import InputForm, integers, texts
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._values import (
+    MAX_INDEX,
     Arrays,
     AttentionResult,
     EmbeddingInputs,
     FloatArray,
+    Ranking,
     RequestOptions,
     Texts,
     type_name,
@@ -65,14 +67,12 @@ def encode_embeddings(
     read = _read_spans(spans, list(map(len, items)), unit, form)
     requests = tuple(
         _request(options, embed, items[part], None if read is None else read[part])
-        for part in _parts(items, read)
+        for part in _parts(list(map(len, items)), read)
     )
 
     def decode(responses: Sequence[pb.AttendResponse]) -> FloatArray | list[FloatArray]:
-        cut = sum(len(response.truncated) for response in responses)
-        if cut and warns and embed.truncate is None:
-            message = f"the model cut {cut} texts to its first tokens"
-            warnings.warn(message, TextTruncatedWarning, stacklevel=2)
+        if warns and embed.truncate is None:
+            _warn_of_cut(responses)
         found, lengths = _decode(responses, requests)
         if spans is None:
             return found[0] if form is InputForm.ONE else found
@@ -83,10 +83,70 @@ def encode_embeddings(
     return EncodedCall(requests, decode)
 
 
+def encode_scores(
+    options: RequestOptions, given: str | Texts, pairs: str | Texts | None = None, *, truncate: bool | None
+) -> EncodedCall[FloatArray]:
+    """Encodes a call for scores, (L,) of one text or pair and (B, L) of several, as one request or several.
+
+    Raises:
+        InvalidArgumentError: An argument has a wrong type, or the second texts are not as many as the first.
+    """
+    form, firsts = texts("texts", given)
+    columns = [firsts] if pairs is None else [firsts, texts("pairs", pairs)[1]]
+    if len(columns[-1]) != len(firsts):
+        raise invalid("pairs", f"as many texts as texts, {len(firsts)}", len(columns[-1]))
+    requests = list[pb.AttendRequest]()
+    for part in _parts([sum(map(len, each)) for each in zip(*columns, strict=True)]):
+        request = request_of(options)
+        for field, column in zip(("texts", "pairs"), columns, strict=False):
+            fill_texts(field, getattr(request.text, field), column[part])
+        if truncate is not None:
+            request.text.truncate = bool(truncate)
+        requests.append(request)
+
+    def decode(responses: Sequence[pb.AttendResponse]) -> FloatArray:
+        if truncate is None:
+            _warn_of_cut(responses)
+        found, _ = _decode(responses, requests)
+        return found[0] if form is InputForm.ONE else found
+
+    return EncodedCall(tuple(requests), decode)
+
+
+def encode_rerank(
+    options: RequestOptions, query: str, documents: Texts, top_n: int | None, *, truncate: bool | None
+) -> EncodedCall[list[Ranking]]:
+    """Encodes a call for the rankings of documents.
+
+    Raises:
+        InvalidArgumentError: An argument has a wrong type or value.
+    """
+    if not isinstance(query, str):
+        raise invalid("query", "a str", type_name(query))
+    most = None if top_n is None else whole_number("top_n", top_n, 1, MAX_INDEX)
+    _, second = texts("texts", documents)
+    call = encode_scores(options, [query] * len(second), second, truncate=truncate)
+
+    def decode(responses: Sequence[pb.AttendResponse]) -> list[Ranking]:
+        scores = call.decoder(responses)
+        if (labels := scores.shape[1]) > 1:
+            raise invalid("model", "a reranker, which has one label", f"a model with {labels} labels")
+        order = np.argsort(-scores[:, 0], kind="stable")[:most]
+        return [Ranking(int(index), float(scores[index, 0])) for index in order]
+
+    return EncodedCall(call.requests, decode)
+
+
+def _warn_of_cut(responses: Sequence[pb.AttendResponse]) -> None:
+    if cut := sum(len(response.truncated) for response in responses):
+        message = f"the model cut {cut} texts to its first tokens"
+        warnings.warn(message, TextTruncatedWarning, stacklevel=3)
+
+
 def _decode(
     responses: Sequence[pb.AttendResponse], requests: Sequence[pb.AttendRequest]
 ) -> tuple[FloatArray, list[int]]:
-    """The embeddings (n, d), float32, writable; and how many of them each text or sequence has.
+    """The embeddings or scores (n, d), float32, writable; and how many rows each text or sequence has.
 
     Raises:
         ValueError: A response contradicts itself or its request.
@@ -96,7 +156,7 @@ def _decode(
         vectors, expected = response.context_vectors, _expected_rows(request)
         flat = widen(vectors.data_type, vectors.data)
         if list(vectors.lengths) != expected or flat.size != sum(expected) * vectors.width:
-            raise ValueError(f"it does not contain {sum(expected)} embeddings")
+            raise ValueError(f"it does not contain {sum(expected)} rows")
         parts.append(flat.reshape(sum(expected), vectors.width))
         lengths += expected
     return np.concatenate(parts).astype(np.float32), lengths
@@ -147,17 +207,17 @@ def _are_texts(inputs: Any) -> bool:
     return items is not None and len(items) > 0 and isinstance(items[0], str)
 
 
-def _parts(items: Sequence[Any], spans: Sequence[Spans] | None) -> Iterator[slice]:
-    """The texts or sequences in portions for one request each."""
-    start = size = count = 0
-    for index, item in enumerate(items):
+def _parts(sizes: Sequence[int], spans: Sequence[Spans] | None = None) -> Iterator[slice]:
+    """The texts or sequences, by their sizes, in portions for one request each."""
+    start = total = count = 0
+    for index, size in enumerate(sizes):
         own = 0 if spans is None else len(spans[index])
-        is_large = size + len(item) > MAX_TEXT_CHARACTERS or count + own > MAX_SPANS
+        is_large = total + size > MAX_TEXT_CHARACTERS or count + own > MAX_SPANS
         if index > start and (is_large or index - start == MAX_SEQUENCES):
             yield slice(start, index)
-            start, size, count = index, 0, 0
-        size, count = size + len(item), count + own
-    yield slice(start, len(items))
+            start, total, count = index, 0, 0
+        total, count = total + size, count + own
+    yield slice(start, len(sizes))
 
 
 def _request(
@@ -177,7 +237,7 @@ def _request(
         request.token_ids.lengths.extend(map(len, items))
         request.token_ids.ids.extend(chain.from_iterable(items))
         return request
-    fill_texts("inputs", request.text, items)
+    fill_texts("inputs", request.text.texts, items)
     if embed.prompt is not None:
         request.text.prompt = embed.prompt
     if embed.truncate is not None:

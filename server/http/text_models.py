@@ -1,0 +1,238 @@
+"""Endpoints of text models, as messages of attention.v1, which have no padding.
+
+Sources of the forms: OpenAI's reference of /v1/embeddings and /v1/models; Cohere's and Jina's of /v1/rerank;
+and that of Hugging Face's Text Embeddings Inference (TEI) of /predict.
+"""
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from http import HTTPStatus
+from itertools import chain
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.exceptions import HTTPException
+
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.server import NAME
+from attention_serving.server.engine.budget import Reservation
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
+from attention_serving.server.http import schemas
+from attention_serving.server.http.exchange import Exchange, Reply, run
+from attention_serving.server.http.infer import METHOD as INFER
+from attention_serving.server.http.schemas import ClassifyRequest, EmbeddingRequest, RerankRequest
+
+SERVICE = pb.DESCRIPTOR.services_by_name["AttentionService"].full_name
+ATTEND, LIST_MODELS = f"/{SERVICE}/Attend", f"/{SERVICE}/ListModels"
+INPUT = "input"
+# A number in JSON has fewer characters, with a comma.
+JSON_BYTES_PER_NUMBER = 16
+# The member with the texts of each path, if it has another name than INPUT.
+TEXTS = {"/v1/rerank": "documents", "/classify": "inputs", "/predict": "inputs"}
+MEMBERS = {name for body in (EmbeddingRequest, RerankRequest, ClassifyRequest) for name in body.model_fields}
+NO_IDS = (
+    "has token ids, which this server refuses (refuse_token_ids): those of another tokenizer would give wrong"
+    " embeddings; send texts. In LangChain's OpenAIEmbeddings, set check_embedding_ctx_length=False"
+)
+INPUTS = "must be a text, a pair [text, text], or a list of such lists of one text or two, all of one size"
+CODES = {404: "model_not_found", 401: "invalid_api_key", 429: "rate_limit_exceeded"}
+
+
+# Makes the JSON of a reply, whose memory it reserves.
+Encode: TypeAlias = Callable[[pb.AttendResponse, Reservation], Any]
+
+
+async def answer(exchange: Exchange, decode: Callable[[bytearray], tuple[bytes, Encode]]) -> Reply:
+    """Answers a request, of whose body `decode` makes a serialized AttendRequest."""
+    data = await exchange.read(INFER)
+    exchange.take_place()
+    message, encode = await exchange.decoded(data, len(data), decode)
+    exchange.memory.add(len(message))
+    reply = await exchange.call(ATTEND, message, timeout=None)
+    exchange.memory.add(len(reply))
+
+    def work() -> Reply:
+        return Reply.of_json(encode(pb.AttendResponse.FromString(reply), exchange.memory))
+
+    return await run(len(reply), work)
+
+
+async def embed(exchange: Exchange) -> Reply:
+    """Answers POST /v1/embeddings."""
+    return await answer(exchange, partial(decode, takes_ids=not exchange.service.settings.refuse_token_ids))
+
+
+async def models(exchange: Exchange) -> Reply:
+    """Answers GET /v1/models[/{model}]: the ready text encoders and classifiers that the caller may read."""
+    names = await _ready(exchange, "text_encoder", "text_classifier")
+    name = exchange.parameters.get("model")
+    if name is None:
+        return Reply.of_json({"object": "list", "data": [_encoder(each) for each in sorted(names)]})
+    if name not in names:
+        message = f"model: {name[:100]!r} is not a text model that is ready; GET /v1/models lists them"
+        raise HTTPException(404, message)
+    return Reply.of_json(_encoder(name))
+
+
+async def rerank(exchange: Exchange) -> Reply:
+    """Answers POST /v1/rerank: the documents by their relevance to the query."""
+    return await answer(exchange, partial(_decode_documents, exchange.service.settings.max_message_bytes))
+
+
+async def classify(exchange: Exchange) -> Reply:
+    """Answers POST /predict and /classify: the scores of all labels."""
+    return await answer(exchange, partial(_decode_inputs, await _ready(exchange, "text_classifier")))
+
+
+async def _ready(
+    exchange: Exchange, *fields: Literal["text_encoder", "text_classifier"]
+) -> dict[str, pb.Model]:
+    """The models that are ready and have one of some fields, by name; of several versions, the highest."""
+    found = [model for model in await list_models(exchange) if model.state == pb.Model.STATE_READY]
+    return {model.name: model for model in found if any(map(model.HasField, fields))}
+
+
+async def list_models(exchange: Exchange) -> Sequence[pb.Model]:
+    """Every version of the models that the caller may read, as the gRPC server describes them."""
+    return pb.ListModelsResponse.FromString(await exchange.call(LIST_MODELS, b"")).models
+
+
+def decode(body: bytearray, *, takes_ids: bool = True) -> tuple[bytes, Encode]:
+    """The serialized AttendRequest of a body, and what encodes its reply.
+
+    Raises:
+        InvalidRequestError: A member is wrong.
+    """
+    request = schemas.parse(body, EmbeddingRequest)
+    embedding = pb.EmbeddingOptions(dimensions=request.dimensions or 0)
+    message = pb.AttendRequest(model_name=request.model, embedding=embedding)
+    _add_input(message, request)
+    count = len(message.token_ids.ids)
+    if count and not takes_ids:
+        raise InvalidRequestError(INPUT, NO_IDS)
+
+    def encode(reply: pb.AttendResponse, memory: Reservation) -> Any:
+        rows = _rows(reply, memory, JSON_BYTES_PER_NUMBER)
+        is_base64 = request.encoding_format == "base64"
+        shown = [base64.b64encode(row.tobytes()).decode() for row in rows] if is_base64 else rows
+        data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(shown)]
+        return _with_usage({"object": "list", "data": data, "model": request.model}, reply, count)
+
+    return message.SerializeToString(), encode
+
+
+def _add_input(message: pb.AttendRequest, request: EmbeddingRequest) -> None:
+    """Adds texts with their options, or token lists."""
+    given = request.input
+    items = [given] if isinstance(given, str) or _is_tokens(given) else given
+    if not isinstance(items, list) or not items:
+        raise InvalidRequestError(INPUT, "must be a text, a list of texts, token ids or a list of them")
+    options = {"prompt": request.prompt, "truncate": request.truncate}
+    stated: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if all(isinstance(item, str) for item in items):
+        message.text.CopyFrom(pb.TextSequences(texts=items, **stated))
+        return
+    if not all(_is_tokens(item) for item in items):
+        raise InvalidRequestError(INPUT, "must contain texts only, or non-empty lists of token ids only")
+    for name in stated:
+        raise InvalidRequestError(name, "needs texts; the request has token ids")
+    message.token_ids.lengths.extend(map(len, items))
+    try:
+        message.token_ids.ids.extend(chain.from_iterable(items))
+    except ValueError:
+        raise InvalidRequestError(INPUT, "contains a token id of more than 64 bits") from None
+
+
+def _is_tokens(item: Any) -> bool:
+    return isinstance(item, list) and bool(item) and all(type(each) is int for each in item)
+
+
+def _decode_documents(limit: int, body: bytearray) -> tuple[bytes, Encode]:
+    """As `decode`, for a query and documents; the queries may have `limit` bytes in all."""
+    request = schemas.parse(body, RerankRequest)
+    query, documents = request.query, request.documents
+    if (size := len(query.encode()) * len(documents)) > limit:  # it is the first text of every pair
+        says = f"has {size} bytes, once for each of {len(documents)} documents; the limit is {limit}"
+        raise LimitExceededError("query", says)
+    text = pb.TextSequences(texts=[query] * len(documents), pairs=documents, truncate=request.truncate)
+
+    def encode(reply: pb.AttendResponse, memory: Reservation) -> Any:
+        scores = _rows(reply, memory, schemas.OBJECT_BYTES)
+        if (count := scores.shape[1]) > 1:
+            says = f"{request.model!r} has {count} labels, and a reranker has one; use POST /predict"
+            raise InvalidRequestError("model", says)
+        results = list[dict[str, Any]]()
+        for at in _highest_first(scores[:, 0])[: request.top_n]:
+            document = {"document": {"text": documents[at]}} if request.return_documents else {}
+            results.append({"index": at, "relevance_score": scores[at, 0], **document})
+        return _with_usage({"model": request.model, "results": results}, reply)
+
+    return pb.AttendRequest(model_name=request.model, text=text).SerializeToString(), encode
+
+
+def _decode_inputs(classifiers: Mapping[str, pb.Model], body: bytearray) -> tuple[bytes, Encode]:
+    """As `decode`, for texts or pairs of texts; and one of the classifiers, by name."""
+    request = schemas.parse(body, ClassifyRequest)
+    if request.model is None and len(classifiers) != 1:
+        raise InvalidRequestError("model", f"is required: {len(classifiers)} text classifiers are ready")
+    name, given = request.model or next(iter(classifiers)), request.inputs
+    if name not in classifiers:
+        says = f"model: {name[:100]!r} is not a text classifier that is ready"
+        raise HTTPException(404, f"{says}; GET /v1/models lists them")
+    model = classifiers[name]
+    is_one = not isinstance(given, list) or any(isinstance(each, str) for each in given)
+    items = [given if isinstance(given, list) else [given]] if is_one else given
+    are_lists = {type(each) for each in items} == {list} and {len(each) for each in items} in ({1}, {2})
+    if not are_lists or {type(text) for each in items for text in each} != {str}:
+        raise InvalidRequestError("inputs", INPUTS)
+    texts, *pairs = zip(*items, strict=True)
+    text = pb.TextSequences(texts=texts, pairs=chain.from_iterable(pairs), truncate=request.truncate)
+    message = pb.AttendRequest(model_name=name, model_version=model.version, text=text)
+
+    def encode(reply: pb.AttendResponse, memory: Reservation) -> Any:
+        rows, labels = _rows(reply, memory, schemas.OBJECT_BYTES), model.text_classifier.labels
+        found = [[{"label": labels[at], "score": row[at]} for at in _highest_first(row)] for row in rows]
+        return found[0] if is_one else found
+
+    return message.SerializeToString(), encode
+
+
+def _highest_first(scores: NDArray[np.float32]) -> list[int]:
+    """The indices of scores (n,); of equal ones, the lowest first."""
+    return sorted(range(len(scores)), key=lambda at: -scores[at])
+
+
+def _rows(reply: pb.AttendResponse, memory: Reservation, number_bytes: int) -> NDArray[np.float32]:
+    """The embeddings or scores of a reply, (B, d), for each of which an answer takes so many bytes."""
+    vectors = reply.context_vectors
+    rows = np.frombuffer(vectors.data, np.dtype("<f4")).reshape(-1, vectors.width)
+    memory.add(rows.size * number_bytes)
+    return rows
+
+
+def _with_usage(document: dict[str, Any], reply: pb.AttendResponse, token_count: int = 0) -> dict[str, Any]:
+    """The JSON of an answer with the number of tokens, of texts if it is 0, and which texts were cut."""
+    count = token_count or sum(reply.token_counts)
+    document["usage"] = {"prompt_tokens": count, "total_tokens": count}
+    if reply.truncated:
+        document["truncated"] = list(reply.truncated)
+    return document
+
+
+def _encoder(name: str) -> dict[str, Any]:
+    # Artifacts do not state when they were made.
+    return {"id": name, "object": "model", "created": 0, "owned_by": NAME}
+
+
+def error_json(error: HTTPException, path: str) -> dict[str, Any]:
+    """An error as OpenAI's clients read it. `param` is the member that its message begins with."""
+    code, message = CODES.get(error.status_code), error.detail
+    if error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return {"error": {"message": message, "type": "server_error", "param": None, "code": None}}
+    name, texts = message.partition(":")[0], TEXTS.get(path, INPUT)
+    name = {"text": texts, "token_ids": texts, "embedding": "model", "pairs": "model"}.get(name, name)
+    member = name if name.partition("[")[0] in MEMBERS else None
+    kind = "rate_limit_error" if code == "rate_limit_exceeded" else "invalid_request_error"
+    return {"error": {"message": message, "type": kind, "param": member, "code": code}}
