@@ -21,8 +21,9 @@ GROUPS = {
     "Encryption": "TlsFiles",
     "Stored contexts": "Context",
     "Requests of a stream": "AttendInputs TokenInputs TextInputs EmbeddingInputs",
-    "Results": "AttentionResult InferResult HeadSelection",
-    "Descriptions of models": "ModelInfo TensorInfo ParityInfo CostInfo EncoderInfo PatternInfo",
+    "Results": "AttentionResult InferResult Ranking HeadSelection",
+    "Descriptions of models": "ModelInfo TensorInfo ParityInfo CostInfo EncoderInfo ClassifierInfo "
+    "PatternInfo",
     "Warnings": "TextTruncatedWarning",
 }
 TITLES = {

@@ -138,7 +138,6 @@ def _shared_memory(kind: str, path: str, region: type[Body]) -> tuple[Route, ...
 MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 NAMED = ("/v2/repository/models/{model}",)
 EMBEDDINGS, ENCODERS = ("/v1/embeddings",), ("/v1/models", "/v1/models/{model}")
-RERANK, CLASSIFY = ("/v1/rerank",), ("/classify", "/predict")
 INFER, STATISTICS = _after(MODEL, "/infer"), ("/v2/models/stats", *_after(MODEL, "/stats"))
 CONTEXTS = _after(MODEL, "/contexts")
 INDEX, LOAD, UNLOAD = ("/v2/repository/index",), _after(NAMED, "/load"), _after(NAMED, "/unload")
@@ -151,8 +150,9 @@ NOT_READY = "ready for requests; status 400 if it is not."
 ROUTES = (
     Route("POST", "ModelInfer", INFER, OUTPUTS, infer.infer, schemas.InferenceRequest),
     Route("POST", "Embeddings", EMBEDDINGS, VECTORS, text_models.embed, schemas.EmbeddingRequest),
-    Route("POST", "Rerank", RERANK, RANKS, text_models.rerank, schemas.RerankRequest),
-    Route("POST", "Classify", CLASSIFY, LABELS, text_models.classify, schemas.ClassifyRequest),
+    Route("POST", "Rerank", ("/v1/rerank",), RANKS, text_models.rerank, schemas.RerankRequest),
+    Route("POST", "Predict", ("/predict",), LABELS, text_models.classify, schemas.ClassifyRequest),
+    Route("POST", "Classify", ("/classify",), LABELS, text_models.classify, schemas.ClassifyRequest),
     Route("GET", "EncoderModels", ENCODERS, "The text models that are ready.", text_models.models),
     Route("GET", "Health", ("/health",), "Whether the server is ready; status 503 if it is not.", _health),
     Route("POST", "PutContext", CONTEXTS, PUT, contexts.put, schemas.ContextRequest),

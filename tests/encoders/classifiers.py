@@ -52,14 +52,12 @@ def tokenizer_of(name: str) -> Tokenizer:
 
 def expected(name: str, *texts: str | Sequence[str]) -> NDArray[np.float32]:
     """What the library computes for each text or pair by itself, (B, L)."""
-    rows, tokenizer = [], tokenizer_of(name)
+    tokenizer, scores = tokenizer_of(name), Scores(name)
     tokenizer.enable_truncation(TOKENS, strategy="longest_first")
-    for text in texts:
-        both = [text] if isinstance(text, str) else text
-        encoding = tokenizer.encode(*both)
-        rows.append(Scores(name)(torch.tensor([encoding.ids]), torch.tensor([encoding.type_ids])))
+    found = [tokenizer.encode(*([text] if isinstance(text, str) else text)) for text in texts]
     with torch.inference_mode():
-        return np.concatenate([row.detach().numpy() for row in rows])
+        rows = [scores(torch.tensor([own.ids]), torch.tensor([own.type_ids])) for own in found]
+    return np.concatenate([row.numpy() for row in rows])
 
 
 class Scores(nn.Module):
@@ -122,9 +120,4 @@ def export_classifiers(folder: Path) -> None:
         write_artifact(spec_of(name), ModelId(name), folder)
 
 
-CLASSIFIERS = ModelSet(
-    "classifiers",
-    [export_classifiers],
-    [Path(__file__), Path(encoders.__file__)],
-    ["classifier_server"],
-)
+CLASSIFIERS = ModelSet("classifiers", [export_classifiers], [Path(__file__), Path(encoders.__file__)])

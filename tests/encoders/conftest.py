@@ -7,7 +7,6 @@ import pytest
 from attention_client import AttentionClient
 
 from scripts.local_server import ServerProcess, serving
-from tests.encoders.classifiers import CLASSIFIERS
 from tests.encoders.repository import ENCODERS, SENTENCE_MODELS
 from tests.server.http.clients import http_port
 from tests.support.artifacts import cached_repositories, link_tree
@@ -42,26 +41,6 @@ def encoder_server(
     log = tmp_path_factory.mktemp("encoders") / "log"
     with serving(encoder_repository, log, "--http-port=0") as process:
         yield process
-
-
-@pytest.fixture(scope="session")
-def classifier_server(
-    sentence_repository: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServerProcess]:
-    """A server of the reranker, the classifier and the text encoder, which refuses token ids over HTTP."""
-    folder = tmp_path_factory.mktemp("classifiers")
-    for models in (*cached_repositories(CLASSIFIERS), sentence_repository):
-        for model in models.iterdir():
-            link_tree(model, folder / "models" / model.name)
-    with serving(folder / "models", folder / "log", "--http-port=0", "--refuse-token-ids") as process:
-        yield process
-
-
-@pytest.fixture(scope="session")
-def classifier_client(classifier_server: ServerProcess) -> Iterator[AttentionClient]:
-    """A client of it."""
-    with AttentionClient(classifier_server.target) as client:
-        yield client
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,10 @@
 """Rerankers and text classifiers through a live server, against the transformers library."""
 
 import asyncio
-import json
+import re
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,23 +12,34 @@ import pytest
 from attention_client import (
     AsyncAttentionClient,
     AttentionClient,
-    EmbeddingInputs,
-    HeadSelection,
     InvalidArgumentError,
     LimitExceededError,
     Ranking,
     TextTruncatedWarning,
 )
 from attention_client._calls import embeddings
+from attention_client._calls.attention import EncodedCall
+from attention_client._commands.app import app
+from attention_client._generated.attention.v1 import attention_pb2 as pb
 from numpy.testing import assert_allclose
 from numpy.typing import NDArray
+from typer.testing import CliRunner
 
-from scripts.local_server import ServerProcess
-from tests.encoders.classifiers import CLASSIFIER, LABELS, RERANKER, TOKENS, expected, tokenizer_of
+from scripts.local_server import ROOT, ServerProcess, serving
+from tests.encoders.classifiers import (
+    CLASSIFIER,
+    CLASSIFIERS,
+    LABELS,
+    RERANKER,
+    TOKENS,
+    expected,
+    tokenizer_of,
+)
 from tests.encoders.repository import SENTENCE
 from tests.encoders.texts import ATOL, RTOL
 from tests.server.http.clients import Answer, ask, http_port
 from tests.support import triton
+from tests.support.artifacts import cached_repositories, link_tree
 from tests.support.triton import TritonError
 
 QUERY = "what to eat?"
@@ -35,76 +49,87 @@ PAIRS = [(QUERY, document) for document in DOCUMENTS]
 LONG = "dessert " * 200
 SCORES = expected(RERANKER, *PAIRS)[:, 0]
 ORDER = np.argsort(-SCORES).tolist()
+COUNTS = [len(tokenizer_of(RERANKER).encode(*pair)) for pair in PAIRS]
+
+
+@pytest.fixture(scope="module")
+def server(sentence_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server of the reranker, the classifier and a text encoder, which refuses token ids over HTTP."""
+    folder = tmp_path_factory.mktemp("classifiers")
+    for models in (*cached_repositories(CLASSIFIERS), sentence_repository):
+        for model in models.iterdir():
+            link_tree(model, folder / "models" / model.name)
+    with serving(folder / "models", folder / "log", "--http-port=0", "--refuse-token-ids") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[AttentionClient]:
+    with AttentionClient(server.target) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def port(server: ServerProcess) -> int:
+    return http_port(server.log)
 
 
 def assert_scores(found: Any, scores: NDArray[np.float32]) -> None:
     assert_allclose(np.asarray(found, np.float32), scores, rtol=RTOL, atol=ATOL)
 
 
-def test_rankings_of_a_mixed_batch_equal_the_library(classifier_client: AttentionClient) -> None:
-    found = classifier_client.rerank(RERANKER, QUERY, DOCUMENTS)
-    assert isinstance(found[0], Ranking)
+@pytest.mark.parametrize("portion", [1024, 2])
+def test_rankings_equal_the_library(
+    client: AttentionClient, monkeypatch: pytest.MonkeyPatch, portion: int
+) -> None:
+    monkeypatch.setattr(embeddings, "MAX_SEQUENCES", portion)
+    found = client.rerank(RERANKER, QUERY, DOCUMENTS)
     assert [each.index for each in found] == ORDER
     assert_scores([each.score for each in found], SCORES[ORDER])
-    best = classifier_client.rerank(RERANKER, QUERY, DOCUMENTS, top_n=2)
-    assert [each.index for each in best] == ORDER[:2]
+    assert client.rerank(RERANKER, QUERY, DOCUMENTS, top_n=2) == found[:2]
 
 
-def test_scores_of_every_label_equal_the_library(
-    classifier_server: ServerProcess, classifier_client: AttentionClient
-) -> None:
+def test_scores_of_every_label_equal_the_library(server: ServerProcess, client: AttentionClient) -> None:
     texts = [QUERY, *DOCUMENTS]
-    found = classifier_client.classify(CLASSIFIER, texts, texts[::-1])
+    found = client.classify(CLASSIFIER, texts, texts[::-1])
     assert_scores(found, expected(CLASSIFIER, *zip(texts, texts[::-1], strict=True)))
-    assert_scores(classifier_client.classify(CLASSIFIER, texts), expected(CLASSIFIER, *texts))
-    assert_scores(classifier_client.classify(RERANKER, "eat"), expected(RERANKER, "eat")[0])
+    assert_scores(client.classify(CLASSIFIER, texts), expected(CLASSIFIER, *texts))
+    assert_scores(client.classify(RERANKER, "eat"), expected(RERANKER, "eat")[0])
 
     async def both() -> tuple[list[Ranking], NDArray[np.float32]]:
-        async with AsyncAttentionClient(classifier_server.target) as client:
-            ranked = await client.rerank(RERANKER, QUERY, DOCUMENTS, top_n=1)
-            return ranked, await client.classify(CLASSIFIER, "eat", "drink")
+        async with AsyncAttentionClient(server.target) as own:
+            return await own.rerank(RERANKER, QUERY, texts), await own.classify(CLASSIFIER, "eat", "a")
 
     ranked, scores = asyncio.run(both())
-    assert ranked[0].index == ORDER[0]
-    assert_scores(scores, expected(CLASSIFIER, ("eat", "drink"))[0])
+    assert ranked == client.rerank(RERANKER, QUERY, texts)
+    assert_scores(scores, expected(CLASSIFIER, ("eat", "a"))[0])
 
 
-def test_many_texts_travel_in_several_requests(
-    classifier_client: AttentionClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(embeddings, "MAX_SEQUENCES", 2)
-    found = classifier_client.rerank(RERANKER, QUERY, DOCUMENTS)
-    assert [each.index for each in found] == ORDER
-
-
-def test_a_long_pair_is_refused_or_cut_as_the_library_cuts_it(classifier_client: AttentionClient) -> None:
-    says = f"text 1 has .* tokens; the limit is {TOKENS} for both texts of a pair"
-    with pytest.raises(LimitExceededError, match=says):
-        classifier_client.rerank(RERANKER, QUERY, ["a", LONG])
+def test_a_long_pair_is_refused_or_cut_as_the_library_cuts_it(client: AttentionClient) -> None:
+    with pytest.raises(LimitExceededError, match=f"text 1 has .*; the limit is {TOKENS} for both texts of a"):
+        client.rerank(RERANKER, QUERY, ["a", LONG])
     pairs = [(QUERY, LONG), (LONG, QUERY), (LONG, LONG)]
-    found = classifier_client.classify(RERANKER, *map(list, zip(*pairs, strict=True)), truncate=True)
+    found = client.classify(RERANKER, *map(list, zip(*pairs, strict=True)), truncate=True)
     assert_scores(found, expected(RERANKER, *pairs))
-    with pytest.warns(TextTruncatedWarning, match="cut 2 texts"):
-        found = classifier_client.classify(CLASSIFIER, ["eat", LONG, LONG])
-    assert_scores(found, expected(CLASSIFIER, "eat", LONG, LONG))
-    streamed = classifier_client.attend_text(RERANKER, ["eat", "a"])
-    assert [rows.shape for rows in streamed.context_vectors] == [(1, 1), (1, 1)]
-    assert streamed.token_counts == (5, 3)
+    with pytest.warns(TextTruncatedWarning, match="cut 1 texts"):
+        found = client.classify(CLASSIFIER, ["eat", LONG])
+    assert_scores(found, expected(CLASSIFIER, "eat", LONG))
 
 
-def test_the_model_describes_its_labels(classifier_client: AttentionClient) -> None:
-    model = classifier_client.model(CLASSIFIER)
-    found = model.text_classifier
-    assert found is not None
-    assert (found.family, found.labels, found.activation, found.truncates) == (
-        "bert",
-        LABELS[CLASSIFIER],
-        "softmax",
-        True,
-    )
+def test_the_model_describes_its_labels_and_counts_tokens(client: AttentionClient) -> None:
+    model, reranker = client.model(CLASSIFIER), client.model(RERANKER)
+    assert model.text_classifier is not None
+    assert (model.text_classifier.labels, model.text_classifier.truncates) == (LABELS[CLASSIFIER], True)
     assert (model.text_encoder, model.attention_patterns) == (None, ())
-    optional = {tensor.name: tensor.optional for tensor in classifier_client.model(RERANKER).inputs}
-    assert optional == {"token_ids": False, "token_types": True}
+    assert [tensor.optional for tensor in reranker.inputs] == [False, True]
+    assert client.attend_text(RERANKER, ["eat", "a"]).token_counts == (5, 3)
+
+
+def sent(**text: Any) -> Any:
+    """A call that the client does not make."""
+    options = {name: text.pop(name) for name in ("return_offsets",) if name in text}
+    request = pb.AttendRequest(model_name=RERANKER, text=pb.TextSequences(**text), **options)
+    return lambda client: client._answer(EncodedCall((request,), list), None)
 
 
 @pytest.mark.parametrize(
@@ -113,54 +138,39 @@ def test_the_model_describes_its_labels(classifier_client: AttentionClient) -> N
         (lambda c: c.rerank(SENTENCE, QUERY, DOCUMENTS), "pairs: model 'sentence' is not a text classifier"),
         (lambda c: c.rerank(CLASSIFIER, QUERY, ["a"]), "expected a reranker, which has one label; found"),
         (lambda c: c.classify(RERANKER, ["a", "b"], ["c"]), "pairs: expected as many texts as texts, 2"),
-        (lambda c: c.embed(RERANKER, "a"), "embedding: model 'reranker' is not a text encoder"),
         (
             lambda c: c.embed(RERANKER, "a", spans=[(0, 1)]),
             "embedding: model 'reranker' is not a text encoder",
         ),
         (lambda c: c.attend_text(RERANKER, "a", return_weights=True), "does not have attention weights"),
-        (
-            lambda c: c.attend_text(RERANKER, "a", return_weights=HeadSelection(heads=[0])),
-            "does not have attention weights",
-        ),
-        (
-            lambda c: list(c.attend_stream(RERANKER, [EmbeddingInputs("a", prompt="query")])),
-            "embedding: model 'reranker' is not a text encoder",
-        ),
+        (sent(texts=["a", "b"], pairs=["c"]), "pairs: has 1 second texts; the request has 2 texts"),
+        (sent(pairs=["c"]), "text: has no sequences"),
+        (sent(texts=["a"], prompt="query"), "prompt: is 'query'; model 'reranker' has no prompts"),
+        (sent(texts=["a"], pairs=["b"], return_offsets=True), "return_offsets: needs single texts"),
     ],
 )
-def test_what_a_model_does_not_do_is_refused(
-    classifier_client: AttentionClient, call: Any, words: str
-) -> None:
+def test_what_a_model_does_not_do_is_refused(client: AttentionClient, call: Any, words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
-        call(classifier_client)
+        call(client)
 
 
-def test_pairs_over_the_open_inference_protocol(classifier_server: ServerProcess) -> None:
-    texts, pairs = (
-        np.array([each.encode() for each in column], object) for column in zip(*PAIRS, strict=True)
-    )
-    result = triton.infer(classifier_server.target, RERANKER, {"text": texts, "text_pair": pairs})
+def test_pairs_over_the_open_inference_protocol(server: ServerProcess) -> None:
+    text, pair = (np.array([own.encode() for own in column], object) for column in zip(*PAIRS, strict=True))
+    result = triton.infer(server.target, RERANKER, {"text": text, "text_pair": pair})
     assert_scores(result["scores"][:, 0], SCORES)
-    counts = [len(tokenizer_of(RERANKER).encode(*pair)) for pair in PAIRS]
-    assert (set(result), result["lengths"].tolist()) == ({"scores", "lengths"}, counts)
+    assert (set(result), result["lengths"].tolist()) == ({"scores", "lengths"}, COUNTS)
     ids = np.array([tokenizer_of(RERANKER).encode("eat").ids])
-    for inputs in ({"token_ids": ids}, {"token_ids": ids, "token_types": np.zeros_like(ids)}):
-        found = triton.infer(classifier_server.target, RERANKER, inputs)
+    for types in ({}, {"token_types": np.zeros_like(ids)}):
+        found = triton.infer(server.target, RERANKER, {"token_ids": ids, **types})
         assert_scores(found["scores"], expected(RERANKER, "eat"))
     for model, inputs, words in (
-        (RERANKER, {"text": texts, "text_pair": pairs[:2]}, "has 2 second texts; the request has 5 texts"),
-        (RERANKER, {"token_ids": ids, "text_pair": pairs}, "pairs: needs text; the request has none"),
-        (SENTENCE, {"text": texts, "text_pair": pairs}, "pairs: model 'sentence' is not a text classifier"),
+        (RERANKER, {"text": text, "text_pair": pair[:2]}, "has 2 second texts; the request has 5 texts"),
+        (RERANKER, {"token_ids": ids, "text_pair": pair}, "pairs: needs text; the request has none"),
+        (SENTENCE, {"text": text, "text_pair": pair}, "pairs: model 'sentence' is not a text classifier"),
         (RERANKER, {"token_ids": ids, "token_types": ids}, "token_types: contains id"),
     ):
         with pytest.raises(TritonError, match=words):
-            triton.infer(classifier_server.target, model, inputs)
-
-
-@pytest.fixture(scope="module")
-def port(classifier_server: ServerProcess) -> int:
-    return http_port(classifier_server.log)
+            triton.infer(server.target, model, inputs)
 
 
 def post(port: int, path: str, **body: Any) -> Answer:
@@ -173,71 +183,85 @@ def test_rerank_over_http(port: int) -> None:
     found = post(port, "/v1/rerank", **members, documents=documents).json
     assert [each["index"] for each in found["results"]] == ORDER
     assert_scores([each["relevance_score"] for each in found["results"]], SCORES[ORDER])
-    count = sum(len(tokenizer_of(RERANKER).encode(*pair)) for pair in PAIRS)
-    assert (found["model"], found["usage"]["total_tokens"]) == (RERANKER, count)
+    assert (found["model"], found["usage"]["total_tokens"]) == (RERANKER, sum(COUNTS))
     found = post(port, "/v1/rerank", **members, texts=DOCUMENTS, return_text=True, top_n=1).json
     assert [each["document"] for each in found["results"]] == [{"text": DOCUMENTS[ORDER[0]]}]
-    found = post(port, "/v1/rerank", **members, documents=["a", LONG], truncate=True).json
-    assert found["truncated"] == [1]
+    assert post(port, "/v1/rerank", **members, texts=["a", LONG], truncate=True).json["truncated"] == [1]
 
 
 def test_predictions_over_http(port: int) -> None:
     def one(*texts: str) -> list[dict[str, Any]]:
-        scores = expected(CLASSIFIER, texts if len(texts) > 1 else texts[0])[0]
-        order = np.argsort(-scores)
-        return [
-            {"label": LABELS[CLASSIFIER][at], "score": pytest.approx(scores[at], abs=1e-4)} for at in order
-        ]
+        (scores,) = expected(CLASSIFIER, texts)
+        ranked = sorted(zip(LABELS[CLASSIFIER], scores.tolist(), strict=True), key=lambda pair: -pair[1])
+        return [{"label": label, "score": pytest.approx(score, abs=ATOL)} for label, score in ranked]
 
-    for path in ("/predict", "/classify"):
-        assert post(port, path, model=CLASSIFIER, inputs="eat").json == one("eat")
-    assert post(port, "/predict", model=CLASSIFIER, inputs=["eat", "a"]).json == one("eat", "a")
-    found = post(port, "/predict", model=CLASSIFIER, inputs=[["eat"], ["a"]]).json
-    assert found == [one("eat"), one("a")]
-    found = post(port, "/predict", model=CLASSIFIER, inputs=[["eat", "a"], ["a", QUERY]]).json
-    assert found == [one("eat", "a"), one("a", QUERY)]
-
-
-HTTP_ERRORS = {
-    "'topics' has 3 labels": (400, "model", "/v1/rerank", {"model": CLASSIFIER}),
-    "'sentence' is not a text classifier": (400, "model", "/v1/rerank", {"model": SENTENCE}),
-    "raw_scores: must be False": (400, "raw_scores", "/v1/rerank", {"raw_scores": True}),
-    "documents[1]: must be a valid string": (400, "documents[1]", "/v1/rerank", {"documents": ["a", 1]}),
-    "documents: List should have at least 1": (400, "documents", "/v1/rerank", {"documents": []}),
-    "text: text 1 has": (400, "documents", "/v1/rerank", {"documents": ["a", LONG]}),
-    "query: has 70400000 bytes": (400, "query", "/v1/rerank", {"query": LONG, "documents": ["a"] * 44_000}),
-    "top_n: must be greater": (400, "top_n", "/v1/rerank", {"top_n": 0}),
-    "2 text classifiers are ready": (400, "model", "/predict", {"model": None, "inputs": "a"}),
-    "'absent' is not a text classifier": (404, "model", "/predict", {"model": "absent", "inputs": "a"}),
-    **{
-        f"inputs: must be a text, a pair{' ' * at}": (400, "inputs", "/predict", {"inputs": inputs})
-        for at, inputs in enumerate(
-            [5, [], [[]], ["a"] * 3, [["a"], "b"], [["a"], ["b", "c"]], [[1]], [{"a": 1}]]
-        )
-    },
-    "embedding: model 'reranker' is not": (400, "model", "/v1/embeddings", {"input": "a"}),
-    "check_embedding_ctx_length=False": (400, "input", "/v1/embeddings", {"model": SENTENCE, "input": [[5]]}),
-}
+    for inputs, answer in (
+        ("eat", one("eat")),
+        (["eat", "a"], one("eat", "a")),
+        ([["eat"], ["a"]], [one("eat"), one("a")]),
+        ([["eat", "a"], ["a", QUERY]], [one("eat", "a"), one("a", QUERY)]),
+    ):
+        for path in ("/predict", "/classify"):
+            assert post(port, path, model=CLASSIFIER, inputs=inputs).json == answer
 
 
-@pytest.mark.parametrize("words", HTTP_ERRORS)
-def test_errors_over_http_name_the_member(port: int, words: str) -> None:
-    status, param, path, members = HTTP_ERRORS[words]
+WRONG_INPUTS = [5, [], [[]], ["a"] * 3, [["a"], "b"], [["a"], ["b", "c"]], [[1]], [{"a": 1}]]
+RERANK, PREDICT, EMBED = "/v1/rerank", "/predict", "/v1/embeddings"
+
+
+@pytest.mark.parametrize(
+    ("path", "param", "members", "words"),
+    [
+        (RERANK, "model", {"model": CLASSIFIER}, "'topics' has 3 labels"),
+        (RERANK, "model", {"model": SENTENCE}, "'sentence' is not a text classifier"),
+        (RERANK, "raw_scores", {"raw_scores": True}, "raw_scores: must be False"),
+        (RERANK, "documents[1]", {"documents": ["a", 1]}, "documents[1]: must be a valid string"),
+        (RERANK, "documents", {"documents": ["a", LONG]}, "text: text 1 has"),
+        (RERANK, "query", {"query": LONG, "documents": ["a"] * 44_000}, "query: has 70400000 bytes"),
+        (PREDICT, "model", {"model": None, "inputs": "a"}, "model: is required: 2 text classifiers"),
+        (PREDICT, "model", {"model": SENTENCE, "inputs": "a"}, "'sentence' is not a text classifier"),
+        *((PREDICT, "inputs", {"inputs": wrong}, "inputs: must be a text, a pair") for wrong in WRONG_INPUTS),
+        (EMBED, "model", {"input": "a"}, "embedding: model 'reranker' is not a text encoder"),
+        (EMBED, "input", {"model": SENTENCE, "input": [[5]]}, "check_embedding_ctx_length=False"),
+    ],
+)
+def test_errors_over_http_name_the_member(
+    port: int, path: str, param: str, members: dict[str, Any], words: str
+) -> None:
     answer = post(port, path, **{"model": RERANKER, "query": QUERY, "documents": DOCUMENTS, **members})
     error = answer.json["error"]
-    assert (answer.status, error["param"]) == (status, param), error
-    assert words.rstrip() in error["message"]
+    assert (answer.status, error["param"]) == (
+        404 if words.startswith("'s") and path == PREDICT else 400,
+        param,
+    )
+    assert words in error["message"]
 
 
-def test_models_and_health(port: int) -> None:
+def test_models_health_and_members_of_other_servers(port: int) -> None:
     found = ask(port, "/v1/models").json["data"]
     assert [model["id"] for model in found] == [RERANKER, SENTENCE, CLASSIFIER]
-    assert ask(port, f"/v1/models/{CLASSIFIER}").json["id"] == CLASSIFIER
-    health = ask(port, "/health")
-    assert (health.status, health.json) == (200, {})
-
-
-def test_members_that_other_servers_take_are_ignored(port: int) -> None:
+    assert (ask(port, "/health").status, ask(port, "/health").json) == (200, {})
     members = {"input_type": "query", "user": "me", "dimensions": None, "encoding_format": None, "extra": {}}
-    answer = post(port, "/v1/embeddings", model=SENTENCE, input="eat", **members)
-    assert answer.status == 200, json.dumps(answer.json)
+    assert post(port, EMBED, model=SENTENCE, input="eat", **members).status == 200
+
+
+def test_the_command_line_and_the_block_of_the_page(
+    server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "rerank",
+        "--server",
+        server.target,
+        "--model",
+        RERANKER,
+        QUERY,
+        *DOCUMENTS[:2],
+        "--top",
+        "1",
+    ]
+    best = max(0, 1, key=lambda at: SCORES[at])
+    assert CliRunner().invoke(app, arguments).stdout == f"{SCORES[best]:.4f}  {DOCUMENTS[best]}\n"
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rerankers.md").read_text(), re.DOTALL)
+    (tmp_path / "block.py").write_text(block.replace("127.0.0.1:8001", server.target))
+    runpy.run_path(str(tmp_path / "block.py"))
+    assert capsys.readouterr().out.endswith("\n(1, 1)\n")

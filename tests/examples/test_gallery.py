@@ -9,11 +9,13 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch.nn.functional as F
 from attention_client import AttentionClient
 
-from examples import rag_late_chunking, replace_a_layer, stored_context
+from examples import late_interaction, rag_late_chunking, replace_a_layer, stored_context
 from scripts.local_server import ROOT, ServerProcess
 from tests.encoders.repository import SENTENCE
+from tests.encoders.texts import expected_of
 from tests.examples.conftest import LAYER
 from tests.server.http.clients import http_port
 from tests.server.samples import CROSS
@@ -56,6 +58,18 @@ def test_stored_context(example_server: ServerProcess, capsys: pytest.CaptureFix
     printed = capsys.readouterr().out
     assert re.search(r"^with a context of 50 rows: [\d,]+ questions/s\nratio: [\d.]+$", printed, re.MULTILINE)
     assert float(printed.split()[-1]) < 1e-5
+
+
+def test_late_interaction_equals_the_library(
+    example_server: ServerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    query, texts = "What is sweet?", ["Cakes are.", "a", "Lemons are not, nor is salt."]
+    assert late_interaction.main([query, *texts, "--server", example_server.target, "--model", SENTENCE]) == 0
+    lines = [line.split("  ", 1) for line in capsys.readouterr().out.splitlines()]
+    vectors = {text: F.normalize(expected_of("bert", text).tokens, dim=1) for text in (query, *texts)}
+    scores = {text: (vectors[query] @ vectors[text].T).amax(dim=1).sum().item() for text in texts}
+    assert [text for _, text in lines] == sorted(texts, key=lambda text: -scores[text])
+    assert [float(score) for score, _ in lines] == pytest.approx(sorted(scores.values())[::-1], abs=2e-3)
 
 
 @pytest.mark.thorough

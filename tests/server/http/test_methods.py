@@ -116,6 +116,7 @@ def test_not_ready_is_400_and_a_head_has_no_body(port: int) -> None:
     only_head = ask(port, "/v2/health/ready", method="HEAD")
     assert (only_head.status, only_head.body) == (400, b"")
     assert only_head.headers["content-length"] == str(len(answer.body))
+    assert (ask(port, "/health").status, ask(port, "/health").json) == (503, {})
 
 
 @pytest.mark.parametrize(
@@ -222,6 +223,7 @@ def test_a_token_that_metadata_cannot_carry(port: int, token: str, status: int, 
 
 def test_every_method_of_the_service_has_a_route() -> None:
     own = {"Embeddings", "EncoderModels", "PutContext", "ListContexts", "DropContext"}
+    own |= {"Rerank", "Predict", "Classify", "Health"}
     streamed = {"ModelStreamInfer"}
     assert {method.name for method in SERVICE.methods} - streamed == {route.name for route in ROUTES} - own
 

@@ -8,7 +8,7 @@ import typer
 
 from attention_client import __version__
 from attention_client._commands import contexts
-from attention_client._commands.compute import attend, embed, infer, text, tokens
+from attention_client._commands.compute import attend, embed, infer, rerank, text, tokens
 from attention_client._commands.session import ModelVersion, Session, add_command, add_options, option
 from attention_client._commands.tables import description, print_json, print_models
 from attention_client._commands.weights import weights
@@ -86,7 +86,7 @@ def health(session: Session) -> None:
 
 app.callback()(add_options(_root))
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Compute": (attend, infer, embed, text, tokens, weights),
+    "Compute": (attend, infer, embed, rerank, text, tokens, weights),
     "Inspect": (models, describe, health),
 }
 for _panel, _commands in _PANELS.items():

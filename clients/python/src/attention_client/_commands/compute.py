@@ -1,4 +1,4 @@
-"""Commands that compute: attend, infer, embed, text, tokens. weights.py has the last one."""
+"""Commands that compute: attend, infer, embed, rerank, text, tokens. weights.py has the last one."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ from attention_client._commands.arrays import (
     write,
 )
 from attention_client._commands.session import ModelName, ModelVersion, Session, option
-from attention_client._commands.tables import print_array, print_json, print_result, vectors_table
+from attention_client._commands.tables import print_array, print_json, print_result, table, vectors_table
 
 INPUTS, OUTPUT = "Inputs", "Output"
 RequiredArray = Annotated[str, option(metavar="ARRAY", panel=INPUTS)]
@@ -174,6 +174,32 @@ def embed(
         typer.echo(f"{out}: {result.shape} float32 from {model}")
     else:
         typer.echo(vectors_table(found, result), nl=False)
+
+
+def rerank(
+    session: Session,
+    *,
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="The query.")],
+    texts: Texts = None,
+    model: ModelName,
+    version: ModelVersion = "",
+    file: InFile = None,
+    top: Annotated[int | None, option(metavar="N", panel=OUTPUT, min=1)] = None,
+    truncate: Annotated[bool | None, option("--truncate/--no-truncate", panel=INPUTS)] = None,
+) -> None:
+    """Sort texts by their relevance to a query, with a reranker.
+
+    Options:
+        file: File with one text on each line; - for standard input.
+        top: Print the first N only.
+        truncate: Cut pairs with too many tokens, or refuse them.
+    """
+    found = _one_source("TEXT", texts, file, read_texts)
+    ranked = session.client.rerank(model, query, found, top_n=top, truncate=truncate, version=version)
+    if session.json:
+        print_json({"model_name": model, "rankings": [each._asdict() for each in ranked]})
+    else:
+        typer.echo(table([(f"{score:.4f}", found[index]) for index, score in ranked]), nl=False)
 
 
 def tokens(
