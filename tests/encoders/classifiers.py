@@ -31,13 +31,13 @@ TOKENS = 64
 def library_model(name: str) -> Any:
     """The model in the library. The reranker tells the two texts of a pair apart; the classifier does not."""
     sizes = {**encoders.SIZES, "num_hidden_layers": 2, "max_position_embeddings": TOKENS}
-    config = transformers.BertConfig(**sizes, num_labels=len(LABELS[name]), attn_implementation="eager")
+    options: Any = {**sizes, "num_labels": len(LABELS[name]), "attn_implementation": "eager"}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
-        model = transformers.BertForSequenceClassification(config).eval()
+        model: Any = transformers.BertForSequenceClassification(transformers.BertConfig(**options))
         for parameter in model.parameters():
             nn.init.normal_(parameter, std=0.8)  # so that types and order of texts count
-    return model
+    return model.eval()
 
 
 def tokenizer_of(name: str) -> Tokenizer:
@@ -54,7 +54,9 @@ def expected(name: str, *texts: str | Sequence[str]) -> NDArray[np.float32]:
     """What the library computes for each text or pair by itself, (B, L)."""
     tokenizer, scores = tokenizer_of(name), Scores(name)
     tokenizer.enable_truncation(TOKENS, strategy="longest_first")
-    found = [tokenizer.encode(*([text] if isinstance(text, str) else text)) for text in texts]
+    found = [
+        tokenizer.encode(own) if isinstance(own, str) else tokenizer.encode(own[0], own[1]) for own in texts
+    ]
     with torch.inference_mode():
         rows = [scores(torch.tensor([own.ids]), torch.tensor([own.type_ids])) for own in found]
     return np.concatenate([row.numpy() for row in rows])

@@ -191,7 +191,7 @@ def test_rerank_over_http(port: int) -> None:
 
 def test_predictions_over_http(port: int) -> None:
     def one(*texts: str) -> list[dict[str, Any]]:
-        (scores,) = expected(CLASSIFIER, texts)
+        (scores,) = expected(CLASSIFIER, texts if len(texts) > 1 else texts[0])
         ranked = sorted(zip(LABELS[CLASSIFIER], scores.tolist(), strict=True), key=lambda pair: -pair[1])
         return [{"label": label, "score": pytest.approx(score, abs=ATOL)} for label, score in ranked]
 
@@ -241,7 +241,13 @@ def test_models_health_and_members_of_other_servers(port: int) -> None:
     found = ask(port, "/v1/models").json["data"]
     assert [model["id"] for model in found] == [RERANKER, SENTENCE, CLASSIFIER]
     assert (ask(port, "/health").status, ask(port, "/health").json) == (200, {})
-    members = {"input_type": "query", "user": "me", "dimensions": None, "encoding_format": None, "extra": {}}
+    members: dict[str, Any] = {
+        "input_type": "query",
+        "user": "me",
+        "dimensions": None,
+        "encoding_format": None,
+        "extra": {},
+    }
     assert post(port, EMBED, model=SENTENCE, input="eat", **members).status == 200
 
 
