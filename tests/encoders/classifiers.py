@@ -33,7 +33,7 @@ def library_model(name: str) -> Any:
     sizes = {**encoders.SIZES, "num_hidden_layers": 2, "max_position_embeddings": TOKENS}
     options: Any = {**sizes, "num_labels": len(LABELS[name]), "attn_implementation": "eager"}
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
+        torch.manual_seed(3)
         model: Any = transformers.BertForSequenceClassification(transformers.BertConfig(**options))
         for parameter in model.parameters():
             nn.init.normal_(parameter, std=0.8)  # so that types and order of texts count
