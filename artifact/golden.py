@@ -1,6 +1,6 @@
 """Golden vectors: inputs of each graph and the outputs of eager PyTorch, which every server replays."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
+from tokenizers import Tokenizer
 
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.manifest import Graph, GraphKind, Manifest, TensorSpec
@@ -18,6 +19,8 @@ MAX_GOLDEN_BYTES = 256 << 20
 MAX_GOLDEN_LENGTH = 4096
 GOLDEN_ARRAYS_FILE = "golden.npz"
 Arrays = dict[str, NDArray[Any]]
+# Names of the inputs of a case that begins with a text, or with a pair of texts.
+TEXTS = ("text", "text_pair")
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,58 @@ def load_golden(path: Path) -> list[GoldenCase]:
     except (SafetensorError, ValueError) as error:
         raise ArtifactError(path, "is not a file of tensors", details=error) from error
     return _group_golden(path, tensors)
+
+
+def golden_cases(folder: Path, manifest: Manifest, encode: Callable[..., Arrays] | None) -> list[GoldenCase]:
+    """Reads the golden vectors of an artifact; those that begin with a text become those of its tokens.
+
+    Args:
+        folder: The artifact's folder.
+        manifest: Its manifest.
+        encode: From a text, and the second one of a pair, to the inputs (1, T) by name; None for a model
+            that does not take text.
+
+    Raises:
+        ArtifactError: They are absent, damaged or too large, or do not fit the graphs.
+    """
+    path, cases = folder / manifest.golden, []
+    for case in load_golden(path):
+        if encode is not None and (texts := texts_of(case)):
+            cases.append(GoldenCase(case.graph, encode(*texts), case.outputs))
+        else:
+            cases.append(case)
+    check_golden(path, cases, manifest)
+    return cases
+
+
+def text_inputs(*texts: str) -> Arrays:
+    """The inputs of a golden case that begins with a text, or a pair of texts: their UTF-8 bytes."""
+    return {name: np.frombuffer(text.encode(), np.uint8) for name, text in zip(TEXTS, texts, strict=False)}
+
+
+def token_inputs(tokenizer: Tokenizer, names: Sequence[str], most: int | None) -> Callable[..., Arrays]:
+    """From a text, and the second one of a pair, to token ids and types (1, T).
+
+    Args:
+        tokenizer: The tokenizer.
+        names: The names of the ids and, where the model takes them, of the types.
+        most: Largest number of tokens, to which texts are cut; None for no limit.
+    """
+    cutting = Tokenizer.from_str(tokenizer.to_str())
+    if most is not None:
+        cutting.enable_truncation(most)
+
+    def encode(text: str, second: str | None = None) -> Arrays:
+        found = cutting.encode(text, second)
+        columns = (found.ids, found.type_ids)
+        return {name: np.array([own], np.int64) for name, own in zip(names, columns, strict=False)}
+
+    return encode
+
+
+def texts_of(case: GoldenCase) -> list[str]:
+    """The text that a golden case begins with, or its pair of texts; empty for any other case."""
+    return [bytes(case.inputs[name]).decode(errors="replace") for name in TEXTS if name in case.inputs]
 
 
 def check_golden(path: Path, cases: Sequence[GoldenCase], manifest: Manifest) -> None:
@@ -82,7 +137,9 @@ def write_golden_arrays(artifact: Path, manifest: Manifest, kind: GraphKind, fol
     Raises:
         ArtifactError: The artifact's golden vectors are damaged.
     """
-    cases = [case for case in load_golden(artifact / manifest.golden) if case.graph is kind]
+    cases = [
+        case for case in load_golden(artifact / manifest.golden) if case.graph is kind and not texts_of(case)
+    ]
     arrays = {name.partition("/")[2]: array for name, array in golden_tensors(cases).items()}
     path = folder / GOLDEN_ARRAYS_FILE
     np.savez(path, **arrays)  # type: ignore[arg-type]  # names that are no identifiers

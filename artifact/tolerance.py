@@ -1,10 +1,13 @@
 """The largest accepted difference between a served result and eager PyTorch, a value of a manifest."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
+
+# Axes of an output with a vector for each sequence.
+PER_SEQUENCE = 2
 
 
 class Record(BaseModel):
@@ -14,10 +17,19 @@ class Record(BaseModel):
 
 
 class Tolerance(Record):
-    """A value passes if |value - eager| <= atol + rtol * |eager|."""
+    """A value passes if |value - eager| <= atol + rtol * |eager|; vectors pass by a cosine if one is stated."""
 
     rtol: NonNegativeFloat
     atol: NonNegativeFloat
+    cosine: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """For text encoders in 8 bits, in place of the two: the smallest accepted cosine of the angle between a
+    vector and that of eager PyTorch. Outputs with a vector for each sequence (B, d) pass by their smallest
+    cosine; those with a vector for each row, such as token vectors and attention weights, by their mean."""
+
+    def __str__(self) -> str:
+        """The rule in one line."""
+        values = f"{self.atol:g} + {self.rtol:g} x |value|"
+        return values if self.cosine is None else f"a cosine of {self.cosine:g}"
 
     def error(self, value: NDArray[Any], eager: NDArray[Any]) -> float:
         """Largest |value - eager|. Equal infinities count as equal, and so do two NaNs.
@@ -35,6 +47,11 @@ class Tolerance(Record):
         """
         if value.shape != eager.shape:
             return float("inf")
+        if self.cosine is not None:
+            found = cosines(value, eager)
+            return float(1 - (found.min() if value.ndim == PER_SEQUENCE else found.mean())) / (
+                1 - self.cosine
+            )
         differences = _differences(value, eager)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             ratios = differences / (self.atol + self.rtol * np.abs(eager, dtype=np.float64))
@@ -58,9 +75,10 @@ def _largest(values: NDArray[np.float64]) -> float:
     return float(np.max(np.nan_to_num(values, nan=np.inf, posinf=np.inf), initial=0.0))
 
 
-def least_cosine(values: NDArray[Any], eager: NDArray[Any]) -> float:
-    """The smallest cosine of the angle between two vectors of (B, d) that belong together; 0 for NaN."""
+def cosines(values: NDArray[Any], eager: NDArray[Any]) -> NDArray[np.float64]:
+    """The cosine of the angle between vectors (..., d) that belong together; 0 for NaN, 1 if both are 0."""
     pairs = np.asarray(values, np.float64), np.asarray(eager, np.float64)
-    lengths = [np.maximum(np.linalg.norm(each, axis=-1), np.finfo(np.float64).tiny) for each in pairs]
-    cosines = (pairs[0] * pairs[1]).sum(axis=-1) / (lengths[0] * lengths[1])
-    return float(np.nan_to_num(cosines, nan=0.0).min())
+    lengths = [np.linalg.norm(each, axis=-1) for each in pairs]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = (pairs[0] * pairs[1]).sum(axis=-1) / (lengths[0] * lengths[1])
+    return np.where((lengths[0] == 0) & (lengths[1] == 0), 1.0, np.nan_to_num(found, nan=0.0))

@@ -23,13 +23,13 @@ import numpy as np
 import torch
 import transformers
 from attention_client import AttentionClient
+from attention_serving.model.text_encoder import TextEncoder, load_encoder
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from attention_serving.artifact.names import ModelId
 from attention_serving.export import ExportError
 from attention_serving.export.artifact import write_artifact
 from attention_serving.export.encoder import encoder_spec
-from attention_serving.model.encoder_folder.loading import LoadedEncoder, load_encoder
 from scripts.local_server import serving
 
 TEXTS = ["Life is short, eat dessert first", "Das Leben ist kurz", "short"]
@@ -52,16 +52,17 @@ def make_tiny_bert(folder: Path) -> Path:
 
 
 @torch.inference_mode()
-def compare(client: AttentionClient, name: str, loaded: LoadedEncoder, folder: Path) -> float:
+def compare(client: AttentionClient, name: str, loaded: TextEncoder, folder: Path) -> float:
     """Prints the largest differences of served values from PyTorch's, and returns the larger one."""
     library = transformers.AutoModel.from_pretrained(folder).eval()
-    prompt = loaded.prompts.get(loaded.default_prompt, "")
+    named = loaded.library
+    prompt = named.prompts[named.default_prompt_name] if named and named.default_prompt_name else ""
     embeddings = client.embed(name, TEXTS)  # (texts, d)
     tokens = client.attend_text(name, TEXTS).context_vectors  # (T, d) for each text
     differences = []
     for text, embedding, vectors in zip(TEXTS, embeddings, tokens, strict=True):
         ids = torch.tensor([loaded.tokenizer.encode(prompt + text).ids])  # (1, T)
-        pairs = (embedding, loaded.module(ids)[0][0]), (vectors, library(ids).last_hidden_state[0])
+        pairs = (embedding, loaded(ids)[0][0]), (vectors, library(ids).last_hidden_state[0])
         differences.append([np.abs(served - eager.numpy()).max() for served, eager in pairs])
     of_embeddings, of_tokens = np.max(differences, axis=0)
     print(f"{len(TEXTS)} embeddings of width {embeddings.shape[1]}")

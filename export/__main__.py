@@ -17,10 +17,9 @@ from attention_serving.artifact.keys import KeyFileError
 from attention_serving.artifact.names import ModelId
 from attention_serving.export import VERSION, options
 from attention_serving.export.errors import ExportError
-from attention_serving.export.options import Source
+from attention_serving.export.options import POOLINGS, Source
 from attention_serving.export.precision import Precision
 from attention_serving.model.checkpoints.layouts import LAYOUTS
-from attention_serving.model.encoder.config import POOLINGS
 from attention_serving.model.presets import PRESETS
 
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -50,6 +49,8 @@ def export(
     pooling: options.EncoderPooling = "",
     dimensions: options.Dimensions = None,
     truncate: options.Truncate = False,
+    reference: options.ComparedWith = None,
+    trust_remote_code: options.TrustRemoteCode = False,
     out: options.Out = None,
     name: options.Name = "",
     version: options.Version = 1,
@@ -59,6 +60,7 @@ def export(
     precision: options.ElementType = Precision.FP32,
     rtol: options.RelativeTolerance = None,
     atol: options.AbsoluteTolerance = None,
+    cosine: options.SmallestCosine = None,
 ) -> None:
     """Export an attention module or a text encoder into a model repository; compare it with eager PyTorch."""
     if tool_version:
@@ -70,6 +72,7 @@ def export(
     checkpoint = _given(layout=layout, prefix=prefix, heads=heads, causal=causal, cross=cross)
     checkpoint |= _given(rotary_theta=rotary_theta)
     text = _given(pooling=pooling, dimensions=tuple(dimensions or ()), truncates=truncate)
+    text |= _given(reference=reference, trust_remote_code=trust_remote_code)
     if encoder is not None:
         source = _encoder(encoder, text, _given(preset=preset, weights=weights, seed=seed) | checkpoint)
     elif text:
@@ -102,6 +105,7 @@ def export(
             precision,
             rtol=rtol,
             atol=atol,
+            cosine=cosine,
             replace=replace,
             sign_key=sign_key,
             targets=targets or (),

@@ -17,7 +17,7 @@ from onnx.external_data_helper import set_external_data
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 
-from attention_serving.artifact.golden import golden_tensors
+from attention_serving.artifact.golden import GoldenCase, golden_tensors, texts_of, token_inputs
 from attention_serving.artifact.keys import PrivateKey
 from attention_serving.artifact.manifest import (
     IN_BLOCKS,
@@ -36,7 +36,13 @@ from attention_serving.export.errors import ExportError
 from attention_serving.export.graph import OPSET, finish, trace
 from attention_serving.export.precision import Precision
 from attention_serving.export.quantisation import HALF_TYPES, lowered, quantise_linear_layers
-from attention_serving.export.signature import AttentionModule, ExportSpec, Signature, attention_spec
+from attention_serving.export.signature import (
+    QUERY_AXIS,
+    AttentionModule,
+    ExportSpec,
+    Signature,
+    attention_spec,
+)
 from attention_serving.export.target import Target, temporary_folder
 
 log = logging.getLogger(__name__)
@@ -54,6 +60,8 @@ EXTERNAL_TENSOR_BYTES = 1 << 10
 ALIGNMENT = 4096
 # By graph in blocks, the one that it is derived from.
 WHOLE = {blocks: whole for whole, blocks in IN_BLOCKS.items()}
+# Texts of the reference that servers replay.
+GOLDEN_TEXTS = 24
 LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")
 Progress = Callable[[str], object]
 """Is called with a short description of each step when it begins."""
@@ -168,10 +176,11 @@ class ArtifactWriter:
         spec, graphs = self.spec, self._graphs()
         signatures = [s for s in spec.signatures if s.kind in graphs]
         write_graphs({GRAPH_FILES[kind]: graph for kind, graph in graphs.items()}, folder)
-        report = parity.report(self._compare(folder, signatures), self.tolerance)
+        report = parity.report(self._compare(folder, signatures), self.tolerance, spec.reference)
         (folder / PARITY_FILE).write_text(json.dumps(report, indent=2) + "\n")
         self.progress("golden vectors")
         golden = [case for s in signatures for case in parity.golden_cases(spec.module, s)]
+        golden += spec.texts[:GOLDEN_TEXTS]
         save_file(dict(golden_tensors(golden)), folder / GOLDEN_FILE)
         if spec.tokenizer is not None:
             spec.tokenizer.save(str(folder / TOKENIZER_FILE))
@@ -209,13 +218,30 @@ class ArtifactWriter:
         for signature in signatures:
             self.progress(f"graph {signature.kind}: comparison with eager PyTorch")
             path = str(folder / GRAPH_FILES[signature.kind])
-            cases += parity.compare(self.spec.module, signature, path, self.tolerance)
+            texts = self._texts(signature) if signature.kind is GraphKind.PLAIN else {}
+            cases += parity.compare(self.spec.module, signature, path, self.tolerance, texts)
         if not cases and self.precision not in HALF_TYPES:
             raise ExportError(
                 "ONNX Runtime has no CPU kernels for an operator of the graph, so that it cannot be compared "
                 "with eager PyTorch; replace the operator"
             )
         return cases
+
+    def _made_with(self) -> dict[str, str]:
+        versions = {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
+        return versions | ({"reference": self.spec.reference} if self.spec.reference else {})
+
+    def _texts(self, signature: Signature) -> dict[str, GoldenCase]:
+        """By text, the case that its tokens make of a case of the reference."""
+        if self.spec.tokenizer is None:
+            return {}
+        names, most = [spec.name for spec in signature.inputs], signature.max_lengths.get(QUERY_AXIS)
+        encode = token_inputs(self.spec.tokenizer, names, most)
+        return {
+            " | ".join(texts): GoldenCase(case.graph, encode(*texts), case.outputs)
+            for case in self.spec.texts
+            for texts in [texts_of(case)]
+        }
 
     def _manifest(self, folder: Path, signatures: Sequence[Signature]) -> Manifest:
         spec = self.spec
@@ -244,7 +270,7 @@ class ArtifactWriter:
             golden=GOLDEN_FILE,
             parity_report=PARITY_FILE,
             files={path.name: file_hash(path) for path in sorted(folder.iterdir())},
-            made_with={"python": platform.python_version()} | {name: version(name) for name in LIBRARIES},
+            made_with=self._made_with(),
             source=self.source,
         )
 

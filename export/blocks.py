@@ -26,7 +26,10 @@ from attention_serving.export.rewrite import Builder
 KNOWN_INPUTS = 4
 TO_THE_FIRST = -(2**31)
 # Operators that compute each element from those at its place.
-ELEMENTWISE = frozenset({"Abs", "Add", "And", "Cast", "Mul", "Neg", "Not", "Or", "Sub", "Where"})
+COMPARISONS = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
+ELEMENTWISE = frozenset(
+    {"Abs", "Add", "And", "Cast", "Mul", "Neg", "Not", "Or", "Sub", "Where", *COMPARISONS}
+)
 PAIR_AXES = 2  # (Tq, Tk)
 
 

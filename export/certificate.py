@@ -6,10 +6,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from attention_serving.artifact.certificate import Machine, Proof, write_certificate
-from attention_serving.artifact.golden import GoldenCase, check_golden, load_golden
+from attention_serving.artifact.golden import GoldenCase, golden_cases, token_inputs
 from attention_serving.artifact.keys import PrivateKey
-from attention_serving.artifact.manifest import Manifest
+from attention_serving.artifact.manifest import GraphKind, Manifest
 from attention_serving.export.errors import ExportError, ParityError
 
 # The version of the exporter, which certificates state.
@@ -61,9 +63,12 @@ def prove(folder: Path, manifest: Manifest, provider: ProofProvider) -> Proof:
     """
     import onnxruntime  # noqa: PLC0415 - takes a second, and the command's help does not need it
 
-    path = folder / manifest.golden
-    cases = load_golden(path)
-    check_golden(path, cases, manifest)
+    encode = None
+    if manifest.tokenizer is not None:
+        inputs = manifest.graphs[GraphKind.PLAIN].inputs
+        tokenizer, most = Tokenizer.from_file(str(folder / manifest.tokenizer)), manifest.max_lengths
+        encode = token_inputs(tokenizer, [spec.name for spec in inputs], most.get(str(inputs[0].axes[1])))
+    cases = golden_cases(folder, manifest, encode)
     sessions = {
         kind: _session((folder / graph.file).resolve(), provider) for kind, graph in manifest.graphs.items()
     }

@@ -11,14 +11,15 @@ from attention_serving.artifact.manifest import Manifest
 from attention_serving.artifact.names import ModelId
 from attention_serving.export.artifact import UNCHANGED, show, write_artifact
 from attention_serving.export.deployment.write import DeploymentTarget, check_target, write_target
-from attention_serving.export.encoder import encoder_spec
+from attention_serving.export.encoder import classifier_spec, encoder_spec
 from attention_serving.export.errors import ExportError
 from attention_serving.export.options import Source
 from attention_serving.export.precision import Precision
 from attention_serving.export.signature import ExportSpec, attention_spec
 from attention_serving.model.checkpoints.loading import load_checkpoint
-from attention_serving.model.encoder_folder.loading import load_encoder
 from attention_serving.model.presets import PRESETS, build_preset
+from attention_serving.model.text_encoder import TextEncoder
+from attention_serving.model.text_encoder import load as load_folder
 
 EXAMPLE_LENGTH = 128
 
@@ -27,20 +28,27 @@ def load(source: Source) -> tuple[ExportSpec, Sequence[str]]:
     """Builds a preset, or reads a checkpoint or the folder of an encoder.
 
     Returns:
-        The export, and what is not part of it by its name in the file.
+        The export, and what its reader notes: parts of the file that are left out, warnings of libraries.
 
     Raises:
         CheckpointError: The file cannot be read, or does not hold the layout under the prefix.
     """
     given = dict(source.options)
     if source.encoder is not None:
-        encoder = load_encoder(source.encoder, pooling=given.pop("pooling", ""))
-        return encoder_spec(encoder, **given), encoder.skipped
+        read = {name: given.pop(name) for name in ("pooling", "trust_remote_code") if name in given}
+        loaded = load_folder(source.encoder, **read)
+        if isinstance(loaded, TextEncoder):
+            return encoder_spec(loaded, **given), loaded.notes
+        if "dimensions" in given:
+            raise ValueError("--dimensions: the folder is a classifier, which has no embeddings")
+        return classifier_spec(loaded, **given), loaded.notes
     if source.weights is not None:
         checkpoint = load_checkpoint(source.weights, **given)
         prefix = given.get("prefix", "no prefix")
         description = f"{given['layout']} checkpoint {source.weights.name}, {prefix}"
-        return attention_spec(checkpoint.module, description), checkpoint.skipped
+        return attention_spec(checkpoint.module, description), [
+            f"skipped (not part of attention): {name}" for name in checkpoint.skipped
+        ]
     module = build_preset(source.preset, **given)
     return attention_spec(module, PRESETS[source.preset].description), ()
 
@@ -53,6 +61,7 @@ def run(
     *,
     rtol: float | None,
     atol: float | None,
+    cosine: float | None,
     replace: bool,
     sign_key: Path | None,
     targets: Sequence[DeploymentTarget],
@@ -79,8 +88,13 @@ def run(
         show(step)
 
     progress("weights")
-    spec, skipped = load(source)
-    stated = {name: value for name, value in (("rtol", rtol), ("atol", atol)) if value is not None}
+    spec, notes = load(source)
+    if cosine is not None and spec.encoder is None:
+        raise ValueError("--cosine needs a text encoder")
+    given = (("rtol", rtol), ("atol", atol), ("cosine", cosine))
+    stated: dict[str, float | None] = {name: value for name, value in given if value is not None}
+    if cosine is None and stated:
+        stated["cosine"] = None  # stated differences are judged in its place
     tolerance = spec.tolerances[precision].model_copy(update=stated)
     folder, manifest = write_artifact(
         spec,
@@ -92,7 +106,8 @@ def run(
         sign_key=key,
         progress=progress,
     )
-    _print_skipped(spec, skipped, console)
+    for note in notes:
+        console.print(note, markup=False)
     _print_artifact(folder, manifest, console, unchanged=steps[-1] == UNCHANGED)
     if key is not None:
         console.print(f"  signed with key {key.public_key.keyid}", markup=False)
@@ -107,27 +122,22 @@ def describe(source: Source, console: Console) -> None:
     Raises:
         ValueError: The checkpoint cannot be read.
     """
-    (spec, skipped), length = load(source), EXAMPLE_LENGTH
-    _print_skipped(spec, skipped, console)
+    (spec, notes), length = load(source), EXAMPLE_LENGTH
+    for note in notes:
+        console.print(note, markup=False)
     cost = spec.cost
     linear = length * (cost.flops_per_query + cost.flops_per_key)
     products = length * length * cost.flops_per_pair
     parameters = sum(parameter.numel() for parameter in spec.module.parameters())
     for line in (
         spec.description,
-        f"  {spec.module.config}",
+        f"  {spec.encoder or spec.classifier or spec.module.config}",
         f"  {parameters:,} parameters",
         f"  floating-point operations: {cost.flops_per_query:,} for each query row, "
         f"{cost.flops_per_key:,} for each key row, {cost.flops_per_pair:,} for each pair of them",
         f"  for {length} rows: {linear:,} in the linear layers, {products:,} in the attention products",
     ):
         console.print(line, markup=False)
-
-
-def _print_skipped(spec: ExportSpec, skipped: Sequence[str], console: Console) -> None:
-    part = "attention" if spec.encoder is None else "the encoder"
-    for name in skipped:
-        console.print(f"skipped (not part of {part}): {name}", markup=False)
 
 
 def _print_artifact(folder: Path, manifest: Manifest, console: Console, *, unchanged: bool) -> None:
@@ -137,10 +147,14 @@ def _print_artifact(folder: Path, manifest: Manifest, console: Console, *, uncha
     found = f"{report['max_abs_error']:.2g} in {cases} cases" if cases else "not measured: no CPU kernels"
     if report["min_cosine"] is not None:
         found += f", smallest cosine of embeddings {report['min_cosine']:.6f}"
+    if (texts := report["texts"]) is not None:
+        found += (
+            f"; {texts['count']} texts compared with {texts['reference']}, cosines from "
+            f"{texts['min_cosine']:.6f}, {texts['mean_cosine']:.6f} on average"
+        )
     for line in (
         f"{folder}{' (unchanged)' if unchanged else ''}",
         f"  {manifest.parameters:,} parameters; opset {manifest.opset}; graphs {', '.join(manifest.graphs)}",
-        f"  largest difference from eager PyTorch {found}; "
-        f"tolerance {accepted.atol:g} + {accepted.rtol:g} x |value|",
+        f"  largest difference from eager PyTorch {found}; tolerance {accepted}",
     ):
         console.print(line, markup=False)

@@ -1,117 +1,198 @@
 """Text encoders as artifacts: the signatures of their graphs, and what the manifest states about them."""
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
-from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS, EMBEDDING, EncoderFacts
-from attention_serving.artifact.manifest import (
-    BATCH_AXIS,
-    BLOCK_ROWS,
-    KEY_LENGTHS,
-    Cost,
-    GraphKind,
-    TensorSpec,
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from attention_serving.artifact.encoder import (
+    ATTENTION_WEIGHTS,
+    CONTEXT_VECTORS,
+    EMBEDDING,
+    ClassifierFacts,
+    EncoderFacts,
 )
-from attention_serving.export.precision import ENCODER_TOLERANCES
+from attention_serving.artifact.manifest import BATCH_AXIS, BLOCK_ROWS, KEY_LENGTHS, Cost, GraphKind
+from attention_serving.export.options import Reference
+from attention_serving.export.precision import ENCODER_TOLERANCES, INT8_SCORES, Precision
+from attention_serving.export.reference import compared, compared_pairs
 from attention_serving.export.signature import QUERY_AXIS, ExportSpec, Signature, tensor
-from attention_serving.model.encoder.config import EncoderConfig
-from attention_serving.model.encoder_folder.loading import LoadedEncoder
+from attention_serving.model.text_encoder import TextClassifier, TextEncoder, vocabulary_size
 
 TOKEN_IDS: Final = "token_ids"  # noqa: S105 - the name of an input
-KINDS: Final = (
-    GraphKind.PLAIN,
-    GraphKind.LENGTHS,
-    GraphKind.WEIGHTS,
-    GraphKind.TOKENS,
-    GraphKind.BLOCKS,
-)
-# Tensors of a token's width that a layer holds at a time: its input, projections, context and sums.
-ROW_TENSORS: Final = 6
+# Tensors of a token's width that a layer holds at a time: its input, projections, context and sums. Widths of
+# a feed-forward part that it holds, and its usual width.
+ROW_TENSORS, INNER_TENSORS, USUAL_INNER = 6, 2, 4
+# Lengths of the texts whose operations are counted.
+COUNTED: Final = (8, 16, 24)
 
 
 def encoder_spec(
-    loaded: LoadedEncoder, *, dimensions: Sequence[int] = (), truncates: bool = False
+    encoder: TextEncoder,
+    *,
+    dimensions: Sequence[int] = (),
+    truncates: bool = False,
+    reference: Reference | None = None,
 ) -> ExportSpec:
     """The export of a text encoder, with all its graphs, for `write_artifact`.
 
     Args:
-        loaded: The encoder.
+        encoder: The encoder.
         dimensions: Numbers of elements that embeddings can be shortened to, beside those of the folder.
         truncates: Whether long texts are cut unless a request says otherwise.
+        reference: What embeddings of texts are compared with. Default: the library of the folder.
 
     Raises:
+        ExportError: The tokenizer that would be served gives a text other ids than the library.
         ValueError: A number of dimensions is not below the width of an embedding.
     """
-    config = loaded.module.config
+    texts = compared(encoder, reference)
+    library, config = encoder.library, encoder.model.config
+    ids = torch.zeros(1, COUNTED[0], dtype=torch.int64)
+    with torch.inference_mode():
+        embedding, rows, _ = encoder(ids, return_tokens=encoder.has_tokens)
+    width, family = config.hidden_size if rows is None else rows.shape[-1], config.model_type
+    prompts = {} if library is None or not any(library.prompts.values()) else dict(library.prompts)
+    layers, heads = encoder.heads
+    inner = getattr(config, "intermediate_size", None) or USUAL_INNER * width
+    normalised = bool(torch.isclose(embedding.norm(), torch.ones(())))
     facts = EncoderFacts(
-        family=loaded.family,
-        layers=len(config.layers),
-        width=config.width,
-        embedding_width=config.embedding_width,
-        row_elements=ROW_TENSORS * config.width + (2 if config.gated else 1) * config.feed_forward,
-        pooling=config.pooling,
-        normalised=config.normalised,
-        dimensions=_dimensions(loaded, dimensions),
-        prompts=dict(loaded.prompts),
-        default_prompt=loaded.default_prompt,
+        family=family,
+        layers=layers or config.num_hidden_layers,
+        width=width,
+        embedding_width=embedding.shape[1],
+        row_elements=ROW_TENSORS * width + INNER_TENSORS * inner,
+        pooling=encoder.pooling,
+        normalised=normalised,
+        dimensions=_dimensions(encoder, embedding.shape[1], dimensions),
+        prompts=prompts,
+        default_prompt=(library.default_prompt_name or "") if prompts else "",
         truncates=truncates,
     )
-    stated = json.loads(json.dumps(asdict(config)))  # as it will be read from the manifest
     return ExportSpec(
-        module=loaded.module.eval(),
-        signatures=tuple(_signature(config, kind) for kind in KINDS),
+        module=encoder,
+        signatures=tuple(_signatures(encoder, facts)),
         description=(
-            f"{loaded.family} text encoder, {len(config.layers)} layers of width {config.width}, "
-            f"{' and '.join(config.pooling)} pooling{', normalised' if config.normalised else ''}"
+            f"{family} text encoder, {facts.layers} layers of width {width}, "
+            f"{' and '.join(encoder.pooling)} pooling{', normalised' if normalised else ''}"
         ),
-        identity={"config": stated, "tokenizer": loaded.tokenizer.to_str(), "encoder": facts},
+        identity={"config": config.to_dict(), "tokenizer": encoder.tokenizer.to_str(), "encoder": facts},
         tolerances=ENCODER_TOLERANCES,
-        config=stated,
-        num_heads=config.num_heads,
-        causal=config.causal,
-        cost=Cost(
-            flops_per_query=config.flops_per_token, flops_per_key=0, flops_per_pair=config.flops_per_pair
-        ),
-        tokenizer=loaded.tokenizer,
+        config={"layers": _patterns(encoder, facts.layers), "dense": len(encoder.after) > 1 + normalised},
+        num_heads=heads or getattr(config, "num_attention_heads", 0),
+        causal=encoder.is_causal,
+        cost=_cost(encoder),
+        tokenizer=encoder.tokenizer,
         encoder=facts,
+        texts=texts.cases,
+        reference=texts.reference,
     )
 
 
-def _dimensions(loaded: LoadedEncoder, given: Sequence[int]) -> tuple[int, ...]:
-    width = loaded.module.config.embedding_width
+def classifier_spec(
+    classifier: TextClassifier, *, truncates: bool = False, reference: Reference | None = None
+) -> ExportSpec:
+    """The export of a text classifier or reranker. Arguments and errors are those of `encoder_spec`."""
+    texts = compared_pairs(classifier, reference)
+    config, bound = classifier.model.config, vocabulary_size(classifier.model)
+    inputs = [tensor(TOKEN_IDS, "int64", BATCH_AXIS, QUERY_AXIS, exclusive_upper_bound=bound)]
+    if classifier.takes_types:
+        types = getattr(config, "type_vocab_size", 0) or 1
+        inputs.append(tensor("token_types", "int64", BATCH_AXIS, QUERY_AXIS, exclusive_upper_bound=types))
+    scores = tensor("scores", "float32", BATCH_AXIS, len(classifier.labels))
+    kinds = {GraphKind.PLAIN: inputs, GraphKind.LENGTHS: [*inputs, tensor(KEY_LENGTHS, "int64", BATCH_AXIS)]}
+    largest = {} if classifier.max_tokens is None else {QUERY_AXIS: classifier.max_tokens}
+    width = config.hidden_size
+    inner = getattr(config, "intermediate_size", None) or USUAL_INNER * width
+    facts = ClassifierFacts(
+        family=config.model_type,
+        labels=classifier.labels,
+        activation=classifier.activation,
+        truncates=truncates,
+        row_elements=ROW_TENSORS * width + INNER_TENSORS * inner,
+    )
+    count = len(classifier.labels)
+    return ExportSpec(
+        module=classifier,
+        signatures=tuple(
+            Signature(
+                kind=kind, inputs=tuple(own), outputs=(scores,), least_key_length=1, max_lengths=largest
+            )
+            for kind, own in kinds.items()
+            if kind is GraphKind.PLAIN or classifier.mixes
+        ),
+        description=f"{facts.family} text classifier, {count} label{'s' if count > 1 else ''}",
+        identity={
+            "config": config.to_dict(),
+            "tokenizer": classifier.tokenizer.to_str(),
+            "classifier": facts,
+        },
+        tolerances={**ENCODER_TOLERANCES, Precision.INT8: INT8_SCORES},
+        tokenizer=classifier.tokenizer,
+        classifier=facts,
+        texts=texts.cases,
+        reference=texts.reference,
+    )
+
+
+def _dimensions(encoder: TextEncoder, width: int, given: Sequence[int]) -> tuple[int, ...]:
     if wrong := [size for size in given if not 0 < size < width]:
         raise ValueError(f"dimensions={wrong[0]}: must lie in 1..{width - 1}, below the embedding's width")
-    return tuple(sorted({size for size in (*loaded.dimensions, *given) if size < width}))
+    stated = getattr(encoder.model.config, "matryoshka_dimensions", None) or ()
+    return tuple(sorted({size for size in (*stated, *given) if size < width}))
 
 
-def _signature(config: EncoderConfig, kind: GraphKind) -> Signature:
-    inputs = [tensor(TOKEN_IDS, "int64", BATCH_AXIS, QUERY_AXIS, exclusive_upper_bound=config.vocabulary)]
-    if kind not in (GraphKind.PLAIN, GraphKind.BLOCKS):
-        inputs.append(tensor(KEY_LENGTHS, "int64", BATCH_AXIS))
-    if kind is GraphKind.BLOCKS:
-        inputs.append(tensor(BLOCK_ROWS, "int64"))
-    returned = {
-        "return_tokens": kind in (GraphKind.TOKENS, GraphKind.WEIGHTS),
-        "return_weights": kind is GraphKind.WEIGHTS,
-    }
-    return Signature(
-        kind=kind,
-        inputs=tuple(inputs),
-        outputs=_outputs(config, kind),
-        options=returned,
-        num_heads=config.num_heads,
-        least_key_length=1,
-        max_lengths={QUERY_AXIS: config.max_tokens},
-    )
+def _patterns(encoder: TextEncoder, layers: int) -> list[dict[str, Any]]:
+    """The rule of each layer, as configurations state windows."""
+    config = encoder.model.config
+    window = getattr(config, "sliding_window", None) or 0
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else ""] * layers
+    if not encoder.is_causal and window:
+        window += 1  # rows at most so far away on either side; ours counts the row itself
+    return [
+        {"causal": encoder.is_causal, "window": window if kind.startswith("sliding") else 0} for kind in kinds
+    ]
 
 
-def _outputs(config: EncoderConfig, kind: GraphKind) -> tuple[TensorSpec, ...]:
-    outputs = [tensor(EMBEDDING, "float32", BATCH_AXIS, config.embedding_width)]
-    if kind in (GraphKind.TOKENS, GraphKind.WEIGHTS):
-        outputs.append(tensor(CONTEXT_VECTORS, "float32", BATCH_AXIS, QUERY_AXIS, config.width))
-    if kind is GraphKind.WEIGHTS:
-        sizes = (len(config.layers), config.num_heads)
-        outputs.append(tensor(ATTENTION_WEIGHTS, "float32", BATCH_AXIS, *sizes, QUERY_AXIS, QUERY_AXIS))
-    return tuple(outputs)
+def _cost(encoder: TextEncoder) -> Cost:
+    """The operations of a text of T tokens, a T + b T² + c, from those of three lengths."""
+    counts = []
+    for length in COUNTED:
+        with FlopCounterMode(display=False) as counter, torch.inference_mode():
+            # Attention that returns weights consists of products that are counted.
+            encoder(torch.zeros(1, length, dtype=torch.int64), return_weights=any(encoder.heads))
+        counts.append(counter.get_total_flops())
+    pair, query, _ = np.polyfit(COUNTED, counts, 2)
+    return Cost(flops_per_query=round(query), flops_per_key=0, flops_per_pair=max(0, round(pair)))
+
+
+def _signatures(encoder: TextEncoder, facts: EncoderFacts) -> Iterator[Signature]:
+    """The signature of each graph that the encoder has."""
+    bound, (layers, heads) = vocabulary_size(encoder.model), encoder.heads
+    token_ids = tensor(TOKEN_IDS, "int64", BATCH_AXIS, QUERY_AXIS, exclusive_upper_bound=bound)
+    embedding = tensor(EMBEDDING, "float32", BATCH_AXIS, facts.embedding_width)
+    tokens = tensor(CONTEXT_VECTORS, "float32", BATCH_AXIS, QUERY_AXIS, facts.width)
+    lengths, outputs = tensor(KEY_LENGTHS, "int64", BATCH_AXIS), [embedding]
+    graphs = {GraphKind.PLAIN: ([token_ids], outputs)}
+    if encoder.mixes:
+        graphs[GraphKind.LENGTHS] = ([token_ids, lengths], outputs)
+    if encoder.has_tokens and heads:
+        axes = (BATCH_AXIS, layers, heads, QUERY_AXIS, QUERY_AXIS)
+        weights = tensor(ATTENTION_WEIGHTS, "float32", *axes)
+        graphs[GraphKind.WEIGHTS] = ([token_ids, lengths], [embedding, tokens, weights])
+    if encoder.has_tokens:
+        graphs[GraphKind.TOKENS] = ([token_ids, lengths], [embedding, tokens])
+    graphs[GraphKind.BLOCKS] = ([token_ids, tensor(BLOCK_ROWS, "int64")], outputs)
+    for kind, (inputs, returned) in graphs.items():
+        options = {"return_tokens": tokens in returned, "return_weights": kind is GraphKind.WEIGHTS}
+        yield Signature(
+            kind=kind,
+            inputs=tuple(inputs),
+            outputs=tuple(returned),
+            options=options,
+            num_heads=max(heads, 1),
+            least_key_length=1,
+            max_lengths={} if encoder.max_tokens is None else {QUERY_AXIS: encoder.max_tokens},
+        )

@@ -20,7 +20,7 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 from attention_serving.artifact.manifest import BATCH_AXIS
 from attention_serving.export.adapted import AdaptedModule
 from attention_serving.export.errors import ExportError
-from attention_serving.export.rewrite import expand_masks, merge_heads, read_sizes_once
+from attention_serving.export.rewrite import expand_masks, expand_rotary, merge_heads, read_sizes_once
 from attention_serving.export.signature import MASK_HEADS_AXIS, Signature, SignedModule, standard_layers
 
 OPSET = 23
@@ -50,6 +50,7 @@ def trace(module: nn.Module, signature: Signature) -> onnx_ir.Model:
     _rename_inner_values(program.model)
     read_sizes_once(program.model)
     expand_masks(program.model)
+    expand_rotary(program.model)
     merge_heads(program.model)
     return program.model
 

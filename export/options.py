@@ -2,15 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from attention_serving.export.deployment.write import DeploymentTarget
-from attention_serving.export.precision import TOLERANCES, Precision
+from attention_serving.export.precision import ENCODER_TOLERANCES, TOLERANCES, Precision
 from attention_serving.model.checkpoints.layouts import LAYOUTS
-from attention_serving.model.encoder.config import POOLINGS
+
+# The keys of `model.text_encoder.POOLINGS`, which imports PyTorch.
+POOLINGS = ("cls", "mean", "mean_sqrt_length", "max", "weighted_mean", "last", "own")
 
 SOURCE, CHECKPOINT, RESULT, TOLERANCE = "What to export", "With --weights", "Destination", "Precision"
 ENCODER = "With --encoder"
@@ -18,6 +21,17 @@ PRESET_SEED = 0
 ROTARY_THETA = 10_000.0
 _FP32 = TOLERANCES[Precision.FP32]
 _ROTARY = ", ".join(sorted(name for name, layout in LAYOUTS.items() if layout.rotary))
+
+
+class Reference(StrEnum):
+    """What the results of a text encoder are compared with."""
+
+    SENTENCE_TRANSFORMERS = "sentence-transformers"
+    """`SentenceTransformer(folder).encode(texts)`; the default of folders that it wrote."""
+    TRANSFORMERS = "transformers"
+    """The model and the tokenizer of the transformers library, then pooling; the default of other folders."""
+    NONE = "none"
+    """Nothing: the token ids alone are compared."""
 
 
 def _option(panel: str | None, text: str, *names: str, **settings: Any) -> Any:
@@ -47,8 +61,8 @@ Encoder = Annotated[
     Path | None,
     _option(
         SOURCE,
-        "Folder of a text encoder to export instead of a preset: config.json, weights and tokenizer.json, "
-        "with or without the modules.json of sentence-transformers. Nothing is downloaded.",
+        "Folder of a text encoder, text classifier or reranker to export instead of a preset, as saved by "
+        "transformers or sentence-transformers, which is needed. Nothing is downloaded.",
     ),
 ]
 EncoderPooling = Annotated[
@@ -56,7 +70,8 @@ EncoderPooling = Annotated[
     _option(
         ENCODER,
         f"How an embedding is made of the token vectors, for folders that do not state it: "
-        f"{', '.join(POOLINGS)}. Default: that of the family.",
+        f"{', '.join(POOLINGS)}. Default: the model's own for text towers, the last token for causal models, "
+        "otherwise the mean.",
         "--pooling",
     ),
 ]
@@ -77,6 +92,20 @@ Truncate = Annotated[
         "are refused unless a request asks for it.",
         "--truncate",
     ),
+]
+ComparedWith = Annotated[
+    Reference | None,
+    _option(
+        ENCODER,
+        "Library whose results for 64 texts the export must have: sentence-transformers, "
+        "transformers or none. Default: the one that wrote the folder.",
+        "--reference",
+        show_choices=True,
+    ),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    _option(ENCODER, "Run Python code that the folder brings along.", "--trust-remote-code"),
 ]
 Seed = Annotated[int | None, _option(SOURCE, f"Seed of a preset's random weights. Default: {PRESET_SEED}.")]
 Layout = Annotated[
@@ -143,6 +172,19 @@ AbsoluteTolerance = Annotated[
         TOLERANCE,
         f"Largest accepted absolute difference, added to the relative one. Default for fp32: {_FP32.atol:g}.",
         min=0,
+    ),
+]
+
+
+SmallestCosine = Annotated[
+    float | None,
+    _option(
+        TOLERANCE,
+        "Smallest accepted cosine between an embedding of a text encoder and eager PyTorch's, in place "
+        f"of the differences. Default for int8: {ENCODER_TOLERANCES[Precision.INT8].cosine:g}.",
+        "--cosine",
+        min=0,
+        max=0.999999,
     ),
 ]
 

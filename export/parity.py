@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ from torch import nn
 
 from attention_serving.artifact.encoder import EMBEDDING
 from attention_serving.artifact.golden import Arrays, GoldenCase
-from attention_serving.artifact.manifest import BLOCK_ROWS, IN_BLOCKS, GraphKind
-from attention_serving.artifact.tolerance import Tolerance, least_cosine
+from attention_serving.artifact.manifest import BATCH_AXIS, BLOCK_ROWS, IN_BLOCKS, GraphKind
+from attention_serving.artifact.tolerance import Tolerance, cosines
 from attention_serving.export.errors import ExportError, ParityError
 from attention_serving.export.signature import (
     MASK_HEADS_AXIS,
@@ -49,7 +50,8 @@ class ParityCase:
     """One comparison.
 
     `max_abs_error` is the largest |ONNX - eager| of any output, `min_cosine` the smallest cosine of the angle
-    between two embeddings; None for a graph without them.
+    between two embeddings; None for a graph without them. `text` is the text of a case whose outputs a
+    reference computed, and not eager PyTorch.
     """
 
     graph: GraphKind
@@ -57,6 +59,7 @@ class ParityCase:
     max_abs_error: float
     within_tolerance: bool
     min_cosine: float | None = None
+    text: str | None = None
 
 
 def grid_cases(
@@ -76,6 +79,12 @@ def grid_cases(
         yield sizes, GoldenCase(signature.kind, inputs, run_eager(module, signature, inputs))
 
 
+def _shape(case: GoldenCase) -> dict[str, int]:
+    """The sizes of a case of one sequence of tokens."""
+    batch, length = next(iter(case.inputs.values())).shape
+    return {BATCH_AXIS: batch, QUERY_AXIS: length}
+
+
 def _sizes(signature: Signature, point: tuple[int, int, int]) -> dict[str, int]:
     """A size for each symbolic axis: the batch, then sequence axes in the order of the inputs."""
     batch, query_length, key_length = point
@@ -92,7 +101,13 @@ def golden_cases(module: nn.Module, signature: Signature) -> list[GoldenCase]:
     return [case for _, case in grid_cases(module, signature, grid)]
 
 
-def compare(module: nn.Module, signature: Signature, model: str, tolerance: Tolerance) -> list[ParityCase]:
+def compare(
+    module: nn.Module,
+    signature: Signature,
+    model: str,
+    tolerance: Tolerance,
+    texts: Mapping[str, GoldenCase] | None = None,
+) -> list[ParityCase]:
     """Runs a graph in ONNX Runtime on CPU and in eager PyTorch over the parity grid.
 
     Args:
@@ -100,6 +115,7 @@ def compare(module: nn.Module, signature: Signature, model: str, tolerance: Tole
         signature: The graph's inputs and outputs.
         model: Path of the ONNX file.
         tolerance: Largest accepted difference of each case.
+        texts: By text, the inputs of this graph and what a reference computed.
 
     Returns:
         The cases; none if ONNX Runtime has no CPU kernel for an operator of the graph.
@@ -114,7 +130,9 @@ def compare(module: nn.Module, signature: Signature, model: str, tolerance: Tole
         raise _unusable(signature, "does not load", failure) from failure
     names = [spec.name for spec in signature.outputs]
     cases = []
-    for sizes, case in grid_cases(module, signature, PARITY_GRID):
+    of_texts = ((_shape(case), case, text) for text, case in (texts or {}).items())
+    of_grid = ((*each, None) for each in grid_cases(module, signature, PARITY_GRID))
+    for sizes, case, text in chain(of_grid, of_texts):
         try:
             outputs: Arrays = dict(zip(names, session.run(names, case.inputs), strict=True))
         except Exception as failure:
@@ -123,8 +141,10 @@ def compare(module: nn.Module, signature: Signature, model: str, tolerance: Tole
         pairs = [(outputs[name], case.outputs[name]) for name in names]
         error = max(tolerance.error(*pair) for pair in pairs)
         passed = all(tolerance.holds(*pair) for pair in pairs)
-        cosine = least_cosine(outputs[EMBEDDING], case.outputs[EMBEDDING]) if EMBEDDING in names else None
-        cases.append(ParityCase(signature.kind, sizes, error, passed, cosine))
+        cosine = None
+        if EMBEDDING in names:
+            cosine = float(cosines(outputs[EMBEDDING], case.outputs[EMBEDDING]).min())
+        cases.append(ParityCase(signature.kind, sizes, error, passed, cosine, text))
     return cases
 
 
@@ -138,8 +158,8 @@ def _unusable(signature: Signature, what: str, error: Exception) -> ExportError:
     )
 
 
-def report(cases: list[ParityCase], tolerance: Tolerance) -> dict[str, Any]:
-    """The reference, the candidate, their largest difference and all cases, as JSON values.
+def report(cases: list[ParityCase], tolerance: Tolerance, reference: str = "") -> dict[str, Any]:
+    """The reference, that of texts, the candidate, their largest difference and all cases, as JSON values.
 
     The difference is None and there is no case if this machine lacks kernels for the graphs. Servers still
     replay the golden vectors.
@@ -149,17 +169,30 @@ def report(cases: list[ParityCase], tolerance: Tolerance) -> dict[str, Any]:
     """
     failed = next((case for case in cases if not case.within_tolerance), None)
     if failed is not None:
+        case = f"for the text {failed.text[:60]!r}" if failed.text is not None else f"at {dict(failed.sizes)}"
+        found = f"{failed.max_abs_error:.3g}"
+        if failed.min_cosine is not None:
+            found += f" (cosine {failed.min_cosine:.4f})"
         raise ParityError(
-            f"graph {failed.graph} at {dict(failed.sizes)} differs from eager PyTorch by "
-            f"{failed.max_abs_error:.3g}; the tolerance is {tolerance}. {_advice(failed, cases, tolerance)}"
+            f"graph {failed.graph} {case} differs from {reference if failed.text else 'eager PyTorch'} by "
+            f"{found}; the tolerance is {tolerance}. {_advice(failed, cases, tolerance)}"
         )
-    cosines = [case.min_cosine for case in cases if case.min_cosine is not None]
+    of_texts = [case.min_cosine for case in cases if case.text is not None and case.min_cosine is not None]
+    least = [case.min_cosine for case in cases if case.min_cosine is not None]
     return {
         "reference": f"eager PyTorch {torch.__version__}, CPU, float32",
         "candidate": f"ONNX Runtime {onnxruntime.__version__}, CPUExecutionProvider",
         "tolerance": tolerance.model_dump(),
         "max_abs_error": max((case.max_abs_error for case in cases), default=None),
-        "min_cosine": min(cosines, default=None),
+        "min_cosine": min(least, default=None),
+        "texts": {
+            "reference": reference,
+            "count": len(of_texts),
+            "min_cosine": min(of_texts),
+            "mean_cosine": sum(of_texts) / len(of_texts),
+        }
+        if of_texts
+        else None,
         "cases": [asdict(case) for case in cases],
     }
 

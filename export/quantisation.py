@@ -1,4 +1,4 @@
-"""Lowers modules to half precision, and the linear layers of graphs to 8-bit integers.
+"""Lowers modules to half precision, and linear layers and tables of graphs to 8-bit integers.
 
 A linear layer computes x W for rows of activations x (..., K) and weights W (K, N). Each row of x and each
 column of W is divided by a scale of its own and rounded to integers from -127 to 127. Sums of their products
@@ -33,6 +33,8 @@ LARGEST = 127
 # Of two neighbouring weights. To round both adds 1 at most.
 LARGEST_PAIR = 127
 MATRIX = 2
+# Elements of a table from which its memory counts.
+LARGE_TABLE = 1 << 20
 # Stands for the largest value of a row or column of zeros, which cannot be divided by 0.
 SMALLEST_RANGE = np.float32(1e-30)
 # ONNX Runtime multiplies unsigned by signed integers several times faster than signed by signed ones, so the
@@ -65,7 +67,10 @@ class _HalfPrecision(nn.Module):
 
 
 def quantise_linear_layers(model: ir.Model) -> None:
-    """Quantises every product with a constant matrix. All other operators stay as they are."""
+    """Quantises every product with a constant matrix, and large tables of embeddings.
+
+    All other operators stay as they are.
+    """
     inputs = dict[ir.Value, _Rows]()
     for index, node in enumerate(list(model.graph)):
         layer = _linear_layer(node)
@@ -79,8 +84,37 @@ def quantise_linear_layers(model: ir.Model) -> None:
         ir.convenience.replace_nodes_and_values(
             model.graph, node, [node], builder.nodes, node.outputs, [result]
         )
+    for index, node in enumerate(list(model.graph)):
+        if (rows := _rows_of_table(f"int8.table.{index}", node)) is not None:
+            ir.convenience.replace_nodes_and_values(
+                model.graph, node, [node], rows.nodes, node.outputs, [rows.nodes[-1].outputs[0]]
+            )
     LiftConstantsToInitializersPass()(model)
     RemoveUnusedNodesPass()(model)
+
+
+def _rows_of_table(name: str, node: ir.Node) -> Builder | None:
+    """The operators that look rows up in a large constant table (V, d) as integers with a scale for each row.
+
+    None if the operator does something else.
+    """
+    if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 0:
+        return None
+    table, places = node.inputs
+    values = ir.convenience.get_const_tensor(table) if table is not None else None
+    if values is None or values.dtype != ir.DataType.FLOAT or len(values.shape) != MATRIX:
+        return None
+    if values.size < LARGE_TABLE:
+        return None
+    rows = values.numpy()
+    scales = (np.maximum(np.abs(rows).max(axis=1, keepdims=True), SMALLEST_RANGE) / LARGEST).astype(
+        np.float32
+    )
+    builder = Builder(name)
+    integers = builder.op("Gather", builder.constant(np.rint(rows / scales).astype(np.int8)), places)
+    own = builder.op("Gather", builder.constant(scales), places)
+    builder.op("Mul", builder.op("Cast", integers, to=ir.DataType.FLOAT), own)
+    return builder
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,25 @@ def expand_masks(model: onnx_ir.Model) -> None:
         attention.replace_input_with(MASK_INPUT, full)
 
 
+def expand_rotary(model: onnx_ir.Model) -> None:
+    """Expands the cosines and sines of rotary embeddings, (1, T, d / 2), to the batch of what they rotate.
+
+    The exporter makes the operator of PyTorch code that broadcasts them, which ONNX Runtime does not.
+    """
+    rotations = (node for node in model.graph if node.op_type == "RotaryEmbedding")
+    for index, rotation in enumerate(rotations):
+        rotated, *angles = rotation.inputs[:3]
+        builder = Builder(f"rotary.{index}")
+        for place, angle in enumerate(angles, start=1):
+            if rotated is None or angle is None or _axes(angle)[:1] == _axes(rotated)[:1]:
+                continue
+            shape = builder.op(
+                "Concat", builder.vector(builder.size(rotated, 0)), builder.integers([1, 1]), axis=0
+            )
+            rotation.replace_input_with(place, builder.op("Expand", angle, shape))
+        model.graph.insert_before(rotation, builder.nodes)
+
+
 def merge_heads(model: onnx_ir.Model) -> None:
     """Lets Attention operators split rows into heads and join them again.
 

@@ -1,6 +1,6 @@
 """What is exported: the inputs and outputs of each graph, and calls of eager PyTorch with them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from attention_serving.artifact.encoder import ClassifierFacts, EncoderFacts
-from attention_serving.artifact.golden import Arrays
+from attention_serving.artifact.golden import Arrays, GoldenCase
 from attention_serving.artifact.manifest import (
     ATTENTION_MASK,
     BATCH_AXIS,
@@ -123,6 +123,8 @@ class ExportSpec:
     cost: Cost = UNKNOWN_COST
     tokenizer: Tokenizer | None = None
     encoder: EncoderFacts | None = None
+    texts: Sequence[GoldenCase] = ()
+    reference: str = ""
     classifier: ClassifierFacts | None = None
 
 

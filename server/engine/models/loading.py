@@ -4,16 +4,20 @@ import dataclasses
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from attention_serving.artifact.certificate import CERTIFICATE_FILE, check_certificate
 from attention_serving.artifact.errors import ArtifactError
-from attention_serving.artifact.golden import GoldenCase, check_golden, load_golden
+from attention_serving.artifact.golden import Arrays, GoldenCase, golden_cases
 from attention_serving.artifact.keys import PublicKey
 from attention_serving.artifact.manifest import IN_BLOCKS, MANIFEST_FILE, GraphKind, Manifest, check_inside
 from attention_serving.artifact.names import NAME_PATTERN, is_model_name, is_version
@@ -22,7 +26,7 @@ from attention_serving.server import machine
 from attention_serving.server.engine.limits import MAX_TOLERANCE, chosen_versions
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import FailedModel, Key, Model
-from attention_serving.server.engine.requests.tokenizer import TextEncoder
+from attention_serving.server.engine.requests.tokenizer import TextEncoder, TextLimits
 from attention_serving.server.engine.run.calibration import calibrated
 from attention_serving.server.engine.run.provider import Device, ProviderError
 from attention_serving.server.engine.run.session import RunControl, Session
@@ -211,14 +215,13 @@ def load_model(
     if proof_keys:
         check_certificate(folder, manifest, proof_keys)
     manifest.verify_files(folder)
-    golden = folder / manifest.golden
-    cases = load_golden(golden)
-    check_golden(golden, cases, manifest)
-    sessions, parallel_sessions = _open_sessions(manifest, folder, device)
     encoder = None
     if manifest.tokenizer:
         with _explained(tokenizer := folder / manifest.tokenizer, "the tokenizer does not load"):
             encoder = TextEncoder(tokenizer)
+    golden = folder / manifest.golden
+    cases = golden_cases(folder, manifest, partial(_tokens, encoder, manifest) if encoder else None)
+    sessions, parallel_sessions = _open_sessions(manifest, folder, device)
     errors = [
         _prove(case, manifest, opened[case.graph], golden)
         for opened in (sessions, parallel_sessions)
@@ -236,6 +239,17 @@ def load_model(
     )
 
 
+def _tokens(encoder: TextEncoder, manifest: Manifest, text: str, second: str | None = None) -> Arrays:
+    """The inputs of one sequence that a request with a text, or with a pair of texts, has."""
+    inputs = manifest.graphs[GraphKind.PLAIN].inputs
+    most = manifest.max_lengths.get(str(inputs[0].axes[1]), sys.maxsize)
+    pairs = () if second is None else (second,)
+    limits = TextLimits(text_tokens=most)
+    found = encoder.encode((text,), limits, pairs=pairs, truncates=True, types=len(inputs) > 1)
+    columns = [found.ids.rows] if found.types is None else [found.ids.rows, found.types.rows]
+    return {spec.name: rows[np.newaxis] for spec, rows in zip(inputs, columns, strict=False)}
+
+
 def _check_manifest(manifest: Manifest, folder: Path, max_tolerance: float) -> None:
     path = folder / MANIFEST_FILE
     if (manifest.name, str(manifest.version)) != (folder.parent.name, folder.name):
@@ -243,9 +257,12 @@ def _check_manifest(manifest: Manifest, folder: Path, max_tolerance: float) -> N
         raise ArtifactError(path, f"the manifest describes {found}, and the folder is named {expected}")
     if GraphKind.PLAIN not in manifest.graphs:
         raise ArtifactError(path, f"graph {GraphKind.PLAIN} is missing")
-    if max(manifest.tolerance.rtol, manifest.tolerance.atol) > max_tolerance:
+    stated = manifest.tolerance
+    if max(stated.rtol, stated.atol, 1 - (stated.cosine or 1)) > max_tolerance:
         raise ArtifactError(
-            path, f"the tolerance is {manifest.tolerance}; this server accepts at most {max_tolerance:g}"
+            path,
+            f"the tolerance is {manifest.tolerance}; this server accepts at most {max_tolerance:g} "
+            "(--max-tolerance)",
         )
 
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from attention_serving.model.encoder.pooling import FUNCTIONS_BY_POOLING, Sequences
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING, EncoderFacts
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.model.encoder.pooling import FUNCTIONS_BY_POOLING, Sequences
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import (
