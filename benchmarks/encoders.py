@@ -13,13 +13,13 @@ import numpy as np
 import torch
 import typer
 from attention_client import AttentionClient
-from attention_serving.model.text_encoder import load_encoder
 from numpy.typing import NDArray
 
 from attention_serving.artifact.names import ModelId
 from attention_serving.export.artifact import write_artifact
 from attention_serving.export.encoder import encoder_spec
 from attention_serving.export.precision import Precision
+from attention_serving.model.text_encoder import load_encoder
 from benchmarks.markdown import table, text
 from benchmarks.processes import cores
 from scripts.local_server import serving

@@ -123,7 +123,8 @@ def _texts(encoder: TextEncoder) -> Iterator[str]:
 def _served_ids(encoder: TextEncoder, text: str) -> list[int]:
     """The ids of a text, cut as the server cuts it."""
     found = token_inputs(encoder.tokenizer, ["token_ids"], encoder.max_tokens)(text)
-    return list(found["token_ids"][0])
+    ids: list[int] = found["token_ids"][0].tolist()
+    return ids
 
 
 def _library_ids(encoder: TextEncoder, text: str) -> list[int]:

@@ -93,6 +93,8 @@ class TextEncoder(nn.Module):
         self.reader, self.tokenizer = reader, fast_tokenizer(reader)
         self.pooling = pooling
         self.max_tokens = _max_tokens(model, reader, None if library is None else library.max_seq_length)
+        if self.max_tokens is not None:
+            reader.model_max_length = self.max_tokens  # where the library cuts texts
         self._library = [library]  # in a list, so that it is not a part of this module
         self.is_causal = is_causal(model)
         self.mixes = True

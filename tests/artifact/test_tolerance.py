@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.golden import GoldenCase, golden_tensors, load_golden
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.artifact.tolerance import Tolerance, least_cosine
+from attention_serving.artifact.tolerance import Tolerance, cosines
 
 FP32 = Tolerance(rtol=1.3e-6, atol=1e-5)
 INF, NAN = np.inf, np.nan
@@ -47,14 +47,19 @@ def test_a_tolerance_is_a_finite_number_of_at_least_zero(bad: float) -> None:
         Tolerance(rtol=0.0, atol=bad)
 
 
-def test_the_least_cosine_is_that_of_the_worst_pair() -> None:
+def test_vectors_pass_by_their_cosine_where_one_is_stated() -> None:
     eager = np.eye(3, dtype=np.float32)
     turned = eager.copy()
     turned[1] = (0, 1, 1)
-    assert least_cosine(eager, eager) == 1
-    assert least_cosine(turned, eager) == pytest.approx(0.5**0.5)
+    assert cosines(turned, eager).tolist() == pytest.approx([1, 0.5**0.5, 1])
+    tolerance = Tolerance(rtol=0, atol=0, cosine=0.7)
+    assert tolerance.ratio(turned, eager) == pytest.approx((1 - 0.5**0.5) / 0.3)
+    # Of one vector for each row, the mean counts.
+    assert tolerance.ratio(turned[None], eager[None]) == pytest.approx((1 - 0.5**0.5) / 0.9)
+    zero = np.zeros_like(eager)
+    assert (tolerance.holds(zero, zero), tolerance.holds(zero, eager)) == (True, False)
     turned[2] = np.nan
-    assert least_cosine(turned, eager) == 0
+    assert cosines(turned, eager)[2] == 0
 
 
 def test_golden_vectors_are_read_back_to_the_bit_as_they_were_written(tmp_path: Path) -> None:

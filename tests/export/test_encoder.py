@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from attention_serving.model.text_encoder import load_encoder
 from typer.testing import CliRunner
 
 from attention_serving.artifact.golden import check_golden, load_golden
 from attention_serving.artifact.manifest import GraphKind, Manifest
 from attention_serving.export.__main__ import app
 from attention_serving.export.encoder import encoder_spec
+from attention_serving.model.text_encoder import load_encoder
 from tests.encoders.repository import DIMENSIONS, SENTENCE
 from tests.support import encoders
 

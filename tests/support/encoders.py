@@ -88,7 +88,7 @@ CASES: Mapping[str, Case] = {
     "clip_text_model": Case(
         "CLIPText",
         {"eos_token_id": VOCABULARY - 1, "projection_dim": 24},
-        pooling="end_token",
+        pooling="own",
         model="ModelWithProjection",
     ),
 }
@@ -130,8 +130,15 @@ def save_model(name: str, folder: Path) -> Path:
     """A folder as Hugging Face lays it out."""
     folder.mkdir(parents=True, exist_ok=True)
     make_model(name).save_pretrained(folder)
-    tokenizer_of(name).save(str(folder / "tokenizer.json"))
+    save_tokenizer(tokenizer_of(name), folder)
     return folder
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, **settings: object) -> None:
+    """Saves a tokenizer, and what the library reads beside it."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    known = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>"}
+    write_json(folder / "tokenizer_config.json", known | settings)
 
 
 def save_sentence_model(
@@ -193,7 +200,7 @@ def expected(
         "weighted_mean": lambda: (
             (tokens * torch.arange(1, len(ids) + 1)[:, None]).sum(dim=0) / sum(range(1, len(ids) + 1))
         ),
-        "end_token": lambda: found.text_embeds[0],
+        "own": lambda: found.text_embeds[0],
     }[pooling]()
     if normalised:
         pooled = F.normalize(pooled, dim=0)
@@ -204,6 +211,6 @@ def random_ids(name: str, length: int, seed: int = 0) -> list[int]:
     """Token ids without the padding id, with the end token last where pooling looks for it."""
     rng = np.random.default_rng([seed, length])
     ids: list[int] = rng.integers(4, VOCABULARY - 1, length).tolist()
-    if CASES[name].pooling == "end_token":
+    if CASES[name].pooling == "own":
         ids[-1] = VOCABULARY - 1
     return ids

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_serving.model.encoder.pooling import FUNCTIONS_BY_POOLING, Sequences
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sentence_transformers.sentence_transformer.modules import Pooling
 
 from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING, EncoderFacts
 from attention_serving.artifact.manifest import GraphKind
+from attention_serving.model.text_encoder import POOLINGS as LIBRARY_POOLINGS
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import (
@@ -53,8 +54,11 @@ def ranges(most: int) -> st.SearchStrategy[list[tuple[int, int]]]:
 
 def by_torch(name: str, rows: Array, start: int, end: int) -> torch.Tensor:
     """What the model's own pooling makes of some rows alone, which is right if positions do not count."""
-    given = Sequences(torch.from_numpy(rows[start:end][None]), torch.zeros(1, end - start), None, 0)
-    return FUNCTIONS_BY_POOLING[name](given)[0]
+    given = torch.from_numpy(rows[start:end][None])
+    features = {"token_embeddings": given, "attention_mask": torch.ones(1, end - start)}
+    pooling = Pooling(given.shape[2], LIBRARY_POOLINGS[name])
+    found: torch.Tensor = pooling(features)["sentence_embedding"][0]
+    return found
 
 
 def weighted_by_hand(rows: Array, start: int, end: int) -> torch.Tensor:
@@ -166,7 +170,7 @@ def test_models_whose_spans_cannot_be_pooled_are_refused(text_model: LoadedModel
         assert caught.value.field == "spans"
         return caught.value.message
 
-    assert {*FUNCTIONS_BY_POOLING} == {*POOLINGS, "max", "cls", "last", "end_token", "highest_token"}
+    assert {*LIBRARY_POOLINGS} == {*POOLINGS, "max", "cls", "last", "own"}
     assert "is not a text encoder with token vectors" in refusal(text_model)
     one_token = with_pooling(text_model, encoder=facts("mean", "cls"))
     assert "pools by cls; spans need mean or" in refusal(one_token)
