@@ -181,6 +181,7 @@ class RpcServer:
     def _drain(self) -> None:
         if self._calls is not None:
             self._calls.drain()
+        self._health.drain()
 
     def show_models(self) -> None:
         """Reports the health of every model, by its name: SERVING while a version of it is ready."""

@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import coroutine
 from typing import Any, Protocol, TypeAlias
 
@@ -14,7 +13,7 @@ import grpc
 from attention_serving.server.api.admission import DRAINING, Admission
 from attention_serving.server.api.errors import end_with
 from attention_serving.server.api.method import CallKind, Method
-from attention_serving.server.coroutines import Task, Wait, suspend
+from attention_serving.server.coroutines import Task, Wait
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import (
     DeadlineExceededError,
@@ -90,8 +89,8 @@ class Calls:
             CallKind.SERVER_STREAMING: self._server_stream,
         }
         self._methods = {name: (method, streams.get(method.kind)) for name, method in methods.items()}
-        # How to end each stream once what was received has been answered.
-        self._streams: dict[Call, Callable[[], object]] = {}
+        # The ordered streams, which end once what was received has been answered.
+        self._streams: set[Call] = set()
 
     async def serve(self, call: Call) -> None:
         """Serves one call until the core is done with it: one request and one reply, or a stream."""
@@ -138,7 +137,7 @@ class Calls:
         If the caller reads replies slowly, its requests are received slowly.
         """
         replies = OrderedReplies()
-        self._streams[call] = call.stop_receiving
+        self._streams.add(call)
         try:
             message = await call.message()
             if message is not None:
@@ -156,7 +155,7 @@ class Calls:
                 raise ShuttingDownError(DRAINING)
             call.finish(OK)
         finally:
-            del self._streams[call]
+            self._streams.discard(call)
             replies.close()
 
     async def _answer(self, call: Call, method: Method, message: bytes, replies: "OrderedReplies") -> None:
@@ -189,34 +188,25 @@ class Calls:
             self._admission.idle(call)
 
     async def _server_stream(self, call: Call, method: Method) -> None:
-        """One request, and whatever the handler sends until the call ends."""
-        outbox = Outbox(call)
-        self._streams[call] = partial(outbox.put, None)
-        try:
-            message = await call.message()
-            if message is None:
-                call.finish(grpc.StatusCode.UNIMPLEMENTED, NO_MESSAGE)
-                return
-            self._admission.received(call, method)
-            end = method.handle(message, call, outbox.put)
-            try:
-                while (reply := await outbox.next()) is not None:
-                    await call.send(reply)
-                raise ShuttingDownError(DRAINING)
-            finally:
-                end()
-        finally:
-            del self._streams[call]
+        """One request, and what the handler replies until the server drains."""
+        message = await call.message()
+        if message is None:
+            call.finish(grpc.StatusCode.UNIMPLEMENTED, NO_MESSAGE)
+            return
+        self._admission.received(call, method)
+        async for reply in method.handle(message):
+            await call.send(reply)
+        raise ShuttingDownError(DRAINING)
 
     def drain(self) -> None:
         """Refuses calls from now on, and ends those that would not end by themselves.
 
-        Those are the calls whose first message does not arrive soon, and the streams: each ends once the
-        replies to what was received have been sent.
+        Those are the calls whose first message does not arrive soon, and the ordered streams: each ends once
+        the replies to what was received have been sent.
         """
         self._admission.drain()
-        for end in tuple(self._streams.values()):
-            end()
+        for call in tuple(self._streams):
+            call.stop_receiving()
 
     def load(self) -> CallLoad:
         """The calls that are open now. For any thread."""
@@ -307,36 +297,3 @@ class OrderedReplies:
         self._waiting = None
         for task in self._answering:
             task.close()
-
-
-class Outbox:
-    """What a handler sends, one message after the other. `put` is for any thread."""
-
-    def __init__(self, call: Call) -> None:
-        """Begins empty.
-
-        Args:
-            call: The call that sends.
-        """
-        self._call = call
-        self._messages: deque[bytes | None] = deque()
-        self._waiting: Task | None = None
-
-    def put(self, message: bytes | None) -> None:
-        """Adds a message; None after the last one."""
-        self._call.post(partial(self._put, message))
-
-    def _put(self, message: bytes | None) -> None:
-        self._messages.append(message)
-        task, self._waiting = self._waiting, None
-        if task is not None:
-            task.resume()
-
-    async def next(self) -> bytes | None:
-        """Waits for the next message; None if there are no more."""
-        if not self._messages:
-            await suspend(self._wait)
-        return self._messages.popleft()
-
-    def _wait(self, task: Task) -> None:
-        self._waiting = task

@@ -49,7 +49,7 @@ class Method:
     Attributes:
         kind: How many requests and replies a call has.
         handle: Answers a serialized request with a serialized reply: `await handle(message, call,
-            reservation)`. Of a server stream, `handle(message, call, send)`, which returns what ends it.
+            reservation)`. Of a server stream, `handle(message)`, which yields replies until the drain.
         is_inference: Whether calls take a place of inference: see `server.api.admission`. Those that only
             tell what the server is and does take none: a busy server is live and ready.
         is_counted: Whether calls are reported to the metrics. Those of gRPC's own services are not.

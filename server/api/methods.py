@@ -4,9 +4,10 @@ A new method is one entry here, one handler in its service and its codec.
 """
 
 import threading
-from collections.abc import Callable, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
+from weakref import WeakSet
 
 from google.protobuf.message import Message
 from google.protobuf.wrappers_pb2 import StringValue
@@ -26,6 +27,7 @@ from attention_serving.server.api.method import (
 )
 from attention_serving.server.api.open_inference import service as open_inference
 from attention_serving.server.api.shared_memory import SharedMemory
+from attention_serving.server.coroutines import Task, suspend
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import InvalidRequestError, ModelNotFoundError
 from attention_serving.server.engine.models.control import ModelControl
@@ -39,7 +41,6 @@ REFLECTION: str = reflection.SERVICE_NAME
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 SERVER_NAMES = frozenset({"", *SERVICES})
 Status: Any = health_pb2.HealthCheckResponse
-Send: TypeAlias = Callable[[bytes], None]
 
 
 def all_methods(
@@ -83,9 +84,10 @@ class HealthService:
     def __init__(self) -> None:
         """Begins with NOT_SERVING."""
         self._statuses: dict[str, int] = {}
-        self._watchers: dict[str, list[Send]] = {}
-        # A thread that sends to a watcher may end its call.
-        self._lock = threading.RLock()
+        # The calls that wait for a change.
+        self._watchers: WeakSet[Task] = WeakSet()
+        self._is_draining = False
+        self._lock = threading.Lock()
         self.set_serving(serving=False)
 
     def set_serving(self, *, serving: bool) -> None:
@@ -97,13 +99,17 @@ class HealthService:
         self._set(self._statuses.keys() - SERVER_NAMES - ready, Status.NOT_SERVING)
         self._set(ready - SERVER_NAMES, Status.SERVING)
 
-    def _set(self, names: Set[str], status: int) -> None:
+    def drain(self) -> None:
+        """Ends those that watch, once they have the current status."""
+        self._is_draining = True
+        self._set((), Status.NOT_SERVING)
+
+    def _set(self, names: Collection[str], status: int) -> None:
         with self._lock:
-            for name in names:
-                if self._statuses.get(name) != status:
-                    self._statuses[name] = status
-                    for send in tuple(self._watchers.get(name, ())):
-                        send(_serialized(status))
+            self._statuses |= dict.fromkeys(names, status)
+            watchers, self._watchers = tuple(self._watchers), WeakSet()
+        for task in watchers:
+            task.wake()
 
     def check(self, request: health_pb2.HealthCheckRequest, _call: Call) -> health_pb2.HealthCheckResponse:
         """Replies with the current status; NOT_FOUND for an unknown service."""
@@ -112,25 +118,25 @@ class HealthService:
             raise ModelNotFoundError("the server has no such service")
         return health_pb2.HealthCheckResponse(status=status)
 
-    def watch(self, message: bytes, _call: Call, send: Send) -> Callable[[], None]:
-        """Sends the current status, and each later one; returns what ends that."""
-        name = parse(health_pb2.HealthCheckRequest.FromString, message, LARGE_BYTES).service
+    async def watch(self, message: bytes) -> AsyncIterator[bytes]:
+        """Replies with the current status, and again when it has changed, until `drain`."""
+        name, sent = parse(health_pb2.HealthCheckRequest.FromString, message, LARGE_BYTES).service, None
+        while True:
+            is_draining, status = self._is_draining, self._statuses.get(name, Status.SERVICE_UNKNOWN)
+            if status != sent:
+                sent = status
+                yield health_pb2.HealthCheckResponse(status=status).SerializeToString()
+            elif is_draining:
+                return
+            else:
+                await suspend(partial(self._await_change, name, status))
+
+    def _await_change(self, name: str, status: int, task: Task) -> None:
         with self._lock:
-            self._watchers.setdefault(name, []).append(send)
-            send(_serialized(self._statuses.get(name, Status.SERVICE_UNKNOWN)))
-        return partial(self._end, name, send)
-
-    def _end(self, name: str, send: Send) -> None:
-        """A call that watched has ended. A name is forgotten with its last watcher."""
-        with self._lock:
-            self._watchers[name].remove(send)
-            if not self._watchers[name]:
-                del self._watchers[name]
-
-
-def _serialized(status: int) -> bytes:
-    data: bytes = health_pb2.HealthCheckResponse(status=status).SerializeToString()
-    return data
+            if self._statuses.get(name, Status.SERVICE_UNKNOWN) == status and not self._is_draining:
+                self._watchers.add(task)
+                return
+        task.wake()
 
 
 def _reflection() -> dict[str, Method]:
