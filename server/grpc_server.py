@@ -21,7 +21,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ModelControl
 from attention_serving.server.errors import ServerError
 from attention_serving.server.security.guard import Guard
-from attention_serving.server.tls.files import CurrentCertificates
+from attention_serving.server.tls import CurrentCertificates
 from attention_serving.server.transport import create_transport
 from attention_serving.server.transport.drain import count_connections
 from attention_serving.server.transport.options import (

@@ -23,7 +23,7 @@ from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.token_file import parse_table
 from attention_serving.server.threads import Reloaded, Watched, read_bytes, unreported
-from attention_serving.server.tls.files import TlsFiles
+from attention_serving.server.tls import TlsFiles
 
 # Part of a message that is not tensor data: names, and the lengths of thousands of sequences.
 HEADER_BYTES = MIB // 16

@@ -1,20 +1,76 @@
-"""TLS of the three faces: gRPC, HTTP and metrics. Here: the certificates that a process uses.
+"""TLS of the three faces: gRPC, HTTP and metrics. The files of certificates, and what is made of them.
 
-files.py         the files of certificates; refuses a public address without TLS
-certificates.py  checks what was read; contexts for Python's ssl module
+certificates.py checks what was read, before any connection uses it.
 """
 
+import os
 import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
-from attention_serving.server.threads import Reloaded, Watched, unreported
-from attention_serving.server.tls.files import (
-    CERTIFICATES,
-    Certificates,
-    Contents,
-    CurrentCertificates,
-    TlsFiles,
-)
+from attention_serving.server.threads import Reloaded, Watched, read_bytes, unreported
+
+
+class Contents(NamedTuple):
+    """What the files contained at one moment, in PEM."""
+
+    certificate: bytes
+    key: bytes
+    client_ca: bytes | None
+
+
+@dataclass(frozen=True, eq=False)
+class Certificates:
+    """Contents that have been checked: see `server.tls.certificates`.
+
+    Attributes:
+        contents: What they contained.
+        client_ca: The clients' authorities in PEM, without what else the file contains; None requires no
+            certificate of clients.
+        expires: When the server's certificate ends to be valid.
+        client_ca_expires: When the last of the authorities does; None if there are none.
+        context: The same for Python's ssl module.
+    """
+
+    contents: Contents
+    client_ca: bytes | None
+    expires: datetime
+    client_ca_expires: datetime | None
+    context: ssl.SSLContext
+
+
+# Gives the certificates of the next handshake. For any thread.
+CurrentCertificates: TypeAlias = Callable[[], Certificates]
+# What is reloaded: see `Reloaded`.
+CERTIFICATES = "certificates"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TlsFiles:
+    """Paths.
+
+    Attributes:
+        certificate: The server's certificate, and after it those of the authorities between it and the root.
+        key: Its private key, without a passphrase.
+        client_ca: Authorities of the clients' certificates; None requires no certificate of clients.
+    """
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+    def read(self) -> Contents:
+        """Reads all of them, through symbolic links.
+
+        Raises:
+            ServerError: One of them cannot be read.
+        """
+        client_ca = read_bytes(self.client_ca) if self.client_ca else None
+        return Contents(read_bytes(self.certificate), read_bytes(self.key), client_ca)
 
 
 def watch(files: TlsFiles, reloaded: Reloaded = unreported) -> Watched[Contents, Certificates]:
@@ -43,14 +99,39 @@ def current_certificates(
     return watched.current
 
 
+def server_context(contents: Contents, client_ca: bytes | None) -> ssl.SSLContext:
+    """A context of connections that clients make.
+
+    Args:
+        contents: The server's certificate and its private key.
+        client_ca: Authorities in PEM; each client must then show a certificate of theirs, and use TLS 1.3.
+
+    Raises:
+        ssl.SSLError: OpenSSL does not take them.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    # A resumed session would bypass the check of the client's certificate by renewed authorities. With
+    # TLS 1.3, sessions can be resumed by tickets only.
+    context.minimum_version = ssl.TLSVersion.TLSv1_2 if client_ca is None else ssl.TLSVersion.TLSv1_3
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
+    context.num_tickets = 0
+    # A file that only this process can open: the ssl module takes certificates from files only.
+    with os.fdopen(os.memfd_create("certificate"), "wb") as file:
+        file.write(contents.certificate + b"\n" + contents.key)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}", password="")
+    if client_ca is not None:
+        context.load_verify_locations(cadata=client_ca.decode("ascii"))
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
 def renewing_context(current: CurrentCertificates) -> ssl.SSLContext:
     """A context that a listener keeps for good, and whose handshakes use the current certificates.
 
     To load a renewed certificate into a context in use is not enough: its authorities can only be added to,
     and a pair that turns out to be broken is half loaded by then.
     """
-    from attention_serving.server.tls.certificates import server_context  # noqa: PLC0415 - as above
-
     context = server_context(current().contents, current().client_ca)
 
     def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:

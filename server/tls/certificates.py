@@ -1,10 +1,8 @@
 """Checks a certificate, its key and the clients' authorities before any connection uses them.
 
-Makes of them what Python's ssl module takes, for HTTP and metrics.
+Imported only with TLS: its library is needed for nothing else.
 """
 
-import os
-import ssl
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from attention_serving.server.errors import ServerError
-from attention_serving.server.tls.files import Certificates, Contents, TlsFiles
+from attention_serving.server.tls import Certificates, Contents, TlsFiles, server_context
 
 # What gRPC's TLS library takes on both sides.
 CURVES = (ec.SECP256R1, ec.SECP384R1)
@@ -46,33 +44,6 @@ def check(files: TlsFiles, contents: Contents) -> Certificates:
         client_ca_expires=max((each.not_valid_after_utc for each in authorities), default=None),
         context=context,
     )
-
-
-def server_context(contents: Contents, client_ca: bytes | None) -> ssl.SSLContext:
-    """A context of connections that clients make.
-
-    Args:
-        contents: The server's certificate and its private key.
-        client_ca: Authorities in PEM; each client must then show a certificate of theirs, and use TLS 1.3.
-
-    Raises:
-        ssl.SSLError: OpenSSL does not take them.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # A resumed session would bypass the check of the client's certificate by renewed authorities. With
-    # TLS 1.3, sessions can be resumed by tickets only.
-    context.minimum_version = ssl.TLSVersion.TLSv1_2 if client_ca is None else ssl.TLSVersion.TLSv1_3
-    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
-    context.num_tickets = 0
-    # A file that only this process can open: the ssl module takes certificates from files only.
-    with os.fdopen(os.memfd_create("certificate"), "wb") as file:
-        file.write(contents.certificate + b"\n" + contents.key)
-        file.flush()
-        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}", password="")
-    if client_ca is not None:
-        context.load_verify_locations(cadata=client_ca.decode("ascii"))
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
 
 
 def _certificates(path: Path, content: bytes) -> list[x509.Certificate]:
