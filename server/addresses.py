@@ -106,9 +106,8 @@ def _open(
 
 
 def _listen(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
+    # Connections take the option over: those in TIME_WAIT must not block the port for the next server.
     opened = _bind(family, address, socket.SO_REUSEADDR)
-    # Connections take it over: those in TIME_WAIT must not block the port for the next server.
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     opened.listen(BACKLOG)
     return opened
 
@@ -117,7 +116,11 @@ def _reserve(family: int, address: tuple[Any, ...]) -> socket.socket:
     # A socket with SO_REUSEPORT would also join other listeners that set it, such as another server of the
     # same user. A socket without it, bound first, fails if the port is in use.
     _bind(family, address, socket.SO_REUSEADDR).close()
-    return _bind(family, address, socket.SO_REUSEADDR, socket.SO_REUSEPORT)
+    opened = _bind(family, address, socket.SO_REUSEADDR, socket.SO_REUSEPORT)
+    # It is needed to bind while old connections of the port are in TIME_WAIT. If it stayed set, another
+    # server with SO_REUSEADDR could bind the reserved port.
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    return opened
 
 
 def _bind(family: int, address: tuple[Any, ...], *options: int) -> socket.socket:
@@ -127,9 +130,6 @@ def _bind(family: int, address: tuple[Any, ...], *options: int) -> socket.socket
         for option in options:
             opened.setsockopt(socket.SOL_SOCKET, option, 1)
         opened.bind(address)
-        # SO_REUSEADDR is needed to bind while old connections of the port are in TIME_WAIT. If it stayed set,
-        # another server with SO_REUSEADDR could bind the reserved port.
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError:
         opened.close()
         raise

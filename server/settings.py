@@ -1,5 +1,6 @@
 """The server's options: their names, types, ranges and defaults; and what is derived from them."""
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -344,13 +345,9 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
         )
 
 
-# The sections of the help, in its order.
+# The sections of the help, in its order, by their titles.
 SECTIONS: dict[str, type[BaseModel]] = {
-    "Models": Models,
-    "Network": Network,
-    "Security": Security,
-    "Identity and rights": IdentityAndRights,
-    "Requests": Requests,
-    "Process": Process,
-    "Observability": Observability,
+    re.sub("(?<=[a-z])(?=[A-Z])", " ", each.__name__).capitalize(): each
+    for each in Settings.__bases__
+    if issubclass(each, BaseModel)
 }

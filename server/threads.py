@@ -66,7 +66,7 @@ class PeriodicThread:
                 log.exception("periodic work failed", extra={"task": self._thread.name})
 
 
-class Watched(Generic[C, T]):
+class Watched(PeriodicThread, Generic[C, T]):
     """What files say, which a thread reads again and again. Contents that cannot be used change nothing.
 
     Contents are compared, not times: files are often replaced by a change of symbolic links. Those that
@@ -101,15 +101,11 @@ class Watched(Generic[C, T]):
         # What could not be used at the last look, and whether that was reported.
         self._refused: object = None
         self._is_reported = False
-        self._thread = PeriodicThread(name, self.look, LOOK_SECONDS)
+        super().__init__(name, self.look, LOOK_SECONDS)
 
     def current(self) -> T:
         """The value, for those who ask each time. For any thread."""
         return self.value
-
-    def start(self) -> None:
-        """Starts to look by itself."""
-        self._thread.start()
 
     def look(self) -> None:
         """Reads once, and takes what has changed if it can be used."""

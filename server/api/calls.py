@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from types import coroutine
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -21,35 +21,26 @@ from attention_serving.server.engine.errors import (
     RunFailedError,
     ShuttingDownError,
 )
+from attention_serving.server.engine.statistics import Observer
 from attention_serving.server.observe.records import CallRecord
 from attention_serving.server.transport.call import OK, Call
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallLoad:
-    """The calls at one moment.
+    """The calls at one moment. Each attribute is the metric of the same name, after `attention_`.
 
     Attributes:
-        calls: Number of places that are taken, streams included.
-        streams: Number of ordered streams among them.
-        waiting: Number of calls whose first message has not arrived.
-        connections: Number of connections.
+        open_calls: Number of places that are taken, streams included.
+        open_streams: Number of ordered streams among them.
+        waiting_calls: Number of calls whose first message has not arrived.
+        open_connections: Number of connections.
     """
 
-    calls: int = 0
-    streams: int = 0
-    waiting: int = 0
-    connections: int = 0
-
-
-class CallObserver(Protocol):
-    """Receives a report of every call that ended."""
-
-    def call_ended(self, method: str, code: str, seconds: float) -> None:
-        """A call ended with a status code, so many seconds after it arrived."""
-
-    def refused(self, method: str, reason: str) -> None:
-        """A request was refused for a stable reason, such as OVERLOADED: a call, or a message of a stream."""
+    open_calls: int = 0
+    open_streams: int = 0
+    waiting_calls: int = 0
+    open_connections: int = 0
 
 
 NO_MESSAGE = "the call ended without a request message"
@@ -65,7 +56,7 @@ class Calls:
     def __init__(
         self,
         methods: Mapping[str, Method],
-        observer: CallObserver,
+        observer: Observer,
         admission: Admission,
         *,
         stream_window: int,
@@ -119,7 +110,7 @@ class Calls:
                     reply = await method.handle(message, call, reservation)
                     if record is not None:
                         record.sent_bytes = len(reply)
-                    call.reply(reply)
+                    call.finish(OK, message=reply)
                     del reply  # the core has a copy of what is not sent yet
             except Exception as error:  # an unexpected one too must end the call, and not only be logged
                 end_with(call, error)
@@ -212,7 +203,7 @@ class Calls:
         """The calls that are open now. For any thread."""
         taken = self._admission
         waiting = len(taken.waiting) + len(taken.waiting_others)
-        return CallLoad(calls=len(taken.calls), streams=len(taken.streams), waiting=waiting)
+        return CallLoad(open_calls=len(taken.calls), open_streams=len(taken.streams), waiting_calls=waiting)
 
     def _report(self, call: Call, method: Method, started: float) -> None:
         """Reports a call. The core is done with it: it was sent, or cancelled."""

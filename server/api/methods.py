@@ -47,7 +47,6 @@ def all_methods(
     engine: Engine,
     threads: CodecThreads,
     health: "HealthService",
-    is_serving: Callable[[], bool],
     control: ModelControl | None,
     memory: SharedMemory,
     *,
@@ -59,14 +58,13 @@ def all_methods(
         engine: Computes what the methods of our services ask for.
         threads: Decode and encode what is large.
         health: The state of the server.
-        is_serving: Whether the server is ready for requests.
         control: Loads and unloads models on request; None if the models never change.
         memory: The regions of shared memory.
         identify: Checks who calls, and the right for a method: `Admission.identify`.
     """
     methods = {
         **attention.methods(engine, threads),
-        **open_inference.methods(engine, is_serving, threads, control, memory),
+        **open_inference.methods(engine, health.is_serving, threads, control, memory),
         **of_service(
             health_pb2.DESCRIPTOR.services_by_name["Health"], None, is_counted=False, Check=health.check
         ),
@@ -75,7 +73,18 @@ def all_methods(
         ),
         **_reflection(),
     }
-    return {**methods, **_access_check(identify, methods)}
+
+    def check_access(request: StringValue, call: Call) -> None:
+        method, _, model = request.value.partition(SEPARATOR)
+        asked = methods.get(method)
+        if asked is None:
+            raise InvalidRequestError("value", "is not a method of this server")
+        identify(call, asked)
+        if model and asked.right is not None:
+            require(call, asked.right, model)
+
+    access = of_names(StringValue.FromString, check_access, is_counted=False, right=None)
+    return {**methods, ACCESS_CHECK: access}
 
 
 class HealthService:
@@ -93,6 +102,10 @@ class HealthService:
     def set_serving(self, *, serving: bool) -> None:
         """Sets the status of the server and of every service, and sends it to those that watch."""
         self._set(SERVER_NAMES, Status.SERVING if serving else Status.NOT_SERVING)
+
+    def is_serving(self) -> bool:
+        """Whether the server is ready for requests."""
+        return self._statuses[""] == Status.SERVING
 
     def set_models(self, ready: set[str]) -> None:
         """Sets the status of models: SERVING for those that are ready, NOT_SERVING for those that were."""
@@ -150,25 +163,3 @@ def _reflection() -> dict[str, Method]:
     service = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
     (method,) = of_service(service, Right.READ, is_counted=False, ServerReflectionInfo=info).values()
     return {f"/{name}/ServerReflectionInfo": method for name in (REFLECTION_V1, REFLECTION)}
-
-
-def _access_check(
-    identify: Callable[[Call, Method], None], others: Mapping[str, Method]
-) -> dict[str, Method]:
-    """The method.
-
-    Args:
-        identify: Notes who calls, and checks the right for a method: `Admission.identify`.
-        others: The methods that are asked about.
-    """
-
-    def check(request: StringValue, call: Call) -> None:
-        method, _, model = request.value.partition(SEPARATOR)
-        asked = others.get(method)
-        if asked is None:
-            raise InvalidRequestError("value", "is not a method of this server")
-        identify(call, asked)
-        if model and asked.right is not None:
-            require(call, asked.right, model)
-
-    return {ACCESS_CHECK: of_names(StringValue.FromString, check, is_counted=False, right=None)}

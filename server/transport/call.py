@@ -134,10 +134,6 @@ class Call(Task, ABC):
         """Waits for the end of the call, which closes the coroutine. Does not return."""
         yield None
 
-    def reply(self, message: bytes) -> None:
-        """Sends the only message of a call and ends the call with OK. Does nothing if it has ended."""
-        self.finish(OK, message=message)
-
     def finish(
         self,
         code: grpc.StatusCode,

@@ -11,7 +11,6 @@ from typing import Any, Self
 import grpc
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.api.calls import CallObserver
 from attention_serving.server.api.calls import Recorder as CallsRecorder
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.limits import Limits
@@ -227,7 +226,7 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-class Calls:
+class Calls(Observer):
     """An observer of calls that keeps the status of each."""
 
     def __init__(self) -> None:
@@ -281,7 +280,7 @@ class Served:
         self,
         *models: LoadedModel,
         limits: Limits | None = None,
-        observer: CallObserver | None = None,
+        observer: Observer | None = None,
         guard: Guard | None = None,
         recorder: CallsRecorder | None = None,
         **options: Any,

@@ -91,7 +91,7 @@ def test_the_thread_looks_by_itself(followed: Followed) -> None:
     followed.watched.start()
     followed.path.write_text("two")
     wait_until(lambda: followed.reported == ["two"])
-    followed.watched._thread.close()
+    followed.watched.close()
 
 
 def test_the_work_is_called_again_after_a_time_that_is_asked_each_time_and_after_an_error(

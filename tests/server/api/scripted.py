@@ -22,7 +22,7 @@ UNLIMITED = RpcOptions(
     max_concurrent_calls=1000,
     max_streams=1000,
     stream_window=3,
-    receive_timeout_seconds=0,
+    message_timeout_seconds=0,
     stream_idle_seconds=0,
 )
 

@@ -17,7 +17,7 @@ from attention_serving.server.engine.schedule.fair_shares import ANYONE
 from attention_serving.server.transport.call import Call
 from tests.server.api.scripted import UNLIMITED, ScriptedCall, calls_of, started
 
-LIMITS = replace(UNLIMITED, receive_timeout_seconds=60, stream_idle_seconds=60)
+LIMITS = replace(UNLIMITED, message_timeout_seconds=60, stream_idle_seconds=60)
 
 
 class Handler:

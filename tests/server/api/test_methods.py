@@ -16,7 +16,7 @@ from attention_serving.server.api.attention.service import describe
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.method import CallKind, Method
 from attention_serving.server.api.methods import REFLECTION_V1, SERVICES, HealthService, all_methods
-from attention_serving.server.api.open_inference.handlers import Handlers
+from attention_serving.server.api.open_inference.service import Handlers
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
@@ -39,9 +39,7 @@ def services() -> Iterator[ServiceDescriptor]:
 
 
 def test_every_method_of_every_service_is_answered_as_its_kind(engine: Engine, threads: CodecThreads) -> None:
-    table = all_methods(
-        engine, threads, HealthService(), lambda: True, None, SharedMemory(), identify=lambda *_: None
-    )
+    table = all_methods(engine, threads, HealthService(), None, SharedMemory(), identify=lambda *_: None)
     expected = {
         f"/{service.full_name}/{method.name}": KINDS[method.client_streaming, method.server_streaming]
         for service in services()

@@ -40,9 +40,7 @@ def test_the_page_states_the_right_of_every_method(engine: WatchedEngine, thread
     for right, methods in re.findall(r"^\| `?(\w+)`? \| (`.*`) \|$", table, re.MULTILINE):
         stated[right] |= {name.rpartition("/")[2] for name in re.findall(r"`([^`]+)`", methods)}
     found: defaultdict[str, set[str]] = defaultdict(set)
-    methods = all_methods(
-        engine, threads, HealthService(), lambda: True, None, SharedMemory(), identify=lambda *_: None
-    )
+    methods = all_methods(engine, threads, HealthService(), None, SharedMemory(), identify=lambda *_: None)
     for path, method in methods.items():
         if not path.startswith("/attention.internal."):
             found[str(method.right or "none")].add(path.rpartition("/")[2])

@@ -1,17 +1,15 @@
-"""TLS of the three faces: gRPC, HTTP and metrics. The files of certificates, and what is made of them.
-
-certificates.py checks what was read, before any connection uses it.
-"""
+"""TLS of the three faces, gRPC, HTTP and metrics: certificates, checked before they are used."""
 
 import os
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from attention_serving.server.errors import ServerError
 from attention_serving.server.threads import Reloaded, Watched, read_bytes, unreported
 
 
@@ -25,7 +23,7 @@ class Contents(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Certificates:
-    """Contents that have been checked: see `server.tls.certificates`.
+    """Contents that have been checked: see `check`.
 
     Attributes:
         contents: What they contained.
@@ -47,6 +45,8 @@ class Certificates:
 CurrentCertificates: TypeAlias = Callable[[], Certificates]
 # What is reloaded: see `Reloaded`.
 CERTIFICATES = "certificates"
+# What gRPC's TLS library takes on both sides.
+CURVES, MIN_RSA_BITS = ("secp256r1", "secp384r1"), 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +73,61 @@ class TlsFiles:
         return Contents(read_bytes(self.certificate), read_bytes(self.key), client_ca)
 
 
+def check(files: TlsFiles, contents: Contents) -> Certificates:
+    """Checks what was read from files.
+
+    Raises:
+        ServerError: A file is not PEM; the key does not belong to the certificate, or is of a kind that gRPC
+            does not support; the certificate is not valid now; or every authority has expired.
+    """
+    # A library that is needed with TLS only.
+    from cryptography import x509  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric import ec, rsa  # noqa: PLC0415
+    from cryptography.hazmat.primitives.serialization import Encoding  # noqa: PLC0415
+
+    def parsed(path: Path, content: bytes) -> list[x509.Certificate]:
+        try:
+            return x509.load_pem_x509_certificates(content)
+        except ValueError as error:
+            raise ServerError(f"{path}: does not contain a certificate in PEM (BEGIN CERTIFICATE)") from error
+
+    own, now = parsed(files.certificate, contents.certificate)[0], datetime.now(UTC)
+    begins, ends, key = own.not_valid_before_utc, own.not_valid_after_utc, own.public_key()
+    if not begins <= now <= ends:
+        raise ServerError(
+            f"{files.certificate}: the certificate is valid from {begins:%FT%TZ} to {ends:%FT%TZ}, not now;"
+            " renew it, or check this machine's clock"
+        )
+    is_rsa = isinstance(key, rsa.RSAPublicKey) and key.key_size >= MIN_RSA_BITS
+    if not is_rsa and not (isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name in CURVES):
+        raise ServerError(
+            f"{files.certificate}: the key must be an RSA key of at least {MIN_RSA_BITS} bits, or an EC key"
+            " on P-256 or P-384: gRPC clients support no others"
+        )
+    client_ca = last = None
+    if files.client_ca is not None and contents.client_ca is not None:
+        authorities = parsed(files.client_ca, contents.client_ca)
+        client_ca = b"".join(each.public_bytes(Encoding.PEM) for each in authorities)
+        last = max(each.not_valid_after_utc for each in authorities)
+        if last < now:
+            expired = f"every certificate has expired, the last at {last:%FT%TZ}; renew them"
+            raise ServerError(f"{files.client_ca}: {expired}")
+    try:
+        context = server_context(contents, client_ca)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise ServerError(
+            f"{files.certificate}: cannot be used with {files.key}, which must contain the key of its first"
+            f" certificate in PEM, without a passphrase: {error}"
+        ) from error
+    return Certificates(contents, client_ca, ends, last, context)
+
+
 def watch(files: TlsFiles, reloaded: Reloaded = unreported) -> Watched[Contents, Certificates]:
     """The certificates of files, which are followed from `start` on.
 
     Raises:
         ServerError: The files cannot be used.
     """
-    from attention_serving.server.tls.certificates import check  # noqa: PLC0415 - its library is needed with TLS only
-
     return Watched(CERTIFICATES, files.read, partial(check, files), reloaded)
 
 
