@@ -53,18 +53,16 @@ class Canary(PeriodicThread):
         """
         self._repository, self._withdraw, self._metrics = repository, withdraw, metrics
         self._period, self._replays = seconds, 0
-        # How long to wait before the next replay.
-        self.delay = 0.0
-        super().__init__("canary", self.look, lambda: self.delay)
+        super().__init__("canary", self.look, seconds=0)
 
     def look(self) -> None:
         """Replays the next golden case."""
         checks, started = checks_of(self._repository), time.monotonic()
-        self.delay = self._period / max(len(checks), 1)
+        self.seconds = self._period / max(len(checks), 1)
         if checks:
             self._replay(checks[self._replays % len(checks)])
             self._replays += 1
-            self.delay = max(self.delay, (time.monotonic() - started) / SHARE)
+            self.seconds = max(self.seconds, (time.monotonic() - started) / SHARE)
 
     def _replay(self, check: Check) -> None:
         model = check[0]

@@ -126,12 +126,12 @@ class RpcServer:
         except RuntimeError as error:
             raise ServerError(f"cannot listen on {target}: {error}") from error
 
-    def start(self, engine: Engine, control: ModelControl | None = None) -> None:
+    def start(self, engine: Engine, control: ModelControl) -> None:
         """Begins to answer calls, and reports health SERVING. `bind` comes first.
 
         Args:
             engine: Computes what calls ask for. Its owner closes it after `stop`.
-            control: Loads and unloads models on request; None if the models never change.
+            control: Loads and unloads models on request.
         """
         self._engine = engine
         admission = Admission(self._options, engine.check_deadline, self.guard)
@@ -147,7 +147,6 @@ class RpcServer:
             methods,
             self._observer,
             admission,
-            stream_window=self._options.stream_window,
             recorder=self._recorder,
         )
         # First: health checks that have waited for the start are answered at once.

@@ -34,17 +34,21 @@ def read_bytes(path: Path) -> bytes:
 
 
 class PeriodicThread:
-    """Calls a function every so many seconds until it is closed. An error is logged and ends nothing."""
+    """Calls a function every so many seconds until it is closed. An error is logged and ends nothing.
 
-    def __init__(self, name: str, work: Callable[[], object], seconds: float | Callable[[], float]) -> None:
+    Attributes:
+        seconds: How long to wait before the next call.
+    """
+
+    def __init__(self, name: str, work: Callable[[], object], seconds: float) -> None:
         """The thread starts with `start`.
 
         Args:
             name: Name of the thread.
             work: What is called.
-            seconds: How long to wait before each call; or a function that is asked each time.
+            seconds: How long to wait before each call.
         """
-        self._work, self._seconds = work, seconds
+        self._work, self.seconds = work, seconds
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -59,7 +63,7 @@ class PeriodicThread:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._closed.wait(self._seconds() if callable(self._seconds) else self._seconds):
+        while not self._closed.wait(self.seconds):
             try:
                 self._work()
             except Exception:  # the thread must survive
@@ -102,10 +106,6 @@ class Watched(PeriodicThread, Generic[C, T]):
         self._refused: object = None
         self._is_reported = False
         super().__init__(name, self.look, LOOK_SECONDS)
-
-    def current(self) -> T:
-        """The value, for those who ask each time. For any thread."""
-        return self.value
 
     def look(self) -> None:
         """Reads once, and takes what has changed if it can be used."""

@@ -143,7 +143,7 @@ def current_certificates(
         return None
     watched = watch(files, reloaded)
     watched.start()
-    return watched.current
+    return lambda: watched.value
 
 
 def server_context(contents: Contents, client_ca: bytes | None) -> ssl.SSLContext:

@@ -95,6 +95,7 @@ class Admission:
     """Admits the calls of a server. For the transport's thread; any thread may read how many there are.
 
     Attributes:
+        options: How many calls are open at a time, and how long they may wait for messages.
         calls: Calls of inference whose message has arrived.
         streams: Ordered streams among them.
         waiting: Calls of inference whose message has not arrived.
@@ -123,7 +124,7 @@ class Admission:
         self._identified_calls = self._identified_streams = 0
         # Each lives as long as a call or a reservation that refers to it.
         self._accounts: WeakValueDictionary[tuple[Caller, int], Account] = WeakValueDictionary()
-        self._options, self._check_deadline, self._guard = options, check_deadline, guard
+        self.options, self._check_deadline, self._guard = options, check_deadline, guard
         self._is_draining = False
 
     def arrive(self, call: Call, method: Method) -> None:
@@ -151,7 +152,7 @@ class Admission:
                 raise self.others.all_taken()
             self.others.add(call)
             self.waiting_others.add(call)
-        call.limit_wait(self._options.message_timeout_seconds, self._not_received)
+        call.limit_wait(self.options.message_timeout_seconds, self._not_received)
 
     def identify(self, call: Call, method: Method) -> None:
         """Notes who calls: for each message of a stream again, because a token may expire or be revoked.
@@ -192,7 +193,7 @@ class Admission:
     def idle(self, call: Call) -> None:
         """Every reply of a stream has been sent: it waits for a request."""
         if call.ended_with is None:  # otherwise it waits until its status is sent
-            call.limit_wait(self._options.stream_idle_seconds, self._is_idle)
+            call.limit_wait(self.options.stream_idle_seconds, self._is_idle)
 
     def leave(self, call: Call, method: Method) -> None:
         """The core is done with a call: what it held is free."""
@@ -238,11 +239,11 @@ class Admission:
         return account
 
     def _not_received(self, call: Call) -> None:
-        seconds = self._options.message_timeout_seconds
+        seconds = self.options.message_timeout_seconds
         end_with(call, ReceiveTimeoutError(f"no message of the call arrived within {seconds:g} seconds"))
 
     def _is_idle(self, call: Call) -> None:
-        seconds = self._options.stream_idle_seconds
+        seconds = self.options.stream_idle_seconds
         end_with(call, IdleStreamError(f"the stream was idle for {seconds:g} seconds; open another"))
 
 

@@ -13,7 +13,7 @@ import grpc
 from attention_serving.server.api.admission import DRAINING, Admission
 from attention_serving.server.api.errors import end_with
 from attention_serving.server.api.method import CallKind, Method
-from attention_serving.server.coroutines import Task, Wait
+from attention_serving.server.coroutines import Task, Wait, suspend
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import (
     DeadlineExceededError,
@@ -59,7 +59,6 @@ class Calls:
         observer: Observer,
         admission: Admission,
         *,
-        stream_window: int,
         recorder: Recorder | None = None,
     ) -> None:
         """Creates what serves the calls of a server.
@@ -68,12 +67,10 @@ class Calls:
             methods: Each method, by its full name.
             observer: Receives a report of every call whose method is counted, and of every refusal.
             admission: Decides which calls are taken.
-            stream_window: Number of requests of one stream that may be without a sent reply.
             recorder: Is asked about every call whose method is counted; None if none is recorded.
         """
         self._observer = observer
         self._admission = admission
-        self._window = stream_window
         self._recorder = recorder
         streams = {
             CallKind.ORDERED_STREAM: self._ordered_stream,
@@ -115,7 +112,7 @@ class Calls:
             except Exception as error:  # an unexpected one too must end the call, and not only be logged
                 end_with(call, error)
             del message
-            await call.done()
+            await suspend(None)  # for the end of the call, which closes this
         finally:
             if reservation is not None:
                 reservation.release()
@@ -138,7 +135,7 @@ class Calls:
                 if not replies:  # it was idle
                     call.latest = math.inf
                 replies.begin(Task(self._answer(call, method, message, replies), call.post))
-                await replies.fewer_than(self._window)
+                await replies.fewer_than(self._admission.options.stream_window)
                 message = await call.message()
             was_stopped = call.receives_no_more
             await replies.fewer_than(1)

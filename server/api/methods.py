@@ -47,7 +47,7 @@ def all_methods(
     engine: Engine,
     threads: CodecThreads,
     health: "HealthService",
-    control: ModelControl | None,
+    control: ModelControl,
     memory: SharedMemory,
     *,
     identify: Callable[[Call, Method], None],
@@ -58,7 +58,7 @@ def all_methods(
         engine: Computes what the methods of our services ask for.
         threads: Decode and encode what is large.
         health: The state of the server.
-        control: Loads and unloads models on request; None if the models never change.
+        control: Loads and unloads models on request.
         memory: The regions of shared memory.
         identify: Checks who calls, and the right for a method: `Admission.identify`.
     """
@@ -105,7 +105,7 @@ class HealthService:
 
     def is_serving(self) -> bool:
         """Whether the server is ready for requests."""
-        return self._statuses[""] == Status.SERVING
+        return bool(self._statuses[""] == Status.SERVING)
 
     def set_models(self, ready: set[str]) -> None:
         """Sets the status of models: SERVING for those that are ready, NOT_SERVING for those that were."""

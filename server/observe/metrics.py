@@ -75,6 +75,7 @@ HELP = {
 }
 # What the engine counts by itself, since its start. The rest of its load is what it holds at one moment.
 COUNTED = ("context_hits", "context_misses", "context_evictions")
+LOAD = (asdict(EngineLoad()) | asdict(CallLoad())).keys() - COUNTED
 MODEL = ("model", "version")
 # How the gauges of several workers become one.
 AmongWorkers = Literal["livemin", "livemax", "livesum"]
@@ -117,8 +118,7 @@ class Metrics(Observer):
         # Of several workers, the load is added up, except for durations.
         self._load = {
             name: self._gauge(f"attention_{name}", "livemax" if name.endswith("_seconds") else "livesum")
-            for name in asdict(EngineLoad()) | asdict(CallLoad())
-            if name not in COUNTED
+            for name in LOAD
         }
         self._seen = EngineLoad()
         self._canary_ratio = self._gauge("attention_canary_error_ratio", "livemax", MODEL)

@@ -24,7 +24,7 @@ from attention_serving.server.engine.contexts import CONTEXT_ID
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError, UnsupportedError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.control import CONTROL_IS_OFF, ModelControl, ModelState, index_of
+from attention_serving.server.engine.models.control import ModelControl, ModelState
 from attention_serving.server.engine.requests.tokenizer import TEXT
 from attention_serving.server.engine.statistics import Durations, RunDurations
 from attention_serving.server.engine.types import Request, Result
@@ -87,14 +87,14 @@ class Handlers:
         self,
         engine: Engine,
         is_serving: Callable[[], bool],
-        control: ModelControl | None,
+        control: ModelControl,
         memory: SharedMemory,
     ) -> None:
         """Creates the handlers; the arguments are those of `methods`."""
         self._engine, self._is_serving = engine, is_serving
         self._control, self._memory = control, memory
         self._extensions = list(EXTENSIONS)
-        if control is not None and control.is_explicit:
+        if control.is_explicit:
             self._extensions.append("model_repository")
         if memory.is_on:
             self._extensions.append("system_shared_memory")
@@ -222,37 +222,32 @@ class Handlers:
 
     def index(self, request: pb.RepositoryIndexRequest, call: Call) -> pb.RepositoryIndexResponse:
         """Lists the models, and why those that are not ready are not."""
-        entries = self._control.index() if self._control else index_of(self._engine.repository)
         return pb.RepositoryIndexResponse(
             models=[
                 pb.RepositoryIndexResponse.ModelIndex(
                     name=entry.name, version=entry.version, state=entry.state.value, reason=entry.reason
                 )
-                for entry in readable(entries, call)
+                for entry in readable(self._control.index(), call)
                 if entry.state is ModelState.READY or not request.ready
             ]
         )
 
     async def load(self, request: pb.RepositoryModelLoadRequest, call: Call) -> None:
         """Loads a model, and replies once it is served."""
-        control = self._changed_by(request)
-        await result_of(control.request(control.load, request.model_name))
+        _check_parameters(request.parameters)
+        await result_of(self._control.request(self._control.load, request.model_name))
 
     async def unload(self, request: pb.RepositoryModelUnloadRequest, call: Call) -> None:
         """Unloads a model, and replies once it takes no more requests."""
-        control = self._changed_by(request, UNLOAD_DEPENDENTS)
-        await result_of(control.request(control.unload, request.model_name))
+        _check_parameters(request.parameters, UNLOAD_DEPENDENTS)
+        await result_of(self._control.request(self._control.unload, request.model_name))
 
-    def _changed_by(
-        self, request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest, *known: str
-    ) -> ModelControl:
-        """What loads and unloads the model of a request, which may have the known parameters only."""
-        for name in set(request.parameters).difference(known):
-            says = "is not supported: an artifact states its own configuration"
-            raise InvalidRequestError(f"parameters[{name}]", says)
-        if self._control is None:
-            raise UnsupportedError(CONTROL_IS_OFF)
-        return self._control
+
+def _check_parameters(parameters: Iterable[str], *known: str) -> None:
+    """Refuses the parameters of a request to load or to unload a model, but for the known ones."""
+    for name in set(parameters).difference(known):
+        says = "is not supported: an artifact states its own configuration"
+        raise InvalidRequestError(f"parameters[{name}]", says)
 
 
 def _refuse_changes(settings: Iterable[str]) -> None:
@@ -323,7 +318,7 @@ def methods(
     engine: Engine,
     is_serving: Callable[[], bool],
     threads: CodecThreads,
-    control: ModelControl | None,
+    control: ModelControl,
     memory: SharedMemory,
 ) -> dict[str, Method]:
     """Each method by its full name.
@@ -332,7 +327,7 @@ def methods(
         engine: Computes results.
         is_serving: Whether the server is ready for requests.
         threads: Decode and encode what is large.
-        control: Loads and unloads models on request; None if the models never change.
+        control: Loads and unloads models on request.
         memory: The regions of shared memory.
     """
     own = Handlers(engine, is_serving, control, memory)

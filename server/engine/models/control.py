@@ -304,7 +304,10 @@ class ModelControl:
         with suppress(ServerError, OSError):
             for key in self._store.artifacts():
                 found[key] = IndexEntry(*key, ModelState.UNAVAILABLE, UNLOADED)
-        found |= {(entry.name, entry.version): entry for entry in index_of(self.repository)}
+        for model in self.repository:
+            key, is_ready = (model.name, model.version), isinstance(model, LoadedModel)
+            state = ModelState.READY if is_ready else ModelState.UNAVAILABLE
+            found[key] = IndexEntry(*key, state, "" if isinstance(model, LoadedModel) else model.reason)
         for key, entry in list(self._states.items()):
             serving = key in found and found[key].state is ModelState.READY
             found[key] = IndexEntry(*key, ModelState.READY, entry.reason) if serving else entry
@@ -315,13 +318,3 @@ def _log_when_freed(model: LoadedModel) -> None:
     """Logs, on any thread, when the last request of a model has ended that is not served any more."""
     fields = {"model": model.name, "version": model.version}
     weakref.finalize(model, log.info, "model freed", extra=fields).atexit = False
-
-
-def index_of(repository: Repository) -> list[IndexEntry]:
-    """Every version that is served or failed to load."""
-    return [
-        IndexEntry(model.name, model.version, ModelState.READY)
-        if isinstance(model, LoadedModel)
-        else IndexEntry(model.name, model.version, ModelState.UNAVAILABLE, model.reason)
-        for model in repository
-    ]

@@ -98,7 +98,7 @@ class _Graph:
         on_host = self._model.runs_on_host
         # The weights of large batches would be hundreds of megabytes of results.
         is_small = on_host or self.kind is GraphKind.WEIGHTS
-        sizes = TIMED_SIZES if is_small else TIMED_SIZES_ON_DEVICE
+        sizes: tuple[Size, ...] = TIMED_SIZES if is_small else TIMED_SIZES_ON_DEVICE
         if self.kind in IN_BLOCKS.values():
             sizes = TIMED_SIZES_ALONE
         clock, one = time.thread_time if on_host else time.perf_counter, partial(self.run, parallel=False)

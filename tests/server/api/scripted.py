@@ -130,7 +130,7 @@ def calls_of(
     check_deadline: Callable[[float, Caller], None] = lambda *_: None,
 ) -> Calls:
     """What serves calls of one method."""
-    return Calls({METHOD: method}, Observed(), Admission(limits, check_deadline), stream_window=3)
+    return Calls({METHOD: method}, Observed(), Admission(limits, check_deadline))
 
 
 def started(method: Method, limits: RpcOptions = UNLIMITED) -> ScriptedCall:

@@ -24,6 +24,7 @@ from attention_serving.server.engine.models.repository import FailedModel
 from attention_serving.server.security.peers import ACCESS_CHECK
 from tests.server.api.scripted import ScriptedCall, calls_of
 from tests.server.samples import HEADS, TEXT
+from tests.server.seams import unchanged
 
 FILES: list[Any] = [attention_pb2, open_inference_pb2, health_pb2, reflection_pb2]
 KINDS = {
@@ -39,7 +40,8 @@ def services() -> Iterator[ServiceDescriptor]:
 
 
 def test_every_method_of_every_service_is_answered_as_its_kind(engine: Engine, threads: CodecThreads) -> None:
-    table = all_methods(engine, threads, HealthService(), None, SharedMemory(), identify=lambda *_: None)
+    control = unchanged(engine.repository)
+    table = all_methods(engine, threads, HealthService(), control, SharedMemory(), identify=lambda *_: None)
     expected = {
         f"/{service.full_name}/{method.name}": KINDS[method.client_streaming, method.server_streaming]
         for service in services()
@@ -73,7 +75,7 @@ def test_each_change_is_sent_to_those_that_watch_and_nothing_is_kept_of_them() -
 
 
 def test_the_batch_axis_of_texts_is_part_of_their_shape(engine: Engine) -> None:
-    handlers = Handlers(engine, lambda: True, None, SharedMemory())
+    handlers = Handlers(engine, lambda: True, unchanged(engine.repository), SharedMemory())
     config = handlers.config(open_inference_pb2.ModelConfigRequest(name=TEXT), ScriptedCall()).config
     assert (config.max_batch_size, [list(tensor.dims) for tensor in config.input]) == (0, [[-1]])
 

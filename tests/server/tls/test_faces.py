@@ -98,7 +98,7 @@ def settings_of(files: TlsFiles) -> dict[str, Any]:
 def grpc_face(kind: TransportKind, files: TlsFiles, folder: Path) -> Iterator[int]:
     watched = watch(files)
     watched.start()
-    server = Answering(kind, watched.current, folder)
+    server = Answering(kind, lambda: watched.value, folder)
     yield server.port
     server.close()
     watched.close()
@@ -116,7 +116,7 @@ def http_face(files: TlsFiles, _folder: Path) -> Iterator[int]:
 def metrics_face(files: TlsFiles, _folder: Path) -> Iterator[int]:
     watched = watch(files)
     watched.start()
-    endpoint = MetricsEndpoint(Metrics().registry, HOST, 0, certificates=watched.current)
+    endpoint = MetricsEndpoint(Metrics().registry, HOST, 0, certificates=lambda: watched.value)
     yield endpoint.port
     endpoint.close()
     watched.close()
@@ -245,7 +245,8 @@ def files(tmp_path: Path) -> TlsFiles:
 
 @pytest.fixture(params=get_args(TransportKind))
 def server(files: TlsFiles, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Answering]:
-    server = Answering(request.param, watch(files).current, tmp_path)
+    watched = watch(files)
+    server = Answering(request.param, lambda: watched.value, tmp_path)
     yield server
     server.close()
 

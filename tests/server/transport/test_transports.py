@@ -57,7 +57,7 @@ class Listening:
     async def _serve(self, call: Call) -> None:
         try:
             self.results.put(await self._scripts.popleft()(call))
-            await call.done()
+            await suspend(None)
         finally:
             self.ended.put(call.ended_with)
 
