@@ -37,7 +37,7 @@ def check_exposure(host: str, *, encrypted: bool, insecure: bool) -> None:
         found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ServerError(f"cannot listen on {host}: {error.strerror}") from error
-    if all(is_loopback_address(str(address[0])) for *_, address in found):
+    if all(_is_loopback(str(address[0])) for *_, address in found):
         return
     raise ServerError(
         f"{host} can be reached from other machines, and calls would be neither encrypted"
@@ -46,12 +46,8 @@ def check_exposure(host: str, *, encrypted: bool, insecure: bool) -> None:
     )
 
 
-def is_loopback_address(text: str) -> bool:
-    """Whether a text is a loopback address."""
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return False
+def _is_loopback(text: str) -> bool:
+    address = ipaddress.ip_address(text)
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback
 

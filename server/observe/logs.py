@@ -111,15 +111,13 @@ class QueuedHandler(logging.Handler):
             if isinstance(line, threading.Event):
                 line.set()
                 continue
+            data = f"{line}\n".encode(errors="backslashreplace")
             with suppress(OSError):  # its reader has gone
-                self._write(f"{line}\n".encode(errors="backslashreplace"))
+                while data and self._descriptor is not None:
+                    data = data[os.write(self._descriptor, data) :]
             if self._lines.empty() and (dropped := self.dropped) > reported:
                 log.warning("log lines dropped", extra={"lines": dropped - reported})
                 reported = dropped
-
-    def _write(self, data: bytes) -> None:
-        while data and self._descriptor is not None:
-            data = data[os.write(self._descriptor, data) :]
 
 
 def configure(level: str, style: Literal["text", "json"] = "text", **fields: object) -> None:
