@@ -75,7 +75,7 @@ HELP = {
 }
 # What the engine counts by itself, since its start. The rest of its load is what it holds at one moment.
 COUNTED = ("context_hits", "context_misses", "context_evictions")
-LOAD = (asdict(EngineLoad()) | asdict(CallLoad())).keys() - COUNTED
+LOAD = [name for name in asdict(CallLoad()) | asdict(EngineLoad()) if name not in COUNTED]
 MODEL = ("model", "version")
 # How the gauges of several workers become one.
 AmongWorkers = Literal["livemin", "livemax", "livesum"]
@@ -111,14 +111,14 @@ class Metrics(Observer):
         self._ready = self._gauge("attention_model_ready", "livemin", MODEL)
         self._failed = self._gauge("attention_model_failed", "livemax", MODEL)
         self._changes = self._counter("attention_model_changes", "model", "change", "result")
-        self._counted = {
-            name: Counter(f"attention_{name}", HELP[f"attention_{name}"], registry=self.registry)
-            for name in COUNTED
-        }
         # Of several workers, the load is added up, except for durations.
         self._load = {
             name: self._gauge(f"attention_{name}", "livemax" if name.endswith("_seconds") else "livesum")
             for name in LOAD
+        }
+        self._counted = {
+            name: Counter(f"attention_{name}", HELP[f"attention_{name}"], registry=self.registry)
+            for name in COUNTED
         }
         self._seen = EngineLoad()
         self._canary_ratio = self._gauge("attention_canary_error_ratio", "livemax", MODEL)
