@@ -43,8 +43,9 @@ class Handler:
 
     async def watch(self, message: bytes) -> AsyncIterator[bytes]:
         try:
-            yield message + await result_of(self.begin(message))
-            await result_of(Future())
+            reply: bytes = await result_of(self.begin(message))
+            yield message + reply
+            await result_of(Future[bytes]())
         finally:
             self.ended.append(message)
 
