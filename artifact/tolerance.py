@@ -17,7 +17,7 @@ class Record(BaseModel):
 
 
 class Tolerance(Record):
-    """A value passes if |value - eager| <= atol + rtol * |eager|; vectors pass by a cosine if one is stated."""
+    """A value passes if |value - eager| <= atol + rtol * |eager|; vectors pass by a stated cosine."""
 
     rtol: NonNegativeFloat
     atol: NonNegativeFloat

@@ -37,7 +37,7 @@ def check_exposure(host: str, *, encrypted: bool, insecure: bool) -> None:
         found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ServerError(f"cannot listen on {host}: {error.strerror}") from error
-    if all(is_loopback_address(str(address[0])) for *_, address in found):
+    if all(_is_loopback(str(address[0])) for *_, address in found):
         return
     raise ServerError(
         f"{host} can be reached from other machines, and calls would be neither encrypted"
@@ -46,12 +46,8 @@ def check_exposure(host: str, *, encrypted: bool, insecure: bool) -> None:
     )
 
 
-def is_loopback_address(text: str) -> bool:
-    """Whether a text is a loopback address."""
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return False
+def _is_loopback(text: str) -> bool:
+    address = ipaddress.ip_address(text)
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback
 
@@ -106,9 +102,8 @@ def _open(
 
 
 def _listen(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
+    # Connections take the option over: those in TIME_WAIT must not block the port for the next server.
     opened = _bind(family, address, socket.SO_REUSEADDR)
-    # Connections take it over: those in TIME_WAIT must not block the port for the next server.
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     opened.listen(BACKLOG)
     return opened
 
@@ -117,7 +112,11 @@ def _reserve(family: int, address: tuple[Any, ...]) -> socket.socket:
     # A socket with SO_REUSEPORT would also join other listeners that set it, such as another server of the
     # same user. A socket without it, bound first, fails if the port is in use.
     _bind(family, address, socket.SO_REUSEADDR).close()
-    return _bind(family, address, socket.SO_REUSEADDR, socket.SO_REUSEPORT)
+    opened = _bind(family, address, socket.SO_REUSEADDR, socket.SO_REUSEPORT)
+    # It is needed to bind while old connections of the port are in TIME_WAIT. If it stayed set, another
+    # server with SO_REUSEADDR could bind the reserved port.
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    return opened
 
 
 def _bind(family: int, address: tuple[Any, ...], *options: int) -> socket.socket:
@@ -127,9 +126,6 @@ def _bind(family: int, address: tuple[Any, ...], *options: int) -> socket.socket
         for option in options:
             opened.setsockopt(socket.SOL_SOCKET, option, 1)
         opened.bind(address)
-        # SO_REUSEADDR is needed to bind while old connections of the port are in TIME_WAIT. If it stayed set,
-        # another server with SO_REUSEADDR could bind the reserved port.
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError:
         opened.close()
         raise

@@ -3,31 +3,37 @@
 import gc
 import logging
 import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+from attention_serving.artifact.keys import KeyFileError, read_public_keys
 from attention_serving.server.canary import Canary
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.control import ChangeKind, ModelChange, ModelControl
+from attention_serving.server.engine.models.control import ChangeKind, ModelControl
+from attention_serving.server.engine.models.loading import ModelStore
+from attention_serving.server.engine.models.repository import Key, Repository
 from attention_serving.server.engine.run import cuda
 from attention_serving.server.engine.run.provider import Provider, ProviderError
 from attention_serving.server.errors import ServerError
 from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.http.child import HttpProcess
-from attention_serving.server.initial_models import initial_models, load_models, model_store
 from attention_serving.server.machine import temporary_folder
 from attention_serving.server.observe.logs import Recorder
 from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector
 from attention_serving.server.settings import Settings
-from attention_serving.server.shutdown import EXIT_SECONDS, Inbox, StopRequest, end_after
+from attention_serving.server.shutdown import EXIT_SECONDS, Inbox, StopRequest, end, end_after
 from attention_serving.server.tls import current_certificates
 from attention_serving.server.transport.options import RpcOptions
 
 log = logging.getLogger(__name__)
 # Objects that are made, beyond those that are freed, between two garbage collections.
 YOUNG_OBJECTS = 50_000
+# Of `load_model`.
+ALL = "*"
 
 
 def run(settings: Settings, inbox: Inbox) -> None:
@@ -115,7 +121,7 @@ class Application:
         repository = load_models(settings, self._store, self._models, inbox)
         metrics.loaded(repository)
         for model in repository:
-            metrics.model_changed(ModelChange(model.name, ChangeKind.LOAD, isinstance(model, LoadedModel)))
+            metrics.model_changed(model.name, ChangeKind.LOAD, isinstance(model, LoadedModel))
         engine = Engine(
             repository,
             settings.limits,
@@ -151,7 +157,8 @@ class Application:
         self.server.start(self._engine, self._control)
         if self.settings.model_control == "poll":
             self._control.poll(self.settings.repository_poll_seconds)
-        self._canary.start()
+        if self.settings.canary_seconds:
+            self._canary.start()
         return {"models": ready.count(True), "failed": ready.count(False)}
 
     def drain(self, inbox: Inbox, http: HttpProcess | None = None) -> None:
@@ -199,6 +206,63 @@ def resolve(settings: Settings) -> Settings:
     return settings.model_copy(update={"provider": chosen.value})
 
 
+def model_store(settings: Settings) -> ModelStore:
+    """The model repository on disk.
+
+    Raises:
+        ServerError: The file of public keys cannot be read.
+    """
+    try:
+        keys = read_public_keys(settings.proof_public_key) if settings.proof_public_key else ()
+    except KeyFileError as error:
+        raise ServerError(f"--proof-public-key: {error}") from error
+    return ModelStore(
+        settings.model_repository,
+        settings.device,
+        settings.max_tolerance,
+        settings.version_policy,
+        proof_keys=keys,
+    )
+
+
+def initial_models(settings: Settings, store: ModelStore) -> list[Key]:
+    """Name and version of the artifacts that are loaded at startup.
+
+    Raises:
+        ServerError: The folder does not exist, or a model that is to be loaded does not exist.
+    """
+    if settings.model_control == "none":
+        return store.artifacts()
+    names = store.names()
+    if settings.model_control == "explicit":
+        asked = [name.strip() for name in settings.load_model.split(",") if name.strip()]
+        if unknown := sorted(set(asked) - {ALL, *names}):
+            raise ServerError(f"--load-model: the repository does not contain {', '.join(unknown)}")
+        if ALL not in asked:
+            names = sorted({*asked, *store.remembered()} & set(names))
+    return [(name, version) for name in names for version in store.chosen(name)]
+
+
+def load_models(settings: Settings, store: ModelStore, keys: Iterable[Key], inbox: Inbox) -> Repository:
+    """Loads models on another thread, so that this one can receive a request to stop, which ends the process.
+
+    Raises:
+        ServerError: No model can be served, and none can be loaded later.
+    """
+    log.info("loading", extra={"model_repository": store.folder})
+    loader = ThreadPoolExecutor(1, thread_name_prefix="loader")
+    loading: Future[Repository] = loader.submit(lambda: Repository(store.load(*key) for key in keys))
+    loading.add_done_callback(inbox.put)
+    if isinstance(message := inbox.wait(), StopRequest):
+        log.info("stopped while loading", extra=message)
+        end(0)
+    loader.shutdown()
+    repository = loading.result()
+    if settings.model_control == "none" and not any(isinstance(model, LoadedModel) for model in repository):
+        raise ServerError(f"no model of {store.folder} can be served; the log gives the reasons")
+    return repository
+
+
 def rpc_options(settings: Settings) -> RpcOptions:
     """The options of the gRPC server."""
     return RpcOptions(
@@ -208,8 +272,7 @@ def rpc_options(settings: Settings) -> RpcOptions:
         max_message_bytes=settings.max_message_bytes,
         max_concurrent_calls=settings.max_concurrent_calls,
         max_connections=settings.max_connections,
-        send_timeout_seconds=settings.message_timeout_seconds,
-        receive_timeout_seconds=settings.message_timeout_seconds,
+        message_timeout_seconds=settings.message_timeout_seconds,
         connection_age_seconds=settings.connection_age_seconds,
         allow_shared_memory=settings.allow_shared_memory,
         max_streams=max(1, settings.max_concurrent_calls // 2),

@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import TypeAlias
 
 from attention_serving.artifact.golden import GoldenCase
 from attention_serving.server.engine.model import LoadedModel
@@ -19,26 +19,14 @@ log = logging.getLogger(__name__)
 Withdraw = Callable[[LoadedModel, str], bool]
 # The largest part of the time that replays take.
 SHARE = 0.01
-
-
-class Check(NamedTuple):
-    """One golden case of a model, on one of the sessions that also serve requests.
-
-    Attributes:
-        model: The model.
-        case: The case.
-        session: The session.
-    """
-
-    model: LoadedModel
-    case: GoldenCase
-    session: Session
+# One golden case of a model, on one of the sessions that also serve requests.
+Check: TypeAlias = tuple[LoadedModel, GoldenCase, Session]
 
 
 def checks_of(models: Iterable[Model]) -> list[Check]:
     """Every golden case of the models that are ready, on each session that computes its graph."""
     return [
-        Check(model, case, sessions[case.graph])
+        (model, case, sessions[case.graph])
         for model in models
         if isinstance(model, LoadedModel)
         for sessions in (model.sessions, model.parallel_sessions)
@@ -47,7 +35,7 @@ def checks_of(models: Iterable[Model]) -> list[Check]:
     ]
 
 
-class Canary:
+class Canary(PeriodicThread):
     """Replays golden vectors on a thread of its own, one after another, evenly over a period.
 
     A result that misses its tolerance is repeated at once: damaged weights give the same result again, and a
@@ -55,40 +43,29 @@ class Canary:
     """
 
     def __init__(self, repository: Repository, withdraw: Withdraw, metrics: Metrics, seconds: float) -> None:
-        """Starts no thread yet.
+        """The thread starts with `start`.
 
         Args:
             repository: The models that are served.
             withdraw: Takes a model out of service.
             metrics: Receives every result.
-            seconds: The time in which all golden vectors are replayed once; 0 for never.
+            seconds: The time in which all golden vectors are replayed once.
         """
         self._repository, self._withdraw, self._metrics = repository, withdraw, metrics
-        self._seconds, self._replays = seconds, 0
-        # How long to wait before the next replay.
-        self.delay = 0.0
-        self._thread = PeriodicThread("canary", self.look, lambda: self.delay)
-
-    def start(self) -> None:
-        """Begins to replay."""
-        if self._seconds:
-            self._thread.start()
-
-    def close(self) -> None:
-        """Ends the thread after the replay that is under way."""
-        self._thread.close()
+        self._period, self._replays = seconds, 0
+        super().__init__("canary", self.look, seconds=0)
 
     def look(self) -> None:
         """Replays the next golden case."""
         checks, started = checks_of(self._repository), time.monotonic()
-        self.delay = self._seconds / max(len(checks), 1)
+        self.seconds = self._period / max(len(checks), 1)
         if checks:
             self._replay(checks[self._replays % len(checks)])
             self._replays += 1
-            self.delay = max(self.delay, (time.monotonic() - started) / SHARE)
+            self.seconds = max(self.seconds, (time.monotonic() - started) / SHARE)
 
     def _replay(self, check: Check) -> None:
-        model = check.model
+        model = check[0]
         key, fields = (model.name, model.version), {"model": model.name, "version": model.version}
         found = _measure(check)
         if found is not None and found.ratio > 1:

@@ -12,22 +12,22 @@ import grpc
 
 from attention_serving.server.addresses import address_of
 from attention_serving.server.api.admission import Admission
-from attention_serving.server.api.calls import CallLoad, CallObserver, Calls, Recorder
+from attention_serving.server.api.calls import CallLoad, Calls, Recorder
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.methods import HealthService, all_methods
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ModelControl
+from attention_serving.server.engine.statistics import Observer
 from attention_serving.server.errors import ServerError
 from attention_serving.server.security.guard import Guard
-from attention_serving.server.tls.files import CurrentCertificates
+from attention_serving.server.tls import CurrentCertificates
 from attention_serving.server.transport import create_transport
 from attention_serving.server.transport.drain import count_connections
 from attention_serving.server.transport.options import (
     RpcOptions,
     channel_options,
-    private_credentials,
     tls_credentials,
 )
 
@@ -53,7 +53,7 @@ class RpcServer:
     def __init__(
         self,
         options: RpcOptions,
-        observer: CallObserver,
+        observer: Observer,
         *,
         certificates: CurrentCertificates | None = None,
         guard: Guard | None = None,
@@ -74,7 +74,6 @@ class RpcServer:
         self.guard = guard
         self._health = HealthService()
         self._codec_threads = CodecThreads()
-        self._serving = False
         self._calls: Calls | None = None
         self._engine: Engine | None = None
         self.certificates = certificates
@@ -83,7 +82,7 @@ class RpcServer:
             options.transport,
             channel_options(options),
             options.max_concurrent_calls,
-            options.send_timeout_seconds,
+            options.message_timeout_seconds,
         )
         self._connections, self._counted_at = 0, -math.inf
 
@@ -103,7 +102,7 @@ class RpcServer:
         if self._options.unix_socket is not None:
             self._listen_on_socket(self._options.unix_socket)
         for path in private_sockets:
-            self._listen_on_socket(path, private_credentials())
+            self._listen_on_socket(path, grpc.local_server_credentials(grpc.LocalConnectionType.UDS))
         return port
 
     def _listen_on_socket(self, path: Path, credentials: grpc.ServerCredentials | None = None) -> None:
@@ -112,7 +111,9 @@ class RpcServer:
         gRPC's core would replace the socket of a running server too, and remove the path when it stops, even
         if a later server listens there. So it binds a name of its own, which is then changed.
         """
-        if path.exists() and (_is_listened_on(path) or not path.is_socket()):
+        with socket.socket(socket.AF_UNIX) as probe:
+            is_taken = path.exists() and (not path.is_socket() or probe.connect_ex(str(path)) == 0)
+        if is_taken:
             raise ServerError(f"cannot listen on {path}: another process does, or it is another kind of file")
         bound = path.with_name(f"{path.name}.{os.getpid()}")
         self._listen(f"unix:{bound}", credentials)
@@ -125,12 +126,12 @@ class RpcServer:
         except RuntimeError as error:
             raise ServerError(f"cannot listen on {target}: {error}") from error
 
-    def start(self, engine: Engine, control: ModelControl | None = None) -> None:
+    def start(self, engine: Engine, control: ModelControl) -> None:
         """Begins to answer calls, and reports health SERVING. `bind` comes first.
 
         Args:
             engine: Computes what calls ask for. Its owner closes it after `stop`.
-            control: Loads and unloads models on request; None if the models never change.
+            control: Loads and unloads models on request.
         """
         self._engine = engine
         admission = Admission(self._options, engine.check_deadline, self.guard)
@@ -138,7 +139,6 @@ class RpcServer:
             engine,
             self._codec_threads,
             self._health,
-            lambda: self._serving,
             control,
             SharedMemory(is_on=self._options.allow_shared_memory),
             identify=admission.identify,
@@ -147,7 +147,6 @@ class RpcServer:
             methods,
             self._observer,
             admission,
-            stream_window=self._options.stream_window,
             recorder=self._recorder,
         )
         # First: health checks that have waited for the start are answered at once.
@@ -176,28 +175,23 @@ class RpcServer:
             self._counted_at = now
             self._connections = count_connections(self._transport.addresses)
         load = self._calls.load() if self._calls else CallLoad()
-        return dataclasses.replace(load, connections=self._connections)
+        return dataclasses.replace(load, open_connections=self._connections)
 
     def _drain(self) -> None:
         if self._calls is not None:
             self._calls.drain()
+        self._health.drain()
 
     def show_models(self) -> None:
         """Reports the health of every model, by its name: SERVING while a version of it is ready."""
         models = self._engine.repository if self._engine is not None else ()
         ready = {model.name for model in models if isinstance(model, LoadedModel)}
-        self._health.set_models(ready if self._serving else set())
+        self._health.set_models(ready if self._health.is_serving() else set())
 
     def is_responsive(self) -> bool:
         """Whether the transport's thread takes events and callbacks. For any thread, once started."""
         return time.monotonic() - self._transport.now <= RESPONSIVE_SECONDS
 
     def _set_serving(self, *, serving: bool) -> None:
-        self._serving = serving
         self._health.set_serving(serving=serving)
         self.show_models()
-
-
-def _is_listened_on(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(str(path)) == 0

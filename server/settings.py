@@ -1,5 +1,6 @@
 """The server's options: their names, types, ranges and defaults; and what is derived from them."""
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -23,7 +24,7 @@ from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.token_file import parse_table
 from attention_serving.server.threads import Reloaded, Watched, read_bytes, unreported
-from attention_serving.server.tls.files import TlsFiles
+from attention_serving.server.tls import TlsFiles
 
 # Part of a message that is not tensor data: names, and the lengths of thousands of sequences.
 HEADER_BYTES = MIB // 16
@@ -347,13 +348,9 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
         )
 
 
-# The sections of the help, in its order.
+# The sections of the help, in its order, by their titles.
 SECTIONS: dict[str, type[BaseModel]] = {
-    "Models": Models,
-    "Network": Network,
-    "Security": Security,
-    "Identity and rights": IdentityAndRights,
-    "Requests": Requests,
-    "Process": Process,
-    "Observability": Observability,
+    re.sub("(?<=[a-z])(?=[A-Z])", " ", each.__name__).capitalize(): each
+    for each in Settings.__bases__
+    if issubclass(each, BaseModel)
 }

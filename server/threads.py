@@ -34,17 +34,21 @@ def read_bytes(path: Path) -> bytes:
 
 
 class PeriodicThread:
-    """Calls a function every so many seconds until it is closed. An error is logged and ends nothing."""
+    """Calls a function every so many seconds until it is closed. An error is logged and ends nothing.
 
-    def __init__(self, name: str, work: Callable[[], object], seconds: float | Callable[[], float]) -> None:
+    Attributes:
+        seconds: How long to wait before the next call.
+    """
+
+    def __init__(self, name: str, work: Callable[[], object], seconds: float) -> None:
         """The thread starts with `start`.
 
         Args:
             name: Name of the thread.
             work: What is called.
-            seconds: How long to wait before each call; or a function that is asked each time.
+            seconds: How long to wait before each call.
         """
-        self._work, self._seconds = work, seconds
+        self._work, self.seconds = work, seconds
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -59,14 +63,14 @@ class PeriodicThread:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._closed.wait(self._seconds() if callable(self._seconds) else self._seconds):
+        while not self._closed.wait(self.seconds):
             try:
                 self._work()
             except Exception:  # the thread must survive
                 log.exception("periodic work failed", extra={"task": self._thread.name})
 
 
-class Watched(Generic[C, T]):
+class Watched(PeriodicThread, Generic[C, T]):
     """What files say, which a thread reads again and again. Contents that cannot be used change nothing.
 
     Contents are compared, not times: files are often replaced by a change of symbolic links. Those that
@@ -101,15 +105,7 @@ class Watched(Generic[C, T]):
         # What could not be used at the last look, and whether that was reported.
         self._refused: object = None
         self._is_reported = False
-        self._thread = PeriodicThread(name, self.look, LOOK_SECONDS)
-
-    def current(self) -> T:
-        """The value, for those who ask each time. For any thread."""
-        return self.value
-
-    def start(self) -> None:
-        """Starts to look by itself."""
-        self._thread.start()
+        super().__init__(name, self.look, LOOK_SECONDS)
 
     def look(self) -> None:
         """Reads once, and takes what has changed if it can be used."""

@@ -84,7 +84,11 @@ def list_identities(file: File) -> None:
     """Print the names, rights and ends of all identities."""
     rows = [("NAME", "BY", "EXPIRES", "RIGHTS")]
     with _errors():
-        rows += [_described(entry) for entry in read_file(file).identities]
+        for entry in read_file(file).identities:
+            proof, expires = f"certificate {entry.certificate}" if entry.certificate else "token", "never"
+            if entry.expires is not None:
+                expires = entry.expires.isoformat() + " (expired)" * (entry.expires <= datetime.now(UTC))
+            rows.append((entry.name, proof, expires, " ".join(entry.rights)))
     for name, proof, expires, granted in rows:
         typer.echo(f"{name:24}  {proof:24}  {expires:25}  {granted}")
 
@@ -100,13 +104,6 @@ def revoke(name: Name, file: File) -> None:
             raise ServerError(f"{file}: {name} does not exist; there are: {known}")
         write_file(file, TokenFile(identities=tuple(kept)))
     typer.echo(f"{name}: revoked", err=True)
-
-
-def _described(entry: Entry) -> tuple[str, str, str, str]:
-    proof, expires = "token" if entry.certificate is None else f"certificate {entry.certificate}", "never"
-    if entry.expires is not None:
-        expires = entry.expires.isoformat() + (" (expired)" if entry.expires <= datetime.now(UTC) else "")
-    return entry.name, proof, expires, " ".join(entry.rights)
 
 
 @contextmanager

@@ -124,7 +124,7 @@ def importers(package: str, *, of: str = "") -> set[str]:
 def test_every_module_is_found() -> None:
     expected = {"server.engine.run.session", "model", "enrich.__main__", "attention_client"}
     assert expected <= modules().keys()
-    assert "server.engine.models.repository" in dependencies("server.initial_models")
+    assert "server.engine.models.repository" in dependencies("server.application")
     assert importers("grpc", of="server.transport")
 
 

@@ -4,7 +4,7 @@ A call is refused before anything of it is received if the server drains, if it 
 that identity does not have the right or holds its share.
 
 A call of inference (`Method.is_inference`)
-    waits for its first message: at most `max_waiting_calls` do, each for `receive_timeout_seconds`. It holds
+    waits for its first message: at most `max_waiting_calls` do, each for `message_timeout_seconds`. It holds
     no place, so that callers who only open calls do not keep others from being served. It is refused at once
     if no place is free, or if the work that is queued leaves no time before its deadline.
     Then it takes a place, of which there are `max_concurrent_calls`, and keeps it until the core has sent its
@@ -22,6 +22,7 @@ memory. One identity alone takes 4/5 of everything; two greedy ones take 4/9 eac
 Source: dynamic queue length thresholds, Choudhury and Hahne 1998.
 """
 
+import json
 import math
 from collections.abc import Callable
 from functools import partial
@@ -29,13 +30,19 @@ from typing import cast
 from weakref import WeakValueDictionary
 
 from attention_serving.server.api.errors import end_with
-from attention_serving.server.api.method import CallKind, Method
-from attention_serving.server.engine.budget import Account
-from attention_serving.server.engine.errors import Code, EngineError, OverloadedError, ShuttingDownError
-from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller
+from attention_serving.server.api.method import CallKind, Method, caller_of
+from attention_serving.server.engine.budget import FREE_MULTIPLE, Account
+from attention_serving.server.engine.errors import (
+    Code,
+    EngineError,
+    IdentityLimitError,
+    OverloadedError,
+    ShuttingDownError,
+)
+from attention_serving.server.engine.schedule.fair_shares import Caller
 from attention_serving.server.security import peers
 from attention_serving.server.security.guard import Guard
-from attention_serving.server.security.rights import Identity, IdentityLimitError
+from attention_serving.server.security.rights import Identity
 from attention_serving.server.transport.call import Call
 from attention_serving.server.transport.options import RpcOptions
 
@@ -44,8 +51,6 @@ DRAINING = "the server is shutting down; retry on another server"
 ARRIVING_SECONDS = 0.5
 # The property of gRPC's authentication context that has the client's certificate.
 CERTIFICATE = "x509_pem_cert"
-# How many times what is free one identity may hold.
-FREE_MULTIPLE = 4
 
 
 class ReceiveTimeoutError(EngineError):
@@ -90,6 +95,7 @@ class Admission:
     """Admits the calls of a server. For the transport's thread; any thread may read how many there are.
 
     Attributes:
+        options: How many calls are open at a time, and how long they may wait for messages.
         calls: Calls of inference whose message has arrived.
         streams: Ordered streams among them.
         waiting: Calls of inference whose message has not arrived.
@@ -117,8 +123,8 @@ class Admission:
         # The calls and streams of all identities, from their arrival.
         self._identified_calls = self._identified_streams = 0
         # Each lives as long as a call or a reservation that refers to it.
-        self._accounts: WeakValueDictionary[tuple[Caller, int], IdentityAccount] = WeakValueDictionary()
-        self._options, self._check_deadline, self._guard = options, check_deadline, guard
+        self._accounts: WeakValueDictionary[tuple[Caller, int], Account] = WeakValueDictionary()
+        self.options, self._check_deadline, self._guard = options, check_deadline, guard
         self._is_draining = False
 
     def arrive(self, call: Call, method: Method) -> None:
@@ -146,7 +152,7 @@ class Admission:
                 raise self.others.all_taken()
             self.others.add(call)
             self.waiting_others.add(call)
-        call.limit_wait(self._options.receive_timeout_seconds, self._not_received)
+        call.limit_wait(self.options.message_timeout_seconds, self._not_received)
 
     def identify(self, call: Call, method: Method) -> None:
         """Notes who calls: for each message of a stream again, because a token may expire or be revoked.
@@ -187,7 +193,7 @@ class Admission:
     def idle(self, call: Call) -> None:
         """Every reply of a stream has been sent: it waits for a request."""
         if call.ended_with is None:  # otherwise it waits until its status is sent
-            call.limit_wait(self._options.stream_idle_seconds, self._is_idle)
+            call.limit_wait(self.options.stream_idle_seconds, self._is_idle)
 
     def leave(self, call: Call, method: Method) -> None:
         """The core is done with a call: what it held is free."""
@@ -217,37 +223,32 @@ class Admission:
         self._count(call, method, 1)
 
     def _count(self, call: Call, method: Method, change: int) -> None:
-        account = cast("IdentityAccount", call.account)
+        account = cast("Account", call.account)
         account.calls += change
         self._identified_calls += change
         if method.kind is not CallKind.UNARY:
             account.streams += change
             self._identified_streams += change
 
-    def account_of(self, identity: Identity) -> "IdentityAccount":
+    def account_of(self, identity: Identity) -> Account:
         """What an identity holds."""
         key = identity.caller, identity.max_bytes
         account = self._accounts.get(key)
         if account is None:
-            account = self._accounts[key] = IdentityAccount(identity.max_bytes)
+            account = self._accounts[key] = Account(identity.max_bytes)
         return account
 
     def _not_received(self, call: Call) -> None:
-        seconds = self._options.receive_timeout_seconds
+        seconds = self.options.message_timeout_seconds
         end_with(call, ReceiveTimeoutError(f"no message of the call arrived within {seconds:g} seconds"))
 
     def _is_idle(self, call: Call) -> None:
-        seconds = self._options.stream_idle_seconds
+        seconds = self.options.stream_idle_seconds
         end_with(call, IdleStreamError(f"the stream was idle for {seconds:g} seconds; open another"))
 
 
 def _refuse(call: Call) -> None:
     end_with(call, ShuttingDownError(DRAINING))
-
-
-def caller_of(call: Call) -> Caller:
-    """Who calls, as the engine knows it."""
-    return ANYONE if call.identity is None else call.identity.caller
 
 
 def peer_identities(call: Call) -> tuple[str, ...]:
@@ -259,7 +260,7 @@ def peer_identities(call: Call) -> tuple[str, ...]:
     if certificates := context.get(CERTIFICATE):
         return peers.names_in(certificates[0])
     claimed = peers.claimed(context, call.metadata, peers.FORWARDED)
-    return () if claimed is None else peers.read_forwarded(claimed)
+    return () if claimed is None else tuple(json.loads(claimed))
 
 
 def client_of(call: Call) -> str:
@@ -289,38 +290,3 @@ def check_share(noun: str, held: int, taken: int, places: int, limit: int = 0) -
             f"{held} {noun} of this identity are open, which is its share while"
             f" {taken} of {places} are; try again later"
         )
-
-
-class IdentityAccount(Account):
-    """What the requests of one identity hold.
-
-    Attributes:
-        calls: Number of calls that are open.
-        streams: Number of streams among them.
-    """
-
-    def __init__(self, limit: int) -> None:
-        """Begins with nothing.
-
-        Args:
-            limit: Bytes that the identity may hold; 0 sets no limit.
-        """
-        super().__init__()
-        self.calls = self.streams = 0
-        self._limit = limit
-
-    def check(self, size: int, own: int, free: int) -> None:
-        """See `Account`. A request that alone exceeds the share is granted if the identity has no other."""
-        if self.held_bytes <= own:
-            return
-        held = self.held_bytes + size
-        if self._limit and held > self._limit:
-            raise IdentityLimitError(
-                f"requests of this identity would hold {held} bytes; its limit is {self._limit};"
-                " try again later"
-            )
-        if held > FREE_MULTIPLE * (free - size):
-            raise IdentityLimitError(
-                f"requests of this identity would hold {held} bytes, which is more than its share while"
-                f" {free} are free; try again later"
-            )

@@ -5,9 +5,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import coroutine
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -22,35 +21,26 @@ from attention_serving.server.engine.errors import (
     RunFailedError,
     ShuttingDownError,
 )
+from attention_serving.server.engine.statistics import Observer
 from attention_serving.server.observe.records import CallRecord
 from attention_serving.server.transport.call import OK, Call
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallLoad:
-    """The calls at one moment.
+    """The calls at one moment. Each attribute is the metric of the same name, after `attention_`.
 
     Attributes:
-        calls: Number of places that are taken, streams included.
-        streams: Number of ordered streams among them.
-        waiting: Number of calls whose first message has not arrived.
-        connections: Number of connections.
+        open_calls: Number of places that are taken, streams included.
+        open_streams: Number of ordered streams among them.
+        waiting_calls: Number of calls whose first message has not arrived.
+        open_connections: Number of connections.
     """
 
-    calls: int = 0
-    streams: int = 0
-    waiting: int = 0
-    connections: int = 0
-
-
-class CallObserver(Protocol):
-    """Receives a report of every call that ended."""
-
-    def call_ended(self, method: str, code: str, seconds: float) -> None:
-        """A call ended with a status code, so many seconds after it arrived."""
-
-    def refused(self, method: str, reason: str) -> None:
-        """A request was refused for a stable reason, such as OVERLOADED: a call, or a message of a stream."""
+    open_calls: int = 0
+    open_streams: int = 0
+    waiting_calls: int = 0
+    open_connections: int = 0
 
 
 NO_MESSAGE = "the call ended without a request message"
@@ -66,10 +56,9 @@ class Calls:
     def __init__(
         self,
         methods: Mapping[str, Method],
-        observer: CallObserver,
+        observer: Observer,
         admission: Admission,
         *,
-        stream_window: int,
         recorder: Recorder | None = None,
     ) -> None:
         """Creates what serves the calls of a server.
@@ -78,20 +67,18 @@ class Calls:
             methods: Each method, by its full name.
             observer: Receives a report of every call whose method is counted, and of every refusal.
             admission: Decides which calls are taken.
-            stream_window: Number of requests of one stream that may be without a sent reply.
             recorder: Is asked about every call whose method is counted; None if none is recorded.
         """
         self._observer = observer
         self._admission = admission
-        self._window = stream_window
         self._recorder = recorder
         streams = {
             CallKind.ORDERED_STREAM: self._ordered_stream,
             CallKind.SERVER_STREAMING: self._server_stream,
         }
         self._methods = {name: (method, streams.get(method.kind)) for name, method in methods.items()}
-        # How to end each stream once what was received has been answered.
-        self._streams: dict[Call, Callable[[], object]] = {}
+        # The ordered streams, which end once what was received has been answered.
+        self._streams: set[Call] = set()
 
     async def serve(self, call: Call) -> None:
         """Serves one call until the core is done with it: one request and one reply, or a stream."""
@@ -120,12 +107,12 @@ class Calls:
                     reply = await method.handle(message, call, reservation)
                     if record is not None:
                         record.sent_bytes = len(reply)
-                    call.reply(reply)
+                    call.finish(OK, message=reply)
                     del reply  # the core has a copy of what is not sent yet
             except Exception as error:  # an unexpected one too must end the call, and not only be logged
                 end_with(call, error)
             del message
-            await call.done()
+            await suspend(None)  # for the end of the call, which closes this
         finally:
             if reservation is not None:
                 reservation.release()
@@ -138,7 +125,7 @@ class Calls:
         If the caller reads replies slowly, its requests are received slowly.
         """
         replies = OrderedReplies()
-        self._streams[call] = call.stop_receiving
+        self._streams.add(call)
         try:
             message = await call.message()
             if message is not None:
@@ -148,7 +135,7 @@ class Calls:
                 if not replies:  # it was idle
                     call.latest = math.inf
                 replies.begin(Task(self._answer(call, method, message, replies), call.post))
-                await replies.fewer_than(self._window)
+                await replies.fewer_than(self._admission.options.stream_window)
                 message = await call.message()
             was_stopped = call.receives_no_more
             await replies.fewer_than(1)
@@ -156,7 +143,7 @@ class Calls:
                 raise ShuttingDownError(DRAINING)
             call.finish(OK)
         finally:
-            del self._streams[call]
+            self._streams.discard(call)
             replies.close()
 
     async def _answer(self, call: Call, method: Method, message: bytes, replies: "OrderedReplies") -> None:
@@ -189,40 +176,31 @@ class Calls:
             self._admission.idle(call)
 
     async def _server_stream(self, call: Call, method: Method) -> None:
-        """One request, and whatever the handler sends until the call ends."""
-        outbox = Outbox(call)
-        self._streams[call] = partial(outbox.put, None)
-        try:
-            message = await call.message()
-            if message is None:
-                call.finish(grpc.StatusCode.UNIMPLEMENTED, NO_MESSAGE)
-                return
-            self._admission.received(call, method)
-            end = method.handle(message, call, outbox.put)
-            try:
-                while (reply := await outbox.next()) is not None:
-                    await call.send(reply)
-                raise ShuttingDownError(DRAINING)
-            finally:
-                end()
-        finally:
-            del self._streams[call]
+        """One request, and what the handler replies until the server drains."""
+        message = await call.message()
+        if message is None:
+            call.finish(grpc.StatusCode.UNIMPLEMENTED, NO_MESSAGE)
+            return
+        self._admission.received(call, method)
+        async for reply in method.handle(message):
+            await call.send(reply)
+        raise ShuttingDownError(DRAINING)
 
     def drain(self) -> None:
         """Refuses calls from now on, and ends those that would not end by themselves.
 
-        Those are the calls whose first message does not arrive soon, and the streams: each ends once the
-        replies to what was received have been sent.
+        Those are the calls whose first message does not arrive soon, and the ordered streams: each ends once
+        the replies to what was received have been sent.
         """
         self._admission.drain()
-        for end in tuple(self._streams.values()):
-            end()
+        for call in tuple(self._streams):
+            call.stop_receiving()
 
     def load(self) -> CallLoad:
         """The calls that are open now. For any thread."""
         taken = self._admission
         waiting = len(taken.waiting) + len(taken.waiting_others)
-        return CallLoad(calls=len(taken.calls), streams=len(taken.streams), waiting=waiting)
+        return CallLoad(open_calls=len(taken.calls), open_streams=len(taken.streams), waiting_calls=waiting)
 
     def _report(self, call: Call, method: Method, started: float) -> None:
         """Reports a call. The core is done with it: it was sent, or cancelled."""
@@ -307,36 +285,3 @@ class OrderedReplies:
         self._waiting = None
         for task in self._answering:
             task.close()
-
-
-class Outbox:
-    """What a handler sends, one message after the other. `put` is for any thread."""
-
-    def __init__(self, call: Call) -> None:
-        """Begins empty.
-
-        Args:
-            call: The call that sends.
-        """
-        self._call = call
-        self._messages: deque[bytes | None] = deque()
-        self._waiting: Task | None = None
-
-    def put(self, message: bytes | None) -> None:
-        """Adds a message; None after the last one."""
-        self._call.post(partial(self._put, message))
-
-    def _put(self, message: bytes | None) -> None:
-        self._messages.append(message)
-        task, self._waiting = self._waiting, None
-        if task is not None:
-            task.resume()
-
-    async def next(self) -> bytes | None:
-        """Waits for the next message; None if there are no more."""
-        if not self._messages:
-            await suspend(self._wait)
-        return self._messages.popleft()
-
-    def _wait(self, task: Task) -> None:
-        self._waiting = task

@@ -18,16 +18,14 @@ import numpy as np
 
 from attention_serving.artifact.manifest import POSITIONS
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.method import LARGE_BYTES, CallKind, Method, find_model, parse
+from attention_serving.server.api.method import LARGE_BYTES, CallKind, Method, caller_of, find_model, parse
 from attention_serving.server.api.protobuf_bytes import Parsed, head, reader
 from attention_serving.server.api.tensors import Allowance, Reply
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validated_request import RequestForm, ValidatedRequest
-from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller
 from attention_serving.server.engine.types import Array, Request, Result
-from attention_serving.server.observe.records import RequestRecord
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
@@ -105,7 +103,7 @@ class Inference(ABC):
         except Exception as error:
             if not self.is_stream:
                 raise
-            if isinstance(reservation.timeline, RequestRecord):
+            if reservation.timeline is not None:
                 reservation.timeline.failed(error)
             return self._failed(self._leading_id(message) if request_id is None else request_id, error)
 
@@ -177,8 +175,8 @@ class Inference(ABC):
         """The same as `_encode`, with its time."""
         started = time.monotonic()
         data = self._encode(reply, result, request_id)
-        if isinstance(reservation.timeline, RequestRecord):
-            reservation.timeline.encoded(started, len(data))
+        if (timeline := reservation.timeline) is not None:
+            timeline.encode_started_at, timeline.encoded_at = started, time.monotonic()
         return data
 
 
@@ -315,11 +313,6 @@ def _depends_on_form(request: Request, model: LoadedModel) -> bool:
         spec.name == POSITIONS or spec.exclusive_upper_bound is not None or spec.data_type == "bool"
         for spec in model.inputs
     )
-
-
-def caller_of(call: Call) -> Caller:
-    """Whose call it is, for shares of runs and for stored contexts."""
-    return ANYONE if call.identity is None else call.identity.caller
 
 
 def _address(array: Array) -> int:

@@ -4,14 +4,14 @@ Who calls, and the right for the method, are checked before: see `server.api.adm
 is checked here, once the request has named it, before anyone looks for the model.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from inspect import isawaitable
 from typing import Any, TypeVar
 
 from google.protobuf.descriptor import ServiceDescriptor
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
@@ -23,6 +23,7 @@ from attention_serving.server.engine.errors import (
 )
 from attention_serving.server.engine.models.control import IndexEntry
 from attention_serving.server.engine.models.repository import Model
+from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
@@ -49,7 +50,7 @@ class Method:
     Attributes:
         kind: How many requests and replies a call has.
         handle: Answers a serialized request with a serialized reply: `await handle(message, call,
-            reservation)`. Of a server stream, `handle(message, call, send)`, which returns what ends it.
+            reservation)`. Of a server stream, `handle(message)`, which yields replies until the drain.
         is_inference: Whether calls take a place of inference: see `server.api.admission`. Those that only
             tell what the server is and does take none: a busy server is live and ready.
         is_counted: Whether calls are reported to the metrics. Those of gRPC's own services are not.
@@ -67,22 +68,13 @@ class Method:
     budget: MemoryBudget | None = None
 
 
-def of_names(
-    read: Callable[[bytes], Q],
-    handle: Callable[[Q, Call], Message | Awaitable[None] | None],
-    *,
-    kind: CallKind = CallKind.UNARY,
-    is_counted: bool = True,
-    right: Right | None = Right.ADMIN,
-) -> Method:
+def of_names(read: Callable[[bytes], Q], handle: Callable[[Q, Call], Any], **facts: Any) -> Method:
     """A method whose requests consist of a few names.
 
     Args:
         read: Parses a request; raises DecodeError.
-        handle: Answers it at once; or, with an empty message, later or with None.
-        kind: How many requests and replies a call has, not a server stream.
-        is_counted: See `Method`.
-        right: See `Method`.
+        handle: Answers it at once with a message; or, with an empty message, later or with None.
+        facts: What the server knows of the method beside its handler, which is not a server stream.
     """
 
     async def answer(message: bytes, call: Call, _reservation: Reservation | None) -> bytes:
@@ -91,15 +83,11 @@ def of_names(
             reply = await reply
         return b"" if reply is None else reply.SerializeToString()
 
-    return Method(kind=kind, handle=answer, is_counted=is_counted, right=right)
+    return Method(handle=answer, **facts)
 
 
 def of_service(
-    service: ServiceDescriptor,
-    right: Right | None,
-    *,
-    is_counted: bool = True,
-    **handlers: Callable[..., Any],
+    service: ServiceDescriptor, right: Right | None, *, is_counted: bool = True, **handlers: Any
 ) -> dict[str, Method]:
     """Methods of a service whose requests consist of a few names, by their full names: see `of_names`."""
     methods = {}
@@ -131,6 +119,11 @@ def parse(read: Callable[[bytes], Q], message: bytes, limit: int | None = None) 
         return read(message)
     except DecodeError as error:
         raise InvalidRequestError("message", f"is not a request of this method: {error}") from error
+
+
+def caller_of(call: Call) -> Caller:
+    """Whose call it is, for shares of runs and for stored contexts."""
+    return ANYONE if call.identity is None else call.identity.caller
 
 
 def require(call: Call, right: Right, model: str) -> None:

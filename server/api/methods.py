@@ -4,9 +4,10 @@ A new method is one entry here, one handler in its service and its codec.
 """
 
 import threading
-from collections.abc import Callable, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
+from weakref import WeakSet
 
 from google.protobuf.message import Message
 from google.protobuf.wrappers_pb2 import StringValue
@@ -26,6 +27,7 @@ from attention_serving.server.api.method import (
 )
 from attention_serving.server.api.open_inference import service as open_inference
 from attention_serving.server.api.shared_memory import SharedMemory
+from attention_serving.server.coroutines import Task, suspend
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import InvalidRequestError, ModelNotFoundError
 from attention_serving.server.engine.models.control import ModelControl
@@ -39,15 +41,13 @@ REFLECTION: str = reflection.SERVICE_NAME
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 SERVER_NAMES = frozenset({"", *SERVICES})
 Status: Any = health_pb2.HealthCheckResponse
-Send: TypeAlias = Callable[[bytes], None]
 
 
 def all_methods(
     engine: Engine,
     threads: CodecThreads,
     health: "HealthService",
-    is_serving: Callable[[], bool],
-    control: ModelControl | None,
+    control: ModelControl,
     memory: SharedMemory,
     *,
     identify: Callable[[Call, Method], None],
@@ -58,14 +58,13 @@ def all_methods(
         engine: Computes what the methods of our services ask for.
         threads: Decode and encode what is large.
         health: The state of the server.
-        is_serving: Whether the server is ready for requests.
-        control: Loads and unloads models on request; None if the models never change.
+        control: Loads and unloads models on request.
         memory: The regions of shared memory.
         identify: Checks who calls, and the right for a method: `Admission.identify`.
     """
     methods = {
         **attention.methods(engine, threads),
-        **open_inference.methods(engine, is_serving, threads, control, memory),
+        **open_inference.methods(engine, health.is_serving, threads, control, memory),
         **of_service(
             health_pb2.DESCRIPTOR.services_by_name["Health"], None, is_counted=False, Check=health.check
         ),
@@ -74,7 +73,18 @@ def all_methods(
         ),
         **_reflection(),
     }
-    return {**methods, **_access_check(identify, methods)}
+
+    def check_access(request: StringValue, call: Call) -> None:
+        method, _, model = request.value.partition(SEPARATOR)
+        asked = methods.get(method)
+        if asked is None:
+            raise InvalidRequestError("value", "is not a method of this server")
+        identify(call, asked)
+        if model and asked.right is not None:
+            require(call, asked.right, model)
+
+    access = of_names(StringValue.FromString, check_access, is_counted=False, right=None)
+    return {**methods, ACCESS_CHECK: access}
 
 
 class HealthService:
@@ -83,27 +93,36 @@ class HealthService:
     def __init__(self) -> None:
         """Begins with NOT_SERVING."""
         self._statuses: dict[str, int] = {}
-        self._watchers: dict[str, list[Send]] = {}
-        # A thread that sends to a watcher may end its call.
-        self._lock = threading.RLock()
+        # The calls that wait for a change.
+        self._watchers: WeakSet[Task] = WeakSet()
+        self._is_draining = False
+        self._lock = threading.Lock()
         self.set_serving(serving=False)
 
     def set_serving(self, *, serving: bool) -> None:
         """Sets the status of the server and of every service, and sends it to those that watch."""
         self._set(SERVER_NAMES, Status.SERVING if serving else Status.NOT_SERVING)
 
+    def is_serving(self) -> bool:
+        """Whether the server is ready for requests."""
+        return bool(self._statuses[""] == Status.SERVING)
+
     def set_models(self, ready: set[str]) -> None:
         """Sets the status of models: SERVING for those that are ready, NOT_SERVING for those that were."""
         self._set(self._statuses.keys() - SERVER_NAMES - ready, Status.NOT_SERVING)
         self._set(ready - SERVER_NAMES, Status.SERVING)
 
-    def _set(self, names: Set[str], status: int) -> None:
+    def drain(self) -> None:
+        """Ends those that watch, once they have the current status."""
+        self._is_draining = True
+        self._set((), Status.NOT_SERVING)
+
+    def _set(self, names: Collection[str], status: int) -> None:
         with self._lock:
-            for name in names:
-                if self._statuses.get(name) != status:
-                    self._statuses[name] = status
-                    for send in tuple(self._watchers.get(name, ())):
-                        send(_serialized(status))
+            self._statuses |= dict.fromkeys(names, status)
+            watchers, self._watchers = tuple(self._watchers), WeakSet()
+        for task in watchers:
+            task.wake()
 
     def check(self, request: health_pb2.HealthCheckRequest, _call: Call) -> health_pb2.HealthCheckResponse:
         """Replies with the current status; NOT_FOUND for an unknown service."""
@@ -112,25 +131,25 @@ class HealthService:
             raise ModelNotFoundError("the server has no such service")
         return health_pb2.HealthCheckResponse(status=status)
 
-    def watch(self, message: bytes, _call: Call, send: Send) -> Callable[[], None]:
-        """Sends the current status, and each later one; returns what ends that."""
-        name = parse(health_pb2.HealthCheckRequest.FromString, message, LARGE_BYTES).service
+    async def watch(self, message: bytes) -> AsyncIterator[bytes]:
+        """Replies with the current status, and again when it has changed, until `drain`."""
+        name, sent = parse(health_pb2.HealthCheckRequest.FromString, message, LARGE_BYTES).service, None
+        while True:
+            is_draining, status = self._is_draining, self._statuses.get(name, Status.SERVICE_UNKNOWN)
+            if status != sent:
+                sent = status
+                yield health_pb2.HealthCheckResponse(status=status).SerializeToString()
+            elif is_draining:
+                return
+            else:
+                await suspend(partial(self._await_change, name, status))
+
+    def _await_change(self, name: str, status: int, task: Task) -> None:
         with self._lock:
-            self._watchers.setdefault(name, []).append(send)
-            send(_serialized(self._statuses.get(name, Status.SERVICE_UNKNOWN)))
-        return partial(self._end, name, send)
-
-    def _end(self, name: str, send: Send) -> None:
-        """A call that watched has ended. A name is forgotten with its last watcher."""
-        with self._lock:
-            self._watchers[name].remove(send)
-            if not self._watchers[name]:
-                del self._watchers[name]
-
-
-def _serialized(status: int) -> bytes:
-    data: bytes = health_pb2.HealthCheckResponse(status=status).SerializeToString()
-    return data
+            if self._statuses.get(name, Status.SERVICE_UNKNOWN) == status and not self._is_draining:
+                self._watchers.add(task)
+                return
+        task.wake()
 
 
 def _reflection() -> dict[str, Method]:
@@ -144,25 +163,3 @@ def _reflection() -> dict[str, Method]:
     service = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
     (method,) = of_service(service, Right.READ, is_counted=False, ServerReflectionInfo=info).values()
     return {f"/{name}/ServerReflectionInfo": method for name in (REFLECTION_V1, REFLECTION)}
-
-
-def _access_check(
-    identify: Callable[[Call, Method], None], others: Mapping[str, Method]
-) -> dict[str, Method]:
-    """The method.
-
-    Args:
-        identify: Notes who calls, and checks the right for a method: `Admission.identify`.
-        others: The methods that are asked about.
-    """
-
-    def check(request: StringValue, call: Call) -> None:
-        method, _, model = request.value.partition(SEPARATOR)
-        asked = others.get(method)
-        if asked is None:
-            raise InvalidRequestError("value", "is not a method of this server")
-        identify(call, asked)
-        if model and asked.right is not None:
-            require(call, asked.right, model)
-
-    return {ACCESS_CHECK: of_names(StringValue.FromString, check, is_counted=False, right=None)}

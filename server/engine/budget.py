@@ -1,10 +1,12 @@
 """The memory that requests may hold, from their arrival until their replies are sent."""
 
 import threading
-from abc import ABC, abstractmethod
 
-from attention_serving.server.engine.errors import OverloadedError
+from attention_serving.server.engine.errors import IdentityLimitError, OverloadedError
 from attention_serving.server.engine.statistics import Timeline
+
+# How many times what is free one identity may hold: see `server.api.admission`.
+FREE_MULTIPLE = 4
 
 
 class MemoryBudget:
@@ -43,20 +45,28 @@ class MemoryBudget:
         return reservation
 
 
-class Account(ABC):
-    """What one caller holds of a budget. Its methods are called with the lock of the budget.
+class Account:
+    """What the requests of one identity hold.
 
     Attributes:
-        held_bytes: Bytes that are reserved now.
+        held_bytes: Bytes of the budget.
+        calls: Number of calls that are open.
+        streams: Number of streams among them.
     """
 
-    def __init__(self) -> None:
-        """Begins with nothing."""
-        self.held_bytes = 0
+    def __init__(self, limit: int) -> None:
+        """Begins with nothing.
 
-    @abstractmethod
+        Args:
+            limit: Bytes that the identity may hold; 0 sets no limit.
+        """
+        self.held_bytes = self.calls = self.streams = 0
+        self._limit = limit
+
     def check(self, size: int, own: int, free: int) -> None:
-        """Checks that the caller may hold more.
+        """Checks that the identity may hold more bytes. Called with the lock of the budget.
+
+        A request that alone exceeds the share is granted if the identity has no other.
 
         Args:
             size: Bytes that a reservation is to take in addition.
@@ -64,8 +74,21 @@ class Account(ABC):
             free: Bytes that are not reserved.
 
         Raises:
-            OverloadedError: The caller holds its share.
+            IdentityLimitError: The identity holds its limit, or its share.
         """
+        if self.held_bytes <= own:
+            return
+        held = self.held_bytes + size
+        if self._limit and held > self._limit:
+            raise IdentityLimitError(
+                f"requests of this identity would hold {held} bytes; its limit is {self._limit};"
+                " try again later"
+            )
+        if held > FREE_MULTIPLE * (free - size):
+            raise IdentityLimitError(
+                f"requests of this identity would hold {held} bytes, which is more than its share while"
+                f" {free} are free; try again later"
+            )
 
 
 class Reservation:

@@ -10,19 +10,20 @@ their equal share of it.
 """
 
 import hashlib
-import json
 import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from attention_serving.artifact.manifest import KEY_POSITIONS, PROJECTED
 from attention_serving.server.engine.errors import (
@@ -40,7 +41,6 @@ DEFAULT_TTL_SECONDS = 3600
 OFF = "stored contexts are switched off on this server; start it with max_context_bytes above 0"
 # The files of contexts may take so many times the memory of contexts.
 FOLDER_FACTOR = 4
-HEADER_BYTES = 8
 
 
 class ContextStore:
@@ -208,10 +208,17 @@ class ContextStore:
         """Removes what has expired."""
         with self._lock:
             now = time.time()
-            for model, own in list(self._stored.items()):
-                for key, view in list(own.items()):
-                    if view.context is not None and view.context.expires_at < now:
-                        self._drop(model, key)
+            for model, key, context in self._all():
+                if context.expires_at < now:
+                    self._drop(model, key)
+
+    def _all(self) -> list[tuple[LoadedModel, tuple[str, str], Context]]:
+        return [
+            (model, key, view.context)
+            for model, own in self._stored.items()
+            for key, view in own.items()
+            if view.context is not None
+        ]
 
     def _drop(self, model: LoadedModel, key: tuple[str, str]) -> None:
         view = self._stored.get(model, {}).pop(key, None)
@@ -224,20 +231,14 @@ class ContextStore:
         excess = self.held_bytes + new.nbytes - self.limit_bytes
         if excess <= 0:
             return
-        stored = [
-            (view.context.used, view.context.owner, view.context.nbytes, model, key)
-            for model, own in self._stored.items()
-            for key, view in own.items()
-            if view.context is not None
-        ]
+        # Without the contexts themselves, whose memory is free once nothing refers to them.
+        stored = [(own.used, own.owner, own.nbytes, model, key) for model, key, own in self._all()]
         held = Counter({new.owner: new.nbytes})
         for _, owner, size, _, _ in stored:
             held[owner] += size
         share, victims = self.limit_bytes / len(held), []
         for _, owner, size, model, key in sorted(stored, key=lambda own: own[0]):
-            if excess <= 0:
-                break
-            if held[owner] > share:
+            if excess > 0 and held[owner] > share:
                 victims.append((model, key))
                 held[owner] -= size
                 excess -= size
@@ -282,13 +283,13 @@ class ContextStore:
                 left -= size
 
     def _restored(self, model: LoadedModel, context_id: str, caller: str) -> LoadedModel | None:
-        """A context from its file, whose content is mapped into memory; None if there is none."""
+        """A context from its file; None if there is none."""
         for owner in dict.fromkeys((caller, "")):
             for path in self._files(model, context_id, owner):
                 found = _read(path, context_id)
-                with suppress(LimitExceededError):  # the limit is lower than it was
+                with suppress(LimitExceededError, OSError):  # the limit is lower than it was; it is gone
                     if found is not None and found.expires_at > time.time():
-                        return self._put(model, found, lambda: found.tensors)  # noqa: B023 - called at once
+                        return self._put(model, found, partial(load_file, path))
                 path.unlink(missing_ok=True)
         return None
 
@@ -314,15 +315,19 @@ def projected_inputs(projector: LoadedModel, rows: Mapping[str, Array], position
     return {**rows, KEY_POSITIONS: positions} if takes_positions else dict(rows)
 
 
-def joined(parent: Context | None, projected: Mapping[str, Array], positions: Array) -> dict[str, Array]:
+def joined(
+    parent: Context | None, positions: Array, projected: Mapping[str, Sequence[Array]]
+) -> dict[str, Array]:
     """The tensors of a context: those of the context that it continues, and further ones.
 
     Args:
         parent: The context that is continued; None for a new one.
-        projected: (Hkv, T, d) by name, as `GraphKind.PROJECT` returns them for one sequence.
         positions: (T,).
+        projected: (Hkv, T, d) by name, as `GraphKind.PROJECT` returns them for one sequence.
     """
-    new = {name: projected[name][np.newaxis] for name in PROJECTED} | {KEY_POSITIONS: positions[np.newaxis]}
+    new = {name: projected[name][0][np.newaxis] for name in PROJECTED} | {
+        KEY_POSITIONS: positions[np.newaxis]
+    }
     if parent is None:
         return {name: array.copy() for name, array in new.items()}
     axes = dict.fromkeys(PROJECTED, 2) | {KEY_POSITIONS: 1}
@@ -344,25 +349,19 @@ def _not_found(model: LoadedModel, context_id: str, field: str) -> ContextNotFou
 
 
 def _read(path: Path, context_id: str) -> Context | None:
-    """The context in a file of safetensors, which are mapped into memory; None if it is damaged."""
+    """The context in a file of safetensors, without its tensors; None if it is damaged."""
     try:
-        content, expires_at = np.memmap(path, np.uint8, "r"), path.stat().st_mtime
-    except (OSError, ValueError):  # it is gone, or empty
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != path.name.partition(".")[2]:
+            return None
+        with safe_open(path, "np") as content:
+            facts = content.metadata()
+        expires_at = path.stat().st_mtime
+    except OSError:  # it is gone
         return None
-    if hashlib.sha256(content.data).hexdigest() != path.name.partition(".")[2]:
-        return None
-    start = HEADER_BYTES + int.from_bytes(content[:HEADER_BYTES].tobytes(), "little")
-    header = json.loads(content[HEADER_BYTES:start].tobytes())
-    facts, types = header.pop("__metadata__"), {"F32": np.float32, "I64": np.int64}
-    tensors: dict[str, Array] = {}
-    for name, stated in header.items():
-        begin, end = stated["data_offsets"]
-        tensors[name] = (
-            content[start + begin : start + end].view(types[stated["dtype"]]).reshape(stated["shape"])
-        )
     return Context(
         id=context_id,
-        tensors=tensors,
         nbytes=int(facts["nbytes"]),
         length=int(facts["length"]),
         owner=facts["owner"],

@@ -43,8 +43,6 @@ from attention_serving.server.engine.statistics import (
     Observer,
     RecordedRun,
     RunTimes,
-    Timeline,
-    record_run,
 )
 from attention_serving.server.engine.types import Request, Result
 
@@ -148,8 +146,12 @@ class Engine:
         """
         try:
             reservation.add(message_bytes + request.form.held_bytes)
-            if reservation.timeline is not None:
-                _record(request, reservation.timeline)
+            if (timeline := reservation.timeline) is not None:  # its runs follow
+                request.timeline = timeline
+                timeline.model, timeline.version = request.model.name, request.model.version
+                timeline.sequences = len(request.sequences)
+                timeline.rows = sum([sequence.shape.rows for sequence in request.sequences])
+                timeline.queued_at = time.monotonic()
             self.submit(request, wake=threading.get_ident() != self._inline_thread)
         except EngineError as error:
             self.refused(request.model, error, reservation)
@@ -195,11 +197,10 @@ class Engine:
             if not self._queue.release(request):
                 return
             self._notify_if_needed()
-            abandoned = [
-                batch.control for batch in self._queue.running if batch.control and batch.is_abandoned
-            ]
-        for control in abandoned:
-            control.terminate()
+            running = tuple(self._queue.running)
+        for batch in running:
+            if batch.control and all(queued.request.is_done for queued in batch):  # nobody waits for it
+                batch.control.terminate()
         now, model = time.monotonic(), request.model
         if error is not None:
             code = error.code
@@ -247,12 +248,12 @@ class Engine:
         with self._lock:
             queue, oldest = self._queue, self._queue.oldest
             return EngineLoad(
-                queued_sequences=queue.sequences,
-                oldest_seconds=0.0 if oldest is None else time.monotonic() - oldest,
-                predicted_seconds=queue.admission.seconds(queue.work),
+                queue_depth=queue.sequences,
+                queue_age_seconds=0.0 if oldest is None else time.monotonic() - oldest,
+                predicted_queue_seconds=queue.admission.seconds(queue.work),
                 in_flight_bytes=self.budget.held_bytes,
-                running=len(queue.running),
-                run_bytes=sum(queue.running.values()),
+                runs=len(queue.running),
+                run_memory_bytes=sum(queue.running.values()),
                 context_bytes=contexts.held_bytes,
                 context_hits=contexts.hits,
                 context_misses=contexts.misses,
@@ -275,7 +276,10 @@ class Engine:
         """
         self._inline_thread = threading.get_ident()
         if not self._queue:  # the usual case, for which it takes no lock
-            return self._awake_until > 0 and self._stays_awake()
+            # The next request may come soon, and would find the cores idle.
+            if self._awake_until and (self._queue.running or time.monotonic() >= self._awake_until):
+                self._awake_until = 0.0
+            return self._awake_until > 0
         batch = self._take(limit_seconds)
         if batch is None:
             return False
@@ -283,13 +287,6 @@ class Engine:
         if self._awake_seconds:
             self._awake_until = time.monotonic() + self._awake_seconds
         return True
-
-    def _stays_awake(self) -> bool:
-        """Whether the next request may come soon, and would find the cores idle."""
-        if not self._queue.running and time.monotonic() < self._awake_until:
-            return True
-        self._awake_until = 0.0
-        return False
 
     def close(self) -> None:
         """Rejects new requests, and returns when the accepted ones have their results."""
@@ -430,7 +427,10 @@ class Engine:
         ended, requests = time.monotonic(), [queued.request for queued in sequences]
         rows = sum([queued.shape.rows for queued in sequences])
         is_whole = model.context is not None or has_equal_shapes(sequences)
-        padding = 0 if is_whole else _computed_rows(sequences) - rows
+        padding = 0
+        if not is_whole:  # all are padded to the longest
+            sizes = [queued.sizes for queued in sequences]
+            padding = len(sizes) * sum([max([size[axis] for size in sizes]) for axis in sizes[0]]) - rows
         if timelines := [request.timeline for request in requests if request.timeline is not None]:
             run = RecordedRun(
                 model=model.name,
@@ -443,7 +443,10 @@ class Engine:
                 started_at=started,
                 ended_at=ended,
             )
-            record_run(run, timelines)
+            for timeline in dict.fromkeys(timelines):  # a request may have several sequences in the run
+                timeline.runs += (run,)
+                if timeline.reference is not None:
+                    run.requests.append(timeline.reference)
         waits = [started - request.queued_at for request in requests]
         answered = [ended - request.queued_at for request in complete]
         report = BatchReport(model.name, rows, padding, waits, times, answered)
@@ -458,12 +461,6 @@ class Engine:
             log.exception("observer failed")
 
 
-def _computed_rows(sequences: list[SequenceInputs]) -> int:
-    """Rows that sequences have when all are padded to the longest."""
-    sizes = [queued.sizes for queued in sequences]
-    return len(sequences) * sum([max([size[axis] for size in sizes]) for axis in sizes[0]])
-
-
 def _outcome(request: ValidatedRequest) -> Result | EngineError:
     """What a complete request ends with. It has left the queue: an error must not leave it waiting."""
     results, request.results = request.results, []
@@ -475,12 +472,3 @@ def _outcome(request: ValidatedRequest) -> Result | EngineError:
     except Exception:
         log.exception("result failed", extra={"model": request.model.name})
         return RunFailedError(RUN_FAILED)
-
-
-def _record(request: ValidatedRequest, timeline: Timeline) -> None:
-    """Notes that a request enters the queue; its runs follow."""
-    request.timeline = timeline
-    timeline.model, timeline.version = request.model.name, request.model.version
-    timeline.sequences = len(request.sequences)
-    timeline.rows = sum([sequence.shape.rows for sequence in request.sequences])
-    timeline.queued_at = time.monotonic()

@@ -9,6 +9,7 @@ EngineError
 ├── ContextNotFoundError     the stored context does not exist (any more)
 ├── UnsupportedError         this server does not do what was asked for, or it is switched off
 ├── OverloadedError          too many requests are in flight; try again later
+│   └── IdentityLimitError   the identity holds its share
 ├── DeadlineExceededError    the deadline passed before the result was ready
 ├── ShuttingDownError        the server is draining
 └── RunFailedError           the runtime failed on this request
@@ -123,6 +124,12 @@ class OverloadedError(EngineError):
     def __init__(self, message: str, *, retry_after: float = RETRY_SECONDS) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class IdentityLimitError(OverloadedError):
+    """The identity holds its share of a resource; the request was not queued."""
+
+    reason = "IDENTITY_LIMIT"
 
 
 class DeadlineExceededError(EngineError):

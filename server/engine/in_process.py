@@ -163,7 +163,7 @@ class InProcessModel:
         rows = {"key": key} if value is None else {"key": key, "value": value}
         inputs = projected_inputs(projector, rows, positions)
         outputs = self._compute(projector, Request(), {name: [own] for name, own in inputs.items()}).outputs
-        tensors = joined(None, {name: own for name, (own,) in outputs.items()}, positions)
+        tensors = joined(None, positions, outputs)
         return self.model.attending(Context(id="", nbytes=0, tensors=tensors, length=len(key)))
 
     def close(self) -> None:

@@ -277,7 +277,8 @@ class LoadedModel:
 
     def sequence_graph(self, graph: GraphKind, query_length: int, key_length: int) -> GraphKind:
         """The graph that runs one sequence alone: `graph`, or the same in blocks if that saves memory."""
-        if query_length * key_length <= self._most_whole_pairs:
+        whole = WHOLE_SCORE_BYTES if self.runs_on_host else WHOLE_SCORE_BYTES_ON_DEVICE
+        if 4 * self.manifest.num_heads * query_length * key_length <= whole:
             return graph
         blocks = IN_BLOCKS.get(graph)
         saves = blocks in self.manifest.graphs and query_length > self.block_rows(key_length)
@@ -287,12 +288,6 @@ class LoadedModel:
     def runs_on_host(self) -> bool:
         """Whether runs take the cores and the memory of the host."""
         return self.provider == Provider.CPU.runtime.name
-
-    @cached_property
-    def _most_whole_pairs(self) -> float:
-        heads = self.manifest.num_heads
-        whole = WHOLE_SCORE_BYTES if self.runs_on_host else WHOLE_SCORE_BYTES_ON_DEVICE
-        return whole // (4 * heads) if heads else math.inf
 
     def block_rows(self, key_length: int) -> int:
         """Query rows of a block on the graphs that attend in blocks."""
@@ -338,15 +333,11 @@ class LoadedModel:
         rows = query_length * per_query + key_length * per_key
         if graph in IN_BLOCKS.values():
             query_length = min(query_length, self.block_rows(key_length))
-        pairs = query_length * key_length * per_pair * self._pair_tensors(graph)
-        return int(4 * batch * (rows + pairs))
-
-    def _pair_tensors(self, graph: GraphKind) -> float:
-        """Tensors of the size of one layer's scores that a run holds at a time."""
+        pair_tensors = PAIR_TENSORS[graph]
         if self.encoder is not None and graph is GraphKind.WEIGHTS:
             # The weights of every layer, and all of them once more as one output.
-            return PAIR_TENSORS[graph] + 2 * self.encoder.layers
-        return PAIR_TENSORS[graph]
+            pair_tensors += 2 * self.encoder.layers
+        return int(4 * batch * (rows + query_length * key_length * per_pair * pair_tensors))
 
     @cached_property
     def _row_elements(self) -> tuple[int, int, int]:

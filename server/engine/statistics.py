@@ -8,10 +8,12 @@ nor tensors in memory.
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+from attention_serving.server.engine.errors import EngineError
 
 # How many events wait at most.
 MOST_WAITING = 1024
@@ -55,27 +57,27 @@ class ExpiryStage(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLoad:
-    """The engine at one moment.
+    """The engine at one moment. Each attribute is the metric of the same name, after `attention_`.
 
     Attributes:
-        queued_sequences: Number of sequences that wait for a run.
-        oldest_seconds: How long the oldest of them has waited; 0 if there is none.
-        predicted_seconds: Expected duration of the runs of all queued sequences.
+        queue_depth: Number of sequences that wait for a run.
+        queue_age_seconds: How long the oldest of them has waited; 0 if there is none.
+        predicted_queue_seconds: Expected duration of the runs of all queued sequences.
         in_flight_bytes: Memory that is reserved for requests.
-        run_bytes: Memory that is admitted for the runs under way.
-        running: Number of runs under way.
+        run_memory_bytes: Memory that is admitted for the runs under way.
+        runs: Number of runs under way.
         context_bytes: Memory of stored contexts.
         context_hits: Requests that found their context, since the start.
         context_misses: Requests that did not.
         context_evictions: Contexts that made room for others.
     """
 
-    queued_sequences: int = 0
-    oldest_seconds: float = 0.0
-    predicted_seconds: float = 0.0
+    queue_depth: int = 0
+    queue_age_seconds: float = 0.0
+    predicted_queue_seconds: float = 0.0
     in_flight_bytes: int = 0
-    run_bytes: int = 0
-    running: int = 0
+    run_memory_bytes: int = 0
+    runs: int = 0
     context_bytes: int = 0
     context_hits: int = 0
     context_misses: int = 0
@@ -127,7 +129,13 @@ class BatchReport(NamedTuple):
 
 
 class Observer:
-    """Receives the engine's reports, on the thread that is concerned. This one ignores them."""
+    """Receives reports of calls and of the engine, on the thread that is concerned. This one ignores them."""
+
+    def call_ended(self, method: str, code: str, seconds: float) -> None:
+        """Called after a call ended with a status code, so many seconds after it arrived."""
+
+    def refused(self, method: str, reason: str) -> None:
+        """Called after a call, or a message of a stream, was refused for a stable reason: OVERLOADED."""
 
     def batch_completed(self, report: BatchReport) -> None:
         """Called after each run that succeeded."""
@@ -261,15 +269,27 @@ class RecordedRun:
 
 
 class Timeline:
-    """The stages of one request. Filled by one thread at a time, and read once the request has ended.
+    """The stages of one request: a call of one request, or a message of a stream.
+
+    Filled by one thread at a time, and read once the request has ended.
 
     Attributes:
+        arrived_at: When its message had arrived.
+        received_bytes: Size of the message.
         model: Name of the model; empty until it is found.
         version: Version of the model.
         sequences: Number of sequences; 0 until the request is validated.
         rows: Query rows and, for cross-attention, key rows of all sequences.
         queued_at: When the request was queued; 0 if it was refused before.
         runs: The runs that computed its sequences.
+        encode_started_at: When its reply began to be encoded; 0 if there was no result.
+        encoded_at: When it was encoded.
+        sent_bytes: Size of the reply.
+        ended_at: When the reply of a stream's message was sent, or the call had ended; 0 before.
+        code: What it ended with, such as OK.
+        reason: The stable reason of an error; empty if there is none.
+        span: OpenTelemetry's span of it, which is the call's unless the call is a stream; None if it is not
+            sampled.
         reference: What the runs refer to the request by; None if they do not.
     """
 
@@ -279,6 +299,14 @@ class Timeline:
     queued_at = 0.0
     runs: tuple[RecordedRun, ...] = ()
     reference: Reference | None = None
+    encode_started_at = encoded_at = ended_at = 0.0
+    sent_bytes = 0
+    code, reason = "OK", ""
+    span: Any = None
+
+    def __init__(self, received_bytes: int = 0) -> None:
+        self.arrived_at = time.monotonic()
+        self.received_bytes = received_bytes
 
     @property
     def run_started_at(self) -> float:
@@ -292,10 +320,17 @@ class Timeline:
         """When its last run ended; 0 without a run."""
         return max([run.ended_at for run in self.runs], default=0.0)
 
+    def stages(self) -> Iterator[tuple[str, float, float]]:
+        """The stages that the request, which has ended, has reached: their names, beginnings and ends."""
+        yield "decode", self.arrived_at, self.queued_at or self.ended_at
+        if self.queued_at:
+            yield "queue", self.queued_at, self.run_started_at or self.ended_at
+        if self.runs:
+            yield "run", self.run_started_at, self.run_ended_at
+        if self.encoded_at:
+            yield "encode", self.encode_started_at, self.encoded_at
 
-def record_run(run: RecordedRun, timelines: Iterable[Timeline]) -> None:
-    """Adds a run to the requests that it computed, each of which may be given once for each sequence."""
-    for timeline in dict.fromkeys(timelines):
-        timeline.runs += (run,)
-        if timeline.reference is not None:
-            run.requests.append(timeline.reference)
+    def failed(self, error: BaseException) -> None:
+        """Notes what the request failed with."""
+        shown = error if isinstance(error, EngineError) else EngineError("")
+        self.code, self.reason = shown.code.name, shown.reason

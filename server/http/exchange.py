@@ -4,6 +4,7 @@ Of a request, here are its body, within limits of size, memory and time, its cal
 """
 
 import asyncio
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,12 +23,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, OverloadedError
 from attention_serving.server.http import schemas
-from attention_serving.server.observe.logs import http_ended
+from attention_serving.server.observe.logs import milliseconds, requests
 from attention_serving.server.observe.records import (
     PARENT,
     REQUEST_ID,
     STATE,
-    Record,
+    callers_trace,
     new_request_id,
     sent_request_id,
 )
@@ -144,7 +145,7 @@ class Exchange:
         route: The path, in which names of parameters are in braces.
         parameters: The parameters of the path.
         headers: The headers; of several with one name, the first.
-        record: What is noted of the request.
+        request_id: What the client and the log know it by.
         memory: The memory of the request and its answer.
         status: The status of the answer; 0 before it has begun.
     """
@@ -164,8 +165,8 @@ class Exchange:
         self.route = route
         self.parameters: dict[str, str] = scope.get("path_params", {})
         self.headers = Headers(scope=scope)
-        request_id = sent_request_id(self.headers.items()) or new_request_id()
-        self.record = Record(scope["method"], request_id, self.headers.items())
+        self.request_id = sent_request_id(self.headers.items()) or new_request_id()
+        self._arrived_at = time.monotonic()
         self.memory = Reservation(service.budget)
         self.status = 0
         self._connection = scope["state"][CONNECTION]
@@ -177,7 +178,13 @@ class Exchange:
         self.memory.release()
         self.service.places += self._has_place
         log_requests = self.service.settings.log_requests
-        http_ended(self.record, self.route, self.status, log_requests)
+        if log_requests == "all" or (log_requests == "failed" and self.status >= HTTPStatus.BAD_REQUEST):
+            traced = callers_trace(self.headers.items())
+            fields: dict[str, object] = {"request_id": self.request_id, "method": self.scope["method"]}
+            fields |= {"trace_id": traced[0]} if traced else {}
+            total = milliseconds(time.monotonic() - self._arrived_at)
+            fields |= {"route": self.route, "total_ms": total, "status": self.status}
+            requests.info("http request", extra=fields)
 
     def take_place(self) -> None:
         """Takes a place among the inference requests in progress.
@@ -238,10 +245,14 @@ class Exchange:
             InvalidRequestError: A header contains what gRPC's metadata cannot.
             HTTPException: The headers are larger than the gRPC server takes.
         """
-        metadata: list[tuple[str, str | bytes]] = [(REQUEST_ID, self.record.request_id)]
-        metadata += self._forwarded(PARENT, STATE, "authorization")
+        metadata: list[tuple[str, str | bytes]] = [(REQUEST_ID, self.request_id)]
+        for name in (PARENT, STATE, "authorization"):
+            for text in self.headers.getlist(name):
+                if not (text.isascii() and text.isprintable()):
+                    raise InvalidRequestError(name, "contains characters other than printable ASCII")
+                metadata.append((name, text))
         if names := self._connection.peer_identities:
-            metadata.append(peers.forward(names))
+            metadata.append((peers.FORWARDED, orjson.dumps(names)))
         if self.service.settings.has_identities and self.scope["client"]:  # tokens that fail count for it
             host, port = self.scope["client"]
             metadata.append((peers.CLIENT, f"{host}:{port}"))
@@ -250,13 +261,6 @@ class Exchange:
             message = f"the headers that are passed on take {size} bytes; the limit is {MAX_FORWARDED_BYTES}"
             raise HTTPException(431, message)
         return metadata
-
-    def _forwarded(self, *names: str) -> list[tuple[str, str]]:
-        found = [(name, text) for name in names for text in self.headers.getlist(name)]
-        for name, text in found:
-            if not (text.isascii() and text.isprintable()):
-                raise InvalidRequestError(name, "contains characters other than printable ASCII")
-        return found
 
     async def decoded(self, data: bytearray, json_size: int, decode: Callable[[bytearray], T]) -> T:
         """Decodes a body whose first bytes are JSON, for which memory is reserved meanwhile.
@@ -371,7 +375,7 @@ class Exchange:
         described = {"content-type": JSON, "content-length": str(size)}
         if reply.status == HTTPStatus.NO_CONTENT:
             described = {}
-        named = {**described, **reply.headers, REQUEST_ID: self.record.request_id}
+        named = {**described, **reply.headers, REQUEST_ID: self.request_id}
         named |= {} if cycle.keep_alive else {"connection": "close"}
         fields = list(cycle.default_headers)
         fields += [(name.encode(), value.encode("latin-1")) for name, value in named.items()]

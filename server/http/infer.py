@@ -277,7 +277,10 @@ def to_json(field: str, data: bytes, datatype: str) -> Any:
         InvalidRequestError: An element has no form in JSON.
     """
     if datatype == BYTES:
-        return _texts(field, data)
+        try:
+            return [str(element, "utf-8") for element in split_bytes(field, data)]
+        except UnicodeDecodeError:
+            raise InvalidRequestError(field, "is not UTF-8; request it with binary_data") from None
     dtype = DTYPES.get(datatype)
     if dtype is None:
         raise InvalidRequestError(field, f"{datatype} has no form in JSON; request it with binary_data")
@@ -312,10 +315,3 @@ def _numbers(field: str, elements: list[Any], datatype: str) -> Array:
     except OverflowError:
         pass
     raise InvalidRequestError(field, f"data contains a number beyond the range of {datatype}")
-
-
-def _texts(field: str, data: bytes) -> list[str]:
-    try:
-        return [str(element, "utf-8") for element in split_bytes(field, data)]
-    except UnicodeDecodeError:
-        raise InvalidRequestError(field, "is not UTF-8; request it with binary_data") from None

@@ -17,7 +17,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from attention_serving.server.observe.records import CallRecord, Record, RequestRecord
+from attention_serving.server.engine.statistics import Timeline
+from attention_serving.server.observe.records import CallRecord
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only if traces are on, and the supervisor needs no gRPC
     from attention_serving.server.observe.traces import Traces
@@ -28,8 +29,6 @@ log = logging.getLogger(__name__)
 # The lines of requests, which are written whatever the level of the log is.
 requests = logging.getLogger("attention_serving.server.requests")
 requests.setLevel(logging.INFO)
-# The least status over HTTP of a request that failed.
-FAILED = 400
 DISABLED, EXPORTER = "OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 # Lines that may wait for the reader of standard error; 3 to 4 MB of the lines of requests.
@@ -112,15 +111,13 @@ class QueuedHandler(logging.Handler):
             if isinstance(line, threading.Event):
                 line.set()
                 continue
+            data = f"{line}\n".encode(errors="backslashreplace")
             with suppress(OSError):  # its reader has gone
-                self._write(f"{line}\n".encode(errors="backslashreplace"))
+                while data and self._descriptor is not None:
+                    data = data[os.write(self._descriptor, data) :]
             if self._lines.empty() and (dropped := self.dropped) > reported:
                 log.warning("log lines dropped", extra={"lines": dropped - reported})
                 reported = dropped
-
-    def _write(self, data: bytes) -> None:
-        while data and self._descriptor is not None:
-            data = data[os.write(self._descriptor, data) :]
 
 
 def configure(level: str, style: Literal["text", "json"] = "text", **fields: object) -> None:
@@ -219,7 +216,7 @@ class Recorder:
         if self._traces is not None:
             self._traces.close()
 
-    def _ended(self, call: CallRecord, request: RequestRecord | None) -> None:
+    def _ended(self, call: CallRecord, request: Timeline | None) -> None:
         """A call over gRPC has ended, or a request of a stream."""
         if self._logs and not (self._failed_only and call.what_ended(request).code == "OK"):
             event = "stream" if call.is_stream and request is None else "request"
@@ -237,29 +234,15 @@ def _safely(step: Callable[[], T]) -> T | None:
         return None
 
 
-def http_ended(record: Record, route: str, status: int, log_requests: str) -> None:
-    """Writes the line of a request over HTTP that was answered, or whose client left.
-
-    Args:
-        record: What is noted of it.
-        route: Its path, with names of parameters in braces.
-        status: The status of the answer.
-        log_requests: Requests that have a line: all, failed or none.
-    """
-    total = _milliseconds(time.monotonic() - record.arrived_at)
-    if log_requests == "all" or (log_requests == "failed" and status >= FAILED):
-        found = {**_head(record), "route": route, "total_ms": total, "status": status}
-        requests.info("http request", extra=found)
-
-
-def fields(call: CallRecord, request: RequestRecord | None) -> dict[str, object]:
+def fields(call: CallRecord, request: Timeline | None) -> dict[str, object]:
     """The fields of the line of a call over gRPC, without those that nothing is known of.
 
     Args:
         call: The call.
         request: The request; None at the end of a stream, and if it never arrived.
     """
-    found = _head(call)
+    found: dict[str, object] = {"request_id": call.request_id, "method": call.method}
+    found |= {"caller": call.caller, "trace_id": call.trace_id}
     if request is None:
         found |= {"requests": call.requests} if call.is_stream else {}
         found |= {"bytes_in": call.received_bytes, "bytes_out": call.sent_bytes}
@@ -267,19 +250,13 @@ def fields(call: CallRecord, request: RequestRecord | None) -> dict[str, object]
         found |= {"model": request.model, "version": request.version}
         found |= {"sequences": request.sequences or "", "rows": request.rows or ""}
         found |= {"bytes_in": request.received_bytes, "bytes_out": request.sent_bytes}
-        found |= {f"{stage}_ms": _milliseconds(end - start) for stage, start, end in request.stages()}
+        found |= {f"{stage}_ms": milliseconds(end - start) for stage, start, end in request.stages()}
     ended = call.what_ended(request)
-    total = _milliseconds(ended.ended_at - ended.arrived_at)
+    total = milliseconds(ended.ended_at - ended.arrived_at)
     found |= {"total_ms": total, "code": ended.code, "reason": ended.reason}
     return {name: value for name, value in found.items() if value != ""}
 
 
-def _head(record: Record) -> dict[str, object]:
-    """The fields that say which request it was."""
-    caller = {"caller": record.caller} if isinstance(record, CallRecord) else {}
-    found = {"request_id": record.request_id, "method": record.method, **caller, "trace_id": record.trace_id}
-    return {name: value for name, value in found.items() if value}
-
-
-def _milliseconds(seconds: float) -> float:
+def milliseconds(seconds: float) -> float:
+    """A duration, as the lines of requests have it."""
     return round(1000 * max(0.0, seconds), 3)

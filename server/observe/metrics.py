@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from functools import cache
 from importlib.metadata import distributions
 from itertools import chain, product
@@ -13,12 +14,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from attention_serving.server import VERSION
 from attention_serving.server.api.calls import CallLoad
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.control import ChangeKind, ModelChange
+from attention_serving.server.engine.models.control import ChangeKind
 from attention_serving.server.engine.models.repository import Key, Repository
 from attention_serving.server.engine.statistics import BatchReport, EngineLoad, ExpiryStage, Observer, Waiting
 from attention_serving.server.observe.prometheus import BulkHistogram
 from attention_serving.server.settings import Settings
-from attention_serving.server.tls.files import CERTIFICATES, Certificates
+from attention_serving.server.tls import CERTIFICATES, Certificates
 
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -72,26 +73,9 @@ HELP = {
     "attention_batch_sequences_limit": "Most sequences of one run: max_batch_sequences.",
     "attention_build_info": "Always 1; the labels are versions of server and libraries, and the provider.",
 }
-# What the server holds at one moment. Of several workers, it is added up, except for durations.
-LOAD: dict[str, Callable[[EngineLoad, CallLoad], float]] = {
-    "attention_open_calls": lambda _, calls: calls.calls,
-    "attention_waiting_calls": lambda _, calls: calls.waiting,
-    "attention_open_connections": lambda _, calls: calls.connections,
-    "attention_open_streams": lambda _, calls: calls.streams,
-    "attention_in_flight_bytes": lambda engine, _: engine.in_flight_bytes,
-    "attention_queue_depth": lambda engine, _: engine.queued_sequences,
-    "attention_queue_age_seconds": lambda engine, _: engine.oldest_seconds,
-    "attention_predicted_queue_seconds": lambda engine, _: engine.predicted_seconds,
-    "attention_runs": lambda engine, _: engine.running,
-    "attention_run_memory_bytes": lambda engine, _: engine.run_bytes,
-    "attention_context_bytes": lambda engine, _: engine.context_bytes,
-}
-# What the engine counts by itself, since its start.
-COUNTED: dict[str, Callable[[EngineLoad], int]] = {
-    "attention_context_hits": lambda engine: engine.context_hits,
-    "attention_context_misses": lambda engine: engine.context_misses,
-    "attention_context_evictions": lambda engine: engine.context_evictions,
-}
+# What the engine counts by itself, since its start. The rest of its load is what it holds at one moment.
+COUNTED = ("context_hits", "context_misses", "context_evictions")
+LOAD = [name for name in asdict(CallLoad()) | asdict(EngineLoad()) if name not in COUNTED]
 MODEL = ("model", "version")
 # How the gauges of several workers become one.
 AmongWorkers = Literal["livemin", "livemax", "livesum"]
@@ -127,13 +111,15 @@ class Metrics(Observer):
         self._ready = self._gauge("attention_model_ready", "livemin", MODEL)
         self._failed = self._gauge("attention_model_failed", "livemax", MODEL)
         self._changes = self._counter("attention_model_changes", "model", "change", "result")
-        self._load = [
-            (self._gauge(name, "livemax" if name.endswith("_seconds") else "livesum"), read)
-            for name, read in LOAD.items()
-        ]
-        self._counted = [
-            (Counter(name, HELP[name], registry=self.registry), read) for name, read in COUNTED.items()
-        ]
+        # Of several workers, the load is added up, except for durations.
+        self._load = {
+            name: self._gauge(f"attention_{name}", "livemax" if name.endswith("_seconds") else "livesum")
+            for name in LOAD
+        }
+        self._counted = {
+            name: Counter(f"attention_{name}", HELP[f"attention_{name}"], registry=self.registry)
+            for name in COUNTED
+        }
         self._seen = EngineLoad()
         self._canary_ratio = self._gauge("attention_canary_error_ratio", "livemax", MODEL)
         replayed_at = "attention_canary_last_replay_timestamp_seconds"
@@ -210,9 +196,9 @@ class Metrics(Observer):
             self._expired(model, stage.value)
         self._terminated(model)
 
-    def model_changed(self, change: ModelChange) -> None:
+    def model_changed(self, model: str, kind: ChangeKind, succeeded: bool) -> None:  # noqa: FBT001 - see `Report`
         """Counts a version of a model that changed, or failed to."""
-        self._changes(change.name, change.kind.value, OK if change.succeeded else FAILED).inc()
+        self._changes(model, kind.value, OK if succeeded else FAILED).inc()
 
     def watch(self, engine: Callable[[], EngineLoad], calls: Callable[[], CallLoad]) -> None:
         """Sets where `refresh` finds the load; before, the load is 0.
@@ -226,10 +212,11 @@ class Metrics(Observer):
     def refresh(self) -> None:
         """Publishes the load of this moment, and what was counted. May be called on any thread."""
         engine, calls = self._engine_load(), self._call_load()
-        for gauge, read in self._load:
-            gauge.set(read(engine, calls))
-        for counter, count in self._counted:
-            counter.inc(count(engine) - count(self._seen))
+        load = asdict(engine) | asdict(calls)
+        for name, gauge in self._load.items():
+            gauge.set(load[name])
+        for name, counter in self._counted.items():
+            counter.inc(load[name] - getattr(self._seen, name))
         self._seen = engine
         self._ended.flush()
         self._batches.flush()

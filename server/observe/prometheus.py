@@ -32,8 +32,7 @@ from attention_serving.server.engine.errors import Code, EngineError
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.rights import Right
 from attention_serving.server.supervision import Child
-from attention_serving.server.tls import renewing_context
-from attention_serving.server.tls.files import CurrentCertificates
+from attention_serving.server.tls import CurrentCertificates, renewing_context
 
 log = logging.getLogger(__name__)
 

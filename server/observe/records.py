@@ -1,4 +1,4 @@
-"""What is noted of calls over gRPC and requests over HTTP, for the log of requests and for traces.
+"""What is noted of calls over gRPC, for the log of requests and for traces; and what callers say of theirs.
 
 A call that is neither logged nor traced has no record, which costs the test of one attribute at each stage.
 All moments are on `time.monotonic`'s clock. Values from before anything happened are those of the class, so
@@ -8,10 +8,9 @@ that a record is made quickly.
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.engine.statistics import Timeline
 
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
@@ -48,96 +47,17 @@ def callers_trace(metadata: Metadata) -> tuple[str, bool] | None:
     return found[1], bool(int(found[2], 16) & SAMPLED)
 
 
-class Record:
-    """A call over gRPC or a request over HTTP, from its arrival to its end.
+class CallRecord:
+    """One call over gRPC. It has ended when the core is done with it.
 
     Attributes:
-        method: Full name of gRPC's method without the leading slash, such as
-            attention.v1.AttentionService/Attend; or HTTP's method.
+        method: Full name of the method without the leading slash, such as
+            attention.v1.AttentionService/Attend.
         request_id: What the caller and the log know it by; it may be set until the end.
         span: OpenTelemetry's span of it; None if it is not sampled.
         arrived_at: When it arrived.
         arrived_ns: The same in nanoseconds since 1970.
         ended_at: When it was answered; 0 before.
-    """
-
-    ended_at = 0.0
-    span: Any = None
-
-    def __init__(self, method: str, request_id: str, metadata: Metadata) -> None:
-        """Begins a record.
-
-        Args:
-            method: Name of the method.
-            request_id: What it is known by.
-            metadata: What the caller sent: metadata or headers.
-        """
-        self.method, self.request_id, self._metadata = method, request_id, metadata
-        self.arrived_at, self.arrived_ns = time.monotonic(), time.time_ns()
-
-    @property
-    def trace_id(self) -> str:
-        """The trace that it belongs to, if it is sampled or its caller sent one; otherwise empty."""
-        if self.span is not None:
-            return f"{self.span.get_span_context().trace_id:032x}"
-        trace_id, _ = callers_trace(self._metadata) or ("", False)
-        return trace_id
-
-    def since_1970(self, moment: float) -> int:
-        """A moment in nanoseconds since 1970."""
-        return self.arrived_ns + int((moment - self.arrived_at) * 1_000_000_000)
-
-
-class RequestRecord(Timeline):
-    """One request over gRPC: a call of one request, or a message of a stream.
-
-    Attributes:
-        arrived_at: When its message had arrived.
-        received_bytes: Size of the message.
-        encode_started_at: When its reply began to be encoded; 0 if there was no result.
-        encoded_at: When it was encoded.
-        sent_bytes: Size of the reply.
-        ended_at: When the reply of a stream's message was sent, or the call had ended; 0 before.
-        code: What it ended with, such as OK.
-        reason: The stable reason of an error; empty if there is none.
-        span: OpenTelemetry's span of it, which is the call's unless the call is a stream; None if it is not
-            sampled.
-    """
-
-    encode_started_at = encoded_at = ended_at = 0.0
-    sent_bytes = 0
-    code, reason = "OK", ""
-    span: Any = None
-
-    def __init__(self, received_bytes: int) -> None:
-        self.arrived_at = time.monotonic()
-        self.received_bytes = received_bytes
-
-    def stages(self) -> Iterator[tuple[str, float, float]]:
-        """The stages that the request, which has ended, has reached: their names, beginnings and ends."""
-        yield "decode", self.arrived_at, self.queued_at or self.ended_at
-        if self.queued_at:
-            yield "queue", self.queued_at, self.run_started_at or self.ended_at
-        if self.runs:
-            yield "run", self.run_started_at, self.run_ended_at
-        if self.encoded_at:
-            yield "encode", self.encode_started_at, self.encoded_at
-
-    def failed(self, error: BaseException) -> None:
-        """Notes what the request failed with."""
-        shown = error if isinstance(error, EngineError) else EngineError("")
-        self.code, self.reason = shown.code.name, shown.reason
-
-    def encoded(self, started_at: float, size: int) -> None:
-        """Notes that the reply was encoded, which began at a moment."""
-        self.encode_started_at, self.encoded_at = started_at, time.monotonic()
-        self.sent_bytes = size
-
-
-class CallRecord(Record):
-    """One call over gRPC. It has ended when the core is done with it.
-
-    Attributes:
         is_stream: Whether it may have several requests.
         caller: The name of the caller; empty if it is not known.
         requests: Number of its requests.
@@ -148,9 +68,11 @@ class CallRecord(Record):
         reason: The stable reason of an error; empty if there is none.
     """
 
+    ended_at = 0.0
+    span: Any = None
     caller = code = reason = ""
     requests = received_bytes = sent_bytes = 0
-    request: RequestRecord | None = None
+    request: Timeline | None = None
 
     def __init__(
         self,
@@ -159,7 +81,7 @@ class CallRecord(Record):
         metadata: Metadata,
         *,
         is_stream: bool,
-        report: "Callable[[CallRecord, RequestRecord | None], None]",
+        report: "Callable[[CallRecord, Timeline | None], None]",
         start_span: Callable[[Any], Any] = lambda _: None,
     ) -> None:
         """Begins a record.
@@ -173,13 +95,26 @@ class CallRecord(Record):
                 with the record and the request of a call that is not a stream, or None.
             start_span: Starts the span of a request of a stream, given the stream's. It may return None.
         """
-        super().__init__(method.removeprefix("/"), request_id, metadata)
+        self.method, self.request_id, self._metadata = method.removeprefix("/"), request_id, metadata
+        self.arrived_at, self.arrived_ns = time.monotonic(), time.time_ns()
         self.is_stream, self._report, self._start_span = is_stream, report, start_span
-        self._open: dict[RequestRecord, None] = {}
+        self._open: dict[Timeline, None] = {}
 
-    def received(self, size: int) -> RequestRecord:
+    @property
+    def trace_id(self) -> str:
+        """The trace that it belongs to, if it is sampled or its caller sent one; otherwise empty."""
+        if self.span is not None:
+            return f"{self.span.get_span_context().trace_id:032x}"
+        trace_id, _ = callers_trace(self._metadata) or ("", False)
+        return trace_id
+
+    def since_1970(self, moment: float) -> int:
+        """A moment in nanoseconds since 1970."""
+        return self.arrived_ns + int((moment - self.arrived_at) * 1_000_000_000)
+
+    def received(self, size: int) -> Timeline:
         """A request of the call arrived, in a message of so many bytes."""
-        record = RequestRecord(size)
+        record = Timeline(size)
         self.requests += 1
         self.received_bytes += size
         if self.is_stream:
@@ -192,11 +127,11 @@ class CallRecord(Record):
                 record.reference = record.span.get_span_context()
         return record
 
-    def what_ended(self, request: RequestRecord | None) -> "CallRecord | RequestRecord":
+    def what_ended(self, request: Timeline | None) -> "CallRecord | Timeline":
         """What `report` tells of: a request of a stream, or else the call."""
         return request if self.is_stream and request is not None else self
 
-    def request_ended(self, record: RequestRecord) -> None:
+    def request_ended(self, record: Timeline) -> None:
         """The reply to a request of a stream was sent. Does nothing for other calls, which end with it."""
         if self._open.pop(record, record) is None:
             record.ended_at = time.monotonic()

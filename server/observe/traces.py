@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Mapping
 from random import getrandbits
 from typing import Any
 
@@ -28,12 +27,12 @@ from opentelemetry.trace import span as trace_span
 from opentelemetry.trace.propagation import tracecontext
 
 from attention_serving.server import NAME, VERSION
+from attention_serving.server.engine.statistics import Timeline
 from attention_serving.server.observe.records import (
     PARENT,
     STATE,
     CallRecord,
     Metadata,
-    RequestRecord,
     callers_trace,
 )
 
@@ -97,7 +96,7 @@ class Traces:
         """Starts the span of a request of a stream."""
         return self._tracer.start_span("request", set_span_in_context(call, Context()))
 
-    def ended(self, call: CallRecord, request: RequestRecord | None) -> None:
+    def ended(self, call: CallRecord, request: Timeline | None) -> None:
         """Makes the spans of a call that has ended, or of a request of a stream that has."""
         if call.span is None:
             return
@@ -114,10 +113,13 @@ class Traces:
             values |= {"rpc.system.name": "grpc", "rpc.method": call.method, **self._server}
             values |= {"attention.request_id": call.request_id}
             values |= {"attention.requests": call.requests} if call.is_stream else {}
-        error = ended.code if ended.code in ERRORS else ""
-        _end(ended.span, call.since_1970(ended.ended_at), values, error)
+        if ended.code in ERRORS:
+            values |= {"error.type": ended.code}
+            ended.span.set_status(StatusCode.ERROR)
+        ended.span.set_attributes({name: value for name, value in values.items() if value != ""})
+        ended.span.end(call.since_1970(ended.ended_at))
 
-    def _stages(self, call: CallRecord, request: RequestRecord) -> None:
+    def _stages(self, call: CallRecord, request: Timeline) -> None:
         """The spans below that of a request."""
         context = set_span_in_context(request.span, Context())
 
@@ -185,12 +187,3 @@ def _resource() -> Resource:
     given = OTELResourceDetector().detect().attributes
     own = {"service.name": NAME, "service.version": VERSION}
     return Resource.create({**own, **given, "process.pid": os.getpid()})
-
-
-def _end(span: Span, moment: int, values: Mapping[str, Any], error: str) -> None:
-    """Ends a span with attributes; those that are empty texts are left out."""
-    span.set_attributes({name: value for name, value in values.items() if value != ""})
-    if error:
-        span.set_attribute("error.type", error)
-        span.set_status(StatusCode.ERROR)
-    span.end(moment)

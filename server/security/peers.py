@@ -5,7 +5,6 @@ its own, which answers as the method of the request would before it receives a m
 the protocols, is not listed by reflection, and tells callers nothing that the other would not.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
@@ -51,16 +50,6 @@ def names_in(certificate: bytes) -> tuple[str, ...]:
     names = [str(name.value) for name in alternative if isinstance(name, kinds)]
     names += [str(name.value) for name in found.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
     return tuple(dict.fromkeys(name for name in names if name and name.isprintable()))
-
-
-def forward(names: Sequence[str]) -> tuple[str, bytes]:
-    """The metadata of a call on behalf of a client with these names."""
-    return FORWARDED, json.dumps(names).encode()
-
-
-def read_forwarded(value: str | bytes) -> tuple[str, ...]:
-    """The names in the value of such metadata."""
-    return tuple(json.loads(value))
 
 
 def claimed(

@@ -13,9 +13,7 @@ EngineError
 │   ├── InvalidTokenError           the token is not one of this server's, or was revoked
 │   └── ExpiredTokenError           the token was valid once
 ├── PermissionDeniedError    PERMISSION_DENIED: the identity lacks a right
-├── KeysUnavailableError     UNAVAILABLE: the keys that verify tokens have not been fetched yet
-└── OverloadedError
-    └── IdentityLimitError   RESOURCE_EXHAUSTED: the identity holds its share
+└── KeysUnavailableError     UNAVAILABLE: the keys that verify tokens have not been fetched yet
 
 No message contains a token.
 """
@@ -28,7 +26,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Literal, Self
 
-from attention_serving.server.engine.errors import Code, EngineError, OverloadedError, quoted
+from attention_serving.server.engine.errors import Code, EngineError, quoted
 from attention_serving.server.engine.schedule.fair_shares import Caller
 
 RIGHT = re.compile(r"(infer|read):([\w.*?\[\]!-]{1,200})|(read|admin)", re.ASCII)
@@ -75,12 +73,6 @@ class KeysUnavailableError(EngineError):
     reason = "KEYS_UNAVAILABLE"
 
 
-class IdentityLimitError(OverloadedError):
-    """The identity holds its share of a resource; the request was not queued."""
-
-    reason = "IDENTITY_LIMIT"
-
-
 class Right(StrEnum):
     """The kinds of rights. A method needs one of them, or none."""
 
@@ -112,8 +104,11 @@ class Rights:
         """
         found: dict[str, list[str]] = {right: [] for right in Right}
         for text in texts:
-            right, pattern = _parsed(text)
-            found[right].append(pattern)
+            if (matched := RIGHT.fullmatch(text)) is None:
+                must = "must be infer:PATTERN, read, read:PATTERN or admin"
+                raise ValueError(f"{text[:100]!r} is not a right; {must}")
+            right, pattern, for_all = matched.groups()
+            found[right or for_all].append(pattern or EVERY_MODEL)
         if sum(map(len, found.values())) > MAX_RIGHTS:
             raise ValueError(f"there are more than {MAX_RIGHTS} rights")
         return cls(**{right: tuple(patterns) for right, patterns in found.items()})
@@ -136,14 +131,6 @@ class Rights:
     def reads_every_model(self) -> bool:
         """Whether no model is hidden from the identity."""
         return EVERY_MODEL in self.read
-
-
-def _parsed(text: str) -> tuple[str, str]:
-    found = RIGHT.fullmatch(text)
-    if found is None:
-        raise ValueError(f"{text[:100]!r} is not a right; must be infer:PATTERN, read, read:PATTERN or admin")
-    right, pattern, for_all = found.groups()
-    return right or for_all, pattern or EVERY_MODEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

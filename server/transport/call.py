@@ -129,15 +129,6 @@ class Call(Task, ABC):
         if self.ended_with is None:  # otherwise the status, which follows the message, is not sent yet
             self.latest = math.inf
 
-    @coroutine
-    def done(self) -> Generator[Wait, Any, None]:
-        """Waits for the end of the call, which closes the coroutine. Does not return."""
-        yield None
-
-    def reply(self, message: bytes) -> None:
-        """Sends the only message of a call and ends the call with OK. Does nothing if it has ended."""
-        self.finish(OK, message=message)
-
     def finish(
         self,
         code: grpc.StatusCode,

@@ -158,7 +158,7 @@ class CompletionQueueTransport(Transport):
         self._young: list[CompletionQueueCall] = []
         self._older: list[CompletionQueueCall] = []
         self._looked_at = self._swept_at = 0.0
-        self._run_inline: Callable[[], bool] = _no_work
+        self._run_inline: Callable[[], bool] = bool  # nothing to do
         self._queue = cygrpc.CompletionQueue()
         self._server = cygrpc.Server([(name.encode(), value) for name, value in options.items()], WITHOUT_XDS)
         # No event arrives on this queue. Whoever polls it does what the sockets of the server need.
@@ -287,10 +287,6 @@ def _bounded(metadata: Metadata) -> Metadata:
     """
     size = sum(len(key) + len(value) for key, value in metadata)
     return () if size > MAX_METADATA else metadata
-
-
-def _no_work() -> bool:
-    return False
 
 
 def _ignore(_event: Any) -> None:

@@ -42,7 +42,7 @@ from attention_serving.server.engine.errors import ShuttingDownError
 from attention_serving.server.transport.call import PATIENCE_SECONDS, Address, Call, Transport
 
 DESCRIPTORS = Path("/proc/self/fd")
-INTERNET = (socket.AF_INET, socket.AF_INET6)
+FAMILIES = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
 UNIX = "unix:"
 POLL_SECONDS = 0.01
 # How long what was sent may take to reach the peers, once the last call has ended.
@@ -188,16 +188,11 @@ def _sockets(addresses: Collection[Address]) -> Iterator[tuple[int, socket.socke
                 continue
             seen.add(status.st_ino)
             found = socket.socket(fileno=os.dup(descriptor))
-            if _has_address(found, addresses):
+            is_stream = found.type == socket.SOCK_STREAM and found.family in FAMILIES
+            if is_stream and _address(found.getsockname()) in addresses:
                 yield descriptor, found
             else:
                 found.close()
-
-
-def _has_address(found: socket.socket, addresses: Collection[Address]) -> bool:
-    if found.type != socket.SOCK_STREAM or found.family not in {*INTERNET, socket.AF_UNIX}:
-        return False
-    return _address(found.getsockname()) in addresses
 
 
 def _address(name: Any) -> Address:

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from attention_serving.server.tls.files import Certificates, CurrentCertificates
+from attention_serving.server.tls import Certificates, CurrentCertificates
 from attention_serving.server.transport import TransportKind
 
 # Largest number that the core takes; for limits, none.
@@ -46,8 +46,8 @@ class RpcOptions:
         stream_window: Requests of one stream that may be without a sent reply; no more are received.
         max_waiting_calls: Calls of inference whose message has not arrived; and calls of other methods.
         max_connections: Connections on each address of the host; further ones are closed.
-        send_timeout_seconds: How long what is sent may wait for the caller to read it. 0 sets no limit.
-        receive_timeout_seconds: How long the first message of a call may take. 0 sets no limit.
+        message_timeout_seconds: How long the first message of a call may take, and how long what is sent may
+            wait for the caller to read it. 0 sets no limit.
         stream_idle_seconds: How long a stream may wait for its next message. 0 sets no limit.
         connection_idle_seconds: How long a connection may be without calls. 0 sets no limit.
         connection_age_seconds: How long a connection may be open, give or take a tenth. 0 sets no limit.
@@ -66,8 +66,7 @@ class RpcOptions:
     unix_socket: Path | None = None
     max_waiting_calls: int = 4096
     max_connections: int = 1024
-    send_timeout_seconds: float = 30
-    receive_timeout_seconds: float = 20
+    message_timeout_seconds: float = 30
     stream_idle_seconds: float = 300
     connection_idle_seconds: float = 7200
     connection_age_seconds: float = 0
@@ -128,11 +127,6 @@ def tls_credentials(current: CurrentCertificates) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(
         _configuration(used), renewed, require_client_authentication=used.client_ca is not None
     )
-
-
-def private_credentials() -> grpc.ServerCredentials:
-    """Credentials of a Unix domain socket that only processes of the same user can connect to."""
-    return grpc.local_server_credentials(grpc.LocalConnectionType.UDS)
 
 
 def _configuration(certificates: Certificates) -> grpc.ServerCertificateConfiguration:

@@ -71,7 +71,7 @@ def busy_seconds(pid: int) -> float:
 
 def gauges_in_use(server: ServerProcess) -> dict[str, float]:
     """The gauges of what requests hold at this moment: each must be 0 once the server is empty."""
-    held = LOAD.keys() - {"attention_open_connections"}
+    held = {f"attention_{name}" for name in LOAD} - {"attention_open_connections"}
     return {name: value for (name, _), value in scrape(server.metrics_port).items() if name in held}
 
 

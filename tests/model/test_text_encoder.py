@@ -140,11 +140,11 @@ STATED: dict[str, Change] = {
     "do_lower_case of sentence-transformers": config_of("sentence_bert_config.json", do_lower_case=True),
     "do_lower_case": tokenizer_of(do_lower_case=True),
     "add_prefix_space": tokenizer_of(add_prefix_space=True),
-    "a beginning and an end": tokenizer_of(
+    "a beginning and an end": tokenizer_of(  # noqa: S106
         add_bos_token=True,
         add_eos_token=True,
         bos_token="<s>",
-        eos_token="</s>",  # noqa: S106
+        eos_token="</s>",
     ),
     "another mode beside old flags": pooling_of(pooling_mode="cls", pooling_mode_mean_tokens=True),
     "a list of modes": pooling_of(pooling_mode=["cls", "mean"]),

@@ -5,20 +5,23 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
 import grpc
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.api.calls import CallObserver
 from attention_serving.server.api.calls import Recorder as CallsRecorder
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models.control import ModelControl
+from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.requests.validated_request import SequenceInputs, ValidatedRequest
 from attention_serving.server.engine.run.execute import Outputs
+from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.schedule.queue import Next, Queue
 from attention_serving.server.engine.statistics import BatchReport, ExpiryStage, Observer
@@ -227,7 +230,7 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-class Calls:
+class Calls(Observer):
     """An observer of calls that keeps the status of each."""
 
     def __init__(self) -> None:
@@ -274,6 +277,11 @@ class WatchedEngine(Engine):
         return self._queued.acquire(blocking=False)
 
 
+def unchanged(repository: Repository) -> ModelControl:
+    """What changes no model: there are no artifacts."""
+    return ModelControl(ModelStore(Path("/nonexistent"), Device()), repository)
+
+
 class Served:
     """A real server of some models, which opens its gate and stops at the end of the block."""
 
@@ -281,7 +289,7 @@ class Served:
         self,
         *models: LoadedModel,
         limits: Limits | None = None,
-        observer: CallObserver | None = None,
+        observer: Observer | None = None,
         guard: Guard | None = None,
         recorder: CallsRecorder | None = None,
         **options: Any,
@@ -301,7 +309,7 @@ class Served:
         )
         self.address = (defaults.host, self.server.bind())
         self.target = f"{defaults.host}:{self.address[1]}"
-        self.server.start(self.engine)
+        self.server.start(self.engine, unchanged(self.engine.repository))
         self.channel = self.connect()
 
     @classmethod

@@ -188,7 +188,7 @@ def test_every_case_is_replayed_on_each_session_of_its_graph_once_in_a_period(ar
     for _ in checks_of(repository):
         replaying.look()
     assert len(runs) == len(model.golden)
-    assert replaying.delay == 1000.0 / len(checks_of(repository))
+    assert replaying.seconds == 1000.0 / len(checks_of(repository))
 
 
 def test_replays_take_a_small_part_of_the_time(
@@ -197,7 +197,7 @@ def test_replays_take_a_small_part_of_the_time(
     monkeypatch.setattr(canary, "SHARE", 0.01)
     replaying, started = Canary(Repository([self_model]), lambda *_: True, Metrics(), 1e-9), time.monotonic()
     replaying.look()
-    assert 1e-9 < replaying.delay <= (time.monotonic() - started) / 0.01
+    assert 1e-9 < replaying.seconds <= (time.monotonic() - started) / 0.01
 
 
 def test_what_is_published_lasts_until_the_model_is_gone(self_model: LoadedModel) -> None:

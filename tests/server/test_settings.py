@@ -15,7 +15,7 @@ from attention_serving.server.command_line import make_application, unknown_vari
 from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.errors import ServerError
 from attention_serving.server.settings import AWAKE_SECONDS, SECTIONS, Settings
-from attention_serving.server.tls.files import TlsFiles
+from attention_serving.server.tls import TlsFiles
 from tests.server.samples import ROOT
 
 REPOSITORY = ["--model-repository", "models"]

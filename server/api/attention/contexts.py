@@ -1,9 +1,9 @@
 """The methods of attention.v1 for stored contexts: put, append, drop and list."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 from google.protobuf.descriptor import ServiceDescriptor
@@ -12,8 +12,7 @@ from attention_serving.artifact.manifest import KEY_POSITIONS
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention.codec import Decoder
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.inference import caller_of
-from attention_serving.server.api.method import Method, find_model, of_service, parse
+from attention_serving.server.api.method import Method, caller_of, find_model, of_service, parse
 from attention_serving.server.api.protobuf_bytes import Parsed, reader
 from attention_serving.server.api.tensors import Allowance
 from attention_serving.server.engine.budget import Reservation
@@ -29,7 +28,6 @@ from attention_serving.server.engine.types import (
     MaskKind,
     Ragged,
     Request,
-    Result,
 )
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
@@ -38,22 +36,9 @@ from attention_serving.server.transport.call import Call
 PATHS = ("key.data", "value.data", "mask.bits", "key.lengths", "value.lengths")
 
 
-class Put(NamedTuple):
-    """What is to be stored.
-
-    Attributes:
-        model: The model of the repository.
-        parent: The context that is continued; None for a new one.
-        new: The context, without its tensors.
-        positions: (T,), of the rows that no mask hides.
-        request: Projects these rows; None if they are stored already.
-    """
-
-    model: LoadedModel
-    parent: Context | None
-    new: Context
-    positions: Array
-    request: ValidatedRequest | None
+# What is to be stored: the model of the repository, the context without its tensors, what makes them of the
+# outputs of a run, and the request that runs; None if the context is stored already.
+Put: TypeAlias = "tuple[LoadedModel, Context, Callable[..., dict[str, Array]], ValidatedRequest | None]"
 
 
 class PutContext:
@@ -73,12 +58,13 @@ class PutContext:
     async def handle(self, message: bytes, call: Call, reservation: Reservation) -> bytes:
         """Answers one request."""
         reservation.add(len(message))
-        put = await self._threads.run(partial(self._decode, message, call, reservation), call.deadline)
-        context = put.new
-        if put.request is not None:
-            result = await self._engine.run(put.request, reservation)
-            context = await self._threads.run(partial(self._store, put, result), call.deadline)
-        reply: bytes = self._reply(context=describe(context, put.model)).SerializeToString()
+        work = partial(self._decode, message, call, reservation)
+        model, context, tensors, request = await self._threads.run(work, call.deadline)
+        if request is not None:
+            result = await self._engine.run(request, reservation)
+            made = partial(tensors, result.outputs)
+            await self._threads.run(partial(self._contexts.put, model, context, made), call.deadline)
+        reply: bytes = self._reply(context=describe(context, model)).SerializeToString()
         return reply
 
     def _decode(self, message: bytes, call: Call, reservation: Reservation) -> Put:
@@ -120,14 +106,9 @@ class PutContext:
         if stored is not None and stored.context is not None and stored.context.shared >= new.shared:
             if stored.context.owner == caller.name:
                 self._contexts.renew(model, stored.context, new.expires_at)
-            return Put(model, parent, stored.context, positions, None)
+            return model, stored.context, dict, None
         self._contexts.check_size(new.nbytes)
-        return Put(model, parent, new, positions, request)
-
-    def _store(self, put: Put, result: Result) -> Context:
-        projected = {name: arrays[0] for name, arrays in result.outputs.items()}
-        self._contexts.put(put.model, put.new, partial(joined, put.parent, projected, put.positions))
-        return put.new
+        return model, new, partial(joined, parent, positions), request
 
 
 def _decode_rows(parsed: Parsed[Any], allowance: Allowance) -> tuple[dict[str, Array], Array]:

@@ -1,27 +1,48 @@
-"""The methods of the Open Inference Protocol: the table of all, and the handlers of those that infer."""
+"""The methods of the Open Inference Protocol: inference, and what describes and changes server and models."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+from google.protobuf.message import Message
+
+from attention_serving.artifact.manifest import TensorSpec
 from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server import VERSION
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import engine_error_of
 from attention_serving.server.api.inference import Inference
-from attention_serving.server.api.method import Method, of_service
-from attention_serving.server.api.open_inference import codec, parameters, tensors
-from attention_serving.server.api.open_inference.handlers import Handlers
+from attention_serving.server.api.method import Method, find_model, of_service, readable, require
+from attention_serving.server.api.open_inference import codec, parameters, response, tensors
+from attention_serving.server.api.open_inference.tensors import BYTES
 from attention_serving.server.api.protobuf_bytes import Parsed, field, text_field
 from attention_serving.server.api.shared_memory import SharedMemory
-from attention_serving.server.api.tensors import Allowance, Reply
+from attention_serving.server.api.tensors import DATATYPES, Allowance, Reply
+from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.contexts import CONTEXT_ID
 from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.errors import EngineError, InvalidRequestError, UnsupportedError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.control import ModelControl
+from attention_serving.server.engine.models.control import ModelControl, ModelState
+from attention_serving.server.engine.requests.tokenizer import TEXT
+from attention_serving.server.engine.statistics import Durations, RunDurations
 from attention_serving.server.engine.types import Request, Result
 from attention_serving.server.security.rights import Right
+from attention_serving.server.transport.call import Call
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 RESPONSE = (pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER,)
+PLATFORM = "onnxruntime_onnx"
+BACKEND = "onnxruntime"
+UNLOAD_DEPENDENTS = "unload_dependents"
+# The parts of a run in the statistics of a model.
+PARTS = {"compute_input": "prepare", "compute_infer": "compute", "compute_output": "split"}
+TensorMetadata = pb.ModelMetadataResponse.TensorMetadata
+SERVER_NAME = "attention-serving"
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "statistics", "logging")
+SEVERITIES = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
+NO_CUDA = "CUDA shared memory is not supported by this server; use system shared memory, or send the tensors"
 
 
 class ModelInfer(Inference):
@@ -59,11 +80,245 @@ class ModelStreamInfer(ModelInfer):
         ).SerializeToString()
 
 
+class Handlers:
+    """Everything but inference: they describe the server and its models, and change both."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        is_serving: Callable[[], bool],
+        control: ModelControl,
+        memory: SharedMemory,
+    ) -> None:
+        """Creates the handlers; the arguments are those of `methods`."""
+        self._engine, self._is_serving = engine, is_serving
+        self._control, self._memory = control, memory
+        self._extensions = list(EXTENSIONS)
+        if control.is_explicit:
+            self._extensions.append("model_repository")
+        if memory.is_on:
+            self._extensions.append("system_shared_memory")
+
+    def live(self, request: pb.ServerLiveRequest, call: Call) -> pb.ServerLiveResponse:
+        """Replies true: a server that replies is live."""
+        return pb.ServerLiveResponse(live=True)
+
+    def ready(self, request: pb.ServerReadyRequest, call: Call) -> pb.ServerReadyResponse:
+        """Replies true from the end of the self-test until the drain."""
+        return pb.ServerReadyResponse(ready=self._is_serving())
+
+    def model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
+        """Replies true for a loaded model, and false for an unknown one, as Triton does."""
+        require(call, Right.READ, request.name)
+        try:
+            self._engine.model(request.name, request.version)
+        except EngineError:
+            return pb.ModelReadyResponse(ready=False)
+        return pb.ModelReadyResponse(ready=self._is_serving())
+
+    def metadata(self, request: pb.ServerMetadataRequest, call: Call) -> pb.ServerMetadataResponse:
+        """Describes the server."""
+        return pb.ServerMetadataResponse(name=SERVER_NAME, version=VERSION, extensions=self._extensions)
+
+    def log_settings(self, request: pb.LogSettingsRequest, call: Call) -> pb.LogSettingsResponse:
+        """Returns what is logged, in Triton's terms.
+
+        Raises:
+            InvalidRequestError: A setting is to be changed.
+        """
+        _refuse_changes(request.settings)
+        level, response = logging.getLogger().level, pb.LogSettingsResponse()
+        for name, severity in SEVERITIES.items():
+            response.settings[name].bool_param = level <= severity
+        response.settings["log_verbose_level"].uint32_param = level <= logging.DEBUG
+        response.settings["log_file"].string_param = ""
+        response.settings["log_format"].string_param = "default"
+        return response
+
+    def trace_settings(self, request: pb.TraceSettingRequest, call: Call) -> pb.TraceSettingResponse:
+        """Returns that Triton's own traces are off.
+
+        Raises:
+            InvalidRequestError: A setting is to be changed.
+        """
+        _refuse_changes(request.settings)
+        response = pb.TraceSettingResponse()
+        response.settings["trace_level"].value.append("OFF")
+        return response
+
+    def register(self, request: pb.SystemSharedMemoryRegisterRequest, call: Call) -> None:
+        """Registers a region of shared memory."""
+        self._memory.register(request.name, request.key, request.offset, request.byte_size)
+
+    def unregister(self, request: pb.SystemSharedMemoryUnregisterRequest, call: Call) -> None:
+        """Unregisters a region, or all of them. One that is not registered is no error."""
+        self._memory.unregister(request.name)
+
+    def regions(
+        self, request: pb.SystemSharedMemoryStatusRequest, call: Call
+    ) -> pb.SystemSharedMemoryStatusResponse:
+        """Lists the registered regions, or the one of a name."""
+        response = pb.SystemSharedMemoryStatusResponse()
+        for region in self._memory.regions(request.name):
+            status = response.regions[region.name]
+            status.name, status.key = region.name, region.key
+            status.offset, status.byte_size = region.offset, region.size
+        return response
+
+    def register_cuda(self, request: pb.CudaSharedMemoryRegisterRequest, call: Call) -> None:
+        """Refuses."""
+        raise UnsupportedError(NO_CUDA)
+
+    def without_cuda(self, request: Message, call: Call) -> None:
+        """Lists and unregisters no regions. Load generators call it before they begin."""
+
+    def model_metadata(self, request: pb.ModelMetadataRequest, call: Call) -> pb.ModelMetadataResponse:
+        """Lists the inputs that a request must contain, and the outputs of a request that names none."""
+        model = find_model(self._engine.model, call, Right.READ, request.name, request.version)
+        versions = [m.version for m in self._engine.repository if m.name == model.name]
+        return pb.ModelMetadataResponse(
+            name=model.name,
+            versions=versions,
+            platform=PLATFORM,
+            inputs=_inputs(model),
+            outputs=_outputs(model),
+        )
+
+    def config(self, request: pb.ModelConfigRequest, call: Call) -> pb.ModelConfigResponse:
+        """Describes the same tensors as a Triton model configuration, which load generators need.
+
+        A batch axis belongs to `max_batch_size` and not to the shapes. Texts have no other axis, so that of
+        a model that takes text belongs to the shapes.
+        """
+        model = find_model(self._engine.model, call, Right.READ, request.name, request.version)
+        batched = model.text_encoder is None
+        config = pb.ModelConfig(
+            name=model.name,
+            platform=PLATFORM,
+            backend=BACKEND,
+            version_policy=pb.ModelVersionPolicy(all=pb.ModelVersionPolicy.All()),
+            max_batch_size=self._engine.limits.max_sequences if batched else 0,
+            input=[pb.ModelInput(**_configuration(tensor, batched)) for tensor in _inputs(model)],
+            output=[pb.ModelOutput(**_configuration(tensor, batched)) for tensor in _outputs(model)],
+        )
+        if batched:
+            config.dynamic_batching.SetInParent()
+        return pb.ModelConfigResponse(config=config)
+
+    def statistics(self, request: pb.ModelStatisticsRequest, call: Call) -> pb.ModelStatisticsResponse:
+        """Reports what the models that are ready have done: all of them, or those of a name or version."""
+        if request.name:
+            require(call, Right.READ, request.name)
+        models = [
+            model
+            for model in readable(self._engine.repository, call)
+            if isinstance(model, LoadedModel)
+            and request.name in ("", model.name)
+            and request.version in ("", model.version)
+        ]
+        if not models and (request.name or call.identity is None):
+            models = [find_model(self._engine.model, call, Right.READ, request.name, request.version)]
+        return pb.ModelStatisticsResponse(model_stats=[_statistics(model) for model in models])
+
+    def index(self, request: pb.RepositoryIndexRequest, call: Call) -> pb.RepositoryIndexResponse:
+        """Lists the models, and why those that are not ready are not."""
+        return pb.RepositoryIndexResponse(
+            models=[
+                pb.RepositoryIndexResponse.ModelIndex(
+                    name=entry.name, version=entry.version, state=entry.state.value, reason=entry.reason
+                )
+                for entry in readable(self._control.index(), call)
+                if entry.state is ModelState.READY or not request.ready
+            ]
+        )
+
+    async def load(self, request: pb.RepositoryModelLoadRequest, call: Call) -> None:
+        """Loads a model, and replies once it is served."""
+        _check_parameters(request.parameters)
+        await result_of(self._control.request(self._control.load, request.model_name))
+
+    async def unload(self, request: pb.RepositoryModelUnloadRequest, call: Call) -> None:
+        """Unloads a model, and replies once it takes no more requests."""
+        _check_parameters(request.parameters, UNLOAD_DEPENDENTS)
+        await result_of(self._control.request(self._control.unload, request.model_name))
+
+
+def _check_parameters(parameters: Iterable[str], *known: str) -> None:
+    """Refuses the parameters of a request to load or to unload a model, but for the known ones."""
+    for name in set(parameters).difference(known):
+        says = "is not supported: an artifact states its own configuration"
+        raise InvalidRequestError(f"parameters[{name}]", says)
+
+
+def _refuse_changes(settings: Iterable[str]) -> None:
+    for name in settings:
+        raise InvalidRequestError(f"settings[{name}]", "cannot be changed while the server runs")
+
+
+def _inputs(model: LoadedModel) -> list[TensorMetadata]:
+    if model.text_encoder is not None:
+        return [TensorMetadata(name=TEXT, datatype=BYTES, shape=[-1])]
+    return [_metadata(spec) for spec in model.inputs if spec.name not in model.optional_inputs]
+
+
+def _outputs(model: LoadedModel) -> list[TensorMetadata]:
+    names = response.default_outputs(model)
+    return [_metadata(model.outputs.get(name, response.LENGTHS_SPEC)) for name in names]
+
+
+def _metadata(spec: TensorSpec) -> TensorMetadata:
+    shape = [axis if isinstance(axis, int) else -1 for axis in spec.axes]
+    return TensorMetadata(name=spec.name, datatype=DATATYPES[np.dtype(spec.data_type)], shape=shape)
+
+
+def _configuration(tensor: TensorMetadata, batched: bool) -> dict[str, Any]:  # noqa: FBT001 - one caller
+    name = "STRING" if tensor.datatype == BYTES else tensor.datatype
+    dims = tensor.shape[1:] if batched else tensor.shape
+    return {"name": tensor.name, "data_type": pb.DataType.Value(f"TYPE_{name}"), "dims": dims}
+
+
+def _statistics(model: LoadedModel) -> pb.ModelStatistics:
+    """What a version of a model has done since it was loaded."""
+    statistics = model.statistics
+    with statistics.lock:
+        runs = sorted(statistics.runs.items())
+        return pb.ModelStatistics(
+            name=model.name,
+            version=model.version,
+            last_inference=int(statistics.last_run * 1e3),
+            inference_count=statistics.queued.count,
+            execution_count=sum(own.count for _, own in runs),
+            # Each sequence of a run counts, and takes as long as the run.
+            inference_stats=pb.InferStatistics(
+                success=_duration(statistics.succeeded),
+                fail=_duration(statistics.failed),
+                queue=_duration(statistics.queued),
+                **_parts(runs),
+            ),
+            batch_stats=[
+                pb.InferBatchStatistics(batch_size=sequences, **_parts([(1, own)])) for sequences, own in runs
+            ],
+        )
+
+
+def _parts(runs: list[tuple[int, RunDurations]]) -> dict[str, pb.StatisticDuration]:
+    """The durations of the parts of some runs, each of which counts so many times."""
+    count = sum(times * own.count for times, own in runs)
+    return {
+        name: _duration(Durations(count, sum(times * getattr(own, part) for times, own in runs)))
+        for name, part in PARTS.items()
+    }
+
+
+def _duration(own: Durations) -> pb.StatisticDuration:
+    return pb.StatisticDuration(count=own.count, ns=int(own.seconds * 1e9))
+
+
 def methods(
     engine: Engine,
     is_serving: Callable[[], bool],
     threads: CodecThreads,
-    control: ModelControl | None,
+    control: ModelControl,
     memory: SharedMemory,
 ) -> dict[str, Method]:
     """Each method by its full name.
@@ -72,7 +327,7 @@ def methods(
         engine: Computes results.
         is_serving: Whether the server is ready for requests.
         threads: Decode and encode what is large.
-        control: Loads and unloads models on request; None if the models never change.
+        control: Loads and unloads models on request.
         memory: The regions of shared memory.
     """
     own = Handlers(engine, is_serving, control, memory)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from attention_serving.artifact.names import NAME_PATTERN, is_model_name
 from attention_serving.server.engine.errors import (
@@ -66,18 +66,9 @@ class ChangeKind(StrEnum):
     """It is not served any more."""
 
 
-class ModelChange(NamedTuple):
-    """One version of a model changed, or failed to.
-
-    Attributes:
-        name: Name of the model.
-        kind: What happened, or was to happen.
-        succeeded: Whether it did. A version that failed to load leaves what was served as it is.
-    """
-
-    name: str
-    kind: ChangeKind
-    succeeded: bool
+# Receives the name of a model of which a version changed or failed to, what happened or was to happen, and
+# whether it did. A version that failed to load leaves what was served as it is.
+Report: TypeAlias = Callable[[str, ChangeKind, bool], None]
 
 
 class ModelControl:
@@ -91,7 +82,7 @@ class ModelControl:
         store: ModelStore,
         repository: Repository,
         changed: Callable[[], None] = lambda: None,
-        report: Callable[[ModelChange], None] = lambda _change: None,
+        report: Report = lambda *_: None,
         *,
         is_explicit: bool = False,
     ) -> None:
@@ -163,18 +154,16 @@ class ModelControl:
             log.warning("repository not read", extra={"reason": str(error)})
             return
         for name, found in changed.items():
-            if self._seen.get(name) == found:
-                self._follow(name)
+            if self._seen.get(name) != found:
+                continue
+            try:
+                if self._store.chosen(name):
+                    self.load(name, strict=False)
+                else:
+                    self.unload(name)
+            except Exception:  # one model must not end the polling
+                log.exception("model not changed", extra={"model": name})
         self._seen = changed
-
-    def _follow(self, name: str) -> None:
-        try:
-            if self._store.chosen(name):
-                self.load(name, strict=False)
-            else:
-                self.unload(name)
-        except Exception:  # one model must not end the polling
-            log.exception("model not changed", extra={"model": name})
 
     def changed_on_disk(self) -> dict[str, dict[str, Signature]]:
         """The models whose artifacts are not those that were loaded last, and what is there by version.
@@ -220,7 +209,7 @@ class ModelControl:
         for failed in failures:
             was_served = isinstance(served.get(failed.version), LoadedModel)
             kind = ChangeKind.REPLACE if was_served else ChangeKind.LOAD
-            self._report(ModelChange(name, kind, succeeded=False))
+            self._report(name, kind, False)  # noqa: FBT003 - as the type says
         if failures and strict:
             self._note(failures)
             return f"model {name!r} version {failures[0].version} failed to load: {failures[0].reason}"
@@ -272,7 +261,7 @@ class ModelControl:
             if isinstance(old, LoadedModel):
                 _log_when_freed(old)
             kind = ChangeKind.REPLACE if was_served else ChangeKind.LOAD
-            self._report(ModelChange(name, kind if is_served else ChangeKind.UNLOAD, succeeded=True))
+            self._report(name, kind if is_served else ChangeKind.UNLOAD, True)  # noqa: FBT003 - as above
         versions = sorted((own for own, model in now.items() if isinstance(model, LoadedModel)), key=int)
         log.info("models changed", extra={"model": name, "versions": versions})
         self._changed()
@@ -315,7 +304,10 @@ class ModelControl:
         with suppress(ServerError, OSError):
             for key in self._store.artifacts():
                 found[key] = IndexEntry(*key, ModelState.UNAVAILABLE, UNLOADED)
-        found |= {(entry.name, entry.version): entry for entry in index_of(self.repository)}
+        for model in self.repository:
+            key, is_ready = (model.name, model.version), isinstance(model, LoadedModel)
+            state = ModelState.READY if is_ready else ModelState.UNAVAILABLE
+            found[key] = IndexEntry(*key, state, "" if isinstance(model, LoadedModel) else model.reason)
         for key, entry in list(self._states.items()):
             serving = key in found and found[key].state is ModelState.READY
             found[key] = IndexEntry(*key, ModelState.READY, entry.reason) if serving else entry
@@ -326,13 +318,3 @@ def _log_when_freed(model: LoadedModel) -> None:
     """Logs, on any thread, when the last request of a model has ended that is not served any more."""
     fields = {"model": model.name, "version": model.version}
     weakref.finalize(model, log.info, "model freed", extra=fields).atexit = False
-
-
-def index_of(repository: Repository) -> list[IndexEntry]:
-    """Every version that is served or failed to load."""
-    return [
-        IndexEntry(model.name, model.version, ModelState.READY)
-        if isinstance(model, LoadedModel)
-        else IndexEntry(model.name, model.version, ModelState.UNAVAILABLE, model.reason)
-        for model in repository
-    ]

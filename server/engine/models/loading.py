@@ -29,7 +29,7 @@ from attention_serving.server.engine.models.repository import FailedModel, Key, 
 from attention_serving.server.engine.requests.tokenizer import TextEncoder, TextLimits
 from attention_serving.server.engine.run.calibration import calibrated
 from attention_serving.server.engine.run.provider import Device, ProviderError
-from attention_serving.server.engine.run.session import RunControl, Session
+from attention_serving.server.engine.run.session import Session
 from attention_serving.server.errors import ServerError
 
 log = logging.getLogger(__name__)
@@ -321,7 +321,6 @@ def replay(
     case: GoldenCase,
     session: Session,
     tolerance: Tolerance,
-    control: RunControl | None = None,
     *,
     where: str,
 ) -> Parity:
@@ -331,14 +330,13 @@ def replay(
         case: Inputs of the session's graph, and outputs of eager PyTorch.
         session: The session, which may serve requests at the same time.
         tolerance: Largest accepted difference.
-        control: Can end the run early.
         where: Where the case is replayed, for the reason.
 
     Raises:
         MemoryError: The run needs more memory than the arena may take.
-        Exception: The run fails, or is ended early.
+        Exception: The run fails.
     """
-    outputs = session.run(case.inputs, control)
+    outputs = session.run(case.inputs)
     compared = [(0.0, 0.0, "")]
     for name, eager in case.outputs.items():
         compared.append((tolerance.ratio(outputs[name], eager), tolerance.error(outputs[name], eager), name))

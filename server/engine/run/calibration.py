@@ -95,9 +95,14 @@ class _Graph:
 
     def cost(self) -> RunCost:
         """Times runs of several sizes, up to one that takes long enough."""
-        clock = time.thread_time if self._model.runs_on_host else time.perf_counter
-        one = partial(self.run, parallel=False)
-        found = time_in_turns(self._possible(self._timed_sizes), [one], clock)
+        on_host = self._model.runs_on_host
+        # The weights of large batches would be hundreds of megabytes of results.
+        is_small = on_host or self.kind is GraphKind.WEIGHTS
+        sizes: tuple[Size, ...] = TIMED_SIZES if is_small else TIMED_SIZES_ON_DEVICE
+        if self.kind in IN_BLOCKS.values():
+            sizes = TIMED_SIZES_ALONE
+        clock, one = time.thread_time if on_host else time.perf_counter, partial(self.run, parallel=False)
+        found = time_in_turns(self._possible(sizes), [one], clock)
         return fit(self._operations(found), [seconds for (seconds,) in found.values()])
 
     def parallel_cost(self, one_thread: RunCost) -> RunCost:
@@ -124,14 +129,6 @@ class _Graph:
 
     def _operations(self, sizes: Iterable[Size]) -> list[tuple[int, int]]:
         return [self._model.operations(count, length, length) for count, length in sizes]
-
-    @property
-    def _timed_sizes(self) -> tuple[Size, ...]:
-        if self.kind in IN_BLOCKS.values():
-            return TIMED_SIZES_ALONE
-        # The weights of large batches would be hundreds of megabytes of results.
-        is_small = self._model.runs_on_host or self.kind is GraphKind.WEIGHTS
-        return TIMED_SIZES if is_small else TIMED_SIZES_ON_DEVICE
 
     def run(self, count: int, length: int, *, parallel: bool) -> None:
         """Runs so many sequences of a length."""

@@ -129,13 +129,10 @@ def _compute() -> None:
     except Exception as error:  # ONNX Runtime does not raise a specific type
         raise ProviderError(f"the device does not compute: {error}") from error
     if session.get_providers()[0] != CUDA.name:
-        raise ProviderError(_diagnosis())
+        needed = f"CUDA {cuda_version()} and cuDNN 9" if cuda_version() else "CUDA and cuDNN"
+        reason = preload() or "all of them were found"
+        raise ProviderError(
+            f"the libraries of CUDA do not load: {reason}; onnxruntime was built for {needed}"
+        )
     if found.tolist() != [2.0]:
         raise ProviderError(f"the device computes 1 + 1 = {found.tolist()}")
-
-
-def _diagnosis() -> str:
-    """Why a session ran on the CPU."""
-    needed = f"CUDA {cuda_version()} and cuDNN 9" if cuda_version() else "CUDA and cuDNN"
-    reason = preload() or "all of them were found"
-    return f"the libraries of CUDA do not load: {reason}; onnxruntime was built for {needed}"

@@ -23,7 +23,6 @@ class RuntimeProvider:
         name: Name in ONNX Runtime.
         package: Python package that contains it.
         options: Provider options, by ONNX Runtime's names.
-        options_with_limit: Further options if the memory of the device is limited.
         uses_host_cores: Whether a run occupies the cores of the host.
         arenas: The arenas of a session, as ONNX Runtime names them in the options of a run.
     """
@@ -31,7 +30,6 @@ class RuntimeProvider:
     name: str
     package: str
     options: Mapping[str, str] = field(default_factory=dict)
-    options_with_limit: Mapping[str, str] = field(default_factory=dict)
     uses_host_cores: bool = False
     arenas: str = "cpu:0"
 
@@ -62,9 +60,6 @@ RUNTIME_PROVIDERS = {
             # Captured graphs need fixed shapes and addresses.
             "enable_cuda_graph": "0",
         },
-        # Otherwise the arena doubles, which allocates device memory less often; an allocation waits for all
-        # kernels on the device.
-        options_with_limit={"arena_extend_strategy": "kSameAsRequested"},
         arenas="cpu:0;gpu:0",
     ),
 }
@@ -100,5 +95,7 @@ class Device:
         runtime = self.provider.runtime
         if runtime.uses_host_cores or not self.memory_bytes:
             return dict(runtime.options)
-        limit = {"gpu_mem_limit": str(self.memory_bytes)}
-        return {**runtime.options, **runtime.options_with_limit, **limit}
+        # Without a limit the arena doubles, which allocates device memory less often; an allocation waits for
+        # all kernels on the device.
+        limit = {"gpu_mem_limit": str(self.memory_bytes), "arena_extend_strategy": "kSameAsRequested"}
+        return {**runtime.options, **limit}

@@ -99,11 +99,6 @@ class Batch:
             queued.spans is not None for queued in self.sequences
         )
 
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether no caller waits for a result of the batch any more."""
-        return all(queued.request.is_done for queued in self.sequences)
-
     def take_alike(self, bucket: deque[SequenceInputs], now: float) -> None:
         """Takes the first sequences of a bucket as long as they are like that of the batch, and fit.
 

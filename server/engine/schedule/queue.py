@@ -261,8 +261,10 @@ class Queue:
             self._buckets[key] = deque(sequences)
         elif bucket[-1].turn <= share.turn:  # the usual case
             bucket.extend(sequences)
+        elif count == 1:  # after those with the same turn
+            bucket.insert(bisect_right(bucket, share.turn, key=_turn), sequences[0])
         else:
-            _insert(bucket, sequences)
+            self._buckets[key] = deque(merge(bucket, sequences, key=_turn))
         self._queued_seconds += seconds
         share.sequences += count
         share.seconds += seconds
@@ -465,16 +467,6 @@ def _join(
 def _first(bucket: Bucket) -> tuple[float, float, int]:
     head = bucket[0]
     return head.request.share.clock, head.turn, head.request.number
-
-
-def _insert(bucket: Bucket, queued: tuple[SequenceInputs, ...]) -> None:
-    """Inserts the sequences of a new request, after those with the same turn."""
-    if len(queued) == 1:
-        bucket.insert(bisect_right(bucket, queued[0].turn, key=_turn), queued[0])
-    else:
-        merged = list(merge(bucket, queued, key=_turn))
-        bucket.clear()
-        bucket.extend(merged)
 
 
 def _is_wanted(queued: SequenceInputs, now: float, expired: list[ValidatedRequest]) -> bool:

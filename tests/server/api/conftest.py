@@ -31,7 +31,7 @@ def engine(loaded: Repository) -> Iterator[Engine]:
 def guard(tokens_file: Path) -> Iterator[Guard]:
     table = watched(tokens_file)
     yield Guard(table, WebTokens(FixedKeys(public_jwk("RS256")), issuer=ISSUER, audience=AUDIENCE))
-    table._thread.close()
+    table.close()
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ UNLIMITED = RpcOptions(
     max_concurrent_calls=1000,
     max_streams=1000,
     stream_window=3,
-    receive_timeout_seconds=0,
+    message_timeout_seconds=0,
     stream_idle_seconds=0,
 )
 
@@ -130,7 +130,7 @@ def calls_of(
     check_deadline: Callable[[float, Caller], None] = lambda *_: None,
 ) -> Calls:
     """What serves calls of one method."""
-    return Calls({METHOD: method}, Observed(), Admission(limits, check_deadline), stream_window=3)
+    return Calls({METHOD: method}, Observed(), Admission(limits, check_deadline))
 
 
 def started(method: Method, limits: RpcOptions = UNLIMITED) -> ScriptedCall:

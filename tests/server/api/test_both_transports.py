@@ -76,7 +76,7 @@ def a_message_that_does_not_arrive_ends_its_call(served: Served) -> None:
     opened.close()
     assert served.calls.ended(3) == {("Attend", "DEADLINE_EXCEEDED"): 3}
     assert served.calls.refusals == [("Attend", "RECEIVE_TIMEOUT")] * 3
-    wait_until(lambda: served.server.load().waiting == 0)
+    wait_until(lambda: served.server.load().waiting_calls == 0)
 
 
 def a_caller_who_does_not_read_is_cut_off(served: Served) -> None:
@@ -85,7 +85,7 @@ def a_caller_who_does_not_read_is_cut_off(served: Served) -> None:
     calls = [unread(served), method(iter([large] * 8), timeout=PATIENCE_SECONDS)]
     served.calls.ended(2)
     assert sorted(served.calls.refusals) == [("Attend", "SLOW_READER"), ("AttendStream", "SLOW_READER")]
-    wait_until(lambda: served.server.load().calls == 0)
+    wait_until(lambda: served.server.load().open_calls == 0)
     for call in calls:
         call.cancel()
 
@@ -95,7 +95,7 @@ def a_drain_ends_watchers_idle_streams_and_silent_calls(served: Served) -> None:
     assert next(news).status == SERVING
     stream.ask()
     opened = Opened(served, 2)
-    wait_until(lambda: served.server.load().waiting == 2)
+    wait_until(lambda: served.server.load().waiting_calls == 2)
     stopping = Stopping(served)
     assert next(news).status == NOT_SERVING
     for call in (news, stream.replies):
@@ -113,7 +113,7 @@ def callers_are_asked_for_a_token(served: Served) -> None:
         assert attend(served.channel, caller=wrong).code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-IMPATIENT: dict[str, Any] = {"send_timeout_seconds": 0.5, "receive_timeout_seconds": 0.5}
+IMPATIENT: dict[str, Any] = {"message_timeout_seconds": 0.5}
 # By what is shown, settings of the server.
 ROWS: dict[Callable[[Served], None], dict[str, Any]] = {
     calls_are_answered_or_refused: {},

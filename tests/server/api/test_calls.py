@@ -3,7 +3,7 @@
 import gc
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -17,8 +17,7 @@ from attention_serving.server.engine.schedule.fair_shares import ANYONE
 from attention_serving.server.transport.call import Call
 from tests.server.api.scripted import UNLIMITED, ScriptedCall, calls_of, started
 
-LIMITS = replace(UNLIMITED, receive_timeout_seconds=60, stream_idle_seconds=60)
-Send = Callable[[bytes], None]
+LIMITS = replace(UNLIMITED, message_timeout_seconds=60, stream_idle_seconds=60)
 
 
 class Handler:
@@ -42,9 +41,13 @@ class Handler:
         finally:
             self.ended.append(message)
 
-    def watch(self, message: bytes, _call: Call, send: Send) -> Callable[[], None]:
-        self.begin(message).add_done_callback(lambda future: send(message + future.result()))
-        return lambda: self.ended.append(message)
+    async def watch(self, message: bytes) -> AsyncIterator[bytes]:
+        try:
+            reply: bytes = await result_of(self.begin(message))
+            yield message + reply
+            await result_of(Future[bytes]())
+        finally:
+            self.ended.append(message)
 
 
 def unary(handler: Handler) -> Method:
@@ -106,7 +109,7 @@ def test_a_call_that_has_ended_is_freed_by_reference_counting(
     gc.disable()
     try:
         end(call, handler)
-        assert all(future.done() for future in handler.futures) or kind is server_stream
+        assert all(future.done() for future in handler.futures)
         handler.futures.clear()
         del call
         assert freed() is None

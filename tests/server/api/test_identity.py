@@ -10,13 +10,14 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.protos.inference import open_inference_pb2 as oip
 from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from attention_serving.server.api.admission import Admission, IdentityAccount, check_share
-from attention_serving.server.engine.budget import MemoryBudget
+from attention_serving.server.api.admission import Admission, check_share
+from attention_serving.server.engine.budget import Account, MemoryBudget
+from attention_serving.server.engine.errors import IdentityLimitError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.http.exchange import access_question as question
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.peers import ACCESS_CHECK as CHECK
-from attention_serving.server.security.rights import Identity, IdentityLimitError, Rights
+from attention_serving.server.security.rights import Identity, Rights
 from attention_serving.server.transport.call import Metadata
 from tests.server.api.scripted import UNLIMITED
 from tests.server.api.served import (
@@ -67,7 +68,7 @@ def test_a_caller_without_the_right_is_refused_before_a_message(
     secured: Secured, method: str, metadata: Metadata, expected: tuple[grpc.StatusCode, str]
 ) -> None:
     assert headers_only(secured.served, method, metadata) == expected
-    assert secured.served.server.load().waiting == 0
+    assert secured.served.server.load().waiting_calls == 0
     assert secured.served.calls.ended(1) == {(method.rsplit("/", 1)[1], expected[0].name): 1}
 
 
@@ -179,7 +180,7 @@ def test_an_identity_gets_its_share_of_the_places(others: int, places: int, limi
 
 def test_an_identity_gets_its_share_of_the_memory() -> None:
     """A request that alone exceeds it is granted."""
-    budget, greedy, modest = MemoryBudget(1000), IdentityAccount(0), IdentityAccount(50)
+    budget, greedy, modest = MemoryBudget(1000), Account(0), Account(50)
     budget.reserve(600, greedy).add(300)
     with pytest.raises(IdentityLimitError, match="is more than its share while 100 are free"):
         budget.reserve(10, greedy)

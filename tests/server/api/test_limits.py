@@ -25,11 +25,11 @@ def test_calls_without_a_message_take_no_place_and_are_bounded(self_model: Loade
         served.connect() as other,
     ):
         opened = Opened(served, 3), Opened(served, 1)
-        wait_until(lambda: served.server.load().waiting == 4)
+        wait_until(lambda: served.server.load().waiting_calls == 4)
         assert attend(other).code() is EXHAUSTED
         assert health(other) == SERVING
         opened[1].close()
-        wait_until(lambda: served.server.load().waiting == 3)
+        wait_until(lambda: served.server.load().waiting_calls == 3)
         assert answer(attend(other)) == [2]
         opened[0].close()
     assert served.calls.refusals == [("Attend", "OVERLOADED")]
@@ -71,7 +71,7 @@ def test_connections_beyond_the_limit_are_closed(self_model: LoadedModel) -> Non
     with Served(self_model, max_connections=2) as served, served.connect() as other:
         for channel in (served.channel, other):
             assert answer(attend(channel)) == [2]
-        assert served.server.load().connections == 2
+        assert served.server.load().open_connections == 2
         with served.connect() as third:
             assert attend(third).code() is grpc.StatusCode.UNAVAILABLE
 
@@ -82,7 +82,7 @@ def test_a_connection_without_calls_is_closed(
     monkeypatch.setattr(grpc_server, "COUNT_SECONDS", 0.0)
     with Served(self_model, connection_idle_seconds=0.2) as served:
         assert answer(attend(served.channel)) == [2]
-        wait_until(lambda: not served.server.load().connections)
+        wait_until(lambda: not served.server.load().open_connections)
 
 
 @pytest.mark.thorough
@@ -101,14 +101,14 @@ def test_a_client_that_answers_no_ping_is_disconnected(
 
 
 def test_a_reply_that_is_not_read_keeps_its_place_until_it_is(self_model: LoadedModel) -> None:
-    with Served(self_model, max_concurrent_calls=2, send_timeout_seconds=0) as served:
+    with Served(self_model, max_concurrent_calls=2, message_timeout_seconds=0) as served:
         calls = [unread(served) for _ in range(2)]
         assert served.engine.has_queued(2)
         with served.connect() as other:
             assert attend(other).code() is EXHAUSTED
             for call in calls:
                 assert len(list(call)) == 1
-            wait_until(lambda: served.server.load().calls == 0)
+            wait_until(lambda: served.server.load().open_calls == 0)
             assert answer(attend(other)) == [2]
         assert served.calls.ended(4) == {("Attend", "OK"): 3, ("Attend", "RESOURCE_EXHAUSTED"): 1}
         assert ("Attend", "SLOW_READER") not in served.calls.refusals

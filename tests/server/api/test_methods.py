@@ -14,16 +14,17 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.inference import open_inference_pb2
 from attention_serving.server.api.attention.service import describe
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.method import CallKind
+from attention_serving.server.api.method import CallKind, Method
 from attention_serving.server.api.methods import REFLECTION_V1, SERVICES, HealthService, all_methods
-from attention_serving.server.api.open_inference.handlers import Handlers
+from attention_serving.server.api.open_inference.service import Handlers
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import FailedModel
 from attention_serving.server.security.peers import ACCESS_CHECK
-from tests.server.api.scripted import ScriptedCall
+from tests.server.api.scripted import ScriptedCall, calls_of
 from tests.server.samples import HEADS, TEXT
+from tests.server.seams import unchanged
 
 FILES: list[Any] = [attention_pb2, open_inference_pb2, health_pb2, reflection_pb2]
 KINDS = {
@@ -39,9 +40,8 @@ def services() -> Iterator[ServiceDescriptor]:
 
 
 def test_every_method_of_every_service_is_answered_as_its_kind(engine: Engine, threads: CodecThreads) -> None:
-    table = all_methods(
-        engine, threads, HealthService(), lambda: True, None, SharedMemory(), identify=lambda *_: None
-    )
+    control = unchanged(engine.repository)
+    table = all_methods(engine, threads, HealthService(), control, SharedMemory(), identify=lambda *_: None)
     expected = {
         f"/{service.full_name}/{method.name}": KINDS[method.client_streaming, method.server_streaming]
         for service in services()
@@ -56,22 +56,26 @@ def test_every_method_of_every_service_is_answered_as_its_kind(engine: Engine, t
 
 
 def test_each_change_is_sent_to_those_that_watch_and_nothing_is_kept_of_them() -> None:
-    service, sent = HealthService(), list[bytes]()
-    message = health_pb2.HealthCheckRequest(service="x" * 5000).SerializeToString()
-    end = service.watch(message, ScriptedCall(), sent.append)
+    service, call = HealthService(), ScriptedCall()
+    method = Method(kind=CallKind.SERVER_STREAMING, handle=service.watch, right=None)
+    call.begin(calls_of(method).serve)
+    call.deliver(health_pb2.HealthCheckRequest(service="x" * 5000).SerializeToString())
     unknown = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
-    assert sent == [unknown.SerializeToString()]
+    assert call.sent == [unknown.SerializeToString()]
+    call.complete_send()
     service.set_models({"x" * 5000})
     service.set_models({"x" * 5000})
     serving = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
-    assert sent == [unknown.SerializeToString(), serving.SerializeToString()]
-    end()
-    service.set_models(set())
-    assert (len(sent), service._watchers) == (2, {})
+    assert call.sent == [unknown.SerializeToString(), serving.SerializeToString()]
+    call.complete_send()
+    assert list(service._watchers) == [call]
+    call.cancel()
+    del call
+    assert not service._watchers
 
 
 def test_the_batch_axis_of_texts_is_part_of_their_shape(engine: Engine) -> None:
-    handlers = Handlers(engine, lambda: True, None, SharedMemory())
+    handlers = Handlers(engine, lambda: True, unchanged(engine.repository), SharedMemory())
     config = handlers.config(open_inference_pb2.ModelConfigRequest(name=TEXT), ScriptedCall()).config
     assert (config.max_batch_size, [list(tensor.dims) for tensor in config.input]) == (0, [[-1]])
 

@@ -69,7 +69,7 @@ def test_a_socket_answers_as_the_port_does_and_its_calls_outlast_a_drain(
     with Served(self_model, **options) as served, grpc.insecure_channel(f"unix:{path}") as own:
         first, second = [attend(channel, 3).result() for channel in (served.channel, own)]
         assert first == second
-        assert served.server.load().connections == 2
+        assert served.server.load().open_connections == 2
         second = RpcServer(dataclasses.replace(OPTIONS, unix_socket=path), Calls())
         with pytest.raises(ServerError, match=f"{path}: another process does"):
             second.bind()

@@ -68,7 +68,7 @@ def test_a_coroutine_that_is_closed_withdraws_its_request(self_model: LoadedMode
     before = engine.budget.held_bytes
     assert left.cancel()
     assert engine.budget.held_bytes == before // 2
-    assert engine.load().queued_sequences == (place == "running")
+    assert engine.load().queue_depth == (place == "running")
     assert recorder.failed == [(SELF, "CANCELLED")]
     gate.open()
     assert_answers(validated_of(self_model, [(2, 2)]), kept.result(PATIENCE_SECONDS))
@@ -85,7 +85,7 @@ def test_a_request_expires_once_at_a_deadline_of_its_own(held: Held, place: Expi
         outcome(request)
     assert held.recorder.failed == [(SELF, "DEADLINE_EXCEEDED")]
     assert held.recorder.expired == [(SELF, place)]
-    assert held.engine.load().queued_sequences == 0
+    assert held.engine.load().queue_depth == 0
 
 
 def test_whoever_waits_may_submit_and_withdraw_when_told(held: Held) -> None:

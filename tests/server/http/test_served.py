@@ -43,7 +43,7 @@ def served(self_model: LoadedModel, cross_model: LoadedModel, folder: Path) -> I
     table = watched(write_tokens(folder / "tokens.json", *ENTRIES))
     with Served(self_model, cross_model, guard=Guard(table), unix_socket=folder / "grpc") as served:
         yield served
-    table._thread.close()
+    table.close()
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from attention_serving.server import VERSION
 from attention_serving.server.api.calls import CallLoad
 from attention_serving.server.engine.errors import Code
 from attention_serving.server.engine.limits import MIB
-from attention_serving.server.engine.models.control import ChangeKind, ModelChange
+from attention_serving.server.engine.models.control import ChangeKind
 from attention_serving.server.engine.models.repository import FailedModel, Repository
 from attention_serving.server.engine.statistics import BatchReport, EngineLoad, ExpiryStage, RunTimes
 from attention_serving.server.observe.metrics import UNKNOWN, Metrics
@@ -99,8 +99,8 @@ def test_calls_requests_and_batches_are_counted(metrics: Metrics) -> None:
 
 
 def test_what_is_rare_is_counted(metrics: Metrics) -> None:
-    metrics.model_changed(ModelChange("m", ChangeKind.REPLACE, succeeded=True))
-    metrics.model_changed(ModelChange("m", ChangeKind.LOAD, succeeded=False))
+    metrics.model_changed("m", ChangeKind.REPLACE, succeeded=True)
+    metrics.model_changed("m", ChangeKind.LOAD, succeeded=False)
     for _ in range(2):
         metrics.refused("/a/B", "OVERLOADED")
     metrics.request_expired("m", ExpiryStage.QUEUED)
@@ -127,14 +127,15 @@ def test_what_is_rare_is_counted(metrics: Metrics) -> None:
 def test_every_scrape_reads_the_load_of_its_moment(metrics: Metrics) -> None:
     assert has(metrics, "attention_queue_depth 0\nattention_open_calls 0")
     engine = EngineLoad(
-        queued_sequences=7,
-        oldest_seconds=0.5,
-        predicted_seconds=1.5,
+        queue_depth=7,
+        queue_age_seconds=0.5,
+        predicted_queue_seconds=1.5,
         in_flight_bytes=2048,
-        run_bytes=4096,
-        running=2,
+        run_memory_bytes=4096,
+        runs=2,
     )
-    metrics.watch(lambda: engine, lambda: CallLoad(calls=9, streams=3, waiting=4, connections=5))
+    calls = CallLoad(open_calls=9, open_streams=3, waiting_calls=4, open_connections=5)
+    metrics.watch(lambda: engine, lambda: calls)
     endpoint = MetricsEndpoint(metrics.registry, HOST, 0, metrics.refresh)
     found = scrape(endpoint.port)
     endpoint.close()

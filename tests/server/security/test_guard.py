@@ -44,7 +44,7 @@ def guard(tmp_path: Path) -> Iterator[Guard]:
     tokens = WebTokens(FixedKeys(public_jwk("ES256")), issuer=ISSUER, audience=AUDIENCE)
     table = watched(path)
     yield Guard(table, tokens)
-    table._thread.close()
+    table.close()
 
 
 def name_of(guard: Guard, *values: str | bytes, certificates: tuple[str, ...] = ()) -> str:
@@ -102,7 +102,7 @@ def test_metrics_need_a_token_with_the_right_to_read(tmp_path: Path) -> None:
         assert (answer.status, "www-authenticate" in answer.headers) == (status, status == 401)
     assert b'attention_security_reloads_total{result="failure",what="tokens"} 1.0' in answer.body
     endpoint.close()
-    table._thread.close()
+    table.close()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from attention_serving.server.security.token_file import read_file
 from scripts.local_server import serving
 from tests.server.http.clients import http_port
 from tests.server.samples import ROOT
-from tests.server.seams import WatchedEngine, wait_until
+from tests.server.seams import WatchedEngine, unchanged, wait_until
 from tests.support.certificates import client_context, presented
 
 PAGE = (ROOT / "docs/security.md").read_text()
@@ -41,7 +41,12 @@ def test_the_page_states_the_right_of_every_method(engine: WatchedEngine, thread
         stated[right] |= {name.rpartition("/")[2] for name in re.findall(r"`([^`]+)`", methods)}
     found: defaultdict[str, set[str]] = defaultdict(set)
     methods = all_methods(
-        engine, threads, HealthService(), lambda: True, None, SharedMemory(), identify=lambda *_: None
+        engine,
+        threads,
+        HealthService(),
+        unchanged(engine.repository),
+        SharedMemory(),
+        identify=lambda *_: None,
     )
     for path, method in methods.items():
         if not path.startswith("/attention.internal."):

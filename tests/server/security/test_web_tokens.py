@@ -317,7 +317,7 @@ def keys_of(where: str | Path) -> Iterator[Keys]:
     with looking_often():
         keys = Keys(str(where))
     yield keys
-    keys._watched._thread.close()
+    keys._watched.close()
 
 
 def has(keys: Keys, *key_ids: str) -> bool:

@@ -1,6 +1,7 @@
 """TLS of gRPC, HTTP and metrics alike: who may connect, whom the server takes them for, and renewal."""
 
 import http.client
+import json
 import queue
 import socket
 import ssl
@@ -21,12 +22,11 @@ from attention_serving.server.api.admission import client_of, peer_identities
 from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.observe.prometheus import MetricsEndpoint
 from attention_serving.server.security.peers import CLIENT as CLIENT_KEY
-from attention_serving.server.security.peers import FORWARDED, forward, names_in
-from attention_serving.server.tls import watch
-from attention_serving.server.tls.files import CurrentCertificates, TlsFiles
+from attention_serving.server.security.peers import FORWARDED, names_in
+from attention_serving.server.tls import CurrentCertificates, TlsFiles, watch
 from attention_serving.server.transport import TransportKind, create_transport
 from attention_serving.server.transport.call import Call
-from attention_serving.server.transport.options import private_credentials, tls_credentials
+from attention_serving.server.transport.options import tls_credentials
 from tests.server.http.scripted import Scripted, front
 from tests.server.seams import PATIENCE_SECONDS, wait_until
 from tests.server.security.samples import looking_often
@@ -71,7 +71,9 @@ class Answering:
         self.port = self._transport.listen(f"{HOST}:0", tls_credentials(current))
         self.open_socket, self.private_socket = f"unix:{folder}/open", f"unix:{folder}/private"
         self._transport.listen(self.open_socket)
-        self._transport.listen(self.private_socket, private_credentials())
+        self._transport.listen(
+            self.private_socket, grpc.local_server_credentials(grpc.LocalConnectionType.UDS)
+        )
         self._transport.start(self._serve, lambda: False)
 
     def next_caller(self) -> tuple[tuple[str, ...], str]:
@@ -84,7 +86,7 @@ class Answering:
     async def _serve(self, call: Call) -> None:
         self._callers.put((peer_identities(call), client_of(call)))
         await call.message()
-        call.reply(REPLY)
+        call.finish(grpc.StatusCode.OK, message=REPLY)
 
 
 def settings_of(files: TlsFiles) -> dict[str, Any]:
@@ -96,10 +98,10 @@ def settings_of(files: TlsFiles) -> dict[str, Any]:
 def grpc_face(kind: TransportKind, files: TlsFiles, folder: Path) -> Iterator[int]:
     watched = watch(files)
     watched.start()
-    server = Answering(kind, watched.current, folder)
+    server = Answering(kind, lambda: watched.value, folder)
     yield server.port
     server.close()
-    watched._thread.close()
+    watched.close()
 
 
 @contextmanager
@@ -114,10 +116,10 @@ def http_face(files: TlsFiles, _folder: Path) -> Iterator[int]:
 def metrics_face(files: TlsFiles, _folder: Path) -> Iterator[int]:
     watched = watch(files)
     watched.start()
-    endpoint = MetricsEndpoint(Metrics().registry, HOST, 0, certificates=watched.current)
+    endpoint = MetricsEndpoint(Metrics().registry, HOST, 0, certificates=lambda: watched.value)
     yield endpoint.port
     endpoint.close()
-    watched._thread.close()
+    watched.close()
 
 
 FACES: dict[str, tuple[Face, bytes]] = {
@@ -243,7 +245,8 @@ def files(tmp_path: Path) -> TlsFiles:
 
 @pytest.fixture(params=get_args(TransportKind))
 def server(files: TlsFiles, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Answering]:
-    server = Answering(request.param, watch(files).current, tmp_path)
+    watched = watch(files)
+    server = Answering(request.param, lambda: watched.value, tmp_path)
     yield server
     server.close()
 
@@ -254,7 +257,7 @@ def call(channel: grpc.Channel, *metadata: tuple[str, str | bytes]) -> None:
 
 
 def test_the_private_socket_alone_may_name_another(server: Answering) -> None:
-    claim = (forward(["root", "Zoë"]), (CLIENT_KEY, "10.0.0.1:7"))
+    claim = ((FORWARDED, json.dumps(["root", "Zoë"]).encode()), (CLIENT_KEY, "10.0.0.1:7"))
     local = grpc.local_channel_credentials(grpc.LocalConnectionType.UDS)
     with grpc.secure_channel(server.private_socket, local) as channel:
         call(channel, *claim)

@@ -97,7 +97,7 @@ def test_a_reply_reaches_a_slow_peer_although_the_server_stops() -> None:
         stopping.start()
         stopping.join(0.2)  # the client acknowledges that the server goes away
         peer.hold()
-        call.post(lambda: call.reply(REPLY))
+        call.post(lambda: call.finish(grpc.StatusCode.OK, message=REPLY))
         stopping.join(0.3)  # a server that does not wait for its peers has closed the connection by then
         peer.release()
         assert sent.result() == REPLY

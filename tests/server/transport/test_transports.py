@@ -28,7 +28,7 @@ Script = Callable[[Call], Coroutine[Wait, Any, object]]
 
 
 async def reply(call: Call) -> None:
-    call.reply(REPLY)
+    call.finish(grpc.StatusCode.OK, message=REPLY)
 
 
 def no_work() -> bool:
@@ -57,7 +57,7 @@ class Listening:
     async def _serve(self, call: Call) -> None:
         try:
             self.results.put(await self._scripts.popleft()(call))
-            await call.done()
+            await suspend(None)
         finally:
             self.ended.put(call.ended_with)
 
@@ -105,7 +105,7 @@ def test_a_call_has_its_method_deadline_and_message(listening: Listening, timeou
     async def read(call: Call) -> object:
         seconds = call.deadline - time.monotonic()
         found = call.method, await call.message(), await call.message()
-        call.reply(REPLY)
+        call.finish(grpc.StatusCode.OK, message=REPLY)
         return seconds, found
 
     assert listening.call(read, b"question", timeout).result(PATIENCE_SECONDS) == REPLY
@@ -121,7 +121,7 @@ def test_the_first_end_of_a_call_reaches_the_caller_with_details_and_metadata(li
     async def finish_often(call: Call) -> object:
         call.finish(grpc.StatusCode.ABORTED, "ä detail", trailing)
         call.finish(grpc.StatusCode.INTERNAL, "second")
-        call.reply(REPLY)
+        call.finish(grpc.StatusCode.OK, message=REPLY)
         await call.send(REPLY)
         return await call.message()
 
@@ -169,7 +169,7 @@ def test_callbacks_run_in_order_on_the_transports_thread(listening: Listening) -
         call.post(partial(note, number))
     call.post(lambda: 1 // 0)
     call.post(outer)
-    call.post(lambda: call.reply(REPLY))
+    call.post(lambda: call.finish(grpc.StatusCode.OK, message=REPLY))
     assert sent.result() == REPLY
     assert ran == [(name, "calls") for name in (*range(100), "inner", "outer")]
 
@@ -181,7 +181,7 @@ def test_a_call_that_has_ended_is_not_resumed_and_delays_no_other(
 
     async def reply_and_wait(call: Call) -> None:
         listening.calls.put(call)
-        call.reply(REPLY)
+        call.finish(grpc.StatusCode.OK, message=REPLY)
         await suspend(None)
         ran.append("late")
 
@@ -192,7 +192,7 @@ def test_a_call_that_has_ended_is_not_resumed_and_delays_no_other(
     sent, call = listening.hold()
     wait_until(lambda: time.monotonic() - listening.transport.now > 0.2)  # the thread sleeps
     ended.wake()
-    call.post(lambda: call.reply(REPLY))
+    call.post(lambda: call.finish(grpc.StatusCode.OK, message=REPLY))
     assert sent.result(PATIENCE_SECONDS) == REPLY
     monkeypatch.undo()
     assert listening.is_answered()

@@ -28,8 +28,8 @@ def work(folder: Path, worker: int, *, calls: int, is_ready: bool) -> None:
         metrics.call_ended("/a/B", "OK", 0.5)
     if not is_ready:
         metrics.loading([("m", "1")])
-    load = EngineLoad(queued_sequences=calls, oldest_seconds=calls / 4)
-    metrics.watch(lambda: load, lambda: CallLoad(calls=calls))
+    load = EngineLoad(queue_depth=calls, queue_age_seconds=calls / 4)
+    metrics.watch(lambda: load, lambda: CallLoad(open_calls=calls))
     metrics.refresh()
 
 

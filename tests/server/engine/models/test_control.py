@@ -26,7 +26,6 @@ from attention_serving.server.engine.limits import chosen_versions
 from attention_serving.server.engine.models.control import (
     ChangeKind,
     IndexEntry,
-    ModelChange,
     ModelControl,
     ModelState,
 )
@@ -40,8 +39,8 @@ from tests.support.coroutines import submitted
 
 DEVICE = Device(threads=1)
 REASON = "it differs"
-LOADED, REPLACED, UNLOADED = (ModelChange(SELF, kind, succeeded=True) for kind in ChangeKind)
-NOT_LOADED, NOT_REPLACED, _ = (ModelChange(SELF, kind, succeeded=False) for kind in ChangeKind)
+LOADED, REPLACED, UNLOADED = ((SELF, kind, True) for kind in ChangeKind)
+NOT_LOADED, NOT_REPLACED, _ = ((SELF, kind, False) for kind in ChangeKind)
 
 
 @pytest.fixture
@@ -56,10 +55,11 @@ class Control(ModelControl):
     def __init__(self, folder: Path, policy: str = "all") -> None:
         store = ModelStore(folder, DEVICE, policy=policy)
         self.changes: list[None] = []
-        self.reported: list[ModelChange] = []
+        self.reported: list[tuple[str, ChangeKind, bool]] = []
         models = Repository(store.load(*key) for key in store.artifacts())
         changed = lambda: self.changes.append(None)  # noqa: E731
-        super().__init__(store, models, changed, self.reported.append, is_explicit=True)
+        report = lambda *change: self.reported.append(change)  # noqa: E731
+        super().__init__(store, models, changed, report, is_explicit=True)
 
     @property
     def states(self) -> list[str]:
