@@ -5,7 +5,7 @@ attention     MultiHeadAttention, one class for all variants; parts: projections
 text          a tokenizer and embeddings before attention
 presets       named modules
 checkpoints   readers of other projects' weights
-encoder       text encoders around it, and encoder_folder, which reads those of Hugging Face
+text_encoder  text encoders and classifiers, as the libraries of Hugging Face load them
 
 The exporter turns these modules into artifacts, and the tests compare every served result with them. This
 file imports nothing, so that configurations and presets can be read without PyTorch.

@@ -127,6 +127,7 @@ def truncating(folder: Path) -> None:
 
 TOKEN = {"content": "[NEW]", "lstrip": False, "rstrip": False, "normalized": False, "single_word": False,
          "special": True}  # fmt: skip
+ENDS = {"bos_token": "<s>", "eos_token": "</s>"}
 # What a folder may state beside the usual: all of it changes results, or is easily taken to.
 STATED: dict[str, Change] = {
     "nothing": lambda _folder: None,
@@ -140,12 +141,7 @@ STATED: dict[str, Change] = {
     "do_lower_case of sentence-transformers": config_of("sentence_bert_config.json", do_lower_case=True),
     "do_lower_case": tokenizer_of(do_lower_case=True),
     "add_prefix_space": tokenizer_of(add_prefix_space=True),
-    "a beginning and an end": tokenizer_of(  # noqa: S106
-        add_bos_token=True,
-        add_eos_token=True,
-        bos_token="<s>",
-        eos_token="</s>",
-    ),
+    "a beginning and an end": tokenizer_of(add_bos_token=True, add_eos_token=True, **ENDS),
     "another mode beside old flags": pooling_of(pooling_mode="cls", pooling_mode_mean_tokens=True),
     "a list of modes": pooling_of(pooling_mode=["cls", "mean"]),
     "several old flags": pooling_of(pooling_mode_max_tokens=True, pooling_mode_weightedmean_tokens=True),
