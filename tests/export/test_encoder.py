@@ -4,15 +4,19 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
-from attention_serving.artifact.golden import check_golden, load_golden
+from attention_serving.artifact.golden import golden_cases, token_inputs
 from attention_serving.artifact.manifest import GraphKind, Manifest
 from attention_serving.export.__main__ import app
 from attention_serving.export.encoder import encoder_spec
 from attention_serving.model.text_encoder import load_encoder
 from tests.encoders.repository import DIMENSIONS, SENTENCE
 from tests.support import encoders
+
+# Texts of the reference that servers replay, and golden vectors of the graphs.
+TEXTS, CASES = 24, 14
 
 
 def test_an_artifact_has_every_graph_and_the_facts_of_the_encoder(sentence_repository: Path) -> None:
@@ -28,12 +32,17 @@ def test_an_artifact_has_every_graph_and_the_facts_of_the_encoder(sentence_repos
         GraphKind.TOKENS: tokens,
         GraphKind.WEIGHTS: [*tokens, "attention_weights"],
     }
-    check_golden(artifact / manifest.golden, load_golden(artifact / manifest.golden), manifest)
+    tokenizer = Tokenizer.from_file(str(artifact / "tokenizer.json"))
+    golden = golden_cases(artifact, manifest, token_inputs(tokenizer, ["token_ids"], encoders.POSITIONS))
+    assert len(golden) == TEXTS + CASES
+    assert manifest.made_with["reference"].startswith("sentence-transformers 6.")
     assert manifest.encoder is not None
     assert (manifest.encoder.dimensions, manifest.encoder.truncates) == (DIMENSIONS, False)
     assert manifest.max_lengths == {"query_length": encoders.POSITIONS}
     report = json.loads((artifact / manifest.parity_report).read_bytes())
     assert report["min_cosine"] > 0.999999
+    assert report["texts"]["count"] == 64
+    assert report["texts"]["min_cosine"] > 0.999999
     assert {case["graph"] for case in report["cases"]} == set(outputs)
 
 

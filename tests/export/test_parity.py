@@ -49,7 +49,9 @@ def test_every_output_is_compared(artifacts: Path) -> None:
 def test_one_case_outside_the_tolerance_is_refused_with_its_place_and_advice() -> None:
     error, sizes = 1e-5, {"batch": 2, "query_length": 7}
     cases = [ParityCase(GraphKind.MASK, sizes, found, found < error) for found in (2e-6, error, 2e-6)]
-    says = f"graph mask at {sizes} differs from eager PyTorch by {error:.3g}; the tolerance is rtol=1.3e-06"
+    says = (
+        f"graph mask at {sizes} differs from eager PyTorch by {error:.3g}; the tolerance is 1e-05 + 1.3e-06"
+    )
     with pytest.raises(ParityError, match=f"{re.escape(says)}.*state a wider tolerance"):
         report(cases, FP32_TOLERANCE)
 
