@@ -25,7 +25,6 @@ M = TypeVar("M", bound=Any)
 Activation: TypeAlias = Literal["sigmoid", "softmax", "identity"]
 MODULES: Final = "modules.json"
 ADAPTER: Final = "adapter_config.json"
-PACKAGE: Final = "sentence_transformers."
 # Names of poolings, and the library's. `own` is the embedding that the model itself computes.
 POOLINGS: Final[Mapping[str, str]] = {
     "cls": "cls",
@@ -49,12 +48,13 @@ TEXT_TOWERS: Final = {
 SPECIAL_CLASSES: Final = ("WithProjection", "ContextEncoder", "EncoderModel")
 # Towers that were trained on texts padded to one length, all of whose tokens attend to the padding.
 PADDED: Final = ("siglip_text_model",)
-# Parameters that an embedding does not use, unless it is the model's own.
 # The end of the names of classes that score texts.
 CLASSIFIER: Final = "ForSequenceClassification"
+# Parameters that an embedding does not use, unless it is the model's own.
+UNUSED: Final = ("pooler.", "decoder.")
+# The library states a length beyond this for tokenizers without a limit.
 ENDLESS: Final = 10**9
 FLOAT32: Final[Mapping[str, Any]] = {"torch_dtype": torch.float32}
-UNUSED: Final = ("pooler.", "decoder.")
 # Lengths of the sequences that show how a model computes, and what differences are rounding.
 LENGTH, PADDED_LENGTH = 6, 9
 ROUNDING: Final = 1e-4
@@ -71,7 +71,7 @@ class TextEncoder(nn.Module):
         pooling: How an embedding is made of the token vectors: names of POOLINGS, whose vectors are
             concatenated.
         max_tokens: Largest number of tokens of a text; None if there is no limit.
-        library: The SentenceTransformer of the folder; None if it is one of transformers.
+        library: The SentenceTransformer of the folder; None for a folder that transformers wrote.
         is_causal: Whether tokens attend to earlier tokens only.
         has_tokens: Whether it has a vector for each token.
         heads: The numbers of layers and heads of its attention weights; 0 if it has none.
