@@ -47,7 +47,9 @@ def make_tiny_bert(folder: Path) -> Path:
     sizes: Any = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = transformers.BertConfig(vocab_size=len(vocabulary), intermediate_size=64, **sizes)
     transformers.BertModel(config).save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    names: Any = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    reader: Any = transformers.PreTrainedTokenizerFast
+    reader(tokenizer_object=tokenizer, **names).save_pretrained(folder)
     return folder
 
 

@@ -49,9 +49,7 @@ def compared(encoder: TextEncoder, reference: Reference | None = None) -> Compar
         ExportError: The token ids of a text differ.
     """
     texts = [*_texts(encoder)]
-    served = [_served_ids(encoder, text) for text in texts]
-    for text, ours in zip(texts, served, strict=True):
-        _check_ids(text, ours, _library_ids(encoder, text))
+    served = [_checked_ids(encoder, text) for text in texts]
     if reference is None:
         is_plain = encoder.library is None
         reference = Reference.TRANSFORMERS if is_plain else Reference.SENTENCE_TRANSFORMERS
@@ -120,10 +118,16 @@ def _texts(encoder: TextEncoder) -> Iterator[str]:
     yield from islice(dict.fromkeys(chain(TEXTS, own, joined)), TEXT_COUNT)
 
 
-def _served_ids(encoder: TextEncoder, text: str) -> list[int]:
-    """The ids of a text, cut as the server cuts it."""
-    found = token_inputs(encoder.tokenizer, ["token_ids"], encoder.max_tokens)(text)
+def _checked_ids(encoder: TextEncoder, text: str) -> list[int]:
+    """The ids of a text, cut as the server cuts it, which are the library's."""
+    try:
+        found = token_inputs(encoder.tokenizer, ["token_ids"], encoder.max_tokens)(text)
+    except Exception as error:  # the library does not raise a narrower type
+        raise ExportError(
+            f"the tokenizer, as the library reads it, refuses {text[:60]!r}: {error}"
+        ) from error
     ids: list[int] = found["token_ids"][0].tolist()
+    _check_ids(text, ids, _library_ids(encoder, text))
     return ids
 
 
