@@ -57,7 +57,9 @@ def compared(encoder: TextEncoder, reference: Reference | None = None) -> Compar
         return Compared()
     embedded = [text for text, ids in zip(texts, served, strict=True) if 0 < len(ids) <= MOST_TOKENS]
     embed = _embed if reference is Reference.TRANSFORMERS else _encode
-    size = BATCH if encoder.mixes and encoder.reader.pad_token is not None else 1
+    # Padding on the left moves the positions of models that count them from the first token of a batch.
+    pads = encoder.mixes and encoder.reader.pad_token is not None and encoder.reader.padding_side == "right"
+    size = BATCH if pads else 1
     rows = [row for at in range(0, len(embedded), size) for row in embed(encoder, embedded[at : at + size])]
     cases = [
         GoldenCase(GraphKind.PLAIN, text_inputs(text), {"embedding": row[np.newaxis]})
