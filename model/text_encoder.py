@@ -101,7 +101,7 @@ class TextEncoder(nn.Module):
         self.heads, self.has_tokens = (0, 0), "last_hidden_state" in _run(model, _some_ids(model))
         self.padding_id: int = reader.pad_token_id or 0
         is_padded = model.config.model_type in PADDED
-        self.padded_length: int = model.config.max_position_embeddings if is_padded else 0
+        self.padded_length = (self.max_tokens or 0) if is_padded else 0
         self.notes: tuple[str, ...] = ()
         self._attention: str = model.config._attn_implementation
 
@@ -135,20 +135,24 @@ class TextEncoder(nn.Module):
             Embeddings (B, embedding width); token vectors (B, T, d) or None; attention weights
             (B, L, H, T, T) or None. Vectors of padding, and weights of its rows, are 0.
         """
-        within, mask, length = None, None, token_ids.shape[1]
+        within, length = None, token_ids.shape[1]
         if key_lengths is not None:
             within = torch.arange(length, device=token_ids.device) < key_lengths[:, None]  # (B, T)
-            token_ids, mask = torch.where(within, token_ids, self.padding_id), within.long()
+            token_ids = torch.where(within, token_ids, self.padding_id)
         if self.padded_length:
             filler = token_ids.new_full((len(token_ids), self.padded_length), self.padding_id)
-            token_ids, mask = torch.cat([token_ids, filler[:, length:]], dim=1), None
+            token_ids = torch.cat([token_ids, filler[:, length:]], dim=1)
+        # Stated even if it hides nothing: without one, some models hide tokens that have the id of padding.
+        mask = torch.ones_like(token_ids)
+        if within is not None and not self.padded_length:
+            mask = within.long()
         with self._attention_of("eager" if return_weights else self._attention):
             found = self.model(
                 input_ids=token_ids,
-                attention_mask=None if self.is_causal else mask,
+                attention_mask=None if self.is_causal or self.padded_length else mask,
                 output_attentions=return_weights,
             )
-        embeddings = self.pooled(found, token_ids, torch.ones_like(token_ids) if mask is None else mask)
+        embeddings = self.pooled(found, token_ids, mask)
         rows = found.last_hidden_state[:, :length] if return_tokens else None
         weights = torch.stack(found.attentions, dim=1)[..., :length, :length] if return_weights else None
         if within is not None and rows is not None:
@@ -361,7 +365,7 @@ class TextClassifier(nn.Module):
         Returns:
             (B, L), after the activation.
         """
-        mask = None
+        mask = torch.ones_like(token_ids)
         if key_lengths is not None:
             within = torch.arange(token_ids.shape[1], device=token_ids.device) < key_lengths[:, None]
             token_ids, mask = torch.where(within, token_ids, self.padding_id), within.long()
