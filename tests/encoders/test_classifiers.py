@@ -138,11 +138,9 @@ def sent(**text: Any) -> Any:
         (lambda c: c.rerank(SENTENCE, QUERY, DOCUMENTS), "pairs: model 'sentence' is not a text classifier"),
         (lambda c: c.rerank(CLASSIFIER, QUERY, ["a"]), "expected a reranker, which has one label; found"),
         (lambda c: c.classify(RERANKER, ["a", "b"], ["c"]), "pairs: expected as many texts as texts, 2"),
-        (
-            lambda c: c.embed(RERANKER, "a", spans=[(0, 1)]),
-            "embedding: model 'reranker' is not a text encoder",
-        ),
+        (lambda c: c.embed(RERANKER, "a", spans=[(0, 1)]), "embedding: model 'reranker' is not a text enc"),
         (lambda c: c.attend_text(RERANKER, "a", return_weights=True), "does not have attention weights"),
+        (lambda c: c.attend_text(RERANKER, "a", mask=np.ones(3, bool)), "'reranker' does not take a mask"),
         (sent(texts=["a", "b"], pairs=["c"]), "pairs: has 1 second texts; the request has 2 texts"),
         (sent(pairs=["c"]), "text: has no sequences"),
         (sent(texts=["a"], prompt="query"), "prompt: is 'query'; model 'reranker' has no prompts"),
@@ -226,20 +224,9 @@ def test_errors_over_http_name_the_member(
 ) -> None:
     answer = post(port, path, **{"model": RERANKER, "query": QUERY, "documents": DOCUMENTS, **members})
     error = answer.json["error"]
-    assert (answer.status, error["param"]) == (
-        404 if words.startswith("'s") and path == PREDICT else 400,
-        param,
-    )
+    status = 404 if words.startswith("'s") and path == PREDICT else 400
+    assert (answer.status, error["param"]) == (status, param)
     assert words in error["message"]
-
-
-def test_models_health_and_members_of_other_servers(port: int) -> None:
-    found = ask(port, "/v1/models").json["data"]
-    assert [model["id"] for model in found] == [RERANKER, SENTENCE, CLASSIFIER]
-    assert (ask(port, "/health").status, ask(port, "/health").json) == (200, {})
-    unset: dict[str, Any] = {"dimensions": None, "encoding_format": None}
-    further = {"input_type": "query", "user": "me", "extra": {}}
-    assert post(port, EMBED, model=SENTENCE, input="eat", **unset, **further).status == 200
 
 
 def test_the_command_line_and_the_block_of_the_page(
