@@ -22,8 +22,9 @@ from attention_serving.artifact.certificate import (
 )
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.keys import PrivateKey, read_public_keys
-from attention_serving.artifact.manifest import MANIFEST_FILE, Manifest, file_hash
+from attention_serving.artifact.manifest import Manifest, file_hash
 from tests.server.samples import CROSS, SELF
+from tests.support.artifacts import edit_json, vouch
 from tests.support.keys import new_key
 
 KEY = new_key()
@@ -81,9 +82,7 @@ def test_the_certificate_is_a_statement_of_in_toto_about_every_file(folder: Path
 def change_graph(folder: Path) -> None:
     """Changes a file, and makes the manifest vouch for it."""
     (folder / "model.onnx").write_bytes(b"changed")
-    content = json.loads((folder / MANIFEST_FILE).read_text())
-    content["files"]["model.onnx"] = file_hash(folder / "model.onnx")
-    (folder / MANIFEST_FILE).write_text(json.dumps(content))
+    vouch(folder, "model.onnx")
 
 
 def copy_from_another(folder: Path) -> None:
@@ -106,13 +105,6 @@ def link_outside(folder: Path) -> None:
     (folder / CERTIFICATE_FILE).symlink_to(outside)
 
 
-def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Changes the envelope without signing it again."""
-    envelope = json.loads((folder / CERTIFICATE_FILE).read_text())
-    change(envelope)
-    (folder / CERTIFICATE_FILE).write_text(json.dumps(envelope))
-
-
 def sign_another_type(envelope: dict[str, Any]) -> None:
     other = Envelope(b"{}", "application/json", {})
     other.sign(KEY)
@@ -120,7 +112,8 @@ def sign_another_type(envelope: dict[str, Any]) -> None:
 
 
 def envelope(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
-    return lambda folder: edit(folder, change)
+    """Changes the envelope without signing it again."""
+    return lambda folder: edit_json(folder / CERTIFICATE_FILE, change)
 
 
 def statement(edit: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
@@ -169,8 +162,8 @@ def test_what_is_not_signed_may_differ(folder: Path) -> None:
     rewrite(folder, lambda statement: statement.update(later=1) or statement["predicate"].update(later=2))
     (folder / "notes.txt").write_text("of the operator")
     other = {"keyid": "x", "sig": base64.b64encode(bytes(64)).decode(), "note": "mine"}
-    edit(folder, lambda envelope: [each.pop("keyid") for each in envelope["signatures"]])
-    edit(folder, lambda envelope: envelope["signatures"].insert(0, other))
+    envelope(lambda it: [each.pop("keyid") for each in it["signatures"]])(folder)
+    envelope(lambda it: it["signatures"].insert(0, other))(folder)
     check(folder)
 
 

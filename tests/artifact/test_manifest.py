@@ -1,6 +1,5 @@
 """The manifest: read back as written, and refused if the artifact is damaged."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from attention_serving.artifact.manifest import (
 )
 from attention_serving.artifact.names import ModelId
 from attention_serving.artifact.tolerance import Tolerance
+from tests.support.artifacts import edit_json
 
 FILES = {
     "model.onnx": b"\x08\x0a",
@@ -60,13 +60,6 @@ def manifest(tmp_path: Path) -> Manifest:
     return written
 
 
-def edit(folder: Path, change: Edit) -> None:
-    path = folder / MANIFEST_FILE
-    values = json.loads(path.read_text())
-    change(values)
-    path.write_text(json.dumps(values))
-
-
 @pytest.mark.parametrize("data", [None, b"", b"[]", b"\xff\xfe{}", b" " * (2 << 20)])
 def test_a_manifest_that_is_absent_or_does_not_parse_is_refused_by_path(
     data: bytes | None, tmp_path: Path
@@ -96,7 +89,7 @@ CHANGES: dict[str, tuple[str, Edit]] = {
 def test_a_manifest_that_breaks_a_rule_is_refused_by_path_and_field(
     field: str, change: Edit, tmp_path: Path
 ) -> None:
-    edit(tmp_path, change)
+    edit_json(tmp_path / MANIFEST_FILE, change)
     with pytest.raises(ArtifactError) as refusal:
         Manifest.load(tmp_path)
     assert str(tmp_path / MANIFEST_FILE) in str(refusal.value)
@@ -119,7 +112,7 @@ def test_a_file_that_is_missing_changed_or_not_listed_is_refused_by_name(
     (tmp_path / name).mkdir()
     with pytest.raises(ArtifactError, match=f"{name}: is not a regular file"):
         manifest.verify_files(tmp_path)
-    edit(tmp_path, lambda values: values["files"].pop(name))
+    edit_json(tmp_path / MANIFEST_FILE, lambda values: values["files"].pop(name))
     with pytest.raises(ArtifactError, match=f"lists no hash for {name}"):
         Manifest.load(tmp_path).verify_files(tmp_path)
 

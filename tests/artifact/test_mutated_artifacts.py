@@ -21,7 +21,7 @@ from typing import Any
 import onnx
 import pytest
 
-from attention_serving.artifact.manifest import MANIFEST_FILE, file_hash
+from attention_serving.artifact.manifest import MANIFEST_FILE, Manifest
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.engine.model import LoadedModel
@@ -29,6 +29,7 @@ from attention_serving.server.engine.models.repository import FailedModel, Repos
 from attention_serving.server.engine.run.provider import Device
 from scripts.local_server import ROOT
 from tests.server.samples import CROSS, SELF, load_repository, request_of
+from tests.support.artifacts import vouch
 from tests.support.coroutines import submitted
 
 ARTIFACTS = 100
@@ -106,12 +107,10 @@ def answer(engine: Engine, model: LoadedModel) -> str:
 def mutate(folder: Path, rng: Random) -> tuple[str, bool]:
     """Damages the artifact of a folder. Returns what was done, and whether the manifest vouches for it."""
     mutation = rng.choice(MUTATIONS)
-    vouch = mutation(folder, rng) and rng.random() < 0.7
-    if vouch:
-        content = json.loads((folder / MANIFEST_FILE).read_text())
-        content["files"] = {name: file_hash(folder / name) for name in content["files"]}
-        (folder / MANIFEST_FILE).write_text(json.dumps(content))
-    return mutation.__name__, vouch
+    vouched = mutation(folder, rng) and rng.random() < 0.7
+    if vouched:
+        vouch(folder, *Manifest.load(folder).files)
+    return mutation.__name__, vouched
 
 
 # Each writes a damage into the folder; returns whether it is one that the manifest's hashes may vouch for.

@@ -13,6 +13,7 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.observe.metrics import LOAD
 from benchmarks.processes import PROC, process_tree, processor_seconds
 from scripts.local_server import ServerProcess, serving
+from tests.server.api.messages import vectors
 from tests.support.eager import Array
 from tests.support.prometheus import scrape
 
@@ -92,10 +93,4 @@ def random_rows(rows: int, width: int = WIDTH) -> Array:
 
 def attend_message(model: str, *sequences: Array, return_weights: bool = False) -> pb.AttendRequest:
     """A request of attention.v1 for sequences (T, d) of one width."""
-    query = pb.VectorSequences(
-        data_type=pb.DATA_TYPE_FP32,
-        width=sequences[0].shape[1],
-        lengths=[len(rows) for rows in sequences],
-        data=b"".join(rows.tobytes() for rows in sequences),
-    )
-    return pb.AttendRequest(model_name=model, query=query, return_weights=return_weights)
+    return pb.AttendRequest(model_name=model, query=vectors(*sequences), return_weights=return_weights)

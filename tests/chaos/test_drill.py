@@ -30,10 +30,7 @@ WATCHED_SECONDS, FROZEN_SECONDS = scaled(2, 5), scaled(4, 25)
 
 
 def test_no_call_fails_while_servers_stop_freeze_and_start(wide: Path, tmp_path: Path) -> None:
-    with (
-        Figures("drill of three processes") as figures,
-        three_servers(wide, tmp_path) as servers,
-    ):
+    with Figures("drill of three processes") as figures, three_servers(wide, tmp_path) as servers:
         targets = [server.target for server in servers]
         question, tallies = Question(6), {name: Tally() for name in CLIENTS}
         actors = [

@@ -138,11 +138,9 @@ def sent(**text: Any) -> Any:
         (lambda c: c.rerank(SENTENCE, QUERY, DOCUMENTS), "pairs: model 'sentence' is not a text classifier"),
         (lambda c: c.rerank(CLASSIFIER, QUERY, ["a"]), "expected a reranker, which has one label; found"),
         (lambda c: c.classify(RERANKER, ["a", "b"], ["c"]), "pairs: expected as many texts as texts, 2"),
-        (
-            lambda c: c.embed(RERANKER, "a", spans=[(0, 1)]),
-            "embedding: model 'reranker' is not a text encoder",
-        ),
+        (lambda c: c.embed(RERANKER, "a", spans=[(0, 1)]), "embedding: model 'reranker' is not a text enc"),
         (lambda c: c.attend_text(RERANKER, "a", return_weights=True), "does not have attention weights"),
+        (lambda c: c.attend_text(RERANKER, "a", mask=np.ones(3, bool)), "'reranker' does not take a mask"),
         (sent(texts=["a", "b"], pairs=["c"]), "pairs: has 1 second texts; the request has 2 texts"),
         (sent(pairs=["c"]), "text: has no sequences"),
         (sent(texts=["a"], prompt="query"), "prompt: is 'query'; model 'reranker' has no prompts"),
@@ -163,14 +161,12 @@ def test_pairs_over_the_open_inference_protocol(server: ServerProcess) -> None:
     for types in ({}, {"token_types": np.zeros_like(ids)}):
         found = triton.infer(server.target, RERANKER, {"token_ids": ids, **types})
         assert_scores(found["scores"], expected(RERANKER, "eat"))
-    for model, inputs, words in (
-        (RERANKER, {"text": text, "text_pair": pair[:2]}, "has 2 second texts; the request has 5 texts"),
-        (RERANKER, {"token_ids": ids, "text_pair": pair}, "pairs: needs text; the request has none"),
-        (SENTENCE, {"text": text, "text_pair": pair}, "pairs: model 'sentence' is not a text classifier"),
-        (RERANKER, {"token_ids": ids, "token_types": ids}, "token_types: contains id"),
+    for inputs, words in (
+        ({"token_ids": ids, "text_pair": pair}, "pairs: needs text; the request has none"),
+        ({"token_ids": ids, "token_types": ids}, "token_types: contains id"),
     ):
         with pytest.raises(TritonError, match=words):
-            triton.infer(server.target, model, inputs)
+            triton.infer(server.target, RERANKER, inputs)
 
 
 def post(port: int, path: str, **body: Any) -> Answer:
@@ -213,7 +209,6 @@ RERANK, PREDICT, EMBED = "/v1/rerank", "/predict", "/v1/embeddings"
     ("path", "param", "members", "words"),
     [
         (RERANK, "model", {"model": CLASSIFIER}, "'topics' has 3 labels"),
-        (RERANK, "model", {"model": SENTENCE}, "'sentence' is not a text classifier"),
         (RERANK, "raw_scores", {"raw_scores": True}, "raw_scores: must be False"),
         (RERANK, "documents[1]", {"documents": ["a", 1]}, "documents[1]: must be a valid string"),
         (RERANK, "documents", {"documents": ["a", LONG]}, "text: text 1 has"),
@@ -221,7 +216,6 @@ RERANK, PREDICT, EMBED = "/v1/rerank", "/predict", "/v1/embeddings"
         (PREDICT, "model", {"model": None, "inputs": "a"}, "model: is required: 2 text classifiers"),
         (PREDICT, "model", {"model": SENTENCE, "inputs": "a"}, "'sentence' is not a text classifier"),
         *((PREDICT, "inputs", {"inputs": wrong}, "inputs: must be a text, a pair") for wrong in WRONG_INPUTS),
-        (EMBED, "model", {"input": "a"}, "embedding: model 'reranker' is not a text encoder"),
         (EMBED, "input", {"model": SENTENCE, "input": [[5]]}, "check_embedding_ctx_length=False"),
     ],
 )
@@ -230,41 +224,15 @@ def test_errors_over_http_name_the_member(
 ) -> None:
     answer = post(port, path, **{"model": RERANKER, "query": QUERY, "documents": DOCUMENTS, **members})
     error = answer.json["error"]
-    assert (answer.status, error["param"]) == (
-        404 if words.startswith("'s") and path == PREDICT else 400,
-        param,
-    )
+    status = 404 if words.startswith("'s") and path == PREDICT else 400
+    assert (answer.status, error["param"]) == (status, param)
     assert words in error["message"]
-
-
-def test_models_health_and_members_of_other_servers(port: int) -> None:
-    found = ask(port, "/v1/models").json["data"]
-    assert [model["id"] for model in found] == [RERANKER, SENTENCE, CLASSIFIER]
-    assert (ask(port, "/health").status, ask(port, "/health").json) == (200, {})
-    members: dict[str, Any] = {
-        "input_type": "query",
-        "user": "me",
-        "dimensions": None,
-        "encoding_format": None,
-        "extra": {},
-    }
-    assert post(port, EMBED, model=SENTENCE, input="eat", **members).status == 200
 
 
 def test_the_command_line_and_the_block_of_the_page(
     server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [
-        "rerank",
-        "--server",
-        server.target,
-        "--model",
-        RERANKER,
-        QUERY,
-        *DOCUMENTS[:2],
-        "--top",
-        "1",
-    ]
+    arguments = ["rerank", "--server", server.target, "--model", RERANKER, QUERY, *DOCUMENTS[:2], "--top=1"]
     best = max(0, 1, key=lambda at: SCORES[at])
     assert CliRunner().invoke(app, arguments).stdout == f"{SCORES[best]:.4f}  {DOCUMENTS[best]}\n"
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rerankers.md").read_text(), re.DOTALL)

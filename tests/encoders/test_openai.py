@@ -18,10 +18,6 @@ def client(sentence_http_port: int) -> openai.OpenAI:
     return openai.OpenAI(base_url=url, api_key="unused", max_retries=0)
 
 
-def expected(text: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    return expected_of("bert", text, normalised=True).embedding.numpy()
-
-
 # Without a format, the package asks for base64 and decodes it.
 @pytest.mark.parametrize("form", ["float", "base64", openai.omit], ids=["float", "base64", "none"])
 def test_a_list_of_texts(client: openai.OpenAI, form: Any) -> None:
@@ -31,7 +27,8 @@ def test_a_list_of_texts(client: openai.OpenAI, form: Any) -> None:
         found: Any = each.embedding
         if isinstance(found, str):
             found = np.frombuffer(base64.b64decode(found), np.float32)
-        assert_allclose(found, expected(text), rtol=RTOL, atol=ATOL)
+        expected = expected_of("bert", text, normalised=True).embedding.numpy()
+        assert_allclose(found, expected, rtol=RTOL, atol=ATOL)
     count = sum(len(token_ids("bert", text)) for text in TEXTS)
     assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (count, count)
     assert (answer.model, answer.object) == (SENTENCE, "list")

@@ -94,17 +94,6 @@ def test_shortened_embeddings_are_normalised_again(sentence_client: AttentionCli
         sentence_client.embed(SENTENCE, "a", dimensions=9)
 
 
-def test_a_long_text_is_refused_unless_it_may_be_cut(sentence_client: AttentionClient) -> None:
-    with pytest.raises(LimitExceededError, match=f"text 1 has .* tokens; the limit is {encoders.POSITIONS}"):
-        sentence_client.embed(SENTENCE, ["a", LONG])
-    ids = token_ids("bert", LONG)
-    kept = [*ids[: encoders.POSITIONS - 1], ids[-1]]  # the end token stays
-    expected = encoders.expected("bert", library_model("bert"), kept, normalised=True)
-    found = sentence_client.embed(SENTENCE, ["a", LONG], truncate=True)
-    assert_allclose(found[1], expected.embedding.numpy(), rtol=RTOL, atol=ATOL)
-    assert_allclose(found[0], sentence_client.embed(SENTENCE, "a"), rtol=RTOL, atol=ATOL)
-
-
 @pytest.mark.thorough
 def test_a_model_with_a_default_prompt_that_cuts_says_so(encoder_client: AttentionClient) -> None:
     found = encoder_client.embed(TRUNCATING, "a")

@@ -1,6 +1,5 @@
 """Certificates of proof: made by an export or later from the golden vectors, without the private key."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -10,11 +9,12 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from attention_serving.artifact.certificate import CERTIFICATE_FILE, check_certificate
-from attention_serving.artifact.manifest import MANIFEST_FILE, Manifest, file_hash
+from attention_serving.artifact.manifest import Manifest
 from attention_serving.export import VERSION, export_module
 from attention_serving.export.certificate import sign_artifact
 from attention_serving.export.errors import ParityError
 from tests.server.samples import SELF
+from tests.support.artifacts import vouch
 from tests.support.keys import new_key, write_keys
 
 KEY = new_key()
@@ -69,9 +69,7 @@ def test_an_artifact_that_misses_its_tolerance_is_not_signed(artifact: Path) -> 
     tensors = load_file(path)
     name = next(name for name in tensors if name.endswith("outputs/context_vectors"))
     save_file({**tensors, name: tensors[name] + np.float32(0.1)}, path)
-    content = json.loads((artifact / MANIFEST_FILE).read_text())
-    content["files"][path.name] = file_hash(path)
-    (artifact / MANIFEST_FILE).write_text(json.dumps(content))
+    vouch(artifact, path.name)
     with pytest.raises(ParityError, match=r"differs from eager PyTorch by 0\.1 on this machine"):
         sign_artifact(artifact, KEY)
     assert not (artifact / CERTIFICATE_FILE).exists()

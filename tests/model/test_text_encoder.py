@@ -21,6 +21,7 @@ from attention_serving.export.reference import compared
 from attention_serving.model.checkpoints import CheckpointError
 from attention_serving.model.text_encoder import TextEncoder, load, load_encoder
 from tests.support import encoders
+from tests.support.artifacts import edit_json
 
 RTOL, ATOL = 1e-4, 2e-5
 TEXTS = ["Life is short", "LIFE is <s>", "", "a b  c\td"]
@@ -103,12 +104,7 @@ def further(*kinds: str) -> Change:
 
 def without(file: str, name: str) -> Change:
     """Removes a member of a JSON file."""
-
-    def change(folder: Path) -> None:
-        members = json.loads((folder / file).read_bytes())
-        encoders.write_json(folder / file, {key: own for key, own in members.items() if key != name})
-
-    return change
+    return lambda folder: edit_json(folder / file, lambda members: members.pop(name))
 
 
 def dense_without_function(folder: Path) -> None:

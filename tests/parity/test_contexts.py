@@ -13,6 +13,7 @@ from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from scripts.local_server import ServerProcess
+from tests.server.api.messages import vectors
 from tests.support.eager import Array, assert_parity, attend
 from tests.support.systems import SYSTEMS, build
 
@@ -44,7 +45,7 @@ class Memory:
         steps = [self.ends[part]] if at_once else self.ends[: part + 1]
         context_id, start = "", 0
         for end in steps:
-            sent = {name: vectors([rows[start:end]]) for name, rows in self.rows.items()}
+            sent = {name: vectors(rows[start:end]) for name, rows in self.rows.items()}
             bits = np.packbits(self.visible[start:end], bitorder="little").tobytes()
             mask = pb.AttentionMask(kind=pb.AttentionMask.KIND_KEYS, bits=bits)
             options: dict[str, Any] = {"model_name": self.name, "mask": mask, **sent}
@@ -81,14 +82,6 @@ class Memory:
         return np.stack([context for context, _ in found]), np.stack([own for _, own in found], axis=1)
 
 
-def vectors(arrays: list[Array]) -> pb.VectorSequences:
-    joined = np.concatenate(arrays)
-    lengths = [len(array) for array in arrays]
-    return pb.VectorSequences(
-        data_type=pb.DATA_TYPE_FP32, width=joined.shape[1], lengths=lengths, data=joined.tobytes()
-    )
-
-
 def numbers(message: pb.VectorSequences | pb.AttentionWeights) -> Array:
     return np.frombuffer(message.data, np.float32)
 
@@ -123,7 +116,7 @@ def test_any_parts_and_any_order_of_queries_and_drops_equal_eager(
         request = pb.AttendRequest(
             model_name=name,
             context_id=context_id,
-            query=vectors(queries),
+            query=vectors(*queries),
             positions=positions if has_positions else [],
             mask=pb.AttentionMask(kind=PAIRS, bits=np.packbits(flags, bitorder="little").tobytes()),
             return_weights=True,
@@ -154,6 +147,6 @@ def test_the_rows_of_a_query_to_self_attention_are_the_last_ones_unless_it_says_
     expected, _ = attend(memory.module, memory.rows["key"])
     for part, end in enumerate(memory.ends):
         context_id = memory.put(stub, part, at_once=False)
-        query = vectors([memory.rows["key"][end - 1 : end]])
+        query = vectors(memory.rows["key"][end - 1 : end])
         reply = stub.Attend(pb.AttendRequest(model_name=name, context_id=context_id, query=query))
         assert_parity(numbers(reply.context_vectors), expected[end - 1])

@@ -7,19 +7,18 @@ server send the sequences themselves.
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from attention_client import AttentionClient, InvalidArgumentError
+from attention_client import AttentionClient
 
 from attention_serving.export import export_module
 from scripts.local_server import serving
 from tests.support import everyday
 from tests.support.artifacts import ModelSet, cached_repositories
 from tests.support.eager import Array, assert_parity
-from tests.support.everyday import ENCODER, IDS, ROWS, Input, Row
+from tests.support.everyday import IDS, ROWS, Input, Row
 
 pytestmark = pytest.mark.thorough
 LENGTHS = ({"T": 7, "S": 5}, {"T": 4, "S": 9}, {"T": 6, "S": 3})
@@ -107,20 +106,3 @@ def test_equals_eager(everyday_client: AttentionClient, name: str) -> None:
     found = everyday_client.infer(NAMES[name], lists, outputs=row.outputs).outputs
     for output, answers in zip(row.outputs, zip(*expected, strict=True), strict=True):
         assert_parity(found[output], answers)
-
-
-BATCH = np.zeros((2, 3, 16), np.float32)
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "mask": ({"mask": np.ones((2, 3, 3), bool)}, "does not take a mask"),
-    "return_weights": ({"return_weights": True}, "does not have attention weights"),
-    "key": ({"key": BATCH}, "takes x"),
-    "positions": ({"positions": np.zeros((2, 3), np.int64)}, "takes x"),
-}
-
-
-@pytest.mark.parametrize("field", REFUSED)
-def test_what_a_module_does_not_take_is_refused(everyday_client: AttentionClient, field: str) -> None:
-    options, message = REFUSED[field]
-    with pytest.raises(InvalidArgumentError, match=f"model '{NAMES[ENCODER]}' {message}") as refusal:
-        everyday_client.attend(NAMES[ENCODER], BATCH, **options)
-    assert refusal.value.field == field

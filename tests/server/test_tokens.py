@@ -1,6 +1,5 @@
 """The command `python -m server.tokens`."""
 
-import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from typer.testing import CliRunner, Result
 from attention_serving.server.security.token_file import digest_of, read_file
 from attention_serving.server.tokens import application
 from tests.server.security.samples import table_in
+from tests.support.artifacts import edit_json
 
 
 @pytest.fixture
@@ -45,9 +45,7 @@ def test_a_token_is_printed_once_known_to_the_file_and_revoked(file: Path) -> No
 def test_list_shows_name_rights_and_end_and_no_hash(file: Path) -> None:
     create("one", "--days", "0")
     assert create("old", "--certificate", "old.example").stdout == ""
-    content = json.loads(file.read_text())
-    content["identities"][1]["expires"] = "2020-01-01T00:00:00Z"
-    file.write_text(json.dumps(content))
+    edit_json(file, lambda content: content["identities"][1].update(expires="2020-01-01T00:00:00Z"))
     table = run("list").stdout
     assert [line.split() for line in table.splitlines()] == [
         ["NAME", "BY", "EXPIRES", "RIGHTS"],

@@ -1,6 +1,7 @@
 """A cache of exported models: each set of models is exported once for a state of the code that exports it."""
 
 import hashlib
+import json
 import multiprocessing
 import os
 import platform
@@ -11,11 +12,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock
 
-from attention_serving.artifact.manifest import is_whole
+from attention_serving.artifact.manifest import MANIFEST_FILE, file_hash, is_whole
 from attention_serving.export.artifact import LIBRARIES
 from scripts.local_server import ROOT
 
@@ -130,3 +132,16 @@ def _prune(folder: Path, name: str) -> None:
     states = sorted(folder.glob(f"{name}-*"), key=lambda path: path.stat().st_mtime, reverse=True)
     for old in states[KEPT:]:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def edit_json(path: Path, change: Callable[[Any], object]) -> None:
+    """Changes what a file of JSON holds."""
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def vouch(folder: Path, *files: str) -> None:
+    """Makes the manifest of an artifact vouch for files as they now are."""
+    hashes = {file: file_hash(folder / file) for file in files}
+    edit_json(folder / MANIFEST_FILE, lambda content: content["files"].update(hashes))

@@ -142,7 +142,6 @@ def bert() -> nn.Module:
 
 X = "x: B T 16"
 XM = f"{X}; memory: B S 16"
-ENCODER = "encoder, causal, keys, norm first"
 WITH_WEIGHTS = ("context_vectors", "weights")
 # Each row shows a mask, a layer or a library that no other row shows.
 ROWS: dict[str, Row] = {
@@ -154,7 +153,7 @@ ROWS: dict[str, Row] = {
     "cross sdpa, given (B, 1, Tq, Tk)": Row(Sdpa, f"{XM}; mask: B 1 T S bool", {"mask": "True attends"}),
     "cross sdpa, given (B, H, Tq, Tk) added": Row(Sdpa, f"{XM}; mask: B 2 T S float"),
     # PyTorch's layers
-    ENCODER: Row(Encoder, f"{X}; src_key_padding_mask: B T bool"),
+    "encoder, causal, keys, norm first": Row(Encoder, f"{X}; src_key_padding_mask: B T bool"),
     "translator of ids": Row(
         Translator, "src: B S ids; tgt: B T ids; src_attention_mask: B S ids; tgt_attention_mask: B T ids"
     ),

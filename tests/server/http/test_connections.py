@@ -2,7 +2,6 @@
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -12,7 +11,7 @@ from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.http.exchange import LARGE_BYTES
 from tests.server.http.clients import HOST, INFER, PLACES, REQUEST, answer_on, ask, connected, head, post
 from tests.server.http.scripted import Blocked, Scripted, front
-from tests.server.seams import PATIENCE_SECONDS
+from tests.server.seams import PATIENCE_SECONDS, wait_until
 
 LIVE = head("/v2/health/live", method="GET")
 
@@ -196,7 +195,7 @@ def test_a_client_that_leaves_cancels_its_call(
         scripted.next()
     assert blocked.cancelled.wait(PATIENCE_SECONDS)  # and not only when the server gives the connection up
     blocked.release()
-    until_served(port)
+    wait_until(lambda: ask(port, INFER, REQUEST).status == 200)  # the place is free
 
 
 def test_a_client_that_does_not_read_is_cut_off(scripted: Scripted, caplog: pytest.LogCaptureFixture) -> None:
@@ -212,7 +211,7 @@ def test_a_client_that_does_not_read_is_cut_off(scripted: Scripted, caplog: pyte
         post(connection, {**REQUEST, "parameters": {"binary_data_output": True}})
         scripted.next()
         scripted.behaviours.clear()
-        until_served(running.port)  # the only place is free again
+        wait_until(lambda: ask(running.port, INFER, REQUEST).status == 200)  # the only place is free again
     assert "ASGI" not in caplog.text
 
 
@@ -253,10 +252,3 @@ def test_a_grpc_server_that_is_not_there() -> None:
         assert ask(running.port, "/v2").status == 200
         gone.close()
         assert ask(running.port, INFER, REQUEST).status == 503
-
-
-def until_served(port: int) -> None:
-    """A place becomes free when the server sees that a client has left."""
-    until = time.monotonic() + PATIENCE_SECONDS
-    while ask(port, INFER, REQUEST).status != 200:
-        assert time.monotonic() < until

@@ -21,13 +21,15 @@ REPLY = pb.AttendResponse(
     token_counts=[3, 4],
     truncated=[1],
 )
+ONE_TEXT = pb.TextSequences(texts=["a"])
 TEXTS = pb.TextSequences(texts=["a", "b"], prompt="query", truncate=False)
 
 
 @pytest.mark.parametrize(
     ("members", "fields"),
     [
-        ({"input": "a"}, {"text": pb.TextSequences(texts=["a"])}),
+        # Members that other servers take.
+        ({"input": "a", "input_type": "query", "encoding_format": None, "extra": {}}, {"text": ONE_TEXT}),
         ({"input": ["a", "b"], "prompt": "query", "truncate": False}, {"text": TEXTS}),
         ({"input": [1, 2], "user": "someone"}, {"token_ids": pb.TokenSequences(ids=[1, 2], lengths=[2])}),
         ({"input": [[1, 2], [3]]}, {"token_ids": pb.TokenSequences(ids=[1, 2, 3], lengths=[2, 1])}),
@@ -64,17 +66,18 @@ def test_errors(
     assert (answer.status, (found["type"], found["param"], found["code"])) == (status, error)
 
 
-def test_the_ready_text_encoders_are_listed(scripted: Scripted, port: int) -> None:
+def test_the_ready_text_encoders_and_classifiers_are_listed(scripted: Scripted, port: int) -> None:
     encoder, ready = pb.TextEncoder(), pb.Model.STATE_READY
     models = [
         pb.Model(name="b", state=ready, text_encoder=encoder),
         pb.Model(name="a", state=ready, text_encoder=encoder),
+        pb.Model(name="c", state=ready, text_classifier=pb.TextClassifier()),
         pb.Model(name="plain", state=ready),
         pb.Model(name="failed", state=pb.Model.STATE_FAILED, text_encoder=encoder),
     ]
     scripted.answer("ListModels", pb.ListModelsResponse(models=models))
     found = ask(port, "/v1/models").json
-    assert (found["object"], [each["id"] for each in found["data"]]) == ("list", ["a", "b"])
+    assert (found["object"], [each["id"] for each in found["data"]]) == ("list", ["a", "b", "c"])
     assert ask(port, "/v1/models/a").json == found["data"][0]
     for name in ("plain", "failed", "absent"):
         answer = ask(port, f"/v1/models/{name}")

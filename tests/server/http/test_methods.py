@@ -72,7 +72,7 @@ def test_what_tritonclient_does_not_send(scripted: Scripted, port: int) -> None:
     assert scripted.next().request == pb.RepositoryIndexRequest(ready=True)
 
 
-STATISTICS = {
+COUNTED = {
     **dict.fromkeys(("inference_count", "execution_count"), 0),
     "name": "m",
     "version": "1",
@@ -80,6 +80,7 @@ STATISTICS = {
     "inference_stats": {"success": {"count": 2, "ns": 2**63}},
     "batch_stats": [{"batch_size": 4, "compute_infer": {"count": 2, "ns": 2**63}}],
 }
+STATISTICS = {"model_stats": [COUNTED]}
 INDEX = {"name": "m", "version": "1", "state": "READY", "reason": ""}
 TRACES_KEPT = {"settings": {"trace_level": {"value": ["OFF"]}}}
 LOGS_KEPT = {"settings": {"a": {"bool_param": False}, "b": {"uint32_param": 0}, "c": {}}}
@@ -88,12 +89,7 @@ LOGS_KEPT = {"settings": {"a": {"bool_param": False}, "b": {"uint32_param": 0}, 
 @pytest.mark.parametrize(
     ("path", "method", "fields", "expected"),
     [
-        (
-            "/v2/models/m/stats",
-            "ModelStatistics",
-            {"model_stats": [STATISTICS]},
-            {"model_stats": [STATISTICS]},
-        ),
+        ("/v2/models/m/stats", "ModelStatistics", STATISTICS, STATISTICS),
         ("/v2/systemsharedmemory/status", "SystemSharedMemoryStatus", {"regions": {"a": REGION}}, [REGION]),
         ("/v2/trace/setting", "TraceSetting", TRACES_KEPT, {"trace_level": ["OFF"]}),
         ("/v2/logging", "LogSettings", LOGS_KEPT, {"a": False, "b": 0, "c": None}),
@@ -109,14 +105,15 @@ def test_replies(
     assert answer.headers["content-type"] == "application/json"
 
 
-@pytest.mark.usefixtures("scripted")
-def test_not_ready_is_400_and_a_head_has_no_body(port: int) -> None:
+def test_not_ready_is_400_and_a_head_has_no_body(scripted: Scripted, port: int) -> None:
     answer = ask(port, "/v2/health/ready")
     assert (answer.status, answer.json) == (400, {"ready": False})
     only_head = ask(port, "/v2/health/ready", method="HEAD")
     assert (only_head.status, only_head.body) == (400, b"")
     assert only_head.headers["content-length"] == str(len(answer.body))
     assert (ask(port, "/health").status, ask(port, "/health").json) == (503, {})
+    scripted.answer("ServerReady", pb.ServerReadyResponse(ready=True))
+    assert (ask(port, "/health").status, ask(port, "/health").json) == (200, {})
 
 
 @pytest.mark.parametrize(
@@ -156,6 +153,7 @@ def test_paths_and_verbs_that_are_not_there(
     ("code", "status", "header"),
     [
         ("FAILED_PRECONDITION", 400, None),
+        ("NOT_FOUND", 404, None),
         ("UNAUTHENTICATED", 401, ("www-authenticate", "Bearer")),
         ("UNKNOWN", 500, None),
         ("UNAVAILABLE", 503, ("retry-after", "1")),

@@ -60,7 +60,9 @@ def test_it_serves_is_replaced_drains_and_ends(service: Watched) -> None:
         connection.sendall(BODY[9:])
         assert answer_on(connection).status == 200
     assert service.process.wait(timeout=60) == 0
-    assert service.rest().count("http process ended") == 1
+    rest = service.rest()
+    assert rest.count("http process ended") == 1
+    assert -1 < rest.find(" drained ") < rest.find(" stopped")
 
 
 @pytest.mark.thorough

@@ -7,7 +7,7 @@ import ssl
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,39 +15,25 @@ import pytest
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.methods import HealthService, all_methods
 from attention_serving.server.api.shared_memory import SharedMemory
-from attention_serving.server.engine.limits import Limits
-from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.security.token_file import read_file
 from scripts.local_server import serving
 from tests.server.http.clients import http_port
 from tests.server.samples import ROOT
-from tests.server.seams import WatchedEngine, unchanged, wait_until
+from tests.server.seams import engine_of, unchanged, wait_until
 from tests.support.certificates import client_context, presented
 
 PAGE = (ROOT / "docs/security.md").read_text()
 
 
-@pytest.fixture
-def engine(self_model: LoadedModel) -> Iterator[WatchedEngine]:
-    engine = WatchedEngine([self_model], Limits())
-    yield engine
-    engine.close()
-
-
-def test_the_page_states_the_right_of_every_method(engine: WatchedEngine, threads: CodecThreads) -> None:
+def test_the_page_states_the_right_of_every_method(threads: CodecThreads) -> None:
     stated: defaultdict[str, set[str]] = defaultdict(set)
     table = PAGE.partition("What each method needs")[2].partition("\n\n")[2].partition("\n\n")[0]
     for right, methods in re.findall(r"^\| `?(\w+)`? \| (`.*`) \|$", table, re.MULTILINE):
         stated[right] |= {name.rpartition("/")[2] for name in re.findall(r"`([^`]+)`", methods)}
     found: defaultdict[str, set[str]] = defaultdict(set)
-    methods = all_methods(
-        engine,
-        threads,
-        HealthService(),
-        unchanged(engine.repository),
-        SharedMemory(),
-        identify=lambda *_: None,
-    )
+    with closing(engine_of()) as engine:
+        services = HealthService(), unchanged(engine.repository), SharedMemory()
+        methods = all_methods(engine, threads, *services, identify=lambda *_: None)
     for path, method in methods.items():
         if not path.startswith("/attention.internal."):
             found[str(method.right or "none")].add(path.rpartition("/")[2])

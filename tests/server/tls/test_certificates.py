@@ -72,17 +72,7 @@ def test_a_chain_and_text_between_its_parts_are_taken(tmp_path: Path) -> None:
         (GOOD, b"not PEM", "ca.crt: does not contain a certificate in PEM"),
         (GOOD, Authority(ends=-HOUR).pem, "ca.crt: every certificate has expired, the last at 2"),
     ],
-    ids=[
-        "expired",
-        "early",
-        "empty",
-        "cut",
-        "cut key",
-        "other key",
-        "passphrase",
-        "no authority",
-        "expired authority",
-    ],
+    ids=["expired", "early", "empty", "cut", "cut key", "other key", "passphrase", "no CA", "expired CA"],
 )
 def test_what_cannot_be_used_is_refused(tmp_path: Path, pair: Pair, ca: bytes | None, message: str) -> None:
     with pytest.raises(ServerError, match=f"{tmp_path}/.*") as raised:

@@ -1,7 +1,5 @@
 """Models of a repository; a damaged artifact, or one that is not signed, affects only its own model."""
 
-import hashlib
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -27,22 +25,11 @@ from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.types import Array
 from attention_serving.server.errors import ServerError
 from tests.server.samples import CROSS, SELF, load_repository
+from tests.support.artifacts import edit_json, vouch
 from tests.support.keys import new_key
 
 DEVICE = Device(threads=1)
 MANIFEST, GOLDEN, GRAPH = "manifest.json", "golden.safetensors", "model.lengths.onnx"
-
-
-def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
-    content = json.loads((folder / MANIFEST).read_text())
-    edit(content)
-    (folder / MANIFEST).write_text(json.dumps(content))
-
-
-def rehash(folder: Path, file: str) -> None:
-    """Makes the manifest vouch for a file as it now is."""
-    digest = hashlib.sha256((folder / file).read_bytes()).hexdigest()
-    edit_manifest(folder, lambda content: content["files"].update({file: digest}))
 
 
 def change_byte(folder: Path) -> None:
@@ -53,13 +40,13 @@ def change_byte(folder: Path) -> None:
 
 def empty_graph(folder: Path) -> None:
     (folder / GRAPH).write_bytes(b"")
-    rehash(folder, GRAPH)
+    vouch(folder, GRAPH)
 
 
 def golden(edit: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         save_file(edit(load_file(folder / GOLDEN)), folder / GOLDEN)
-        rehash(folder, GOLDEN)
+        vouch(folder, GOLDEN)
 
     return damage
 
@@ -81,13 +68,13 @@ def external_data(location: str) -> Callable[[Path], None]:
         set_external_data(tensor, location)
         tensor.ClearField("raw_data")
         (folder / GRAPH).write_bytes(graph.SerializeToString())
-        rehash(folder, GRAPH)
+        vouch(folder, GRAPH)
 
     return damage
 
 
 def manifest(edit: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
-    return lambda folder: edit_manifest(folder, edit)
+    return lambda folder: edit_json(folder / MANIFEST, edit)
 
 
 LOADS_NOT = "the fp32 graph does not load on cpu"
