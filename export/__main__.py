@@ -17,9 +17,10 @@ from attention_serving.artifact.keys import KeyFileError
 from attention_serving.artifact.names import ModelId
 from attention_serving.export import VERSION, options
 from attention_serving.export.errors import ExportError
-from attention_serving.export.options import POOLINGS, Source
+from attention_serving.export.options import Source
 from attention_serving.export.precision import Precision
 from attention_serving.model.checkpoints.layouts import LAYOUTS
+from attention_serving.model.config import POOLINGS
 from attention_serving.model.presets import PRESETS
 
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)

@@ -11,10 +11,18 @@ from attention_serving.artifact.encoder import (
     ATTENTION_WEIGHTS,
     CONTEXT_VECTORS,
     EMBEDDING,
+    SCORES,
     ClassifierFacts,
     EncoderFacts,
 )
-from attention_serving.artifact.manifest import BATCH_AXIS, BLOCK_ROWS, KEY_LENGTHS, Cost, GraphKind
+from attention_serving.artifact.manifest import (
+    BATCH_AXIS,
+    BLOCK_ROWS,
+    KEY_LENGTHS,
+    TOKEN_TYPES,
+    Cost,
+    GraphKind,
+)
 from attention_serving.export.options import Reference
 from attention_serving.export.precision import ENCODER_TOLERANCES, INT8_SCORES, Precision
 from attention_serving.export.reference import compared, compared_pairs
@@ -56,14 +64,13 @@ def encoder_spec(
     width, family = config.hidden_size if rows is None else rows.shape[-1], config.model_type
     prompts = {} if library is None or not any(library.prompts.values()) else dict(library.prompts)
     layers, heads = encoder.heads
-    inner = getattr(config, "intermediate_size", None) or USUAL_INNER * width
     normalised = bool(torch.isclose(embedding.norm(), torch.ones(())))
     facts = EncoderFacts(
         family=family,
         layers=layers or config.num_hidden_layers,
         width=width,
         embedding_width=embedding.shape[1],
-        row_elements=ROW_TENSORS * width + INNER_TENSORS * inner,
+        row_elements=_row_elements(config, width),
         pooling=encoder.pooling,
         normalised=normalised,
         dimensions=_dimensions(encoder, embedding.shape[1], dimensions),
@@ -100,18 +107,16 @@ def classifier_spec(
     inputs = [tensor(TOKEN_IDS, "int64", BATCH_AXIS, QUERY_AXIS, exclusive_upper_bound=bound)]
     if classifier.takes_types:
         types = getattr(config, "type_vocab_size", 0) or 1
-        inputs.append(tensor("token_types", "int64", BATCH_AXIS, QUERY_AXIS, exclusive_upper_bound=types))
-    scores = tensor("scores", "float32", BATCH_AXIS, len(classifier.labels))
+        inputs.append(tensor(TOKEN_TYPES, "int64", BATCH_AXIS, QUERY_AXIS, exclusive_upper_bound=types))
+    scores = tensor(SCORES, "float32", BATCH_AXIS, len(classifier.labels))
     kinds = {GraphKind.PLAIN: inputs, GraphKind.LENGTHS: [*inputs, tensor(KEY_LENGTHS, "int64", BATCH_AXIS)]}
-    largest = {} if classifier.max_tokens is None else {QUERY_AXIS: classifier.max_tokens}
-    width = config.hidden_size
-    inner = getattr(config, "intermediate_size", None) or USUAL_INNER * width
+    largest = _max_lengths(classifier)
     facts = ClassifierFacts(
         family=config.model_type,
         labels=classifier.labels,
         activation=classifier.activation,
         truncates=truncates,
-        row_elements=ROW_TENSORS * width + INNER_TENSORS * inner,
+        row_elements=_row_elements(config, config.hidden_size),
     )
     count = len(classifier.labels)
     return ExportSpec(
@@ -135,6 +140,17 @@ def classifier_spec(
         texts=texts.cases,
         reference=texts.reference,
     )
+
+
+def _row_elements(config: Any, width: int) -> int:
+    """Elements that a run holds at a time for each token, of a model with a width of token vectors."""
+    inner = getattr(config, "intermediate_size", None) or USUAL_INNER * width
+    return int(ROW_TENSORS * width + INNER_TENSORS * inner)
+
+
+def _max_lengths(module: TextEncoder | TextClassifier) -> dict[str, int]:
+    """The largest number of tokens by axis; empty without a limit."""
+    return {} if module.max_tokens is None else {QUERY_AXIS: module.max_tokens}
 
 
 def _dimensions(encoder: TextEncoder, width: int, given: Sequence[int]) -> tuple[int, ...]:
@@ -194,5 +210,5 @@ def _signatures(encoder: TextEncoder, facts: EncoderFacts) -> Iterator[Signature
             options=options,
             num_heads=max(heads, 1),
             least_key_length=1,
-            max_lengths={} if encoder.max_tokens is None else {QUERY_AXIS: encoder.max_tokens},
+            max_lengths=_max_lengths(encoder),
         )

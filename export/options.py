@@ -11,9 +11,7 @@ import typer
 from attention_serving.export.deployment.write import DeploymentTarget
 from attention_serving.export.precision import ENCODER_TOLERANCES, TOLERANCES, Precision
 from attention_serving.model.checkpoints.layouts import LAYOUTS
-
-# The keys of `model.text_encoder.POOLINGS`, which imports PyTorch.
-POOLINGS = ("cls", "mean", "mean_sqrt_length", "max", "weighted_mean", "last", "own")
+from attention_serving.model.config import POOLINGS
 
 SOURCE, CHECKPOINT, RESULT, TOLERANCE = "What to export", "With --weights", "Destination", "Precision"
 ENCODER = "With --encoder"

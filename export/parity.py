@@ -169,12 +169,14 @@ def report(cases: list[ParityCase], tolerance: Tolerance, reference: str = "") -
     """
     failed = next((case for case in cases if not case.within_tolerance), None)
     if failed is not None:
-        case = f"for the text {failed.text[:60]!r}" if failed.text is not None else f"at {dict(failed.sizes)}"
+        case, judge = f"at {dict(failed.sizes)}", "eager PyTorch"
+        if failed.text is not None:
+            case, judge = f"for the text {failed.text[:60]!r}", reference
         found = f"{failed.max_abs_error:.3g}"
         if failed.min_cosine is not None:
             found += f" (cosine {failed.min_cosine:.4f})"
         raise ParityError(
-            f"graph {failed.graph} {case} differs from {reference if failed.text else 'eager PyTorch'} by "
+            f"graph {failed.graph} {case} differs from {judge} by "
             f"{found}; the tolerance is {tolerance}. {_advice(failed, cases, tolerance)}"
         )
     of_texts = [case.min_cosine for case in cases if case.text is not None and case.min_cosine is not None]

@@ -1,7 +1,7 @@
 """Compares whole text encoders with the libraries that people use them with: from characters to vectors."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain, islice
@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import nn
 
-from attention_serving.artifact.golden import GoldenCase, text_inputs, token_inputs
+from attention_serving.artifact.golden import Arrays, GoldenCase, text_inputs, token_inputs
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.export.errors import ExportError
 from attention_serving.export.options import Reference
@@ -49,7 +50,8 @@ def compared(encoder: TextEncoder, reference: Reference | None = None) -> Compar
         ExportError: The token ids of a text differ.
     """
     texts = [*_texts(encoder)]
-    served = [_checked_ids(encoder, text) for text in texts]
+    encode = token_inputs(encoder.tokenizer, ["token_ids"], encoder.max_tokens)
+    served = [_checked_ids(encode, text, theirs=[_library_ids(encoder, text)])[0] for text in texts]
     if reference is None:
         is_plain = encoder.library is None
         reference = Reference.TRANSFORMERS if is_plain else Reference.SENTENCE_TRANSFORMERS
@@ -65,7 +67,7 @@ def compared(encoder: TextEncoder, reference: Reference | None = None) -> Compar
         GoldenCase(GraphKind.PLAIN, text_inputs(text), {"embedding": row[np.newaxis]})
         for text, row in zip(embedded, rows, strict=True)
     ]
-    return Compared(cases, f"{reference} {version(reference)}")
+    return Compared(cases, _named(reference))
 
 
 def compared_pairs(classifier: TextClassifier, reference: Reference | None = None) -> Compared:
@@ -73,39 +75,30 @@ def compared_pairs(classifier: TextClassifier, reference: Reference | None = Non
 
     Arguments and errors are those of `compared`.
     """
-    names = ["token_ids", "token_types"]
-    served = token_inputs(classifier.tokenizer, names, classifier.max_tokens)
+    encode = token_inputs(classifier.tokenizer, ["token_ids", "token_types"], classifier.max_tokens)
     short, long = TEXTS[4], TEXTS[-1] * 40
     pairs = [(long, short), (short, long), *zip(TEXTS[4:], TEXTS[14:], strict=False)]
     given = [*pairs, *((text,) for text in TEXTS[1:])][:TEXT_COUNT]
     for texts in given:
-        ours = [own[0].tolist() for own in served(*texts).values()]
         found = classifier.reader(*texts, truncation=classifier.max_tokens is not None)
-        theirs = [list(found["input_ids"]), list(found.get("token_type_ids", ours[1]))]
-        _check_ids(" | ".join(texts), ours, theirs)
+        theirs = [list(found[name]) for name in ("input_ids", "token_type_ids") if name in found]
+        _checked_ids(encode, *texts, theirs=theirs)
     if reference is Reference.NONE:
         return Compared()
     library, used = classifier.library, [texts for texts in given if len(texts) > 1]
-    activation = torch.nn.Softmax(dim=-1) if classifier.activation == "softmax" else library.activation_fn
-    if classifier.activation == "sigmoid":
-        activation = torch.nn.Sigmoid()
+    functions = {"softmax": nn.Softmax(dim=-1), "sigmoid": nn.Sigmoid(), "identity": nn.Identity()}
+    activation = functions[classifier.activation]
     scores = library.predict(used, activation_fn=activation, show_progress_bar=False, batch_size=1)
     rows = np.asarray(scores, np.float32).reshape(len(used), 1, -1)
     cases = [
         GoldenCase(GraphKind.PLAIN, text_inputs(*texts), {"scores": row})
         for texts, row in zip(used, rows, strict=True)
     ]
-    return Compared(cases, f"{Reference.SENTENCE_TRANSFORMERS} {version(Reference.SENTENCE_TRANSFORMERS)}")
+    return Compared(cases, _named(Reference.SENTENCE_TRANSFORMERS))
 
 
-def _check_ids(text: str, ours: Any, theirs: Any) -> None:
-    """Refuses a tokenizer that does not give a text the library's ids."""
-    if ours != theirs:
-        raise ExportError(
-            f"the tokenizer that would be served gives {text[:60]!r} the ids {str(ours)[:100]}, the library "
-            f"{str(theirs)[:100]}. tokenizer.json cannot say a setting of tokenizer_config.json: save the "
-            f"tokenizer again, or remove the setting"
-        )
+def _named(reference: Reference) -> str:
+    return f"{reference} {version(reference)}"
 
 
 def _texts(encoder: TextEncoder) -> Iterator[str]:
@@ -120,17 +113,20 @@ def _texts(encoder: TextEncoder) -> Iterator[str]:
     yield from islice(dict.fromkeys(chain(TEXTS, own, joined)), TEXT_COUNT)
 
 
-def _checked_ids(encoder: TextEncoder, text: str) -> list[int]:
-    """The ids of a text, cut as the server cuts it, which are the library's."""
+def _checked_ids(encode: Callable[..., Arrays], *texts: str, theirs: list[list[int]]) -> list[list[int]]:
+    """The ids, and types, of a text or a pair, as they will be served, if they are the library's."""
+    shown = " | ".join(texts)[:60]
     try:
-        found = token_inputs(encoder.tokenizer, ["token_ids"], encoder.max_tokens)(text)
+        ours: list[list[int]] = [own[0].tolist() for own in encode(*texts).values()]
     except Exception as error:  # the library does not raise a narrower type
+        raise ExportError(f"the tokenizer, as the library reads it, refuses {shown!r}: {error}") from error
+    if ours[: len(theirs)] != theirs:
         raise ExportError(
-            f"the tokenizer, as the library reads it, refuses {text[:60]!r}: {error}"
-        ) from error
-    ids: list[int] = found["token_ids"][0].tolist()
-    _check_ids(text, ids, _library_ids(encoder, text))
-    return ids
+            f"the tokenizer that would be served gives {shown!r} the ids {str(ours)[:100]}, the library "
+            f"{str(theirs)[:100]}. tokenizer.json cannot say a setting of tokenizer_config.json: save the "
+            f"tokenizer again, or remove the setting"
+        )
+    return ours
 
 
 def _library_ids(encoder: TextEncoder, text: str) -> list[int]:

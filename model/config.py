@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -11,6 +12,17 @@ DERIVED: Final[Any] = None
 # three. stacked: a (heads, d_head, d) stack of weights each, applied in one batched product. none: the
 # inputs themselves.
 PROJECTIONS: Final = ("separate", "fused", "stacked", "none")
+# How an embedding is made of token vectors, and what sentence-transformers calls it. own: what the model
+# itself computes.
+POOLINGS: Final[Mapping[str, str]] = {
+    "cls": "cls",
+    "mean": "mean",
+    "mean_sqrt_length": "mean_sqrt_len_tokens",
+    "max": "max",
+    "weighted_mean": "weightedmean",
+    "last": "lasttoken",
+    "own": "",
+}
 
 # The name of a field, whether its rule holds, and the text of the rule.
 Rule = tuple[str, bool, str]

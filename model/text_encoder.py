@@ -6,7 +6,6 @@ downloaded, and code that a folder brings along runs only if the caller trusts i
 Shapes: B batch, T tokens, L layers, H heads, d width of a token vector.
 """
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,21 +19,14 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from attention_serving.model.checkpoints import CheckpointError, listed
+from attention_serving.model.checkpoints.files import read_json
+from attention_serving.model.config import POOLINGS
 
 M = TypeVar("M", bound=Any)
 Activation: TypeAlias = Literal["sigmoid", "softmax", "identity"]
 MODULES: Final = "modules.json"
 ADAPTER: Final = "adapter_config.json"
-# Names of poolings, and the library's. `own` is the embedding that the model itself computes.
-POOLINGS: Final[Mapping[str, str]] = {
-    "cls": "cls",
-    "mean": "mean",
-    "mean_sqrt_length": "mean_sqrt_len_tokens",
-    "max": "max",
-    "weighted_mean": "weightedmean",
-    "last": "lasttoken",
-    "own": "",
-}
+# The embedding that a model computes itself.
 OWN: Final = "own"
 # The outputs that may hold it, and the models that are used by it.
 OWN_OUTPUTS: Final = ("text_embeds", "pooler_output")
@@ -135,10 +127,8 @@ class TextEncoder(nn.Module):
             Embeddings (B, embedding width); token vectors (B, T, d) or None; attention weights
             (B, L, H, T, T) or None. Vectors of padding, and weights of its rows, are 0.
         """
-        within, length = None, token_ids.shape[1]
-        if key_lengths is not None:
-            within = torch.arange(length, device=token_ids.device) < key_lengths[:, None]  # (B, T)
-            token_ids = torch.where(within, token_ids, self.padding_id)
+        length = token_ids.shape[1]
+        token_ids, within = with_padding(token_ids, key_lengths, self.padding_id)
         if self.padded_length:
             filler = token_ids.new_full((len(token_ids), self.padded_length), self.padding_id)
             token_ids = torch.cat([token_ids, filler[:, length:]], dim=1)
@@ -192,6 +182,19 @@ class TextEncoder(nn.Module):
             yield
         finally:
             self.model.set_attn_implementation(self._attention)
+
+
+def with_padding(
+    token_ids: Tensor, key_lengths: Tensor | None, padding_id: int
+) -> tuple[Tensor, Tensor | None]:
+    """The ids (B, T) with that of padding from the lengths (B,) on; and where no padding is, booleans (B, T).
+
+    Without lengths, no token is padding, and the second is None.
+    """
+    if key_lengths is None:
+        return token_ids, None
+    within = torch.arange(token_ids.shape[1], device=token_ids.device) < key_lengths[:, None]
+    return torch.where(within, token_ids, padding_id), within
 
 
 def load_encoder(
@@ -256,7 +259,7 @@ def _sentence_encoder(folder: Path, pooling: str, *, trusted: bool) -> TextEncod
     for module in stated:
         modes += [module.pooling_mode] if isinstance(module.pooling_mode, str) else module.pooling_mode
     names = {theirs: ours for ours, theirs in POOLINGS.items()}
-    path = folder / json.loads((folder / MODULES).read_bytes())[0]["path"]
+    path = folder / read_json(folder / MODULES)[0]["path"]
     model = _checked(library[0].auto_model, path, trusted=trusted, uses_own=not modes)
     own_pooling = tuple(names[mode] for mode in modes) or (OWN,)
     return _probed(TextEncoder(model, [*library][1:], library.tokenizer, own_pooling, library))
@@ -365,10 +368,8 @@ class TextClassifier(nn.Module):
         Returns:
             (B, L), after the activation.
         """
-        mask = torch.ones_like(token_ids)
-        if key_lengths is not None:
-            within = torch.arange(token_ids.shape[1], device=token_ids.device) < key_lengths[:, None]
-            token_ids, mask = torch.where(within, token_ids, self.padding_id), within.long()
+        token_ids, within = with_padding(token_ids, key_lengths, self.padding_id)
+        mask = torch.ones_like(token_ids) if within is None else within.long()
         types = {} if token_types is None else {"token_type_ids": token_types}
         logits: Tensor = self.model(input_ids=token_ids, attention_mask=mask, **types).logits
         if self.activation == "softmax":
@@ -384,8 +385,9 @@ def load(
     Arguments and errors are those of `load_encoder`.
     """
     stated = Path(path) / "config.json"
-    architectures = json.loads(stated.read_bytes()).get("architectures") if stated.is_file() else None
-    if not any(name.endswith(CLASSIFIER) for name in architectures or ()):
+    config = read_json(stated) if stated.is_file() else {}
+    architectures = config.get("architectures") if isinstance(config, dict) else None
+    if not any(str(name).endswith(CLASSIFIER) for name in architectures or ()):
         return load_encoder(path, pooling=pooling, trust_remote_code=trust_remote_code)
     if pooling:
         raise CheckpointError(f"{path}: pooling {pooling!r}: the folder is a classifier")
@@ -399,12 +401,8 @@ def _classifier(folder: Path, *, trusted: bool) -> TextClassifier:
         str(folder), device="cpu", local_files_only=True, trust_remote_code=trusted, model_kwargs={**FLOAT32}
     )
     _checked(library[0].auto_model, folder, trusted=trusted, uses_own=True)
-    found = TextClassifier(library)
-    ids, other = (_some_ids(found.model, length=length) for length in (LENGTH, PADDED_LENGTH))
-    padded = torch.cat([torch.cat([ids, other[:, LENGTH:]], dim=1), other])
-    with torch.inference_mode():
-        beside = found.eval()(padded, key_lengths=torch.tensor([LENGTH, PADDED_LENGTH]))[:1]
-        found.mixes = torch.allclose(found(ids), beside, rtol=0, atol=ROUNDING)
+    found = TextClassifier(library).eval()
+    found.mixes = _mixes(found.model, lambda ids, lengths: found(ids, key_lengths=lengths))
     return found
 
 
@@ -447,16 +445,17 @@ def _max_tokens(model: Any, reader: Any, stated: int | None) -> int | None:
 def _probed(encoder: TextEncoder) -> TextEncoder:
     """The encoder, with what a run shows: whether padding changes embeddings, and the weights it has."""
     encoder.eval()
-    encoder.mixes, encoder.heads = _mixes(encoder), _heads(encoder)
+    encoder.mixes = _mixes(encoder.model, lambda ids, lengths: encoder(ids, lengths)[0])
+    encoder.heads = _heads(encoder)
     return encoder
 
 
-def _mixes(encoder: TextEncoder) -> bool:
-    """Whether the embedding of a text is the same beside padding."""
-    ids, other = (_some_ids(encoder.model, length=length) for length in (LENGTH, PADDED_LENGTH))
+def _mixes(model: Any, compute: Callable[[Tensor, Tensor | None], Tensor]) -> bool:
+    """Whether what is computed of token ids (B, T) and lengths (B,) is the same beside padding."""
+    ids, other = (_some_ids(model, length=length) for length in (LENGTH, PADDED_LENGTH))
     padded = torch.cat([torch.cat([ids, other[:, LENGTH:]], dim=1), other])  # (2, PADDED_LENGTH)
     with torch.inference_mode():
-        alone, beside = encoder(ids)[0], encoder(padded, torch.tensor([LENGTH, PADDED_LENGTH]))[0][:1]
+        alone, beside = compute(ids, None), compute(padded, torch.tensor([LENGTH, PADDED_LENGTH]))[:1]
     return torch.allclose(alone, beside, rtol=0, atol=ROUNDING * float(alone.abs().max()))
 
 

@@ -13,7 +13,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING, EncoderFacts
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.model.text_encoder import POOLINGS as LIBRARY_POOLINGS
+from attention_serving.model.config import POOLINGS as LIBRARY_POOLINGS
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import (
