@@ -15,9 +15,10 @@ import torch
 
 from attention_serving.artifact.manifest import is_whole
 from attention_serving.artifact.names import ModelId
+from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export.artifact import write_artifact
 from attention_serving.export.parity import GOLDEN_GRID, PARITY_GRID, grid_cases
-from attention_serving.export.precision import Precision
+from attention_serving.export.precision import TOLERANCES, Precision
 from attention_serving.export.signature import AttentionModule, signatures
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.config import AttentionConfig
@@ -99,7 +100,10 @@ def prove(
     folder = model_id.folder(repository)
     try:
         if not is_whole(folder):
-            write_artifact(module, model_id, repository, precision=precision, replace=True)
+            tolerance = _tolerance(module, precision)
+            write_artifact(
+                module, model_id, repository, precision=precision, tolerance=tolerance, replace=True
+            )
         model = load_model(folder, Device(device, threads=1))  # replays the golden vectors
         return _compare(module, model, GOLDEN_GRID if quick else PARITY_GRID)
     except Exception as error:  # of many types, some of which cannot be sent to another process
@@ -123,6 +127,14 @@ def _compare(
                     missed.append(f"{signature.kind} {output}")
     verdict = f"MISSED: {', '.join(sorted(set(missed)))}" if missed else "holds"
     return str(len(errors)), f"{max(errors):.3g}", verdict, text(on_host)
+
+
+def _tolerance(module: AttentionModule, precision: Precision) -> Tolerance:
+    """That of the precision; twice as wide if the scores are not scaled, which amplifies their rounding."""
+    usual = TOLERANCES[precision]
+    if precision is Precision.FP32 or module.config.scale != 1:
+        return usual
+    return Tolerance(rtol=2 * usual.rtol, atol=2 * usual.atol)
 
 
 def _build(name: str) -> AttentionModule:

@@ -134,8 +134,10 @@ class _BlockLoop:
         start = body.op("Max", body.op("Sub", end, rows), body.integer(0))
         count = body.op("Sub", end, start)
         context = self._attention(body, start, end, count)
-        padding = body.vector(body.op("Sub", rows, count), body.integer(0))
-        padded = body.op("Pad", context, padding, None, body.integers([self.axis]))
+        # Pad has no kernel for bfloat16. What stands in front is cut away: the first row, repeated.
+        places = body.op("Range", body.op("Sub", count, rows), count, body.integer(1))
+        repeated = body.op("Max", places, body.integer(0))
+        padded = body.op("Gather", context, repeated, axis=self.axis)
         unchanged = body.op("Identity", condition)
         return ir.Graph([number, condition], [unchanged, padded], nodes=body.nodes, name=name)
 

@@ -154,7 +154,7 @@ class ModelStore:
                 path, self.device, max_tolerance=self.max_tolerance, proof_keys=self.proof_keys
             )
             model = calibrated(model)
-        except (ArtifactError, ProviderError) as error:
+        except (ArtifactError, MemoryError, ProviderError) as error:
             log.error("model failed to load", extra={**fields, "reason": str(error)})
             return FailedModel(
                 name, version, error.reason if isinstance(error, ArtifactError) else str(error)

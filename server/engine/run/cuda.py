@@ -78,15 +78,6 @@ def _call(driver: ctypes.CDLL, function: str, *arguments: object) -> None:
         raise ProviderError(f"NVIDIA's driver does not work: {function} returned {status}, {reason}")
 
 
-def why_not() -> str:
-    """Why CUDA cannot be used."""
-    try:
-        find_device()
-    except ProviderError as error:
-        return str(error)
-    return "it computes in a session of its own"
-
-
 @cache
 def preload() -> str:
     """Loads the libraries of CUDA and cuDNN from their Python packages, once, if the runtime needs them.

@@ -54,8 +54,7 @@ RUNTIME_PROVIDERS = {
         options={
             # TF32 keeps 10 bits of the mantissa, which is too few for the fp32 tolerance.
             "use_tf32": "0",
-            # Copies are in order with the kernels of their own run. The runtime gives each run in progress a
-            # stream of its own, so that they overlap the kernels of the others.
+            # Copies are in order with the kernels of their run.
             "do_copy_in_default_stream": "1",
             # Captured graphs need fixed shapes and addresses.
             "enable_cuda_graph": "0",
@@ -88,14 +87,3 @@ class Device:
     def parallel_runs(self) -> int:
         """How many runs should be under way at once. On the host's cores, each has one thread."""
         return max(self.threads if self.provider.runtime.uses_host_cores else 0, MIN_PARALLEL_RUNS)
-
-    @property
-    def options(self) -> dict[str, str]:
-        """Options of the provider, by ONNX Runtime's names."""
-        runtime = self.provider.runtime
-        if runtime.uses_host_cores or not self.memory_bytes:
-            return dict(runtime.options)
-        # Without a limit the arena doubles, which allocates device memory less often; an allocation waits for
-        # all kernels on the device.
-        limit = {"gpu_mem_limit": str(self.memory_bytes), "arena_extend_strategy": "kSameAsRequested"}
-        return {**runtime.options, **limit}

@@ -1,13 +1,15 @@
 """ONNX Runtime sessions, on the host and on a device."""
 
 import logging
+import threading
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 
 import onnxruntime
 
 from attention_serving.server.engine.run import cuda
-from attention_serving.server.engine.run.provider import Device, Provider, ProviderError
+from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.engine.types import Array
 
 log = logging.getLogger(__name__)
@@ -19,12 +21,20 @@ onnxruntime.set_default_logger_severity(FATAL)
 # cores are idle. If others share them, a run of 128 x 768 takes 0.7 times as long.
 SPIN_MICROSECONDS = 20
 # Parts of the runtime's messages if a run needs more memory than the arena may take, or the device has.
-OUT_OF_MEMORY = ("Available memory of", "CUDA failure 2:", "CUDA error cudaErrorMemoryAllocation")
+OUT_OF_MEMORY = (
+    "Available memory of",
+    "Failed to allocate memory for requested buffer",
+    "CUDA failure 2:",
+    "CUBLAS failure 3:",
+)
+# Runs on a device take turns: two at a time returned wrong values on an H100. Kernels free some intermediates
+# while their stream still writes them: github.com/microsoft/onnxruntime/issues/32342.
+_DEVICE = threading.Lock()
 # Operators that compute with sizes of tensors, for which the runtime prefers the host. They take a few
 # numbers, and are not a reason for a warning.
 SHAPE_OPERATORS = (
     "Shape", "Size", "Gather", "Slice", "Concat", "Squeeze", "Unsqueeze", "Add", "Sub", "Mul", "Div", "Min",
-    "Max", "Range", "Cast", "Identity", "Constant",
+    "Max", "Range", "Reshape", "Cast", "Identity", "Constant",
 )  # fmt: skip
 
 
@@ -40,7 +50,7 @@ class RunControl:
 
 
 class Session:
-    """One loaded graph. May be run by several threads at once.
+    """One loaded graph. May be run by several threads at once; on a device, their runs take turns.
 
     Attributes:
         provider: ONNX Runtime's name of the execution provider.
@@ -60,29 +70,29 @@ class Session:
                 they stay in the file's memory-mapped pages, which sessions and processes share.
 
         Raises:
-            ProviderError: The execution provider is not available. ONNX Runtime itself would silently fall
-                back to the CPU.
+            ProviderError: The device cannot be used. ONNX Runtime itself would silently run on the CPU.
         """
         runtime = device.provider.runtime
         on_host = runtime.uses_host_cores
+        self._turn: AbstractContextManager[object] = nullcontext() if on_host else _DEVICE
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = device.threads if on_host else 1
         options.enable_mem_pattern = False
         _register_arena(device.arena_bytes)
         if not on_host:
-            cuda.preload()
-            if device.memory_bytes:
-                _register_device_arena(device.memory_bytes)
+            cuda.find_device()
+            _register_device_arena(device.memory_bytes)
         for name, value in _entries(device, prepack_weights=prepack_weights).items():
             options.add_session_config_entry(name, value)
-        providers = [(runtime.name, device.options)]
+        providers = [(runtime.name, dict(runtime.options))]
         if not on_host:  # for operators that the device lacks
             providers.append((Provider.CPU.runtime.name, {}))
         # By default it would retry on the CPU after a failure, and print about it to standard output.
-        self._session = onnxruntime.InferenceSession(path, options, providers=providers, enable_fallback=0)
+        with self._turn:
+            self._session = onnxruntime.InferenceSession(
+                path, options, providers=providers, enable_fallback=0
+            )
         self.provider: str = self._session.get_providers()[0]
-        if self.provider != runtime.name:
-            raise ProviderError(f"{runtime.name} is not available: {cuda.why_not()}")
         self._arenas = runtime.arenas
         self.inputs = {each.name for each in self._session.get_inputs()}
         self.outputs = [output.name for output in self._session.get_outputs()]
@@ -106,7 +116,8 @@ class Session:
         """
         options = control.options if control else None
         try:
-            outputs = self._session.run(self.outputs, inputs, options)
+            with self._turn:
+                outputs = self._session.run(self.outputs, inputs, options)
         except Exception as error:  # ONNX Runtime does not raise a specific type
             if any(text in str(error) for text in OUT_OF_MEMORY):
                 raise MemoryError(str(error)) from error
@@ -180,13 +191,12 @@ def _register_arena(limit_bytes: int) -> None:
 
 @cache
 def _register_device_arena(limit_bytes: int) -> None:
-    """Registers one arena of the device for all sessions. Otherwise each has its own, and its own limit."""
+    """Registers one arena of the device for all sessions. Otherwise each keeps what its largest run took.
+
+    Args:
+        limit_bytes: Size above which runs fail; 0 for no limit.
+    """
     as_requested = {"max_mem": limit_bytes, "arena_extend_strategy": 1}
-    try:
-        onnxruntime.create_and_register_allocator_v2(
-            Provider.CUDA.runtime.name, _arena_memory("Cuda"), {}, onnxruntime.OrtArenaCfg(as_requested)
-        )
-    except Exception as error:  # ONNX Runtime does not raise a specific type
-        log.warning(
-            "the limit of device memory applies to each graph by itself", extra={"reason": str(error)}
-        )
+    onnxruntime.create_and_register_allocator_v2(
+        Provider.CUDA.runtime.name, _arena_memory("Cuda"), {}, onnxruntime.OrtArenaCfg(as_requested)
+    )

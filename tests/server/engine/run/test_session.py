@@ -1,7 +1,10 @@
 """Sessions: providers, their options, and the memory of runs."""
 
+import dataclasses
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import onnxruntime
@@ -10,8 +13,9 @@ import pytest
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import FailedModel
-from attention_serving.server.engine.run.provider import Device, Provider
-from attention_serving.server.engine.run.session import SHAPE_OPERATORS, left_on_host
+from attention_serving.server.engine.run import cuda, session
+from attention_serving.server.engine.run.provider import RUNTIME_PROVIDERS, Device, Provider
+from attention_serving.server.engine.run.session import SHAPE_OPERATORS, Session, left_on_host
 from tests.server.samples import CROSS, ROOT, SELF
 
 WITHOUT_CUDA = pytest.mark.skipif(
@@ -23,15 +27,36 @@ WITHOUT_CUDA = pytest.mark.skipif(
 def test_a_model_whose_provider_is_unavailable_fails_to_load(artifacts: Path) -> None:
     model = ModelStore(artifacts, Device(Provider.CUDA)).load(SELF, "1")
     assert isinstance(model, FailedModel)
-    assert "CUDAExecutionProvider is not available" in model.reason
+    assert "is built without CUDA; install onnxruntime-gpu" in model.reason
 
 
-def test_the_memory_of_a_gpu_is_limited_only_if_asked_for() -> None:
-    unlimited, limited = Device(Provider.CUDA).options, Device(Provider.CUDA, memory_bytes=5 << 30).options
-    assert unlimited["use_tf32"] == "0"
-    assert Device(Provider.CPU, memory_bytes=5 << 30).options == {}
-    own = {"gpu_mem_limit": str(5 << 30), "arena_extend_strategy": "kSameAsRequested"}
-    assert limited == unlimited | own != unlimited
+def test_runs_on_a_device_take_turns(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the host takes the place of the device: another provider, the same turns."""
+    on_device = dataclasses.replace(Provider.CPU.runtime, uses_host_cores=False)
+    monkeypatch.setitem(RUNTIME_PROVIDERS, Provider.CUDA, on_device)
+    monkeypatch.setattr(cuda, "find_device", lambda: "a device")
+    monkeypatch.setattr(session, "_register_device_arena", lambda _: None)
+    graph = artifacts / SELF / "1/model.onnx"
+    opened = Session(graph, Device(Provider.CUDA)), Session(graph, Device(Provider.CUDA))
+    under_way: list[int] = []
+
+    class Recording:
+        """Notes how many runs are under way, and gives other threads the time to start theirs."""
+
+        def run(self, *_: object) -> list[object]:
+            running.append(self)
+            under_way.append(len(running))
+            time.sleep(0.01)
+            running.remove(self)
+            return []
+
+    running: list[Recording] = []
+    for each in opened:
+        monkeypatch.setattr(each, "_session", Recording())
+        monkeypatch.setattr(each, "outputs", [])
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda at: opened[at % 2].run({}), range(8)))
+    assert under_way == [1] * 8
 
 
 ON_HOST = "CPUExecutionProvider"
@@ -42,9 +67,9 @@ def test_operators_of_tensors_on_the_host_are_named_and_those_of_sizes_are_not(a
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     graph = artifacts / CROSS / "1/model.lengths.onnx"
-    session = onnxruntime.InferenceSession(graph, options, providers=[ON_HOST])
-    assert left_on_host(session, ON_HOST) == []
-    found = left_on_host(session, "CUDAExecutionProvider")
+    loaded = onnxruntime.InferenceSession(graph, options, providers=[ON_HOST])
+    assert left_on_host(loaded, ON_HOST) == []
+    found = left_on_host(loaded, "CUDAExecutionProvider")
     kinds = {text.split()[0] for text in found}
     assert {"MatMul", "Attention"} <= kinds
     assert not kinds & set(SHAPE_OPERATORS)
