@@ -1,88 +1,237 @@
-"""A text encoder beside sentence-transformers, if it is installed: `python -m benchmarks.encoders FOLDER`."""
+"""A text encoder beside other libraries and servers on the same texts."""
 
-import importlib.util
+import asyncio
+import base64
+import http.client
+import itertools
+import json
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
+from urllib.parse import SplitResult, urlsplit
 
 import numpy as np
 import torch
 import typer
-from attention_client import AttentionClient
 from numpy.typing import NDArray
 
 from attention_serving.artifact.names import ModelId
+from attention_serving.artifact.tolerance import cosines
 from attention_serving.export.artifact import write_artifact
 from attention_serving.export.encoder import encoder_spec
 from attention_serving.export.precision import Precision
 from attention_serving.model.text_encoder import load_encoder
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from benchmarks import encoder_process
+from benchmarks.channel import EncodedRequest, UnaryCaller
+from benchmarks.load import MeasurementWindow, measure
 from benchmarks.markdown import table, text
-from benchmarks.processes import cores
-from scripts.local_server import serving
+from benchmarks.processes import cores, free_ports
+from benchmarks.wire import METHODS, Api
+from scripts.local_server import ROOT, serving
 
-MEAN_LENGTH, SPREAD = 60, 0.7
+MEAN_WORDS, SPREAD, QUERY_WORDS = 55, 0.7, 6
+CALLERS, SECONDS, WARM_SECONDS = 32, 2.0, 0.5
+PRECISIONS = (Precision.FP32, Precision.INT8)
 Embeddings = NDArray[np.float32]
-Encode = Callable[[Sequence[str]], Embeddings]
+# Embeds texts, so many in a call: the seconds of all calls, and the embeddings.
+Embed = Callable[[Sequence[str], int], tuple[float, Embeddings]]
 
 
 def main(
-    folder: Annotated[
-        Path, typer.Argument(help="Folder of the encoder, as sentence-transformers writes it.")
-    ],
-    texts: Annotated[int, typer.Option(min=1, help="Number of texts of a round.")] = 256,
+    folder: Annotated[Path, typer.Argument(help="Folder of the encoder, as sentence-transformers saves it.")],
+    library: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=PYTHON,BACKEND: sentence-transformers in the environment of an interpreter, with its"
+            " backend torch, onnx or openvino. May be repeated."
+        ),
+    ] = None,
+    server: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=URL,MODEL: a running server, by the URL of its embeddings as OpenAI has them. May be"
+            " repeated."
+        ),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often each way is timed.")] = 5,
 ) -> None:
-    """Print tokens per second of each way, and how far its embeddings are from those of the first.
+    """Print texts per second of this project in fp32 and int8 and of others, measured by turns.
 
-    The ways are sentence-transformers with PyTorch, and one call to this project's server in fp32 and int8.
-    Texts are random words of the encoder's vocabulary, with lognormal lengths and a mean of 60 words.
+    Each library has a process of its own. Servers are asked from this process. Texts are random words of the
+    encoder's vocabulary, lognormal in number. Ratios are to the first way, round by round.
     """
     torch.set_num_threads(cores())
-    loaded, compared = load_encoder(folder), dict[str, Encode]()
-    if importlib.util.find_spec("sentence_transformers") is not None:
-        from sentence_transformers import SentenceTransformer  # noqa: PLC0415
+    loaded, rng = load_encoder(folder), np.random.default_rng(0)
+    words = [word for word in loaded.tokenizer.get_vocab() if word.isalpha()]
+    lengths = rng.lognormal(np.log(MEAN_WORDS) - SPREAD**2 / 2, SPREAD, 512).clip(1, 250).astype(int)
+    texts = [" ".join(rng.choice(words, length)) for length in lengths]
+    queries = [" ".join(rng.choice(words, QUERY_WORDS)) for _ in range(2000)]
+    calls = {
+        "512 texts, 32 in a call": (texts, 32),
+        "256 in a call": (texts, 256),
+        "2,000 queries, 256 in a call": (queries, 256),
+    }
+    tokens = [sum(len(own.ids) for own in loaded.tokenizer.encode_batch(own)) for own in (texts, queries)]
+    typer.echo(f"{cores()} cores, medians of {rounds} rounds; tokens: {tokens[0]:,} and {tokens[1]:,}\n")
+    with TemporaryDirectory() as name, ExitStack() as stack:
+        work = Path(name)
+        for precision in PRECISIONS:
+            own = ModelId(precision.value)
+            write_artifact(encoder_spec(loaded), own, work / "models", precision=precision)
+        alone = {label: (*rest, str(folder)) for label, *rest in map(_parts, library or ())}
+        for precision in PRECISIONS:
+            ours = (sys.executable, encoder_process.OURS, str(work / "models" / precision))
+            alone[f"this project, {precision}"] = ours
+        with ExitStack() as processes:
+            opened = {label: processes.enter_context(_library(work, *own)) for label, own in alone.items()}
+            typer.echo(f"In process, texts per second\n\n{compared(opened, calls, rounds)}\n")
+        (port,) = free_ports()
+        process = stack.enter_context(serving(work / "models", work / "log", f"--http-port={port}"))
+        url = f"http://127.0.0.1:{port}/v1/embeddings"
+        asked = {label: (urlsplit(address), model) for label, address, model in map(_parts, server or ())}
+        asked |= {f"this project, {precision}": (urlsplit(url), precision.value) for precision in PRECISIONS}
+        posts = {label: partial(_post, *own) for label, own in asked.items()}
+        typer.echo(f"Over HTTP, texts per second\n\n{compared(posts, calls, rounds)}\n")
+        singles = {f"{label}, HTTP": partial(_singles, *own, queries) for label, own in asked.items()}
+        for precision in PRECISIONS:
+            grpc = partial(_grpc_singles, process.target, precision.value, queries)
+            singles[f"this project, {precision}, gRPC"] = grpc
+        typer.echo(f"Single queries\n\n{compared_singles(singles, rounds)}")
 
-        library: Any = SentenceTransformer(str(folder), device="cpu")
-        compared["sentence-transformers, torch"] = lambda given: library.encode(list(given))
-    with TemporaryDirectory() as name:
-        repository, log = Path(name, "repository"), Path(name, "log")
-        for precision in (Precision.FP32, Precision.INT8):
-            write_artifact(encoder_spec(loaded), ModelId(precision.value), repository, precision=precision)
-        with serving(repository, log) as process, AttentionClient(process.target, timeout=600) as client:
-            for precision in (Precision.FP32, Precision.INT8):
-                compared[f"this project, {precision}"] = partial(client.embed, precision.value)
-            given = random_texts(list(loaded.tokenizer.get_vocab()), texts)
-            tokens = sum(len(each.ids) for each in loaded.tokenizer.encode_batch(given))
-            typer.echo(f"{texts} texts, {tokens} tokens, {cores()} cores, medians of {rounds} rounds\n")
-            typer.echo(report(compared, given, tokens, rounds))
+
+def _parts(option: str) -> tuple[str, str, str]:
+    name, _, rest = option.partition("=")
+    first, _, second = rest.rpartition(",")
+    return name, first, second
 
 
-def report(compared: dict[str, Encode], texts: list[str], tokens: int, rounds: int) -> str:
-    """Measures the ways in rounds; returns a table."""
-    results = {name: encode(texts) for name, encode in compared.items()}  # warms up
-    seconds: dict[str, list[float]] = {name: [] for name in compared}
+@contextmanager
+def _library(work: Path, python: str, backend: str, folder: str) -> Iterator[Embed]:
+    """A library in a process of its own; see `encoder_process`."""
+    program = [python, "-P", str(Path(encoder_process.__file__)), backend, folder]
+    given, found = work / "texts.json", work / "embeddings.npy"
+    with subprocess.Popen(  # noqa: S603 - named by the user
+        program, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("no pipes")
+        lines = process.stdout
+        ask = process.stdin
+
+        def answer() -> str:
+            line = lines.readline()
+            if not line:
+                raise RuntimeError(f"{backend} in {python} ended")
+            return line
+
+        def embed(texts: Sequence[str], size: int) -> tuple[float, Embeddings]:
+            given.write_text(json.dumps(texts))
+            ask.write(f"{given} {size} {found}\n")
+            ask.flush()
+            return float(answer()), np.load(found)
+
+        answer()
+        yield embed
+        ask.close()
+
+
+def _post(url: SplitResult, model: str, texts: Sequence[str], size: int) -> tuple[float, Embeddings]:
+    """Embeds texts over one connection, call by call."""
+    connection, rows = http.client.HTTPConnection(url.netloc, timeout=600), list[Embeddings]()
+    started = time.perf_counter()
+    for at in range(0, len(texts), size):
+        body = json.dumps({"model": model, "input": texts[at : at + size], "encoding_format": "base64"})
+        connection.request("POST", url.path, body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        answer: Any = json.loads(response.read())
+        if response.status != http.HTTPStatus.OK:
+            raise RuntimeError(f"{url.netloc}: {answer}")
+        rows += [np.frombuffer(base64.b64decode(own["embedding"]), np.float32) for own in answer["data"]]
+    seconds = time.perf_counter() - started
+    connection.close()
+    return seconds, np.stack(rows)
+
+
+def compared(ways: Mapping[str, Embed], calls: Mapping[str, tuple[Sequence[str], int]], rounds: int) -> str:
+    """A table of texts per second, with the ratio to the first way and the smallest cosine with it."""
+    cells: dict[str, list[str]] = {name: [] for name in ways}
+    smallest: dict[str, float] = dict.fromkeys(ways, 1.0)
+    for texts, size in calls.values():
+        warm = {name: embed(texts, size)[1] for name, embed in ways.items()}
+        first = next(iter(warm.values()))
+        taken: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(rounds):
+            for name, embed in ways.items():
+                taken[name].append(embed(texts, size)[0])
+        base = next(iter(taken.values()))
+        for name, own in taken.items():
+            ratio = median(one / other for one, other in zip(base, own, strict=True))
+            cells[name].append(f"{text(len(texts) / median(own))} ({ratio:.2f})")
+            smallest[name] = min(smallest[name], float(cosines(warm[name], first).min()))
+    rows = [(name, *own, f"{smallest[name]:.4f}") for name, own in cells.items()]
+    return table(("way", *calls, "smallest cosine"), rows)
+
+
+def compared_singles(ways: Mapping[str, Callable[[int], tuple[float, float]]], rounds: int) -> str:
+    """A table of queries per second with 32 callers, and of the median milliseconds of one caller."""
+    found: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in ways}
     for _ in range(rounds):
-        for name, encode in compared.items():
-            started = time.perf_counter()
-            encode(texts)
-            seconds[name].append(time.perf_counter() - started)
-    first, rows = next(iter(compared)), []
-    for name, own in seconds.items():
-        ratio = median([base / mine for base, mine in zip(seconds[first], own, strict=True)])
-        difference = np.abs(results[name] - results[first]).max()
-        rows.append((name, text(tokens / median(own)), f"{ratio:.2f}", f"{difference:.1e}"))
-    return table(("way", "tokens/s", "ratio", "largest difference"), rows)
+        for name, ask in ways.items():
+            found[name].append([ask(CALLERS), ask(1)])
+    rows = []
+    for name, own in found.items():
+        rate = median(many[0] for many, _ in own)
+        alone = median(one[1] for _, one in own)
+        rows.append((name, text(rate), f"{1000 * alone:.1f}"))
+    return table(("way", f"{CALLERS} callers, queries/s", "one caller, median ms"), rows)
 
 
-def random_texts(words: list[str], count: int) -> list[str]:
-    """Texts whose numbers of words are lognormal, 1 to 500."""
-    rng = np.random.default_rng(0)
-    lengths = rng.lognormal(np.log(MEAN_LENGTH) - SPREAD**2 / 2, SPREAD, count)
-    return [" ".join(rng.choice(words, length)) for length in lengths.clip(1, 500).astype(int)]
+def _singles(url: SplitResult, model: str, queries: Sequence[str], callers: int) -> tuple[float, float]:
+    """Queries per second of so many callers over HTTP, and the median seconds of a call."""
+    bodies = [json.dumps({"model": model, "input": query, "encoding_format": "base64"}) for query in queries]
+    head = f"POST {url.path} HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Type: application/json\r\n"
+    requests = itertools.cycle([f"{head}Content-Length: {len(own)}\r\n\r\n{own}".encode() for own in bodies])
+
+    async def call(until: float, taken: list[float]) -> None:
+        reader, writer = await asyncio.open_connection(url.hostname, url.port)
+        while (started := time.perf_counter()) < until:
+            writer.write(next(requests))
+            lines = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
+            if b" 200 " not in lines[0]:
+                raise RuntimeError(f"{url.netloc}: {lines[0].decode()}")
+            (length,) = (int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length"))
+            await reader.readexactly(length)
+            taken.append(time.perf_counter() - started)
+        writer.close()
+
+    async def load(seconds: float) -> list[float]:
+        taken: list[float] = []
+        await asyncio.gather(*[call(time.perf_counter() + seconds, taken) for _ in range(callers)])
+        return taken
+
+    asyncio.run(load(WARM_SECONDS))
+    taken = asyncio.run(load(SECONDS))
+    return len(taken) / SECONDS, median(taken)
+
+
+def _grpc_singles(target: str, model: str, queries: Sequence[str], callers: int) -> tuple[float, float]:
+    """The same over attention.v1."""
+    asked = [pb.TextSequences(texts=[query]) for query in queries]
+    messages = [pb.AttendRequest(model_name=model, text=own, embedding={}) for own in asked]
+    encoded = [EncodedRequest(message.SerializeToString(), 1, 1) for message in messages]
+    caller = UnaryCaller(target, METHODS[Api.ATTENTION], encoded)
+    result = measure(caller, 0, callers, MeasurementWindow(SECONDS, WARM_SECONDS))
+    if result.failures:
+        raise RuntimeError(f"{result.failures} calls failed")
+    return result.sequences / result.seconds, float(np.median(result.latencies)) / 1e9
 
 
 if __name__ == "__main__":

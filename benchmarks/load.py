@@ -102,12 +102,16 @@ def encoded_requests(endpoint: Endpoint) -> tuple[EncodedRequest, ...]:
 
 
 def closed_loop(endpoint: Endpoint, in_flight: int, window: MeasurementWindow) -> LoadResult:
-    """Keeps `in_flight` requests in flight, warms up, measures, and waits for the last responses."""
-    caller = _open(endpoint)
+    """Measures an endpoint in a closed loop."""
+    return measure(_open(endpoint), endpoint.pid, in_flight, window)
+
+
+def measure(caller: Caller, pid: int, in_flight: int, window: MeasurementWindow) -> LoadResult:
+    """Keeps `in_flight` requests in flight, warms up, measures, waits for the last responses, and closes."""
     for _ in range(in_flight):
         caller.start()
     _exchange(caller, window.warm_seconds, in_flight)
-    meter = _Meter(endpoint.pid)
+    meter = _Meter(pid)
     completions = _exchange(caller, window.seconds, 2 * in_flight)
     result = meter.read(completions)
     for _ in range(in_flight):

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import onnxruntime
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -16,6 +15,7 @@ from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.errors import ServerError
 from attention_serving.server.settings import AWAKE_SECONDS, SECTIONS, Settings
 from attention_serving.server.tls import TlsFiles
+from tests.server.engine.run.test_cuda import WITHOUT_CUDA
 from tests.server.samples import ROOT
 
 REPOSITORY = ["--model-repository", "models"]
@@ -264,9 +264,7 @@ def test_the_memory_of_the_machine_is_shared_by_workers() -> None:
     assert large.memory_for_runs + large.memory_for_contexts == large.memory_for_requests == total
 
 
-@pytest.mark.skipif(
-    "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this runtime has CUDA"
-)
+@WITHOUT_CUDA
 def test_auto_takes_the_host_and_logs_why_and_cuda_that_cannot_be_used_is_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -3,9 +3,11 @@
 import dataclasses
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnxruntime
 import pytest
@@ -16,11 +18,8 @@ from attention_serving.server.engine.models.repository import FailedModel
 from attention_serving.server.engine.run import cuda, session
 from attention_serving.server.engine.run.provider import RUNTIME_PROVIDERS, Device, Provider
 from attention_serving.server.engine.run.session import SHAPE_OPERATORS, Session, left_on_host
+from tests.server.engine.run.test_cuda import WITHOUT_CUDA
 from tests.server.samples import CROSS, ROOT, SELF
-
-WITHOUT_CUDA = pytest.mark.skipif(
-    "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this runtime has CUDA"
-)
 
 
 @WITHOUT_CUDA
@@ -36,27 +35,19 @@ def test_runs_on_a_device_take_turns(artifacts: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(RUNTIME_PROVIDERS, Provider.CUDA, on_device)
     monkeypatch.setattr(cuda, "find_device", lambda: "a device")
     monkeypatch.setattr(session, "_register_device_arena", lambda _: None)
-    graph = artifacts / SELF / "1/model.onnx"
-    opened = Session(graph, Device(Provider.CUDA)), Session(graph, Device(Provider.CUDA))
-    under_way: list[int] = []
+    graph, busy = artifacts / SELF / "1/model.onnx", threading.Lock()
+    opened = [Session(graph, Device(Provider.CUDA)) for _ in range(2)]
 
-    class Recording:
-        """Notes how many runs are under way, and gives other threads the time to start theirs."""
+    def run(*_: object) -> list[object]:
+        assert busy.acquire(blocking=False)  # no other run is under way
+        time.sleep(0.01)
+        busy.release()
+        return [None]
 
-        def run(self, *_: object) -> list[object]:
-            running.append(self)
-            under_way.append(len(running))
-            time.sleep(0.01)
-            running.remove(self)
-            return []
-
-    running: list[Recording] = []
     for each in opened:
-        monkeypatch.setattr(each, "_session", Recording())
-        monkeypatch.setattr(each, "outputs", [])
+        monkeypatch.setattr(each, "_session", SimpleNamespace(run=run))
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda at: opened[at % 2].run({}), range(8)))
-    assert under_way == [1] * 8
 
 
 ON_HOST = "CPUExecutionProvider"
