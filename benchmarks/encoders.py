@@ -225,7 +225,9 @@ def _singles(url: SplitResult, model: str, queries: Sequence[str], callers: int)
 def _grpc_singles(target: str, model: str, queries: Sequence[str], callers: int) -> tuple[float, float]:
     """The same over attention.v1."""
     asked = [pb.TextSequences(texts=[query]) for query in queries]
-    messages = [pb.AttendRequest(model_name=model, text=own, embedding={}) for own in asked]
+    messages = [
+        pb.AttendRequest(model_name=model, text=own, embedding=pb.EmbeddingOptions()) for own in asked
+    ]
     encoded = [EncodedRequest(message.SerializeToString(), 1, 1) for message in messages]
     caller = UnaryCaller(target, METHODS[Api.ATTENTION], encoded)
     result = measure(caller, 0, callers, MeasurementWindow(SECONDS, WARM_SECONDS))
