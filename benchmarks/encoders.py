@@ -69,11 +69,8 @@ def main(
     encoder's vocabulary, lognormal in number. Ratios are to the first way, round by round.
     """
     torch.set_num_threads(cores())
-    loaded, rng = load_encoder(folder), np.random.default_rng(0)
-    words = [word for word in loaded.tokenizer.get_vocab() if word.isalpha()]
-    lengths = rng.lognormal(np.log(MEAN_WORDS) - SPREAD**2 / 2, SPREAD, 512).clip(1, 250).astype(int)
-    texts = [" ".join(rng.choice(words, length)) for length in lengths]
-    queries = [" ".join(rng.choice(words, QUERY_WORDS)) for _ in range(2000)]
+    loaded = load_encoder(folder)
+    texts, queries = _texts([word for word in loaded.tokenizer.get_vocab() if word.isalpha()])
     calls = {
         "512 texts, 32 in a call": (texts, 32),
         "256 in a call": (texts, 256),
@@ -107,9 +104,26 @@ def main(
         typer.echo(f"Single queries\n\n{compared_singles(singles, rounds)}")
 
 
+def _texts(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Texts of random words, lognormal in number, and queries."""
+    rng = np.random.default_rng(0)
+    lengths = rng.lognormal(np.log(MEAN_WORDS) - SPREAD**2 / 2, SPREAD, 512).clip(1, 250).astype(int)
+    queries = [" ".join(rng.choice(words, QUERY_WORDS)) for _ in range(2000)]
+    return [" ".join(rng.choice(words, length)) for length in lengths], queries
+
+
 def _parts(option: str) -> tuple[str, str, str]:
-    name, _, rest = option.partition("=")
-    first, _, second = rest.rpartition(",")
+    """The name and the two values of an option.
+
+    Raises:
+        BadParameter: It has not that form.
+    """
+    name, _, values = option.partition("=")
+    first, comma, second = values.rpartition(",")
+    if not comma:
+        raise typer.BadParameter(
+            f"is {option!r}; must be a name, an equals sign, and two values with a comma"
+        )
     return name, first, second
 
 
@@ -123,24 +137,22 @@ def _library(work: Path, python: str, backend: str, folder: str) -> Iterator[Emb
     ) as process:
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("no pipes")
-        lines = process.stdout
-        ask = process.stdin
+        asked, answers = process.stdin, process.stdout
 
         def answer() -> str:
-            line = lines.readline()
-            if not line:
-                raise RuntimeError(f"{backend} in {python} ended")
-            return line
+            if line := answers.readline():
+                return line
+            raise RuntimeError(f"{backend} in {python} ended; see above")
 
         def embed(texts: Sequence[str], size: int) -> tuple[float, Embeddings]:
             given.write_text(json.dumps(texts))
-            ask.write(f"{given} {size} {found}\n")
-            ask.flush()
+            asked.write(f"{given} {size} {found}\n")
+            asked.flush()
             return float(answer()), np.load(found)
 
-        answer()
+        answer()  # it is ready
         yield embed
-        ask.close()
+        asked.close()
 
 
 def _post(url: SplitResult, model: str, texts: Sequence[str], size: int) -> tuple[float, Embeddings]:
