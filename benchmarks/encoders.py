@@ -39,7 +39,7 @@ from scripts.local_server import ROOT, serving
 
 MEAN_WORDS, SPREAD, QUERY_WORDS = 55, 0.7, 6
 CALLERS, SECONDS, WARM_SECONDS = 32, 2.0, 0.5
-PRECISIONS = (Precision.FP32, Precision.INT8)
+OURS = {f"this project, {precision}": precision for precision in (Precision.FP32, Precision.INT8)}
 Embeddings = NDArray[np.float32]
 # Embeds texts, so many in a call: the seconds of all calls, and the embeddings.
 Embed = Callable[[Sequence[str], int], tuple[float, Embeddings]]
@@ -78,30 +78,28 @@ def main(
     }
     tokens = [sum(len(own.ids) for own in loaded.tokenizer.encode_batch(own)) for own in (texts, queries)]
     typer.echo(f"{cores()} cores, medians of {rounds} rounds; tokens: {tokens[0]:,} and {tokens[1]:,}\n")
-    with TemporaryDirectory() as name, ExitStack() as stack:
-        work = Path(name)
-        for precision in PRECISIONS:
-            own = ModelId(precision.value)
-            write_artifact(encoder_spec(loaded), own, work / "models", precision=precision)
-        alone = {label: (*rest, str(folder)) for label, *rest in map(_parts, library or ())}
-        for precision in PRECISIONS:
-            ours = (sys.executable, encoder_process.OURS, str(work / "models" / precision))
-            alone[f"this project, {precision}"] = ours
-        with ExitStack() as processes:
-            opened = {label: processes.enter_context(_library(work, *own)) for label, own in alone.items()}
+    alone = {label: (*rest, str(folder)) for label, *rest in map(_parts, library or ())}
+    asked = {label: (urlsplit(address), model) for label, address, model in map(_parts, server or ())}
+    with TemporaryDirectory() as name:
+        work, spec = Path(name), encoder_spec(loaded)
+        for label, precision in OURS.items():
+            path, _ = write_artifact(spec, ModelId(precision.value), work / "models", precision=precision)
+            alone[label] = sys.executable, encoder_process.OURS, str(path.parent)
+        with ExitStack() as stack:
+            opened = {label: stack.enter_context(_library(work, *own)) for label, own in alone.items()}
             typer.echo(f"In process, texts per second\n\n{compared(opened, calls, rounds)}\n")
         (port,) = free_ports()
-        process = stack.enter_context(serving(work / "models", work / "log", f"--http-port={port}"))
-        url = f"http://127.0.0.1:{port}/v1/embeddings"
-        asked = {label: (urlsplit(address), model) for label, address, model in map(_parts, server or ())}
-        asked |= {f"this project, {precision}": (urlsplit(url), precision.value) for precision in PRECISIONS}
-        posts = {label: partial(_post, *own) for label, own in asked.items()}
-        typer.echo(f"Over HTTP, texts per second\n\n{compared(posts, calls, rounds)}\n")
-        singles = {f"{label}, HTTP": partial(_singles, *own, queries) for label, own in asked.items()}
-        for precision in PRECISIONS:
-            grpc = partial(_grpc_singles, process.target, precision.value, queries)
-            singles[f"this project, {precision}, gRPC"] = grpc
-        typer.echo(f"Single queries\n\n{compared_singles(singles, rounds)}")
+        url = urlsplit(f"http://127.0.0.1:{port}/v1/embeddings")
+        asked |= {label: (url, precision.value) for label, precision in OURS.items()}
+        with serving(work / "models", work / "log", f"--http-port={port}") as process:
+            posts = {label: partial(_post, *own) for label, own in asked.items()}
+            typer.echo(f"Over HTTP, texts per second\n\n{compared(posts, calls, rounds)}\n")
+            singles = {f"{label}, HTTP": partial(_singles, *own, queries) for label, own in asked.items()}
+            singles |= {
+                f"{label}, gRPC": partial(_grpc_singles, process.target, precision.value, queries)
+                for label, precision in OURS.items()
+            }
+            typer.echo(f"Single queries\n\n{compared_singles(singles, rounds)}")
 
 
 def _texts(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -134,7 +134,7 @@ class _BlockLoop:
         start = body.op("Max", body.op("Sub", end, rows), body.integer(0))
         count = body.op("Sub", end, start)
         context = self._attention(body, start, end, count)
-        # Pad has no kernel for bfloat16. What stands in front is cut away: the first row, repeated.
+        # CUDA has no kernel of Pad for bfloat16. Copies of the first row fill the block; they are cut away.
         places = body.op("Range", body.op("Sub", count, rows), count, body.integer(1))
         repeated = body.op("Max", places, body.integer(0))
         padded = body.op("Gather", context, repeated, axis=self.axis)

@@ -25,8 +25,8 @@ def sample_server(
 ) -> Iterator[ServerProcess]:
     """A server of the small models, for all tests that do not stop it."""
     folder = tmp_path_factory.mktemp("sample-server")
-    for model in (*artifacts.iterdir(), *named.iterdir()):
-        link_tree(model, folder / "models" / model.name)
+    for models in (artifacts, named):
+        link_tree(models, folder / "models")
     with serving(folder / "models", folder / "log") as process:
         yield process
 

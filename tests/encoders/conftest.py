@@ -17,8 +17,7 @@ def encoder_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of every text encoder, which only tests with the marker `thorough` need."""
     folder = tmp_path_factory.mktemp("encoders")
     for models in cached_repositories(SENTENCE_MODELS, ENCODERS):
-        for model in models.iterdir():
-            link_tree(model, folder / model.name)
+        link_tree(models, folder)
     return folder
 
 

@@ -57,8 +57,7 @@ def server(sentence_repository: Path, tmp_path_factory: pytest.TempPathFactory) 
     """A server of the reranker, the classifier and a text encoder, which refuses token ids over HTTP."""
     folder = tmp_path_factory.mktemp("classifiers")
     for models in (*cached_repositories(CLASSIFIERS), sentence_repository):
-        for model in models.iterdir():
-            link_tree(model, folder / "models" / model.name)
+        link_tree(models, folder / "models")
     with serving(folder / "models", folder / "log", "--http-port=0", "--refuse-token-ids") as process:
         yield process
 

@@ -77,7 +77,7 @@ def cached_repositories(*sets: ModelSet) -> list[Path]:
 
 
 def link_tree(source: Path, target: Path) -> None:
-    """Makes a folder of hard links to the files of another, or of copies if they are on different devices.
+    """Fills a folder with hard links to the files of another, or copies if they are on different devices.
 
     Servers refuse symbolic links that lead out of their repository.
     """
@@ -88,7 +88,7 @@ def link_tree(source: Path, target: Path) -> None:
         except OSError:
             shutil.copy2(file, copy)
 
-    shutil.copytree(source, target, copy_function=link)
+    shutil.copytree(source, target, copy_function=link, dirs_exist_ok=True)
 
 
 def _digest(sources: Sequence[Path]) -> str:

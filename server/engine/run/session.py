@@ -9,7 +9,7 @@ from pathlib import Path
 import onnxruntime
 
 from attention_serving.server.engine.run import cuda
-from attention_serving.server.engine.run.provider import Device, Provider
+from attention_serving.server.engine.run.provider import Device, Provider, ProviderError
 from attention_serving.server.engine.types import Array
 
 log = logging.getLogger(__name__)
@@ -25,6 +25,7 @@ OUT_OF_MEMORY = (
     "Available memory of",
     "Failed to allocate memory for requested buffer",
     "CUDA failure 2:",
+    "CUDA error cudaErrorMemoryAllocation",
     "CUBLAS failure 3:",
 )
 # Runs on a device take turns: two at a time returned wrong values on an H100. Kernels free some intermediates
@@ -93,6 +94,8 @@ class Session:
                 path, options, providers=providers, enable_fallback=0
             )
         self.provider: str = self._session.get_providers()[0]
+        if self.provider != runtime.name:
+            raise ProviderError(f"{runtime.name} did not take the graph, although it computes on the device")
         self._arenas = runtime.arenas
         self.inputs = {each.name for each in self._session.get_inputs()}
         self.outputs = [output.name for output in self._session.get_outputs()]

@@ -93,10 +93,11 @@ class Batch:
         return self.is_full or self._takes(FULL_AT_CALL_COSTS)
 
     @property
-    def has_spans(self) -> bool:
-        """Whether spans are pooled after the run, which the expected durations do not include."""
-        return self.model.manifest.encoder is not None and any(
-            queued.spans is not None for queued in self.sequences
+    def may_take_longer(self) -> bool:
+        """Whether the run may take longer than expected: it waits its turn on a device, or pools spans."""
+        return not self.model.runs_on_host or (
+            self.model.manifest.encoder is not None
+            and any(queued.spans is not None for queued in self.sequences)
         )
 
     def take_alike(self, bucket: deque[SequenceInputs], now: float) -> None:

@@ -324,8 +324,8 @@ class Queue:
     def next_inline(self, now: float, limit_seconds: float) -> Next:
         """Takes a batch to run on the inline thread, which then asks again.
 
-        A batch that is expected to take longer than the limit, or that has spans, is handed over to the
-        engine's threads. If nothing else runs or is queued, the limit is ten times as large.
+        A batch that is expected to take longer than the limit, or that may, is handed over to the engine's
+        threads. If nothing else runs or is queued, the limit is ten times as large.
         """
         self._inline_is_due = False
         if not self._buckets or len(self.running) >= self._slots:
@@ -334,7 +334,7 @@ class Queue:
         if batch is None:
             return None, expired
         is_idle = not self._buckets and len(self.running) == 1
-        if batch.seconds > limit_seconds * (IDLE_FACTOR if is_idle else 1) or batch.has_spans:
+        if batch.seconds > limit_seconds * (IDLE_FACTOR if is_idle else 1) or batch.may_take_longer:
             self._handed_over.append(batch)
             return None, expired
         self._inline_is_due = not self._closing

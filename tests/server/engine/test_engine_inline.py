@@ -3,10 +3,12 @@
 import math
 import threading
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.schedule.queue import IDLE_FACTOR
 from tests.server.samples import assert_answers, validated_of
 from tests.server.seams import (
@@ -26,13 +28,14 @@ ANY_RUN = math.inf
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another run"])
-@pytest.mark.parametrize("is_short", [True, False], ids=["short", "long"])
-def test_a_batch_that_is_expected_to_be_long_is_handed_to_a_thread(
-    self_model: LoadedModel, is_short: bool, beside: bool
+@pytest.mark.parametrize("kind", ["short", "long", "on a device"])
+def test_a_batch_that_may_be_long_or_wait_is_handed_to_a_thread(
+    self_model: LoadedModel, kind: str, beside: bool
 ) -> None:
-    threads, gate = Threads(), Gate()
-    model = tapped(costing(self_model, SAME_FOR_ALL), threads)
-    limit_seconds = (1.0 if is_short else 0.9) / (1 if beside else IDLE_FACTOR)
+    threads, gate, stays = Threads(), Gate(), kind == "short"
+    provider = (Provider.CUDA if kind == "on a device" else Provider.CPU).runtime.name
+    model = replace(tapped(costing(self_model, SAME_FOR_ALL), threads), provider=provider)
+    limit_seconds = (0.9 if kind == "long" else 1.0) / (1 if beside else IDLE_FACTOR)
     with closing(engine_of(parallel_runs=2)) as engine:
         if beside:
             engine.submit(validated_of(tapped(self_model, gate), [(2, 2)]))
@@ -41,11 +44,11 @@ def test_a_batch_that_is_expected_to_be_long_is_handed_to_a_thread(
         for request in requests:
             engine.submit(request, wake=False)
         assert not any(request.is_done for request in requests)
-        assert engine.run_inline(limit_seconds) == is_short
+        assert engine.run_inline(limit_seconds) == stays
         for request in requests:
             assert_answers(request, outcome(request))
         gate.open()
-    assert threads.names == [HERE if is_short else THREAD]
+    assert threads.names == [HERE if stays else THREAD]
 
 
 def test_the_caller_stays_awake_for_a_time_after_a_run_unless_a_thread_runs_a_batch(

@@ -8,20 +8,12 @@ import onnxruntime
 import pytest
 
 from attention_serving.server.engine.run import cuda
-from attention_serving.server.engine.run.cuda import ask_driver, find_device
+from attention_serving.server.engine.run.cuda import ask_driver
 from attention_serving.server.engine.run.provider import Provider, ProviderError
 
 WITHOUT_CUDA = pytest.mark.skipif(
     "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this runtime has CUDA"
 )
-
-
-@WITHOUT_CUDA
-def test_a_runtime_without_cuda_is_named_with_what_to_install() -> None:
-    with pytest.raises(
-        ProviderError, match=r"^onnxruntime 1\..* is built without CUDA; install onnxruntime-gpu"
-    ):
-        find_device()
 
 
 def test_the_probe_computes_on_every_provider(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,19 +22,29 @@ from tests.server.engine.run.test_cuda import WITHOUT_CUDA
 from tests.server.samples import CROSS, ROOT, SELF
 
 
+def _find_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "find_device", lambda: "a device")
+    monkeypatch.setattr(session, "_register_device_arena", lambda _: None)
+
+
 @WITHOUT_CUDA
-def test_a_model_whose_provider_is_unavailable_fails_to_load(artifacts: Path) -> None:
-    model = ModelStore(artifacts, Device(Provider.CUDA)).load(SELF, "1")
-    assert isinstance(model, FailedModel)
-    assert "is built without CUDA; install onnxruntime-gpu" in model.reason
+def test_a_model_whose_provider_is_unavailable_fails_to_load(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the device is not found, or is found and the graph silently runs on the host."""
+    store = ModelStore(artifacts, Device(Provider.CUDA))
+    for reason in ("is built without CUDA; install onnxruntime-gpu", "CUDAExecutionProvider did not take"):
+        model = store.load(SELF, "1")
+        assert isinstance(model, FailedModel)
+        assert reason in model.reason
+        _find_a_device(monkeypatch)
 
 
 def test_runs_on_a_device_take_turns(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the host takes the place of the device: another provider, the same turns."""
     on_device = dataclasses.replace(Provider.CPU.runtime, uses_host_cores=False)
     monkeypatch.setitem(RUNTIME_PROVIDERS, Provider.CUDA, on_device)
-    monkeypatch.setattr(cuda, "find_device", lambda: "a device")
-    monkeypatch.setattr(session, "_register_device_arena", lambda _: None)
+    _find_a_device(monkeypatch)
     graph, busy = artifacts / SELF / "1/model.onnx", threading.Lock()
     opened = [Session(graph, Device(Provider.CUDA)) for _ in range(2)]
 
