@@ -46,8 +46,8 @@ class GraphKind(StrEnum):
     PLAIN = "plain"
     """Nothing more. All sequences of a batch have the same length."""
     LENGTHS = "lengths"
-    """Takes `key_lengths` int64 (B,), the rows of the last input. Non-attention modules may take
-    `query_lengths` int64 (B,), the rows of the first input, in addition or instead."""
+    """Takes lengths int64 (B,) of some axes: `key_lengths`, the rows of the last input; of non-attention
+    modules also `query_lengths`, the rows of the first input, and `<axis>_lengths` of any other axis."""
     MASK = "mask"
     """Takes `attention_mask` bool (B, 1 or H, Tq, Tk), True = may attend; for non-attention modules
     (B, 1, Tq, Tk)."""
@@ -146,6 +146,8 @@ class Manifest(Record):
     graphs: dict[GraphKind, Graph]
     max_lengths: dict[str, Size] = Field(default_factory=dict)
     """By symbolic axis, the largest number of rows that the model takes; axes without a limit are absent."""
+    min_lengths: dict[str, Size] = Field(default_factory=dict)
+    """By symbolic axis, the smallest number of rows that the model takes; axes without a limit are absent."""
     encoder: EncoderFacts | None = None
     """For text encoders."""
     classifier: ClassifierFacts | None = None

@@ -3,9 +3,10 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
+from operator import mul
 from typing import Any
 from weakref import ref
 
@@ -17,7 +18,9 @@ from attention_serving.artifact.manifest import (
     ATTENTION_MASK,
     BATCH_AXIS,
     IN_BLOCKS,
+    KEY_LENGTHS,
     POSITIONS,
+    QUERY_LENGTHS,
     TOKEN_TYPES,
     Cost,
     Graph,
@@ -267,16 +270,33 @@ class LoadedModel:
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
-        """The symbolic axes of the inputs: that of the query rows, and that of the key rows if it differs."""
+        """The symbolic axes of the inputs: that of the query rows first, and others if they differ."""
         return tuple(dict.fromkeys(str(spec.axes[1]) for spec in self.inputs))
+
+    @cached_property
+    def axes_of_lengths(self) -> dict[str, str]:
+        """The symbolic axes by the names of the inputs that hold their lengths."""
+        query_axis, key_axis = (str(self.inputs[at].axes[1]) for at in (0, -1))
+        names = {f"{axis}_lengths": axis for axis in self.axes} | {
+            QUERY_LENGTHS: query_axis,
+            KEY_LENGTHS: key_axis,
+        }
+        return {name: axis for name, axis in names.items() if name not in self.inputs_by_name}
+
+    def key_length(self, lengths: Sequence[int]) -> int:
+        """Rows of the last input, or of the context, given the length on each of `axes`."""
+        if self.context is not None:
+            return self.context.rows
+        return lengths[self.axes.index(str(self.inputs[-1].axes[1]))]
 
     @cached_property
     def shape(self) -> Callable[[GraphKind, tuple[int, ...]], SequenceShape]:
         """The derived sizes of a sequence of a graph, given its length on each of `axes`."""
         return partial(_shape, ref(self))
 
-    def sequence_graph(self, graph: GraphKind, query_length: int, key_length: int) -> GraphKind:
+    def sequence_graph(self, graph: GraphKind, lengths: Sequence[int]) -> GraphKind:
         """The graph that runs one sequence alone: `graph`, or the same in blocks if that saves memory."""
+        query_length, key_length = lengths[0], self.key_length(lengths)
         whole = WHOLE_SCORE_BYTES if self.runs_on_host else WHOLE_SCORE_BYTES_ON_DEVICE
         if 4 * self.manifest.num_heads * query_length * key_length <= whole:
             return graph
@@ -296,71 +316,84 @@ class LoadedModel:
 
     def shrink_arena(self) -> None:
         """Returns memory that earlier runs left in the arena to the system, by running a single row."""
-        one_row = {
-            spec.name: np.zeros([axis if isinstance(axis, int) else 1 for axis in spec.axes], spec.data_type)
-            for spec in self.inputs
-        }
-        self.sessions[GraphKind.PLAIN].shrink_arena(one_row)
+        sizes = self.manifest.min_lengths
+        shapes = [
+            [axis if isinstance(axis, int) else sizes.get(axis, 1) for axis in s.axes] for s in self.inputs
+        ]
+        rows = {s.name: np.zeros(shape, s.data_type) for s, shape in zip(self.inputs, shapes, strict=True)}
+        self.sessions[GraphKind.PLAIN].shrink_arena(rows)
 
-    def seconds(self, graph: GraphKind, batch: int, query_length: int, key_length: int) -> float:
-        """Expected duration of one run of that padded size on this machine, in seconds."""
-        return self.cost(graph).seconds(*self.operations(batch, query_length, key_length))
+    def seconds(self, graph: GraphKind, batch: int, lengths: Sequence[int]) -> float:
+        """Expected duration of one run on this machine, in seconds.
 
-    def parallel_seconds(self, graph: GraphKind, batch: int, query_length: int, key_length: int) -> float:
+        Args:
+            graph: The graph.
+            batch: Number of sequences.
+            lengths: The length on each of `axes`, to which all are padded.
+        """
+        return self.cost(graph).seconds(*self.operations(batch, lengths))
+
+    def parallel_seconds(self, graph: GraphKind, batch: int, lengths: Sequence[int]) -> float:
         """Expected duration of that run on all threads, in seconds; infinite if it was not measured."""
         cost = self.parallel_costs.get(graph)
-        return cost.seconds(*self.operations(batch, query_length, key_length)) if cost else math.inf
+        return cost.seconds(*self.operations(batch, lengths)) if cost else math.inf
 
     def cost(self, graph: GraphKind) -> RunCost:
         """Cost of runs of a graph on this machine."""
         return self.costs.get(graph, UNTIMED)
 
-    def operations(self, batch: int, query_length: int, key_length: int) -> tuple[int, int]:
-        """Floating-point operations of one run of that padded size: on rows, and on pairs of rows.
+    def operations(self, batch: int, lengths: Sequence[int]) -> tuple[int, int]:
+        """Floating-point operations of one run: on rows, and on pairs of rows.
 
         For a module whose operations are unknown, each row and each pair counts as one operation.
         """
         cost = self.manifest.cost
         per_query, per_key, per_pair = cost.flops_per_query, cost.flops_per_key, cost.flops_per_pair
         if not (per_query or per_key or per_pair):
-            per_query = per_pair = 1
-        rows = query_length * per_query + key_length * per_key
-        return batch * rows, batch * query_length * key_length * per_pair
+            return batch * sum(lengths), batch * self._pairs(lengths)
+        rows = lengths[0] * per_query + self.key_length(lengths) * per_key
+        return batch * rows, batch * self._pairs(lengths) * per_pair
 
-    def run_bytes(self, graph: GraphKind, batch: int, query_length: int, key_length: int) -> int:
-        """Expected memory of one run of that padded size on this machine, in bytes."""
-        per_query, per_key, per_pair = self._row_elements
-        rows = query_length * per_query + key_length * per_key
+    def _pairs(self, lengths: Sequence[int]) -> int:
+        """Pairs of query and key rows; of a module with more axes, those of the two longest."""
+        if len(lengths) == 1:
+            return lengths[0] * self.key_length(lengths)
+        *_, second, longest = sorted(lengths)
+        return second * longest
+
+    def run_bytes(self, graph: GraphKind, batch: int, lengths: Sequence[int]) -> int:
+        """Expected memory of one run on this machine, in bytes; arguments as for `seconds`."""
+        row_elements, heads = self._row_elements
+        rows = sum(map(mul, lengths, row_elements))
+        pairs = self._pairs(lengths)
         if graph in IN_BLOCKS.values():
-            query_length = min(query_length, self.block_rows(key_length))
+            key_length = self.key_length(lengths)
+            pairs = min(lengths[0], self.block_rows(key_length)) * key_length
         pair_tensors = PAIR_TENSORS[graph]
         if self.encoder is not None and graph is GraphKind.WEIGHTS:
             # The weights of every layer, and all of them once more as one output.
             pair_tensors += 2 * self.encoder.layers
-        return int(4 * batch * (rows + query_length * key_length * per_pair * pair_tensors))
+        return int(4 * batch * (rows + pairs * heads * pair_tensors))
 
     @cached_property
-    def _row_elements(self) -> tuple[int, int, int]:
-        """Elements that a run holds at a time for each query row, each key row, and each pair of rows."""
-        rows = [0, 0]
+    def _row_elements(self) -> tuple[list[int], int]:
+        """Elements that a run holds at a time for each row of each axis, and for each pair of rows."""
+        rows = dict.fromkeys(self.axes, 0)
         for spec in self.inputs:
             width = math.prod(axis for axis in spec.axes[2:] if isinstance(axis, int))
-            rows[spec.axes[1] != self.inputs[0].axes[1]] += ROW_TENSORS * width
+            rows[str(spec.axes[1])] += ROW_TENSORS * width
         if facts := self.encoder or self.classifier:
-            rows[0] += facts.row_elements
-        return rows[0], rows[1], self.manifest.num_heads or UNKNOWN_HEADS
+            rows[self.axes[0]] += facts.row_elements
+        return list(rows.values()), self.manifest.num_heads or UNKNOWN_HEADS
 
 
 @lru_cache(maxsize=CACHED_SHAPES)
-def _shape(reference: Callable[[], Any], graph: GraphKind, sizes: tuple[int, ...]) -> SequenceShape:
+def _shape(reference: Callable[[], Any], graph: GraphKind, lengths: tuple[int, ...]) -> SequenceShape:
     """A shape, by a reference to its model that does not keep it alive. References to one model are equal."""
     model: LoadedModel = reference()
-    named = dict(zip(model.axes, sizes, strict=True))
-    lengths = named[str(model.inputs[0].axes[1])], named[str(model.inputs[-1].axes[1])]
-    if model.context is not None:
-        lengths = lengths[0], model.context.rows
-    own = model.sequence_graph(graph, *lengths)
-    seconds = model.seconds(own, 1, *lengths)
+    named = dict(zip(model.axes, lengths, strict=True))
+    own = model.sequence_graph(graph, lengths)
+    seconds = model.seconds(own, 1, lengths)
     result_bytes = 0
     for spec in model.manifest.graphs[graph].outputs:
         axes = [named[axis] if isinstance(axis, str) else axis for axis in spec.axes if axis != BATCH_AXIS]
@@ -371,9 +404,9 @@ def _shape(reference: Callable[[], Any], graph: GraphKind, sizes: tuple[int, ...
         graph=own,
         seconds=seconds,
         call_seconds=model.cost(own).call,
-        run_bytes=model.run_bytes(own, 1, *lengths),
-        least_seconds=min(seconds, model.parallel_seconds(own, 1, *lengths)),
+        run_bytes=model.run_bytes(own, 1, lengths),
+        least_seconds=min(seconds, model.parallel_seconds(own, 1, lengths)),
         result_bytes=result_bytes,
-        rows=sum(sizes),
+        rows=sum(lengths),
         runs_alone=model.manifest.runs_alone or own is not graph,
     )

@@ -173,7 +173,7 @@ class SequenceShape(NamedTuple):
 
     Attributes:
         sizes: Length by symbolic axis, such as {"query_length": 7}.
-        lengths: Query and key length, which are equal for self-attention.
+        lengths: The same in the order of the model's axes. Sequences have equal shapes if all are equal.
         graph: The graph that computes it alone: that of its request, or the same in blocks.
         seconds: Expected duration of a run of it alone, on one thread.
         call_seconds: The part of that which does not depend on its lengths.
@@ -185,7 +185,7 @@ class SequenceShape(NamedTuple):
     """
 
     sizes: Mapping[str, int]
-    lengths: tuple[int, int]
+    lengths: tuple[int, ...]
     graph: GraphKind
     seconds: float
     call_seconds: float

@@ -15,8 +15,6 @@ from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTOR
 from attention_serving.artifact.manifest import (
     ATTENTION_MASK,
     BATCH_AXIS,
-    KEY_LENGTHS,
-    QUERY_LENGTHS,
     GraphKind,
 )
 from attention_serving.protos.inference import open_inference_pb2 as pb
@@ -35,7 +33,7 @@ from attention_serving.server.transport.call import deadline_after
 
 TEXT_PAIR = "text_pair"
 # Inputs that a request may have beside those of its model.
-OTHER_INPUTS = (TEXT, TEXT_PAIR, ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS)
+OTHER_INPUTS = (TEXT, TEXT_PAIR, ATTENTION_MASK)
 # The length of each sequence without its padding, by symbolic axis.
 Cuts = Mapping[str, tuple[int, ...]]
 # Marks, in a stream, the response that is the only one to its request, if the client wants to know.
@@ -83,12 +81,13 @@ def decode(
             says = "is not supported by this server: its models keep no state"
             raise InvalidRequestError(f"parameters[{name}]", says)
     requested = response.requested(message, model)
-    if len(message.inputs) > (most := len(model.inputs) + len(OTHER_INPUTS)):
+    names = (*OTHER_INPUTS, *model.axes_of_lengths)
+    if len(message.inputs) > (most := len(model.inputs) + len(names)):
         says = f"has {len(message.inputs)} entries; the model takes {most} at most"
         raise InvalidRequestError("inputs", says)
     arrays = tensors.decode_tensors(parsed, allowance, memory)
-    texts, pairs, *others = (arrays.pop(name, None) for name in OTHER_INPUTS)
-    beside = {name: other for name, other in zip(OTHER_INPUTS[2:], others, strict=True) if other is not None}
+    beside = {name: arrays.pop(name) for name in names if name in arrays}
+    texts, pairs = beside.pop(TEXT, None), beside.pop(TEXT_PAIR, None)
     if texts is not None and beside:
         raise InvalidRequestError(next(iter(beside)), "cannot be combined with text; send token ids instead")
     sizes, mask = _sizes(arrays, model), beside.pop(ATTENTION_MASK, None)
@@ -144,8 +143,8 @@ def _sizes(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, int]:
 
 
 def _cuts(given: Mapping[str, Array], sizes: Mapping[str, int], model: LoadedModel) -> Cuts:
-    """Checks `query_lengths` and `key_lengths`, each B lengths."""
-    axes = {QUERY_LENGTHS: str(model.inputs[0].axes[1]), KEY_LENGTHS: str(model.inputs[-1].axes[1])}
+    """Checks the lengths of axes, such as `key_lengths`, each B lengths."""
+    axes = model.axes_of_lengths
     batch, cuts = sizes.get(BATCH_AXIS, 0), {}
     for name, lengths in given.items():
         longest = sizes.get(axes[name], 0)

@@ -65,7 +65,7 @@ def output_bytes(request: Request, model: LoadedModel, shapes: Sequence[Sequence
         layers, heads = _counts(model)
         chosen, layers = request.head_selection, max(1, layers)
         left_out = layers * heads - (len(chosen.layers) or layers) * (len(chosen.heads) or heads)
-        pairs = sum([shape.lengths[0] * shape.lengths[1] for shape in shapes])
+        pairs = sum([shape.lengths[0] * model.key_length(shape.lengths) for shape in shapes])
         size -= FLOAT_BYTES * left_out * pairs
     if request.offsets is not None:
         size += request.offsets.rows.nbytes

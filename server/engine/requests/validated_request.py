@@ -50,8 +50,8 @@ class SequenceInputs:
         return self.shape.sizes
 
     @property
-    def lengths(self) -> tuple[int, int]:
-        """Query and key length."""
+    def lengths(self) -> tuple[int, ...]:
+        """Length on each of the model's axes."""
         return self.shape.lengths
 
 

@@ -11,7 +11,7 @@ from itertools import zip_longest
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_serving.artifact.manifest import TOKEN_TYPES, GraphKind, TensorSpec
+from attention_serving.artifact.manifest import TOKEN_TYPES, GraphKind, Manifest, TensorSpec
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
@@ -208,7 +208,7 @@ def _sizes(request: Request, model: LoadedModel, limits: Limits) -> list[tuple[i
                 continue
             raise InvalidRequestError(name, f"is missing; model {model.name!r} takes {model.input_names}")
         own, axis = given[name].lengths, str(spec.axes[1])
-        _check_lengths(name, own, model.manifest.max_lengths.get(axis), limits)
+        _check_lengths(name, own, model.manifest, axis, limits)
         other, expected = bound.setdefault(axis, (name, own))
         if own != expected and len(own) == len(expected):
             at = next(at for at, length in enumerate(own) if length != expected[at])
@@ -219,19 +219,24 @@ def _sizes(request: Request, model: LoadedModel, limits: Limits) -> list[tuple[i
     return list(zip(*[own for _, own in bound.values()], strict=True))
 
 
-def _check_lengths(name: str, lengths: tuple[int, ...], most: int | None, limits: Limits) -> None:
+def _check_lengths(
+    name: str, lengths: tuple[int, ...], manifest: Manifest, axis: str, limits: Limits
+) -> None:
     limits.check_sequences(name, len(lengths))
     if not lengths:
         raise InvalidRequestError(name, "does not contain any sequence")
-    if min(lengths) < 1:
-        raise InvalidRequestError(name, f"sequence {lengths.index(min(lengths))} is empty")
-    longest = max(lengths)
+    shortest, longest = min(lengths), max(lengths)
+    if shortest < 1:
+        raise InvalidRequestError(name, f"sequence {lengths.index(shortest)} is empty")
+    least, most = manifest.min_lengths.get(axis, 1), manifest.max_lengths.get(axis)
     if longest > limits.max_sequence_length:
         raise LimitExceededError(
             name, f"a sequence has {longest} rows; the limit is {limits.max_sequence_length}"
         )
     if most is not None and longest > most:
         raise LimitExceededError(name, f"a sequence has {longest} rows; this model takes at most {most}")
+    if shortest < least:
+        raise LimitExceededError(name, f"a sequence has {shortest} rows; this model takes at least {least}")
 
 
 def _rows(spec: TensorSpec, request: Request, model: LoadedModel) -> Ragged:

@@ -89,6 +89,7 @@ class _Graph:
         self._model = model
         # Batches of the lengths graph have unequal lengths: the first sequence is one row shorter.
         self._ragged = kind is GraphKind.LENGTHS
+        self._shortest = max(model.manifest.min_lengths.values(), default=1)
         self._longest = min(model.manifest.max_lengths.values(), default=math.inf)
         # By length. To make noise can take longer than to run it.
         self._noise: dict[int, SequenceInputs] = {}
@@ -122,13 +123,18 @@ class _Graph:
 
     def _possible(self, sizes: Iterable[Size]) -> list[Size]:
         """The nearest sizes that the graph takes."""
+        least = self._shortest + self._ragged
         return [
-            (max(count, 2) if self._ragged else count, int(min(length + self._ragged, self._longest)))
+            (
+                max(count, 2) if self._ragged else count,
+                int(min(max(length + self._ragged, least), self._longest)),
+            )
             for count, length in sizes
         ]
 
     def _operations(self, sizes: Iterable[Size]) -> list[tuple[int, int]]:
-        return [self._model.operations(count, length, length) for count, length in sizes]
+        axes = len(self._model.axes)
+        return [self._model.operations(count, (length,) * axes) for count, length in sizes]
 
     def run(self, count: int, length: int, *, parallel: bool) -> None:
         """Runs so many sequences of a length."""

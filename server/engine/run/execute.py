@@ -14,8 +14,6 @@ from attention_serving.artifact.encoder import ATTENTION_WEIGHTS
 from attention_serving.artifact.manifest import (
     BATCH_AXIS,
     BLOCK_ROWS,
-    KEY_LENGTHS,
-    QUERY_LENGTHS,
     Graph,
     GraphKind,
     TensorSpec,
@@ -118,10 +116,10 @@ def _input(model: LoadedModel, spec: TensorSpec, sequences: Sequence[SequenceInp
         arrays = [sequence.inputs[name] for sequence in sequences]
         return _stack(arrays) if model.context is None else np.concatenate(arrays)[np.newaxis]
     if name == BLOCK_ROWS:
-        return np.array(model.block_rows(max(sequence.lengths[1] for sequence in sequences)), np.int64)  # ()
-    if name in (QUERY_LENGTHS, KEY_LENGTHS):
-        at = name == KEY_LENGTHS
-        return np.array([sequence.lengths[at] for sequence in sequences], dtype=np.int64)  # (B,)
+        longest = max(model.key_length(sequence.lengths) for sequence in sequences)
+        return np.array(model.block_rows(longest), np.int64)  # ()
+    if (axis := model.axes_of_lengths.get(name)) is not None:
+        return np.array([sequence.sizes[axis] for sequence in sequences], dtype=np.int64)  # (B,)
     if model.context is not None:
         return _concatenate_masks(sequences, model.context.rows)
     return _stack_masks(spec, sequences)

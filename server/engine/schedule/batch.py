@@ -73,14 +73,14 @@ class Batch:
         return self.model.run_bytes(self.graph, *self._size)
 
     @property
-    def _size(self) -> tuple[int, int, int]:
-        """Sequences, query length and key length of the run, in which shorter sequences are padded.
+    def _size(self) -> tuple[int, tuple[int, ...]]:
+        """Number of sequences of the run, and its length on each axis, to which shorter ones are padded.
 
         Queries to one context are concatenated to one sequence instead.
         """
         if self.model.context is not None:
-            return 1, sum([queued.lengths[0] for queued in self.sequences]), self._lengths[1]
-        return len(self.sequences), *self._lengths
+            return 1, (sum([queued.lengths[0] for queued in self.sequences]),)
+        return len(self.sequences), self._lengths
 
     @property
     def is_full(self) -> bool:
@@ -159,11 +159,11 @@ class Batch:
 
     def _pad(self, sequence: SequenceInputs) -> bool:
         """Adds a sequence of other lengths, unless that costs more than a run of its own."""
-        own, (count, query_length, key_length) = sequence.lengths, self._size
+        count, lengths = self._size
         if self.model.context is None:
-            size = count + 1, max(query_length, own[0]), max(key_length, own[1])
+            size = count + 1, tuple(map(max, lengths, sequence.lengths))
         else:
-            size = 1, query_length + own[0], key_length
+            size = 1, (lengths[0] + sequence.lengths[0],)
         # Once mixed, a batch keeps the graph that it needs for that.
         graph = self.model.mixed_graph(self.graph)
         seconds = self.model.seconds(graph, *size)
@@ -174,7 +174,7 @@ class Batch:
         if graph is not self.graph:
             self.graph, self._call_seconds = graph, self.model.cost(graph).call
         self.sequences.append(sequence)
-        self._lengths, self.seconds = size[1:], seconds
+        self._lengths, self.seconds = size[1], seconds
         self.seconds_alone += sequence.shape.seconds
         return True
 

@@ -21,7 +21,7 @@ from bisect import bisect_right
 from collections import deque
 from heapq import merge
 from itertools import chain, groupby, islice
-from operator import attrgetter
+from operator import attrgetter, sub
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.errors import OverloadedError
@@ -440,7 +440,7 @@ def _join(
 ) -> list[SequenceInputs]:
     """Takes sequences that gain by it out of buckets; see `Queue._fill`."""
     most = max(1, LOOK_AHEAD // max(1, len(buckets)))
-    query, key = lengths = batch.sequences[0].lengths
+    lengths = batch.sequences[0].lengths
     others, unwanted = [], []
 
     def is_wanted(queued: SequenceInputs) -> bool:
@@ -455,7 +455,7 @@ def _join(
         elif is_wanted(queued):
             batch.add(queued)
     if not batch.is_full:
-        others.sort(key=lambda queued: abs(queued.lengths[0] - query) + abs(queued.lengths[1] - key))
+        others.sort(key=lambda queued: sum(map(abs, map(sub, queued.lengths, lengths))))
         batch.mix(filter(is_wanted, others))
     gone = {*batch.sequences, *unwanted}
     for bucket in buckets:

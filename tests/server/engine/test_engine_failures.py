@@ -149,7 +149,7 @@ def test_the_arena_is_trimmed_once_some_time_after_large_runs_or_may_fail_to_be(
         raise RuntimeError(MESSAGE)
 
     monkeypatch.setattr(LoadedModel, "shrink_arena", shrink)
-    monkeypatch.setattr(engines, "LARGE_RUN_BYTES", self_model.run_bytes(GraphKind.PLAIN, 1, 5, 5))
+    monkeypatch.setattr(engines, "LARGE_RUN_BYTES", self_model.run_bytes(GraphKind.PLAIN, 1, (5,)))
     for length, seconds in ((5, 3600.0), (4, 0.0), (5, 0.0)):
         assert trims == []
         monkeypatch.setattr(engines, "TRIM_SECONDS", seconds)

@@ -235,7 +235,7 @@ def test_the_graph_is_the_cheapest_that_can_answer_and_mask_result_and_reply_are
 
 
 def test_a_sequence_whose_run_can_never_fit_is_refused(self_model: LoadedModel) -> None:
-    limit = self_model.run_bytes(GraphKind.PLAIN, 1, 5, 5)
+    limit = self_model.run_bytes(GraphKind.PLAIN, 1, (5,))
     limits = Limits(max_run_bytes=limit)
     validate(request_of(self_model, [(5, 5)] * 9), self_model, limits)
     with pytest.raises(LimitExceededError, match=rf"sequence 2 needs about \d+ bytes .* limit is {limit};"):

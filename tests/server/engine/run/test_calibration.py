@@ -122,7 +122,7 @@ def test_each_graph_is_timed_at_the_sizes_that_its_cost_is_fitted_to_and_that_th
     model = calibrated(dataclasses.replace(cross_model, manifest=manifest, sessions=sessions, costs={}))
     assert set(model.costs) == set(model.sessions) - set(OF_CONTEXTS)
     assert min(model.context_cost) >= 0 < sum(model.context_cost)
-    assert 0 < model.seconds(kind, 8, 16, 16) < math.inf
+    assert 0 < model.seconds(kind, 8, (16,) * len(model.axes)) < math.inf
     assert min(sizes) in seen
     if longest == 20:
         assert max(length for _, length in seen) == longest
@@ -145,6 +145,6 @@ def test_a_device_is_timed_at_sizes_of_its_own_and_runs_longer_sequences_whole(
     assert set(model.costs) == set(model.sessions) - set(OF_CONTEXTS)
     assert (3, 16) in seen
     length = int((WHOLE_SCORE_BYTES_ON_DEVICE / (4 * 2)) ** 0.5)
-    assert self_model.sequence_graph(GraphKind.PLAIN, length, length) is GraphKind.BLOCKS
-    assert model.sequence_graph(GraphKind.PLAIN, length, length) is GraphKind.PLAIN
-    assert model.sequence_graph(GraphKind.PLAIN, 2 * length, length) is GraphKind.BLOCKS
+    assert self_model.sequence_graph(GraphKind.PLAIN, (length,)) is GraphKind.BLOCKS
+    assert model.sequence_graph(GraphKind.PLAIN, (length,)) is GraphKind.PLAIN
+    assert model.sequence_graph(GraphKind.PLAIN, (2 * length,)) is GraphKind.BLOCKS

@@ -116,13 +116,13 @@ def test_a_sequence_of_several_blocks_runs_in_them_if_its_scores_need_much_memor
     cross_model: LoadedModel, whole: GraphKind, blocks: GraphKind
 ) -> None:
     graph_of = cross_model.sequence_graph
-    assert graph_of(whole, LONGEST_WHOLE, LONGEST_WHOLE) is whole
-    assert graph_of(whole, LONGEST_WHOLE, LONGEST_WHOLE + 1) is blocks
+    assert graph_of(whole, (LONGEST_WHOLE, LONGEST_WHOLE)) is whole
+    assert graph_of(whole, (LONGEST_WHOLE, LONGEST_WHOLE + 1)) is blocks
     weights = GraphKind.WEIGHTS  # which has none
-    assert graph_of(weights, 2 * LONGEST_WHOLE, LONGEST_WHOLE) is weights
+    assert graph_of(weights, (2 * LONGEST_WHOLE, LONGEST_WHOLE)) is weights
     keys = LONGEST_WHOLE**2
     rows = cross_model.block_rows(keys)
-    assert (graph_of(whole, rows, keys), graph_of(whole, rows + 1, keys)) == (whole, blocks)
+    assert (graph_of(whole, (rows, keys)), graph_of(whole, (rows + 1, keys))) == (whole, blocks)
 
 
 @pytest.mark.usefixtures("short_blocks")

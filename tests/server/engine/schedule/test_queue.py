@@ -120,7 +120,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.inline_will_ask = self.inline_will_ask or inline
         self.another_submitted = self.another_submitted or not inline
         graph = request.form.graph
-        alone = [request.model.seconds(graph, 1, *sequence.lengths) for sequence in request.asked]
+        alone = [request.model.seconds(graph, 1, sequence.lengths) for sequence in request.asked]
         for index, own in enumerate(alone):
             self.tickets.append(Ticket(request, index, own, max(alone), turn, before, self.runs))
             turn += own
@@ -175,12 +175,12 @@ class QueueMachine(RuleBasedStateMachine):
         model, count = batch.model, len(batch)
         ((_, own_graph),) = {(queued.request.model, queued.request.form.graph) for queued in batch}
         assert count <= (1 if model.manifest.runs_alone else self.limits.max_batch_sequences)
-        longest = (max(e.lengths[0] for e in batch), max(e.lengths[1] for e in batch))
-        assert count == 1 or model.run_bytes(batch.graph, count, *longest) <= self.limits.max_batch_bytes
+        longest = tuple(map(max, zip(*[queued.lengths for queued in batch], strict=True)))
+        assert count == 1 or model.run_bytes(batch.graph, count, longest) <= self.limits.max_batch_bytes
         equal_lengths = len({queued.lengths for queued in batch}) == 1
         assert batch.graph is (own_graph if equal_lengths else model.mixed_graph(own_graph))
-        alone = sum(model.seconds(batch.graph, 1, *queued.lengths) for queued in batch)
-        assert math.isclose(batch.seconds, model.seconds(batch.graph, count, *longest), rel_tol=1e-12)
+        alone = sum(model.seconds(batch.graph, 1, queued.lengths) for queued in batch)
+        assert math.isclose(batch.seconds, model.seconds(batch.graph, count, longest), rel_tol=1e-12)
         assert batch.seconds <= alone * (1 + 1e-9)
 
     def _check_order(self, batch: Batch, wanted: list[Ticket]) -> None:
@@ -291,7 +291,7 @@ def test_every_sequence_runs_once_in_time_and_in_a_free_slot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(queues, "LOOK_AHEAD", look_ahead)
-    memory = long_runs * self_model.run_bytes(GraphKind.PLAIN, 1, LONG, LONG)
+    memory = long_runs * self_model.run_bytes(GraphKind.PLAIN, 1, (LONG,))
     limits = Limits(max_batch_sequences=4, max_batch_bytes=20_000, max_run_bytes=memory)
     machine: Any = partial(QueueMachine, buckets, limits, callers)  # the stubs ask for a class
     run_state_machine_as_test(
@@ -307,7 +307,7 @@ def test_every_sequence_runs_once_in_time_and_in_a_free_slot(
 def test_a_batch_with_little_to_gain_does_not_take_another_request(
     self_model: LoadedModel, requests: list[int], expected: list[int]
 ) -> None:
-    rows, _ = self_model.operations(1, 4, 4)
+    rows, _ = self_model.operations(1, (4,))
     one = RunCost(call=1, row=(FULL_AT_CALL_COSTS / 4) / rows, pair=0)
     queue = Queue(Limits())
     model = costing(self_model, one)
@@ -327,9 +327,9 @@ def test_a_batch_with_little_to_gain_does_not_take_another_request(
 def test_sequences_that_are_taken_together_are_those_that_would_be_taken_one_by_one(
     self_model: LoadedModel, lengths: list[int], call_rows: float, most: int, fitting: int, slots: int
 ) -> None:
-    rows, _ = self_model.operations(1, 1, 1)
+    rows, _ = self_model.operations(1, (1,))
     model = costing(self_model, RunCost(call=call_rows, row=1 / rows, pair=0))
-    limits = Limits(max_batch_sequences=most, max_batch_bytes=model.run_bytes(GraphKind.PLAIN, fitting, 1, 1))
+    limits = Limits(max_batch_sequences=most, max_batch_bytes=model.run_bytes(GraphKind.PLAIN, fitting, (1,)))
 
     def batches(*, alike: bool) -> list[Batch]:
         queue = Queue(limits, slots)

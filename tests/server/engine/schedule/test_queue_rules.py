@@ -219,7 +219,7 @@ ALONE, ROWS = 512, 1
 @pytest.fixture
 def large(self_model: LoadedModel) -> LoadedModel:
     """A model whose runs cost that, and on all threads half of it."""
-    row, pair = self_model.operations(1, 1, 0)[0], self_model.operations(1, 1, 1)[1]
+    row, pair = self_model.operations(1, (1,))
     cost = RunCost(CALL, ROW / row, PAIR / pair)
     halved = RunCost(CALL, cost.row / 2, cost.pair / 2)
     return dataclasses.replace(costing(self_model, cost), parallel_costs={GraphKind.PLAIN: halved})
@@ -241,7 +241,7 @@ def queue_in_slots(large: LoadedModel, *lengths: int, slots: int = 2) -> Queue:
 def test_a_run_uses_all_threads_if_it_is_alone_and_gains(large: LoadedModel) -> None:
     batch = next_batch(queue_in_slots(large, ALONE))
     assert batch.is_parallel
-    assert batch.seconds == large.parallel_seconds(GraphKind.PLAIN, 1, ALONE, ALONE)
+    assert batch.seconds == large.parallel_seconds(GraphKind.PLAIN, 1, (ALONE,))
     queue = queue_in_slots(large, ALONE, ALONE // 2)
     assert [next_batch(queue).is_parallel for _ in range(2)] == [False, False]
     assert next_batch(queue_in_slots(large, ALONE, 1)).is_parallel  # beside a very short one
