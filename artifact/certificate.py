@@ -68,6 +68,8 @@ class Proof(_Value):
     """Versions of what replayed the golden vectors."""
     made_with: dict[str, str]
     """Versions of what made the artifact and its golden vectors."""
+    branches_as_traced: tuple[str, ...] = ()
+    """As in the manifest."""
 
 
 class _Subject(_Value):

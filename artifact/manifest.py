@@ -148,6 +148,9 @@ class Manifest(Record):
     """By symbolic axis, the largest number of rows that the model takes; axes without a limit are absent."""
     min_lengths: dict[str, Size] = Field(default_factory=dict)
     """By symbolic axis, the smallest number of rows that the model takes; axes without a limit are absent."""
+    branches_as_traced: tuple[str, ...] = ()
+    """Lines of code that branch on values of inputs. The graphs follow one side, as the caller of the export
+    has accepted."""
     encoder: EncoderFacts | None = None
     """For text encoders."""
     classifier: ClassifierFacts | None = None

@@ -1,6 +1,6 @@
 """The largest accepted difference between a served result and eager PyTorch, a value of a manifest."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +31,15 @@ class Tolerance(Record):
         values = f"{self.atol:g} + {self.rtol:g} x |value|"
         return values if self.cosine is None else f"a cosine of {self.cosine:g}"
 
-    def error(self, value: NDArray[Any], eager: NDArray[Any]) -> float:
-        """Largest |value - eager|. Equal infinities count as equal, and so do two NaNs.
+    def scaled(self, factor: float) -> Self:
+        """The tolerance of values that are larger by a factor."""
+        return self.model_copy(update={"atol": self.atol * factor})
 
-        Booleans count as 0 and 1. The error is infinite if the shapes differ, or if only one side is NaN.
+    def error(self, value: NDArray[Any], eager: NDArray[Any]) -> float:
+        """Largest |value - eager|. Equal infinities count as equal.
+
+        Booleans count as 0 and 1. The error is infinite if the shapes differ, or if a side is NaN: two NaNs
+        prove nothing.
         """
         if value.shape != eager.shape:
             return float("inf")
@@ -58,16 +63,15 @@ class Tolerance(Record):
         return _largest(np.where(differences == 0, 0.0, ratios))
 
     def holds(self, value: NDArray[Any], eager: NDArray[Any]) -> bool:
-        """Whether every element passes. Two NaNs pass."""
+        """Whether every element passes."""
         return self.ratio(value, eager) <= 1
 
 
 def _differences(value: NDArray[Any], eager: NDArray[Any]) -> NDArray[np.float64]:
     """|value - eager| of each element. NaN where they differ and either is infinite or NaN."""
-    same = (value == eager) | (np.isnan(value) & np.isnan(eager))
     with np.errstate(invalid="ignore", over="ignore"):
         # In float64, where differences of booleans exist and those of integers do not overflow.
-        return np.where(same, 0.0, np.abs(np.subtract(value, eager, dtype=np.float64)))
+        return np.where(value == eager, 0.0, np.abs(np.subtract(value, eager, dtype=np.float64)))
 
 
 def _largest(values: NDArray[np.float64]) -> float:

@@ -3,9 +3,9 @@
 Shapes: B batch, H heads, T rows of a sequence, Tq query rows, Tk key rows, d width of a head.
 """
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -14,8 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from attention_serving.artifact.manifest import ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS
+from attention_serving.artifact.manifest import ATTENTION_MASK
+from attention_serving.export.assumptions import Place, innermost_place, user_place
 
 
 class Meaning(StrEnum):
@@ -106,15 +109,20 @@ class AdaptedModule(nn.Module):
 
     def forward(self, **inputs: Tensor) -> object:
         """Calls the module; without lengths or `attention_mask`, every row may be attended to."""
-        made = (KEY_LENGTHS, QUERY_LENGTHS, ATTENTION_MASK)
-        given = {self._names.get(name, name): own for name, own in inputs.items() if name not in made}
+        arguments, masks = self.arguments(inputs), {mask.name for mask in self.masks}
+        with self.calls.following([values for name, values in arguments.items() if name not in masks]):
+            return self.module(**arguments)
+
+    def arguments(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The arguments of the module, of the inputs of a graph."""
+        made = (*self._lengths.values(), ATTENTION_MASK)
+        arguments = {self._names.get(name, name): own for name, own in inputs.items() if name not in made}
         real = next((own.dtype for own in inputs.values() if own.is_floating_point()), torch.float32)
         for mask in self.masks:
             allowed = self._allowed(mask, inputs)
             if allowed is not None:
-                given[mask.name] = mask.encoded(allowed, real)
-        with self.calls:
-            return self.module(**given)
+                arguments[mask.name] = mask.encoded(allowed, real)
+        return arguments
 
     def _allowed(self, mask: Mask, inputs: Mapping[str, Tensor]) -> Tensor | None:
         """(B, Tk) or (B, 1, Tq, Tk), True = may attend; None if the module computes the same without."""
@@ -134,9 +142,46 @@ class AdaptedModule(nn.Module):
         return torch.arange(length, device=rows.device) < lengths[:, None]
 
 
-# File and line of a branch.
-Place = tuple[str, int]
 WITH_HEADS = 4  # (B, H, T, d)
+# In longer sequences, the tensors that depend on inputs are not followed: they take memory until the end.
+MOST_FOLLOWED_ROWS = 64
+# Operators that read the shape of a tensor, and none of its values.
+SHAPE_OPERATORS = {
+    "aten::empty_like", "aten::full_like", "aten::ones_like", "aten::zeros_like", "aten::rand_like",
+    "aten::randn_like", "aten::new_empty", "aten::new_empty_strided", "aten::new_full", "aten::new_ones",
+    "aten::new_zeros",
+}  # fmt: skip
+
+
+class InputValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows which tensors depend on the values of inputs while eager PyTorch runs.
+
+    A tensor depends on them if an operator has computed its memory, or a part of it, from one that does.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        # By address. Each is kept, so that no other memory gets its address.
+        self._memory: dict[int, torch.UntypedStorage] = {}
+        self._add(inputs)
+
+    def reach(self, tensor: Tensor) -> bool:
+        """Whether a tensor depends on the values of inputs."""
+        return tensor.untyped_storage()._cdata in self._memory
+
+    def _add(self, results: Any) -> None:
+        for result in tree_leaves(results):
+            if isinstance(result, Tensor):
+                memory = result.untyped_storage()
+                self._memory[memory._cdata] = memory
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls an operator. In-place ones return the tensor that they change."""
+        result = func(*args, **(kwargs or {}))
+        tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+        if func._schema.name not in SHAPE_OPERATORS and any(map(self.reach, tensors)):
+            self._add(result)
+        return result
 
 
 class TracedCalls(TorchFunctionMode):
@@ -148,13 +193,26 @@ class TracedCalls(TorchFunctionMode):
 
     Attributes:
         decisions: By place of a branch such as `if mask.all()`, what it has decided.
+        of_inputs: The branches that depend on values of inputs: by place, the line of the user's code.
         is_needed: Whether a trace without this differs.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.decisions: Mapping[Place, set[bool]] = defaultdict(set)
+        self.of_inputs: dict[Place, Place] = {}
         self.is_needed = False
+        self._values: InputValues | None = None
+
+    def following(self, inputs: Sequence[Tensor]) -> ExitStack:
+        """Records, or repeats in a trace, the branches of one call with inputs, while the block runs."""
+        stack = ExitStack()
+        is_small = all(max(values.shape[:2]) <= MOST_FOLLOWED_ROWS for values in inputs)
+        self._values = InputValues(inputs) if is_small and not torch.compiler.is_exporting() else None
+        if self._values is not None:
+            stack.enter_context(self._values)
+        stack.enter_context(self)
+        return stack
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -166,13 +224,16 @@ class TracedCalls(TorchFunctionMode):
             return _with_heads(*args, **named)
         if func is not torch.Tensor.__bool__:
             return func(*args, **named)
-        known = self.decisions[_place()]
+        place = innermost_place()
+        decisions = self.decisions[place]
         if torch.compiler.is_exporting():
-            return next(iter(known)) if len(known) == 1 else func(*args)
+            return next(iter(decisions)) if len(decisions) == 1 else func(*args)
         self.is_needed = True
-        decided = bool(func(*args))
-        known.add(decided)
-        return decided
+        decision = bool(func(*args))
+        decisions.add(decision)
+        if self._values is not None and self._values.reach(args[0]):
+            self.of_inputs.setdefault(place, user_place() or place)
+        return decision
 
     @property
     def undecided(self) -> list[Place]:
@@ -187,11 +248,3 @@ def _with_heads(query: Any, key: Any, value: Any, attn_mask: Any = None, *option
     if mask is not None and mask.ndim > 2:  # noqa: PLR2004 - (Tq, Tk) has no batch
         mask = mask.unsqueeze(-3)
     return F.scaled_dot_product_attention(query, key, value, mask, *options, **named).squeeze(-3)
-
-
-def _place() -> Place:
-    """The innermost line that is not part of PyTorch's dispatch of operators."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_filename.endswith(("overrides.py", "_tensor.py")):
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno

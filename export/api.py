@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from attention_serving.artifact.keys import read_private_key
 from attention_serving.artifact.manifest import Manifest
 from attention_serving.artifact.names import ModelId
 from attention_serving.artifact.tolerance import Tolerance
-from attention_serving.export.precision import FP32_TOLERANCE, TOLERANCES, Precision
+from attention_serving.export.precision import TOLERANCES, Precision
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -27,6 +27,8 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
     max_length: int | Mapping[str, int] | None = None,
     masks: Mapping[str, str | None] | None = None,
     inputs: Mapping[str, str] | None = None,
+    examples: "Sequence[Mapping[str, Tensor] | Sequence[Tensor]]" = (),
+    branches: Literal["as traced"] | None = None,
     precision: Precision = Precision.FP32,
     tolerance: Tolerance | None = None,
     replace: bool = False,
@@ -54,7 +56,8 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
             each (batch, sequence, ...) or, for pooled outputs, (batch, ...). The sequences of a batch must
             not depend on each other.
         example_inputs: By parameter name of `forward`, or in its order. float32, int64 or bool. Integer
-            inputs are ids: served and tested from 0 to the largest value of the example.
+            inputs are ids: served and tested from 0 to the largest value of the example. Real numbers are
+            tested in the range of the example, or as standard normal ones if it is constant or like them.
         dynamic_axes: By input name, the symbolic name of each dynamic axis. Axis 0 is "batch", axis 1 the
             sequence; all others are fixed. Of masks, the last axis is that of the keys, and the one before
             it may be that of the query rows. At most four different sequence axes.
@@ -64,16 +67,24 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
         description: One line. Default: the name of the class.
         output_names: Names of the outputs.
         max_length: Largest number of rows of a sequence, for all sequence axes or by axis name, from 2. The
-            server refuses longer requests. Default: `max_position_embeddings` or `n_positions` of
-            `module.config` if there is one, otherwise no limit.
+            server refuses longer requests. Default: the largest that the module was tried with, which is
+            `max_position_embeddings` or `n_positions` of `module.config` if there is one, otherwise 8,192; or
+            less if the module takes no more, if its code branches on a greater length, or if a run needs
+            more than 5 seconds or the free memory. The smallest number of rows is found as well.
         masks: By input, what the elements of a mask say: "True hides", "True attends", or "added" for real
             numbers that are added to the scores (-inf hides); None for an input that is not a mask. Default:
             as PyTorch and Hugging Face name them: `…key_padding_mask` hides, `…attention_mask` attends, and
             real numbers are added, except 1 and 0 of an `attention_mask` (B, T).
         inputs: By parameter of `forward`, the name of the input in requests if it is another, such as
             {"text": "captions"}.
+        examples: Further inputs, in the form of `example_inputs`, which widen the tested range of values.
+        branches: "as traced" accepts branches on values of inputs, such as `if x.max() > 10`, of which the
+            graph follows the side that the example takes; manifest, parity report and certificate repeat
+            it. Default: they are refused.
         precision: Element type of the arithmetic.
-        tolerance: Largest accepted difference from eager PyTorch. Default: that of the precision.
+        tolerance: Largest accepted difference from eager PyTorch. Default: that of the precision, multiplied
+            by the magnitude of the outputs if that is above 1 and the values of the example are not standard
+            normal.
         replace: Whether to replace a different artifact of the same name and version.
         sign_key: PEM file with an Ed25519 private key, which signs a certificate of what was proven on this
             machine. Default: the artifact has no certificate.
@@ -94,18 +105,23 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
     """
     # PyTorch takes seconds to import; see export/__init__.py.
     from attention_serving.export.artifact import ArtifactWriter, show, source_digest  # noqa: PLC0415
-    from attention_serving.export.module import ModuleInputs, module_spec  # noqa: PLC0415
+    from attention_serving.export.module import AS_TRACED, ModuleInputs, module_spec  # noqa: PLC0415
     from attention_serving.export.target import Target  # noqa: PLC0415
 
     key = read_private_key(sign_key) if sign_key is not None else None
     target = Target(repository=Path(out), model=ModelId(name, version), replace=replace)
-    accepted = tolerance or TOLERANCES[precision]
-    taken = ModuleInputs.of(module, example_inputs, dynamic_axes, max_length, masks, inputs)
+    if branches not in (None, AS_TRACED):
+        raise ValueError(f"branches={branches!r}: must be None or {AS_TRACED!r}")
+    taken = ModuleInputs.of(module, example_inputs, dynamic_axes, max_length, masks, inputs, examples)
     description = description or type(module).__name__
     stated: dict[str, object] = {"inputs": taken, "outputs": list(output_names), "description": description}
-    source = source_digest(module, stated | {"precision": precision, "tolerance": accepted})
+    accepted = tolerance or TOLERANCES[precision]
+    source = source_digest(
+        module, stated | {"precision": precision, "tolerance": accepted, "branches": branches}
+    )
     target.check(source)
     progress = progress or show
     progress("runs in eager PyTorch")
-    spec = module_spec(module, taken, output_names, description, tolerance or FP32_TOLERANCE)
+    spec = module_spec(module, taken, output_names, description, tolerance, branches)
+    accepted = tolerance or spec.tolerances[precision]
     return ArtifactWriter(spec, target, precision, accepted, source, progress).publish(key)

@@ -6,7 +6,7 @@ import logging
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import onnx
 import onnx_ir
 import torch
 from onnx.external_data_helper import set_external_data
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernelError
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 
@@ -30,6 +31,7 @@ from attention_serving.artifact.manifest import (
 from attention_serving.artifact.names import ModelId
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export import parity
+from attention_serving.export.assumptions import Assumption
 from attention_serving.export.blocks import NotInBlocksError, in_blocks
 from attention_serving.export.certificate import sign_artifact
 from attention_serving.export.errors import ExportError
@@ -173,10 +175,19 @@ class ArtifactWriter:
 
     def _write(self, folder: Path) -> Manifest:
         """Writes all files into a folder; the manifest, which lists the others, last."""
-        spec, graphs = self.spec, self._graphs()
+        spec, (graphs, assumptions) = self.spec, self._graphs()
         signatures = [s for s in spec.signatures if s.kind in graphs]
         write_graphs({GRAPH_FILES[kind]: graph for kind, graph in graphs.items()}, folder)
-        report = parity.report(self._compare(folder, signatures), self.tolerance, spec.reference)
+        signatures = self._limit(folder, signatures, assumptions)
+        for note in spec.notes:
+            log.warning("%s: %s", self.target.model.name, note)
+        report = parity.report(
+            self._compare(folder, signatures),
+            self.tolerance,
+            spec.reference,
+            branches=spec.branches,
+            notes=spec.notes,
+        )
         (folder / PARITY_FILE).write_text(json.dumps(report, indent=2) + "\n")
         self.progress("golden vectors")
         golden = [case for s in signatures for case in parity.golden_cases(spec.module, s)]
@@ -188,14 +199,16 @@ class ArtifactWriter:
         (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
         return manifest
 
-    def _graphs(self) -> dict[GraphKind, onnx.ModelProto]:
-        """The graph of each signature, without those that cannot be computed in blocks."""
+    def _graphs(self) -> tuple[dict[GraphKind, onnx.ModelProto], dict[GraphKind, Sequence[Assumption]]]:
+        """Each graph, without those that cannot be computed in blocks, and what each assumes."""
         spec, traced = self.spec, dict[GraphKind, onnx_ir.Model]()
+        assumptions = dict[GraphKind, Sequence[Assumption]]()
         for signature in spec.signatures:
             kind = signature.kind
             self.progress(f"graph {kind}: export")
             if kind not in WHOLE:
-                traced[kind] = trace(lowered(signature.part_of(spec.module), self.precision), signature)
+                module = lowered(signature.part_of(spec.module), self.precision)
+                traced[kind], assumptions[kind] = trace(module, signature)
                 continue
             try:
                 traced[kind] = in_blocks(traced[WHOLE[kind]], causal=spec.causal)
@@ -211,15 +224,50 @@ class ArtifactWriter:
         if self.precision is Precision.INT8:
             for graph in traced.values():
                 quantise_linear_layers(graph)
-        return {s.kind: finish(traced[s.kind], s) for s in spec.signatures if s.kind in traced}
+        return {s.kind: finish(traced[s.kind], s) for s in spec.signatures if s.kind in traced}, assumptions
+
+    def _limit(
+        self,
+        folder: Path,
+        signatures: Sequence[Signature],
+        assumptions: Mapping[GraphKind, Sequence[Assumption]],
+    ) -> list[Signature]:
+        """The signatures with the largest lengths that follow from what the traces assume."""
+        largest = dict(signatures[0].max_lengths)
+        for signature in signatures:
+            doubtful = [each for each in assumptions.get(signature.kind, ()) if each.matters(signature)]
+            if not doubtful or (runner := self._runner(folder, signature)) is None:
+                continue
+            for axis, (length, place) in runner.limits(doubtful).items():
+                if length < largest.get(axis, length + 1):
+                    self.progress(f"largest length of {axis}: {length}, because of {place}")
+                    largest[axis] = length
+        return [replace(signature, max_lengths=largest) for signature in signatures]
+
+    def _runner(self, folder: Path, signature: Signature) -> parity.GraphRunner | None:
+        """Runs a graph; None if ONNX Runtime has no CPU kernels for its operators."""
+        path = str(folder / GRAPH_FILES[signature.kind])
+        try:
+            return parity.GraphRunner(self.spec.module, signature, path, self.tolerance)
+        except NoKernelError:
+            return None
 
     def _compare(self, folder: Path, signatures: Sequence[Signature]) -> list[parity.ParityCase]:
-        cases = []
+        cases, spec = list[parity.ParityCase](), self.spec
         for signature in signatures:
             self.progress(f"graph {signature.kind}: comparison with eager PyTorch")
-            path = str(folder / GRAPH_FILES[signature.kind])
-            texts = self._texts(signature) if signature.kind is GraphKind.PLAIN else {}
-            cases += parity.compare(self.spec.module, signature, path, self.tolerance, texts)
+            if (runner := self._runner(folder, signature)) is None:
+                continue
+            if signature.kind is not GraphKind.PLAIN:
+                cases += runner.cases({}, (), forms=False)
+                continue
+            reached = [
+                (sizes, case)
+                for sizes, case in spec.long_cases
+                if all(size <= signature.max_lengths.get(axis, size) for axis, size in sizes.items())
+            ]
+            forms = spec.has_forms and self.precision is Precision.FP32 and not spec.branches
+            cases += runner.cases(self._texts(signature), reached, forms=forms)
         if not cases and self.precision not in HALF_TYPES:
             raise ExportError(
                 "ONNX Runtime has no CPU kernels for an operator of the graph, so that it cannot be compared "
@@ -263,6 +311,8 @@ class ArtifactWriter:
                 for s in signatures
             },
             max_lengths=dict(signatures[0].max_lengths),
+            min_lengths=dict(signatures[0].min_lengths),
+            branches_as_traced=tuple(spec.branches),
             encoder=spec.encoder,
             classifier=spec.classifier,
             tokenizer=TOKENIZER_FILE if spec.tokenizer is not None else None,

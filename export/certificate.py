@@ -95,6 +95,7 @@ def prove(folder: Path, manifest: Manifest, provider: ProofProvider) -> Proof:
             "onnxruntime": onnxruntime.__version__,
         },
         made_with=manifest.made_with,
+        branches_as_traced=manifest.branches_as_traced,
     )
 
 

@@ -2,14 +2,14 @@
 
 import gc
 import io
-import linecache
 import logging
 import re
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
+from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir
@@ -19,6 +19,7 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from attention_serving.artifact.manifest import BATCH_AXIS
 from attention_serving.export.adapted import AdaptedModule
+from attention_serving.export.assumptions import Assumption, record_assumptions
 from attention_serving.export.errors import ExportError
 from attention_serving.export.rewrite import expand_masks, expand_rotary, merge_heads, read_sizes_once
 from attention_serving.export.signature import MASK_HEADS_AXIS, Signature, SignedModule, standard_layers
@@ -29,19 +30,32 @@ OPSET = 23
 EXAMPLE_BATCH, EXAMPLE_LENGTHS = 2, (3, 5, 11, 17)
 
 
-def trace(module: nn.Module, signature: Signature) -> onnx_ir.Model:
-    """Traces the graph of one signature, with the shapes of its values.
+class Traced(NamedTuple):
+    """A traced graph, with the shapes of its values, and what it assumes of sizes."""
+
+    model: onnx_ir.Model
+    assumptions: Sequence[Assumption]
+
+
+def trace(module: nn.Module, signature: Signature) -> Traced:
+    """Traces the graph of one signature.
 
     Raises:
         ExportError: The module cannot be traced.
     """
-    with quiet("torch") as log, quiet("onnxscript"), redirect_stdout(log), redirect_stderr(log):
+    with (
+        quiet("torch") as log,
+        quiet("onnxscript"),
+        redirect_stdout(log),
+        redirect_stderr(log),
+        record_assumptions(signature) as assumptions,
+    ):
         try:
             program = _export(SignedModule(module, signature), signature)
         except ExportError:
             raise
         except Exception as error:  # the tracer and the module may raise anything
-            raise _untraceable(module, signature, error, log.getvalue()) from error
+            raise _untraceable(module, signature, assumptions, error, log.getvalue()) from error
     for value, spec in zip(program.model.graph.inputs, signature.inputs, strict=True):
         # Operators broadcast a mask of one head, and take one of H heads as well: the axis traced as 1
         # becomes symbolic. The parity report covers both sizes.
@@ -52,33 +66,39 @@ def trace(module: nn.Module, signature: Signature) -> onnx_ir.Model:
     expand_masks(program.model)
     expand_rotary(program.model)
     merge_heads(program.model)
-    return program.model
+    return Traced(program.model, assumptions)
 
 
-def _untraceable(module: nn.Module, signature: Signature, error: Exception, log: str) -> ExportError:
+def _untraceable(
+    module: nn.Module,
+    signature: Signature,
+    assumptions: Sequence[Assumption],
+    error: Exception,
+    log: str,
+) -> ExportError:
     """Why a trace failed, and what to try. The first error of a chain is the closest to the module."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
     text = f"{error}\n{cause}"
     undecided = module.calls.undecided if isinstance(module, AdaptedModule) else []
-    place = "".join(
-        f", at {file}:{line}: {linecache.getline(file, line).strip()}" for file, line in undecided[:1]
-    )
+    place = "".join(f", at {where}" for where in undecided[:1])
     reason = f"{type(cause).__name__}: {next(iter(str(cause).strip().splitlines()), '')}"
     if found := re.search(r"Error when translating node.*?target=torch\.ops\.([\w.]+)", text):
         reason = f"the exporter has no ONNX form of {found[1]}; compute it with other operators"
     elif "data-dependent" in text:
         reason = (
             f"the module branches on the values of a tensor{place}. A graph cannot: compute both sides and "
-            f"choose with torch.where, or branch on what does not depend on the inputs"
+            f"choose with torch.where, pass is_causal=False to PyTorch's own layers, or branch on what does "
+            f"not depend on the inputs"
         )
     elif re.search(
         r"pecialized|onstraints violated|generated guard|not all values|inferred ranges", text, re.I
     ):
+        place = "".join(f", at {assumption.place}" for assumption in assumptions[-1:])
         reason = (
-            "the module branches on a length, or fixes it. Compute the same for all lengths; if only short "
-            "sequences are allowed, pass the largest length as max_length"
+            f"the module branches on a length, or fixes it{place}. Compute the same for all lengths; if only "
+            f"short sequences are allowed, pass the largest length as max_length"
         )
     sizes = _example_sizes(signature)
     shapes = ", ".join(
@@ -116,12 +136,15 @@ def finish(model: onnx_ir.Model, signature: Signature) -> onnx.ModelProto:
 
 def _export(module: nn.Module, signature: Signature) -> torch.onnx.ONNXProgram:
     dtypes = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
-    examples, dynamic = [], []
-    sizes, dimensions = _example_sizes(signature), _dimensions(signature)
+    examples, names = [], []
+    sizes = _example_sizes(signature)
     for spec in signature.inputs:
         shape = [sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes]
         examples.append(torch.zeros(shape, dtype=dtypes[spec.data_type]))
-        dynamic.append({i: dimensions[axis] for i, axis in enumerate(spec.axes) if axis in dimensions})
+        axes = {at: axis for at, axis in enumerate(spec.axes) if isinstance(axis, str)}
+        names.append({at: axis for at, axis in axes.items() if axis != MASK_HEADS_AXIS})
+    # The tracer notes what it assumes of sizes within their bounds. Named dimensions would raise instead.
+    dynamic = [{at: _dimension(signature, axis) for at, axis in axes.items()} for axes in names]
     with (
         warnings.catch_warnings(),
         _no_collection(),
@@ -143,8 +166,9 @@ def _export(module: nn.Module, signature: Signature) -> torch.onnx.ONNXProgram:
             output_names=[spec.name for spec in signature.outputs],
             verbose=False,
         )
-    if program is None:
-        raise ExportError("torch.onnx.export returned no program; see its log")
+        if program is None:
+            raise ExportError("torch.onnx.export returned no program; see its log")
+        program._rename_dynamic_axes((tuple(names),))
     return program
 
 
@@ -152,14 +176,13 @@ def _example_sizes(signature: Signature) -> dict[str, int]:
     lengths = zip(signature.sequence_axes, EXAMPLE_LENGTHS, strict=False)
     # A mask is traced with one head for all.
     fixed = {BATCH_AXIS: EXAMPLE_BATCH, MASK_HEADS_AXIS: 1}
-    return fixed | {axis: signature.clip(axis, length) for axis, length in lengths}
+    least = signature.min_lengths
+    return fixed | {axis: signature.clip(axis, length + least.get(axis, 1) - 1) for axis, length in lengths}
 
 
-def _dimensions(signature: Signature) -> dict[str | int, str | torch.export.Dim]:
-    """How the tracer is told of each symbolic axis: by its name, and by its largest size if it has one."""
-    axes = [axis for axis in signature.axes if axis != MASK_HEADS_AXIS]
-    largest = signature.max_lengths
-    return {axis: torch.export.Dim(axis, max=largest[axis]) if axis in largest else axis for axis in axes}
+def _dimension(signature: Signature, axis: str) -> Any:
+    """How the tracer is told of a symbolic axis: by the bounds of its size."""
+    return torch.export.Dim.DYNAMIC(min=signature.min_lengths.get(axis), max=signature.max_lengths.get(axis))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -22,13 +23,19 @@ from attention_serving.artifact.manifest import (
 from attention_serving.artifact.names import NAME_PATTERN
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export.adapted import AdaptedModule, Mask, Meaning
+from attention_serving.export.errors import ExportError
+from attention_serving.export.precision import TOLERANCES, Precision
 from attention_serving.export.probe import (
     BATCH_SECOND,
     DATA_TYPES,
+    NotANumberError,
     check_independence,
-    check_lengths,
     check_repeatable,
+    fast_path_notes,
+    find_largest_lengths,
+    find_least_lengths,
     find_outputs,
+    output_scale,
 )
 from attention_serving.export.probe_masks import can_be_padded, check_masks, check_pairs, equal_without_masks
 from attention_serving.export.signature import (
@@ -36,6 +43,7 @@ from attention_serving.export.signature import (
     MAX_SEQUENCE_AXES,
     ExportSpec,
     Signature,
+    ValueRange,
     tensor,
 )
 
@@ -50,6 +58,8 @@ FEW_AXES = 2
 # Attributes by which configurations of other projects state it, such as those of Hugging Face models.
 CONFIG_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 MaxLength = int | Mapping[str, int] | None
+AS_TRACED = "as traced"
+CAUSAL_ADVICE = "pass is_causal=False to PyTorch's own layers; "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +71,20 @@ class ModuleInputs:
         masks: What the module takes and its graphs do not.
         parameters: By input, the parameter of the module if its name differs.
         max_lengths: By sequence axis, the largest number of rows.
+        stated_lengths: Those of them that the caller stated.
+        example_sizes: By sequence axis, the number of rows in the first example.
+        ranges: By input, the values that it is tested with; absent if they are standard normal.
+        narrow_ranges: The same for every input of real numbers, whatever its examples.
     """
 
     tensors: tuple[TensorSpec, ...]
     masks: tuple[Mask, ...]
     parameters: Mapping[str, str]
     max_lengths: Mapping[str, int]
+    stated_lengths: Mapping[str, int]
+    example_sizes: Mapping[str, int]
+    ranges: Mapping[str, ValueRange]
+    narrow_ranges: Mapping[str, ValueRange]
 
     @classmethod
     def of(
@@ -77,6 +95,7 @@ class ModuleInputs:
         max_length: MaxLength,
         masks: Mapping[str, str | None] | None = None,
         inputs: Mapping[str, str] | None = None,
+        further_examples: Sequence[Mapping[str, Tensor] | Sequence[Tensor]] = (),
     ) -> Self:
         """Reads the arguments of `export_module`.
 
@@ -84,6 +103,7 @@ class ModuleInputs:
             ValueError: They do not fit each other or the module.
         """
         examples = _by_name(module, example_inputs)
+        all_examples = _all_examples(module, examples, further_examples)
         stated, renamed = dict(masks or {}), dict(inputs or {})
         for argument, names in (("dynamic_axes", dynamic_axes), ("masks", stated), ("inputs", renamed)):
             if unknown := sorted(set(names) - set(examples)):
@@ -99,7 +119,7 @@ class ModuleInputs:
         found = tuple(mask for mask in hidden if mask is not None)
         names = {name: renamed.get(name, name) for name in examples if name not in {m.name for m in found}}
         _check_names(names)
-        tensors = tuple(_input(name, examples[name], dynamic_axes, names[name]) for name in names)
+        tensors = tuple(_input(name, all_examples[name], dynamic_axes, names[name]) for name in names)
         axes = list(dict.fromkeys(str(spec.axes[1]) for spec in tensors))
         if len(axes) > MAX_SEQUENCE_AXES:
             raise ValueError(
@@ -107,19 +127,46 @@ class ModuleInputs:
                 f"are supported: inputs of the same length can share the name of their axis"
             )
         _check_masks(found, axes)
+        max_lengths = find_max_lengths(module, axes, max_length)
+        ranges = [
+            {
+                served: drawn
+                for name, served in names.items()
+                if examples[name].is_floating_point()
+                and (drawn := ValueRange.of(all_examples[name], usual=usual)) is not None
+            }
+            for usual in (True, False)
+        ]
         return cls(
             tensors=tensors,
             masks=found,
             parameters={served: name for name, served in names.items() if served != name},
-            max_lengths=find_max_lengths(module, axes, max_length),
+            max_lengths=max_lengths,
+            stated_lengths={} if max_length is None else max_lengths,
+            example_sizes={
+                str(spec.axes[1]): examples[name].shape[1]
+                for spec, name in reversed([*zip(tensors, names, strict=True)])
+            },
+            ranges=ranges[0],
+            narrow_ranges=ranges[1],
         )
 
     @property
     def lengths(self) -> dict[str, str]:
-        """By sequence axis that has a mask of keys, the input that holds its lengths."""
-        axes = {str(self.tensors[at].axes[1]): name for at, name in ((0, QUERY_LENGTHS), (-1, KEY_LENGTHS))}
-        masked = {mask.sequence_axes for mask in self.masks}
-        return {axis: name for axis, name in axes.items() if (axis,) in masked}
+        """By sequence axis that has a mask of keys, the input that holds its lengths.
+
+        Raises:
+            ValueError: An axis has the name that requests give another one.
+        """
+        first, last = (str(self.tensors[at].axes[1]) for at in (0, -1))
+        names = {first: QUERY_LENGTHS, last: KEY_LENGTHS}
+        masked = [mask.sequence_axes[0] for mask in self.masks if len(mask.sequence_axes) == 1]
+        lengths = {axis: names.get(axis, f"{axis}_lengths") for axis in masked}
+        inputs = {spec.name for spec in self.tensors}
+        for axis, name in lengths.items():
+            if name in inputs or (axis not in names and name in names.values()):
+                raise ValueError(f"axis {axis!r}: {name} is another input of requests; rename the axis")
+        return lengths
 
     def adapted(self, module: nn.Module) -> AdaptedModule:
         """The module as its graphs call it."""
@@ -134,7 +181,8 @@ def module_spec(
     inputs: ModuleInputs,
     output_names: Sequence[str],
     description: str,
-    tolerance: Tolerance,
+    tolerance: Tolerance | None,
+    branches: str | None = None,
 ) -> ExportSpec:
     """The export of a module: its signatures, checked by runs in eager PyTorch.
 
@@ -143,12 +191,14 @@ def module_spec(
         inputs: Its inputs.
         output_names: The names of its outputs.
         description: One line.
-        tolerance: Largest accepted difference between a sequence alone and in a batch.
+        tolerance: Largest accepted difference between a sequence alone and in a batch. Default: that of
+            float32, multiplied by the magnitude of the outputs.
+        branches: `AS_TRACED` if branches on values of inputs are accepted; None to refuse them.
 
     Raises:
         ValueError: The module does not run on its inputs, or its outputs are not as named.
         ExportError: It is random, mixes the sequences of a batch, or its result depends on rows that a mask
-            hides.
+            hides; or it branches on values of its inputs.
     """
     adapted = inputs.adapted(module.eval())
     plain = Signature(
@@ -158,10 +208,20 @@ def module_spec(
         key_axis=str(inputs.tensors[-1].axes[1]),
         least_key_length=1,
         max_lengths=inputs.max_lengths,
+        ranges=inputs.ranges,
+        lengths={name: axis for axis, name in inputs.lengths.items()},
     )
+    try:
+        plain = find_least_lengths(adapted, plain, inputs.example_sizes)
+    except NotANumberError:  # standard normal values are not what the module takes
+        plain = replace(plain, ranges=inputs.narrow_ranges)
+        plain = find_least_lengths(adapted, plain, inputs.example_sizes)
     plain = replace(plain, outputs=find_outputs(adapted, plain, output_names))
     check_repeatable(adapted, plain)
-    check_lengths(adapted, plain)
+    scale = output_scale(adapted, plain) if plain.ranges else 1.0
+    tolerances = {precision: usual.scaled(scale) for precision, usual in TOLERANCES.items()}
+    tolerance = tolerance or tolerances[Precision.FP32]
+    plain, long_cases = find_largest_lengths(adapted, plain, inputs.stated_lengths)
     check_independence(adapted, plain, tolerance)
     signatures = [plain]
     if inputs.masks:
@@ -173,7 +233,7 @@ def module_spec(
         signatures.append(replace(plain, kind=GraphKind.MASK, inputs=(*plain.inputs, pairs)))
         check_pairs(adapted, signatures[-1], tolerance)
     if inputs.lengths:
-        lengths = (tensor(name, "int64", BATCH_AXIS) for name in inputs.lengths.values())
+        lengths = [tensor(name, "int64", BATCH_AXIS) for name in inputs.lengths.values()]
         padded = replace(plain, kind=GraphKind.LENGTHS, inputs=(*plain.inputs, *lengths))
         check_masks(adapted, padded, tolerance)
         if all(can_be_padded(adapted, each, tolerance) for each in (padded, *signatures[1:])):
@@ -183,7 +243,30 @@ def module_spec(
         module=adapted if is_adapted else module,
         signatures=tuple(signatures),
         description=description,
+        tolerances=tolerances,
+        long_cases=long_cases,
+        has_forms=True,
+        branches=_followed_branches(adapted, branches),
+        notes=fast_path_notes(adapted, plain, tolerance),
     )
+
+
+def _followed_branches(module: AdaptedModule, statement: str | None) -> list[str]:
+    """The branches on values of inputs that the caller accepts as they are traced.
+
+    Raises:
+        ExportError: There is one, and the caller has not accepted it.
+    """
+    places = module.calls.of_inputs
+    if places and statement is None:
+        place, line = next(iter(places.items()))
+        inside = f" (decided at {place})" if place.file != line.file else ""
+        raise ExportError(
+            f"the module branches on the values of its inputs, at {line}{inside}. A graph follows one side: "
+            f"compute both and choose with torch.where; {CAUSAL_ADVICE}or pass branches='as traced' if every "
+            f"request takes the side that the example takes"
+        )
+    return [f"{Path(line.file).name}:{line.line}" for line in places.values()]
 
 
 def _by_name(module: nn.Module, examples: Mapping[str, Tensor] | Sequence[Tensor]) -> dict[str, Tensor]:
@@ -204,6 +287,25 @@ def _by_name(module: nn.Module, examples: Mapping[str, Tensor] | Sequence[Tensor
                 f"fix it"
             )
     return dict(examples)
+
+
+def _all_examples(
+    module: nn.Module,
+    examples: Mapping[str, Tensor],
+    further: Sequence[Mapping[str, Tensor] | Sequence[Tensor]],
+) -> dict[str, list[Tensor]]:
+    """The values of each input in all examples."""
+    columns = {name: [example] for name, example in examples.items()}
+    for index, values in enumerate(further):
+        for name, value in _by_name(module, values).items():
+            first = columns[name][0] if name in columns else value
+            if name not in columns or (value.dtype, value.shape[2:]) != (first.dtype, first.shape[2:]):
+                raise ValueError(f"examples[{index}][{name!r}]: differs from example_inputs in type or width")
+            columns[name].append(value)
+    for name, values in columns.items():
+        if any(bool(value.isnan().any()) for value in values):
+            raise ValueError(f"example_inputs[{name!r}] contains NaN; give values as requests have them")
+    return columns
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:
@@ -280,7 +382,8 @@ def _check_masks(masks: Sequence[Mask], axes: Sequence[str]) -> None:
         raise ValueError(f"{', '.join(pairs)}: requests carry one mask of query and key rows; combine them")
 
 
-def _input(name: str, example: Tensor, dynamic_axes: DynamicAxes, served: str) -> TensorSpec:
+def _input(name: str, examples: Sequence[Tensor], dynamic_axes: DynamicAxes, served: str) -> TensorSpec:
+    example = examples[0]
     if example.dtype not in DATA_TYPES:
         known = ", ".join(DATA_TYPES.values())
         raise ValueError(f"example_inputs[{name!r}] is {example.dtype}; an input is one of {known}")
@@ -293,7 +396,8 @@ def _input(name: str, example: Tensor, dynamic_axes: DynamicAxes, served: str) -
     ):
         raise ValueError(_about_axes(name, example, named))
     shape = (BATCH_AXIS, named[1], *example.shape[2:])
-    bound = _id_bound(name, example)
+    is_ids = example.dtype is torch.int64
+    bound = max(_id_bound(name, values) for values in examples) if is_ids else None
     return tensor(served, DATA_TYPES[example.dtype], *shape, exclusive_upper_bound=bound)
 
 
@@ -309,10 +413,8 @@ def _about_axes(name: str, example: Tensor, named: Mapping[int, str]) -> str:
     return message
 
 
-def _id_bound(name: str, example: Tensor) -> int | None:
-    """For ids, one above the largest of the example."""
-    if example.dtype != torch.int64:
-        return None
+def _id_bound(name: str, example: Tensor) -> int:
+    """One above the largest of the ids of an example."""
     if example.numel() == 0 or example.min() < 0:
         raise ValueError(f"example_inputs[{name!r}]: give at least one id, and none below 0")
     return int(example.max()) + 1

@@ -1,13 +1,14 @@
 """Compares exported graphs with eager PyTorch over a grid of shapes, and records golden vectors."""
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import onnxruntime
 import torch
+from numpy.typing import NDArray
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernelError
 from torch import nn
 
@@ -15,6 +16,7 @@ from attention_serving.artifact.encoder import EMBEDDING
 from attention_serving.artifact.golden import Arrays, GoldenCase
 from attention_serving.artifact.manifest import BATCH_AXIS, BLOCK_ROWS, IN_BLOCKS, GraphKind
 from attention_serving.artifact.tolerance import Tolerance, cosines
+from attention_serving.export.assumptions import Assumption, Place
 from attention_serving.export.errors import ExportError, ParityError
 from attention_serving.export.signature import (
     MASK_HEADS_AXIS,
@@ -43,6 +45,11 @@ LONGEST = max(max(point) for point in PARITY_GRID)
 GOLDEN_GRID = ((1, 1, 1), (2, 7, 12), (1, 65, 64))
 # The operators in blocks are those of other graphs: a few rows show that the blocks are cut and joined.
 BLOCK_GOLDEN_GRID = GOLDEN_GRID[:2]
+# Longer sequences take long to compare.
+QUICK_LENGTH = 2048
+# Values of other forms: where they are compared, the factor of large ones, and the relative change of inputs
+# that shows how much they amplify rounding.
+FORMS_POINT, LARGE_FACTOR, ROUNDING = (2, 12, 9), 30, 2.0**-20
 
 
 @dataclass(frozen=True)
@@ -66,9 +73,16 @@ def grid_cases(
     module: nn.Module, signature: Signature, grid: tuple[tuple[int, int, int], ...]
 ) -> Iterator[tuple[dict[str, int], GoldenCase]]:
     """Random inputs and eager outputs of one graph for every point of a grid."""
+    return _cases_at(module, signature, [_sizes(signature, point) for point in grid])
+
+
+def _cases_at(
+    module: nn.Module, signature: Signature, points: Iterable[Mapping[str, int]]
+) -> Iterator[tuple[dict[str, int], GoldenCase]]:
+    """Random inputs and eager outputs of one graph for sizes of its symbolic axes."""
     rng = np.random.default_rng(SEED)
-    for index, point in enumerate(grid):
-        sizes = _sizes(signature, point)
+    for index, point in enumerate(points):
+        sizes = dict(point)
         # Masks for all heads and masks for each head take turns.
         if MASK_HEADS_AXIS in sizes:
             sizes[MASK_HEADS_AXIS] = signature.num_heads if index % 2 else 1
@@ -101,51 +115,149 @@ def golden_cases(module: nn.Module, signature: Signature) -> list[GoldenCase]:
     return [case for _, case in grid_cases(module, signature, grid)]
 
 
-def compare(
-    module: nn.Module,
-    signature: Signature,
-    model: str,
-    tolerance: Tolerance,
-    texts: Mapping[str, GoldenCase] | None = None,
-) -> list[ParityCase]:
-    """Runs a graph in ONNX Runtime on CPU and in eager PyTorch over the parity grid.
+class GraphRunner:
+    """Runs a graph in ONNX Runtime on the CPU, and compares it with eager PyTorch."""
 
-    Args:
-        module: The module that was exported.
-        signature: The graph's inputs and outputs.
-        model: Path of the ONNX file.
-        tolerance: Largest accepted difference of each case.
-        texts: By text, the inputs of this graph and what a reference computed.
+    def __init__(self, module: nn.Module, signature: Signature, model: str, tolerance: Tolerance) -> None:
+        """Opens the graph.
 
-    Returns:
-        The cases; none if ONNX Runtime has no CPU kernel for an operator of the graph.
-    """
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = FATAL_ONLY
-    try:
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except NoKernelError:
-        return []
-    except Exception as failure:  # ONNX Runtime raises many types
-        raise _unusable(signature, "does not load", failure) from failure
-    names = [spec.name for spec in signature.outputs]
-    cases = []
-    of_texts = ((_shape(case), case, text) for text, case in (texts or {}).items())
-    of_grid = ((*each, None) for each in grid_cases(module, signature, PARITY_GRID))
-    for sizes, case, text in chain(of_grid, of_texts):
+        Args:
+            module: The module that was exported.
+            signature: The graph's inputs and outputs.
+            model: Path of the ONNX file.
+            tolerance: Largest accepted difference of each case.
+
+        Raises:
+            NoKernelError: ONNX Runtime has no CPU kernel for an operator of the graph.
+            ExportError: The graph does not load.
+        """
+        self._module, self._signature, self._tolerance = module, signature, tolerance
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = FATAL_ONLY
         try:
-            outputs: Arrays = dict(zip(names, session.run(names, case.inputs), strict=True))
+            self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except NoKernelError:
+            raise
+        except Exception as failure:  # ONNX Runtime raises many types
+            raise _unusable(signature, "does not load", failure) from failure
+
+    def cases(
+        self,
+        texts: Mapping[str, GoldenCase],
+        long_cases: Iterable[tuple[Mapping[str, int], GoldenCase]],
+        *,
+        forms: bool,
+    ) -> Iterator[ParityCase]:
+        """Compares the graph over the parity grid and beyond.
+
+        Args:
+            texts: By text, the inputs of this graph and what a reference computed.
+            long_cases: Sizes beyond the grid, and what eager PyTorch computes for them.
+            forms: Whether values of other forms than random ones are compared too.
+        """
+        for sizes, case in grid_cases(self._module, self._signature, PARITY_GRID):
+            yield self._measure(sizes, case)
+        for long_sizes, case in long_cases:
+            yield self._measure(long_sizes, case)
+        for text, case in texts.items():
+            yield self._measure(_shape(case), case, text)
+        if forms:
+            yield from self._cases_of_forms()
+
+    def _cases_of_forms(self) -> Iterator[ParityCase]:
+        """Zeros, equal rows and large values, as far as eager PyTorch returns numbers for them.
+
+        Large values amplify rounding. How much is measured by a change of the inputs in the last digits,
+        which the tolerance does not cover.
+        """
+        rng, sizes = np.random.default_rng(SEED), _sizes(self._signature, FORMS_POINT)
+        inputs = random_inputs(self._signature, sizes, rng)
+        real = [spec.name for spec in self._signature.inputs if spec.data_type == "float32"]
+        for change in (np.zeros_like, _repeat_first_row, _enlarge):
+            changed = inputs | {name: change(inputs[name]) for name in real}
+            eager = run_eager(self._module, self._signature, changed)
+            if not all(np.isfinite(array).all() for array in eager.values()):
+                continue
+            case = self._measure(sizes, GoldenCase(self._signature.kind, changed, eager))
+            if not case.within_tolerance:
+                noisy = changed | {
+                    name: changed[name]
+                    * (1 + ROUNDING * rng.uniform(-1, 1, changed[name].shape)).astype(np.float32)
+                    for name in real
+                }
+                moved = run_eager(self._module, self._signature, noisy)
+                rounding = max(self._tolerance.error(moved[name], eager[name]) for name in eager)
+                case = dataclasses.replace(case, within_tolerance=case.max_abs_error <= rounding)
+            yield case
+
+    def _measure(self, sizes: Mapping[str, int], case: GoldenCase, text: str | None = None) -> ParityCase:
+        names = [spec.name for spec in self._signature.outputs]
+        try:
+            outputs: Arrays = dict(zip(names, self._session.run(names, case.inputs), strict=True))
         except Exception as failure:
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in case.inputs.items())
-            raise _unusable(signature, f"does not run for {shapes}", failure) from failure
+            raise _unusable(self._signature, f"does not run for {shapes}", failure) from failure
         pairs = [(outputs[name], case.outputs[name]) for name in names]
-        error = max(tolerance.error(*pair) for pair in pairs)
-        passed = all(tolerance.holds(*pair) for pair in pairs)
+        error = max(self._tolerance.error(*pair) for pair in pairs)
+        passed = all(self._tolerance.holds(*pair) for pair in pairs)
         cosine = None
         if EMBEDDING in names:
             cosine = float(cosines(outputs[EMBEDDING], case.outputs[EMBEDDING]).min())
-        cases.append(ParityCase(signature.kind, sizes, error, passed, cosine, text))
-    return cases
+        return ParityCase(self._signature.kind, sizes, error, passed, cosine, text)
+
+    def limits(self, assumptions: Iterable[Assumption]) -> dict[str, tuple[int, Place]]:
+        """The largest lengths by axis that follow from what the trace assumes, and where.
+
+        Where an assumption does not hold, the graph is compared with eager PyTorch: most assumptions change
+        no result.
+
+        Raises:
+            ExportError: The graph is wrong for sizes that a largest length does not exclude, or for short
+                sequences too.
+        """
+        limits = dict[str, tuple[int, Place]]()
+        for assumption in assumptions:
+            violations = assumption.violations(self._signature)
+            # The smallest, and the first of each order of magnitude that does not take long.
+            magnitudes = {max(sizes).bit_length(): sizes for sizes in reversed(violations)}
+            quick = [sizes for sizes in sorted(magnitudes.values()) if max(sizes) <= QUICK_LENGTH]
+            tries = dict.fromkeys([*violations[:2], *quick])
+            wrong = next((sizes for sizes in tries if not self._is_equal_at(assumption.axes, sizes)), None)
+            if wrong is None:
+                continue
+            axis = assumption.axes[0]
+            excludes = len(assumption.axes) == 1 and axis != BATCH_AXIS
+            largest = violations[0][0] - 1
+            is_limit = excludes and len(violations) == violations[-1][0] - largest
+            if is_limit and largest >= LONGEST and self._is_equal_at((axis,), (largest,)):
+                limits[axis] = min((largest, assumption.place), limits.get(axis, (largest, assumption.place)))
+                continue
+            where = ", ".join(f"{size} of {name}" for name, size in zip(assumption.axes, wrong, strict=True))
+            advice = f", or pass max_length={largest}" if is_limit and largest > 1 else ""
+            raise ExportError(
+                f"graph {self._signature.kind}: the module branches on a size, or fixes it, at "
+                f"{assumption.place}: for {where} it computes something else than the graph. Compute the "
+                f"same for all sizes{advice}"
+            )
+        return limits
+
+    def _is_equal_at(self, axes: Sequence[str], sizes: Sequence[int]) -> bool:
+        """Whether the graph equals eager PyTorch at some sizes of axes; not if either fails."""
+        usual = {axis: self._signature.clip(axis, 5 + at) for at, axis in enumerate(self._signature.axes)}
+        point = usual | {BATCH_AXIS: 1} | dict(zip(axes, sizes, strict=True))
+        try:
+            ((point, case),) = _cases_at(self._module, self._signature, [point])
+            return self._measure(point, case).within_tolerance
+        except Exception:  # the module may raise anything
+            return False
+
+
+def _repeat_first_row(rows: NDArray[Any]) -> NDArray[Any]:
+    return np.broadcast_to(rows[:, :1], rows.shape).copy()
+
+
+def _enlarge(rows: NDArray[Any]) -> NDArray[Any]:
+    return rows * np.float32(LARGE_FACTOR)
 
 
 def _unusable(signature: Signature, what: str, error: Exception) -> ExportError:
@@ -158,8 +270,17 @@ def _unusable(signature: Signature, what: str, error: Exception) -> ExportError:
     )
 
 
-def report(cases: list[ParityCase], tolerance: Tolerance, reference: str = "") -> dict[str, Any]:
+def report(
+    cases: list[ParityCase],
+    tolerance: Tolerance,
+    reference: str = "",
+    *,
+    branches: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> dict[str, Any]:
     """The reference, that of texts, the candidate, their largest difference and all cases, as JSON values.
+
+    Beside them stand branches on values that were followed as traced, and other notes.
 
     The difference is None and there is no case if this machine lacks kernels for the graphs. Servers still
     replay the golden vectors.
@@ -195,6 +316,8 @@ def report(cases: list[ParityCase], tolerance: Tolerance, reference: str = "") -
         }
         if of_texts
         else None,
+        "branches_as_traced": list(branches),
+        "notes": list(notes),
         "cases": [asdict(case) for case in cases],
     }
 

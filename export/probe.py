@@ -1,24 +1,50 @@
 """Runs a module in eager PyTorch before its export: finds its outputs, checks what servers rely on."""
 
+import math
+import time
 import traceback
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attention_serving.artifact.golden import Arrays
+from attention_serving.artifact.golden import Arrays, GoldenCase
 from attention_serving.artifact.manifest import BATCH_AXIS, TensorSpec
 from attention_serving.artifact.tolerance import Tolerance
+from attention_serving.export.adapted import AdaptedModule
+from attention_serving.export.assumptions import LONGEST_SERVED
 from attention_serving.export.errors import ExportError
 from attention_serving.export.parity import LONGEST
-from attention_serving.export.signature import MASK_HEADS_AXIS, Signature, call_eager, random_inputs, tensor
+from attention_serving.export.signature import (
+    MASK_HEADS_AXIS,
+    Signature,
+    call_eager,
+    output_tensors,
+    random_inputs,
+    tensor,
+)
 
 DATA_TYPES = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool"}
 # Two sets of sizes without a common one: an axis of an output is fixed if its size is the same for both.
 FIRST_SIZES, SECOND_SIZES = (2, 3, 5, 7, 11), (13, 17, 19, 23, 29)
-# A stated largest length is tried up to here, beyond which a run takes long.
-LONGEST_TRIED = 2048
+# Lengths that a module is tried with, up to the largest that servers accept by default.
+TRIED_LENGTHS = (LONGEST, 2049, 4097, LONGEST_SERVED)
+# A length is not tried if it is expected to take longer, nor if it needs more than the free memory: three
+# copies of the scores of eight heads for each pair of rows.
+LONG_RUN_SECONDS, PAIR_BYTES = 20.0, 3 * 8 * 4
+LongCase: TypeAlias = tuple[Mapping[str, int], GoldenCase]
+"""Sizes of the symbolic axes, and what eager PyTorch computes."""
+FAST_PATH_NOTE = (
+    "eager PyTorch means the operators of its layers. The fused kernels that torch.nn.TransformerEncoder "
+    "uses in evaluation mode return other values for this module, such as zeros for rows that a mask inside "
+    "it hides"
+)
 BATCH_FIRST = (
     "build its layers with batch_first=True, or transpose the first two axes of inputs and outputs in forward"
 )
@@ -35,12 +61,7 @@ def find_outputs(module: nn.Module, signature: Signature, names: Sequence[str]) 
     by_sizes = {(small[axis], large[axis]): axis for axis in signature.axes}
     if len(by_sizes) < len(signature.axes):
         raise ValueError(f"max_length={dict(signature.max_lengths)}: too small to tell the axes apart")
-    try:
-        first, second = (_run(module, signature, sizes) for sizes in (small, large))
-    except ExportError as error:
-        raise error.with_advice(
-            f". Inputs are (batch, sequence, ...): if the module takes (sequence, batch, ...), {BATCH_FIRST}"
-        ) from error
+    first, second = (_run(module, signature, sizes) for sizes in (small, large))
     if len(first) != len(names):
         shapes = ", ".join(str(list(output.shape)) for output in first)
         raise ValueError(
@@ -65,22 +86,132 @@ def _output(name: str, one: Tensor, other: Tensor, by_sizes: Mapping[tuple[int, 
     return tensor(name, DATA_TYPES[one.dtype], *shape)
 
 
-def check_lengths(module: nn.Module, signature: Signature) -> None:
-    """Runs one sequence of the largest length, or of the longest one that parity is measured at.
+def find_least_lengths(module: nn.Module, signature: Signature, example: Mapping[str, int]) -> Signature:
+    """The signature with the smallest length on each axis, from 1, that the module takes.
+
+    Args:
+        module: The module.
+        signature: The signature of its plain graph.
+        example: Lengths that the caller ran it with.
 
     Raises:
-        ValueError: The module fails at that length, and does not at small ones.
+        ExportError: The module does not run.
+        NotANumberError: Its result is not a number.
     """
-    lengths = {
-        axis: min(signature.max_lengths.get(axis, LONGEST), LONGEST_TRIED) for axis in signature.sequence_axes
-    }
-    try:
-        _run(module, signature, lengths | {BATCH_AXIS: 1})
-    except ExportError as error:
-        raise error.with_advice(
-            ". If a table of positions limits the length of sequences, pass the number of its rows as "
-            "max_length"
-        ) from error
+    choices = [first_sizes(signature), _second_sizes(signature), {BATCH_AXIS: 2, **example}]
+    working = [sizes for sizes in choices if _succeeds(partial(_run, module, signature, sizes))]
+    if not working:
+        try:
+            _run(module, signature, choices[0])
+        except ExportError as error:
+            raise error.with_advice(
+                f". Inputs are (batch, sequence, ...): if the module takes (sequence, batch, ...), "
+                f"{BATCH_FIRST}"
+            ) from error
+    sizes = working[0]
+    least = dict[str, int]()
+    for axis in signature.sequence_axes:
+
+        def takes(length: int, axis: str = axis) -> bool:
+            return _succeeds(partial(_run, module, signature, {**sizes, axis: length}))
+
+        lengths = range(1, sizes[axis])
+        if (length := 1 if takes(1) else 1 + bisect_left(lengths, True, key=takes)) > 1:  # noqa: FBT003
+            least[axis] = length
+    return replace(signature, min_lengths=least)
+
+
+def find_largest_lengths(
+    module: nn.Module, signature: Signature, stated: Mapping[str, int]
+) -> tuple[Signature, list[LongCase]]:
+    """The signature with the largest length on each axis, and what the module computes for such sequences.
+
+    It is the largest length that a server accepts by default, or the largest that the module takes, or that
+    it was tried with if time or memory forbid to try more. One that the caller stated is kept.
+
+    Args:
+        module: The module.
+        signature: The signature of its plain graph.
+        stated: By axis, the largest lengths that the caller stated.
+
+    Raises:
+        ExportError: The module fails at a length that the caller stated, and does not at smaller ones.
+    """
+    largest, cases = dict(signature.max_lengths), list[LongCase]()
+    for axis in signature.sequence_axes:
+        most = min(largest.get(axis, LONGEST_SERVED), LONGEST_SERVED)
+        reach = _Reach(module, signature, axis)
+        reach.extend(most)
+        if reach.error is not None and axis in stated:
+            advice = f"; max_length={most} of axis {axis!r} is more than the module takes"
+            raise reach.error.with_advice(advice) from reach.error
+        if axis not in stated:
+            largest[axis] = reach.length
+        cases += reach.cases
+    return replace(signature, max_lengths=largest), cases
+
+
+class _Reach:
+    """How many rows one sequence of a module may have on an axis.
+
+    Attributes:
+        length: The largest that it was run with.
+        error: Why it is not larger; None if the module did not fail.
+        cases: Its results for more rows than the parity grid has.
+    """
+
+    def __init__(self, module: nn.Module, signature: Signature, axis: str) -> None:
+        self._module, self._signature, self._axis = module, signature, axis
+        self._sizes = {**first_sizes(signature), BATCH_AXIS: 1}
+        self.length = self._sizes[axis]
+        self.error: ExportError | None = None
+        self.cases: list[LongCase] = []
+
+    def extend(self, most: int) -> None:
+        """Tries longer sequences, up to a length, as far as time and memory allow."""
+        free, seconds = _free_bytes(), 0.0
+        for length in (*(tried for tried in TRIED_LENGTHS if self.length < tried < most), most):
+            expected = seconds * (length / self.length) ** 2
+            if PAIR_BYTES * length**2 > free or expected > LONG_RUN_SECONDS:
+                return
+            started = time.monotonic()
+            try:
+                self._run(length)
+            except NotANumberError:
+                raise
+            except ExportError as error:
+                self.error = error
+                failing = range(self.length + 1, length)
+                first = bisect_left(failing, True, key=self._fails)  # noqa: FBT003 - what is looked for
+                self._run(self.length + first)
+                return
+            seconds = time.monotonic() - started
+
+    def _run(self, length: int) -> None:
+        sizes = {**self._sizes, self._axis: length}
+        inputs = random_inputs(self._signature, sizes, rng())
+        results = outputs(self._module, self._signature, inputs)
+        self.length = length
+        if length > LONGEST:
+            self.cases.append((sizes, GoldenCase(self._signature.kind, inputs, results)))
+
+    def _fails(self, length: int) -> bool:
+        return not _succeeds(
+            partial(_run, self._module, self._signature, {**self._sizes, self._axis: length})
+        )
+
+
+def _free_bytes() -> int:
+    """Memory that is free, or that the system can free."""
+    words = Path("/proc/meminfo").read_text(encoding="utf-8").split()
+    return int(words[words.index("MemAvailable:") + 1]) * 1024
+
+
+def output_scale(module: nn.Module, signature: Signature) -> float:
+    """The magnitude of the outputs for values in the range of the examples: a power of two, from 1."""
+    results = outputs(module, signature, random_inputs(signature, first_sizes(signature), rng()))
+    largest = max(float(np.sqrt(np.mean(np.square(array, dtype=np.float64)))) for array in results.values())
+    return 2.0 ** math.ceil(math.log2(max(1.0, largest)))
 
 
 def check_repeatable(module: nn.Module, signature: Signature) -> None:
@@ -121,15 +252,21 @@ def check_independence(module: nn.Module, signature: Signature, tolerance: Toler
 
 def first_sizes(signature: Signature) -> dict[str, int]:
     """The first probe, one row below the largest length at most, so that the second can differ."""
-    sizes = dict(zip(signature.axes, FIRST_SIZES, strict=False))
+    sizes = _above_least(signature, FIRST_SIZES)
     if MASK_HEADS_AXIS in sizes:  # modules take one mask for all heads
         sizes[MASK_HEADS_AXIS] = 1
     return {axis: min(size, signature.max_lengths.get(axis, size + 1) - 1) for axis, size in sizes.items()}
 
 
 def _second_sizes(signature: Signature) -> dict[str, int]:
-    sizes = dict(zip(signature.axes, SECOND_SIZES, strict=False))
+    sizes = _above_least(signature, SECOND_SIZES)
     return {axis: signature.clip(axis, size) for axis, size in sizes.items()}
+
+
+def _above_least(signature: Signature, sizes: Sequence[int]) -> dict[str, int]:
+    """Sizes of the axes, each as far above the smallest one as it would be above 1."""
+    pairs = zip(signature.axes, sizes, strict=False)
+    return {axis: size + signature.min_lengths.get(axis, 1) - 1 for axis, size in pairs}
 
 
 def outputs(module: nn.Module, signature: Signature, inputs: Arrays) -> Arrays:
@@ -146,9 +283,24 @@ def _run(module: nn.Module, signature: Signature, sizes: Mapping[str, int]) -> t
     return _try(module, signature, random_inputs(signature, sizes, rng()))
 
 
+def _succeeds(run: Callable[[], object]) -> bool:
+    """Whether the module takes the sizes of a run."""
+    try:
+        run()
+    except NotANumberError:
+        raise
+    except ExportError:
+        return False
+    return True
+
+
+class NotANumberError(ExportError):
+    """The result of a module for finite values is not a number, so that it cannot be compared."""
+
+
 def _try(module: nn.Module, signature: Signature, inputs: Arrays) -> tuple[Tensor, ...]:
     try:
-        return call_eager(module, signature, inputs)
+        results = call_eager(module, signature, inputs)
     except Exception as error:  # a module may raise anything
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
         first, *others = str(error).strip().splitlines() or [""]
@@ -156,6 +308,26 @@ def _try(module: nn.Module, signature: Signature, inputs: Arrays) -> tuple[Tenso
         if others:
             raise ExportError.with_details(message, traceback.format_exc()) from error
         raise ExportError(message) from error
+    for index, result in enumerate(results):
+        if bool(result.isnan().any()):
+            name = signature.outputs[index].name if signature.outputs else str(index)
+            raise NotANumberError(
+                f"output {name!r}: eager PyTorch returns NaN for finite inputs, which proves nothing. Give "
+                f"example_inputs (and examples=[...]) with values as requests have them: they are tested in "
+                f"the range of the examples"
+            )
+    return results
+
+
+def fast_path_notes(module: AdaptedModule, signature: Signature, tolerance: Tolerance) -> list[str]:
+    """A note if PyTorch's fused transformer layers return something else than the operators they replace."""
+    inputs = random_inputs(signature, first_sizes(signature), rng())
+    tensors = {spec.name: torch.from_numpy(inputs[spec.name]) for spec in signature.inputs}
+    with torch.inference_mode():
+        fused = output_tensors(module.module(**module.arguments(tensors)))
+    standard = outputs(module, signature, inputs).values()
+    equal = [tolerance.holds(one.numpy(), other) for one, other in zip(fused, standard, strict=True)]
+    return [] if all(equal) else [FAST_PATH_NOTE]
 
 
 def rng() -> np.random.Generator:

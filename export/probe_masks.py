@@ -1,17 +1,27 @@
 """Runs a module with masks in eager PyTorch before its export: what they hide changes no result."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from torch import nn
 
-from attention_serving.artifact.manifest import ATTENTION_MASK, BATCH_AXIS, KEY_LENGTHS, QUERY_LENGTHS
+from attention_serving.artifact.golden import Arrays
+from attention_serving.artifact.manifest import (
+    ATTENTION_MASK,
+    BATCH_AXIS,
+    KEY_LENGTHS,
+    QUERY_LENGTHS,
+    TensorSpec,
+)
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export.adapted import AdaptedModule, Mask, Meaning
 from attention_serving.export.errors import ExportError
 from attention_serving.export.probe import first_sizes, outputs, rng
 from attention_serving.export.signature import Signature, random_inputs
+
+# Rows of the longest sequence of a padded batch. Layers may carry what is hidden over hundreds of rows.
+PADDED_ROWS = (3, 17, 65, 513)
 
 
 def equal_without_masks(
@@ -74,28 +84,59 @@ def can_be_padded(
     module: nn.Module, signature: Signature, tolerance: Tolerance, axes: Sequence[str] | None = None
 ) -> bool:
     """Whether results do not depend on rows after the lengths of a sequence, on some axes or on all."""
-    sizes = first_sizes(signature)
-    inputs = random_inputs(signature, sizes, rng())
     padded = signature.sequence_axes if axes is None else axes
-    # The first sequence is one row shorter than the others on these axes.
-    lengths = {axis: sizes[axis] - (axis in padded) for axis in signature.sequence_axes}
-    counted = {QUERY_LENGTHS: str(signature.inputs[0].axes[1]), KEY_LENGTHS: signature.key_axis}
-    for name in counted.keys() & inputs.keys():
-        inputs[name] = np.full(sizes[BATCH_AXIS], sizes[counted[name]])
-        inputs[name][0] = lengths[counted[name]]
-    own = {name: array[:1] for name, array in inputs.items()}
-    for spec in signature.inputs:
-        cut = tuple(slice(lengths.get(str(axis))) for axis in spec.axes)
-        if spec.name == ATTENTION_MASK:
-            hidden = np.zeros_like(inputs[spec.name][0])
-            hidden[cut[1:]] = inputs[spec.name][0][cut[1:]]
-            inputs[spec.name][0] = hidden
-        own[spec.name] = own[spec.name][cut]
-    together, alone = outputs(module, signature, inputs), outputs(module, signature, own)
+    return all(_is_equal_when_padded(module, signature, tolerance, padded, rows) for rows in PADDED_ROWS)
+
+
+def _is_equal_when_padded(
+    module: nn.Module, signature: Signature, tolerance: Tolerance, axes: Sequence[str], rows: int
+) -> bool:
+    """Runs three sequences together and alone: one of so many rows, one of half of them, one of a row."""
+    every = {axis: signature.clip(axis, rows + at) for at, axis in enumerate(signature.sequence_axes)}
+    parts = [
+        every,
+        *({**every, **{axis: signature.clip(axis, every[axis] // n) for axis in axes}} for n in (2, rows)),
+    ]
+    sizes = {**first_sizes(signature), **every, BATCH_AXIS: len(parts)}
+    inputs = random_inputs(signature, sizes, rng())
+    names = {spec.name for spec in signature.inputs} & {KEY_LENGTHS, QUERY_LENGTHS, *signature.lengths}
+    for name in names:
+        inputs[name] = np.array([lengths[signature.axis_of_lengths(name)] for lengths in parts])
+    for index, lengths in enumerate(parts):
+        if ATTENTION_MASK in inputs:
+            _, *spanned = next(spec.axes for spec in signature.inputs if spec.name == ATTENTION_MASK)
+            hidden = np.zeros_like(inputs[ATTENTION_MASK][index])
+            cut = tuple(slice(lengths.get(str(axis))) for axis in spanned)
+            hidden[cut] = inputs[ATTENTION_MASK][index][cut]
+            inputs[ATTENTION_MASK][index] = hidden
+    together = outputs(module, signature, inputs)
+    return all(
+        _is_equal_alone(module, signature, tolerance, lengths, index, inputs, together)
+        for index, lengths in enumerate(parts)
+    )
+
+
+def _is_equal_alone(
+    module: nn.Module,
+    signature: Signature,
+    tolerance: Tolerance,
+    lengths: Mapping[str, int],
+    index: int,
+    inputs: Arrays,
+    together: Arrays,
+) -> bool:
+    """Whether a sequence of a batch, cut to its lengths, gets the same result alone."""
+    alone = {
+        spec.name: inputs[spec.name][index : index + 1][_window(spec, lengths)] for spec in signature.inputs
+    }
+    results = outputs(module, signature, alone)
     return all(
         tolerance.holds(
-            alone[spec.name][0],
-            together[spec.name][0][tuple(slice(lengths.get(str(axis))) for axis in spec.axes[1:])],
+            results[spec.name][0], together[spec.name][index : index + 1][_window(spec, lengths)][0]
         )
         for spec in signature.outputs
     )
+
+
+def _window(spec: TensorSpec, lengths: Mapping[str, int]) -> tuple[slice, ...]:
+    return tuple(slice(lengths.get(str(axis))) for axis in spec.axes)

@@ -1,9 +1,10 @@
 """What is exported: the inputs and outputs of each graph, and calls of eager PyTorch with them."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -57,6 +58,9 @@ class Signature:
         least_key_length: The smallest key length to test with. Attention modules define the result of a
             sequence without keys; other modules need not.
         max_lengths: By symbolic axis, the largest size that the module takes.
+        min_lengths: By symbolic axis, the smallest size that the module takes; 1 if absent.
+        ranges: By input, the values that it is tested with; standard normal ones if absent.
+        lengths: By input that holds lengths, the axis.
     """
 
     kind: GraphKind
@@ -68,6 +72,9 @@ class Signature:
     num_heads: int = 1
     least_key_length: int = 0
     max_lengths: Mapping[str, int] = field(default_factory=dict)
+    min_lengths: Mapping[str, int] = field(default_factory=dict)
+    ranges: Mapping[str, "ValueRange"] = field(default_factory=dict)
+    lengths: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def axes(self) -> list[str]:
@@ -90,8 +97,66 @@ class Signature:
         return module if self.method == "forward" else _MethodOf(module, self.method)
 
     def clip(self, axis: str, size: int) -> int:
-        """The size, or the largest size that the module takes on that axis."""
-        return min(size, self.max_lengths.get(axis, size))
+        """The size, or the nearest one that the module takes on that axis."""
+        return min(max(size, self.min_lengths.get(axis, 1)), self.max_lengths.get(axis, size))
+
+    def axis_of_lengths(self, name: str) -> str:
+        """The axis whose lengths an input holds."""
+        usual = {KEY_LENGTHS: self.key_axis, QUERY_LENGTHS: str(self.inputs[0].axes[1])}
+        return self.lengths.get(name) or usual[name]
+
+
+# Values are taken for standard normal ones, as torch.randn makes, if they deviate by as much from their mean.
+USUAL_DEVIATIONS = (0.5, 2.0)
+# Columns have ranges of their own if their largest values differ by this factor.
+DIFFERENT_SCALES = 16
+# A bound that is this many times closer to zero than the other one is taken for zero.
+NEAR_ZERO = 8
+
+
+@dataclass(frozen=True)
+class ValueRange:
+    """The values of an input, drawn evenly between two bounds for all, or for each element of a row.
+
+    Bounds for all are powers of two, so that two random examples of one kind have the same.
+    """
+
+    low: Any
+    high: Any
+
+    @classmethod
+    def of(cls, examples: Sequence[Tensor], *, usual: bool = True) -> Self | None:
+        """The range of example values (B, T, ...).
+
+        Args:
+            examples: The values.
+            usual: Whether constant and standard normal examples have none.
+        """
+        rows = np.concatenate([example.detach().flatten(0, 1).double().numpy() for example in examples])
+        if rows.size == 0 or (usual and _is_usual(rows)):
+            return None
+        tops = np.abs(rows).max(axis=0)
+        if len(rows) > 1 and tops.max() > DIFFERENT_SCALES * tops.min():
+            return cls(rows.min(axis=0), rows.max(axis=0))
+        low, high = float(rows.min()), float(rows.max())
+        return cls(-_round_up(-low, high), _round_up(high, low))
+
+    def draw(self, shape: Sequence[int], rng: np.random.Generator) -> np.ndarray[Any, np.dtype[Any]]:
+        """Random values of a shape (B, T, ...)."""
+        return rng.uniform(self.low, self.high, shape).astype(np.float32)
+
+
+def _is_usual(rows: np.ndarray[Any, np.dtype[Any]]) -> bool:
+    mean, deviation = rows.mean(), rows.std()
+    least, most = USUAL_DEVIATIONS
+    return bool(rows.min() == rows.max() or (least < deviation < most and abs(mean) < deviation))
+
+
+def _round_up(bound: float, other: float) -> float:
+    """The next power of two above an upper bound, whose other bound decides whether it is near zero."""
+    if bound == 0 or abs(bound) * NEAR_ZERO < abs(other):
+        return 0.0
+    return math.copysign(2.0 ** (math.ceil if bound > 0 else math.floor)(math.log2(abs(bound))), bound)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -110,6 +175,10 @@ class ExportSpec:
         tokenizer: For modules that take text.
         encoder: For text encoders.
         classifier: For text classifiers and rerankers.
+        long_cases: Sizes beyond the parity grid, and what the plain graph must compute for them.
+        has_forms: Whether the plain graph is compared for zeros, equal rows and large values too.
+        branches: Places of branches on values that the caller accepts as they were traced.
+        notes: What the parity report says beside its figures.
     """
 
     module: nn.Module
@@ -126,6 +195,10 @@ class ExportSpec:
     texts: Sequence[GoldenCase] = ()
     reference: str = ""
     classifier: ClassifierFacts | None = None
+    long_cases: Sequence[tuple[Mapping[str, int], GoldenCase]] = ()
+    has_forms: bool = False
+    branches: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
 
 def attention_spec(module: AttentionModule, description: str = "") -> ExportSpec:
@@ -313,20 +386,21 @@ def run_eager(module: nn.Module, signature: Signature, inputs: Arrays) -> Arrays
 def random_inputs(signature: Signature, sizes: Mapping[str, int], rng: np.random.Generator) -> Arrays:
     """Inputs of a graph for the given sizes of its symbolic axes, and of its blocks if it has them.
 
-    Vectors are standard normal, masks and lengths random. In a batch of several sequences the first has the
-    smallest key length, or may attend to nothing. The first row of a single sequence of several rows may
-    attend to nothing.
+    Vectors are standard normal, or in the range of examples; masks and lengths are random. In a batch of
+    several sequences the first has the smallest key length, or may attend to nothing. The first row of a
+    single sequence of several rows may attend to nothing.
     """
     arrays: Arrays = {}
     for spec in signature.inputs:
         shape = [sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes]
         if spec.name == BLOCK_ROWS:
             arrays[spec.name] = np.array(sizes[BLOCK_ROWS])
-        elif spec.name in (KEY_LENGTHS, QUERY_LENGTHS):
-            axis = signature.key_axis if spec.name == KEY_LENGTHS else str(signature.inputs[0].axes[1])
-            arrays[spec.name] = rng.integers(1, sizes[axis], shape, endpoint=True)
+        elif spec.name in (KEY_LENGTHS, QUERY_LENGTHS, *signature.lengths):
+            axis = signature.axis_of_lengths(spec.name)
+            least = signature.min_lengths.get(axis, 1)
+            arrays[spec.name] = rng.integers(least, sizes[axis], shape, endpoint=True)
             if sizes[BATCH_AXIS] > 1:
-                arrays[spec.name][0] = signature.least_key_length
+                arrays[spec.name][0] = signature.least_key_length and least
         elif spec.name == ATTENTION_MASK:
             arrays[spec.name] = rng.random(shape) < 0.7  # noqa: PLR2004 - most pairs may attend
             if signature.least_key_length:
@@ -337,7 +411,10 @@ def random_inputs(signature: Signature, sizes: Mapping[str, int], rng: np.random
                 arrays[spec.name][:, :, 0] = False
         else:
             positions = sizes[KEY_AXIS] + 1 if signature.method != "forward" else MAX_POSITION
-            arrays[spec.name] = _random_values(spec, shape, rng, positions)
+            drawn = signature.ranges.get(spec.name)
+            arrays[spec.name] = (
+                drawn.draw(shape, rng) if drawn else _random_values(spec, shape, rng, positions)
+            )
     return arrays
 
 

@@ -24,7 +24,7 @@ PAIRS: dict[str, tuple[Tolerance, Any, Any, float, float]] = {
     "without a tolerance": (EXACT, [1.0], [2.0], 1, INF),
     "equal booleans": (EXACT, [True, False], [True, False], 0, 0),  # NumPy refuses to subtract them
     "integers": (HALF, [2**62], [-(2**62)], 2.0**63, 4),
-    "NaN twice": (FP32, [NAN], [NAN], 0, 0),
+    "NaN twice": (FP32, [NAN], [NAN], INF, INF),
     "a NaN": (FP32, [1.0, NAN], [1.0, 1.0], INF, INF),
     "two infinities": (FP32, [INF], [-INF], INF, INF),
     "an infinity": (FP32, [INF], [1.0], INF, INF),

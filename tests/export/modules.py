@@ -61,7 +61,7 @@ def signature(module: AttentionModule, kind: GraphKind) -> Signature:
 def traced(config: AttentionConfig, kind: GraphKind) -> onnx_ir.Model:
     """A graph as traced, made once. Tests do not modify it."""
     module = attention(config)
-    return trace(module, signature(module, kind))
+    return trace(module, signature(module, kind)).model
 
 
 def exported(artifacts: Path, name: str, kind: GraphKind) -> onnx.ModelProto:

@@ -63,4 +63,4 @@ def test_a_graph_that_cannot_be_served_is_refused(kind: type[MultiHeadAttention]
     module = attention(kind=kind)
     signed = signature(module, PLAIN)
     with pytest.raises(ExportError, match=says):
-        finish(trace(module, signed), signed)
+        finish(trace(module, signed).model, signed)

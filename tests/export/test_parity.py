@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.export.artifact import GRAPH_FILES
 from attention_serving.export.errors import ParityError
-from attention_serving.export.parity import PARITY_GRID, ParityCase, compare, report
+from attention_serving.export.parity import PARITY_GRID, GraphRunner, ParityCase, report
 from attention_serving.export.precision import FP32_TOLERANCE, TOLERANCES, Precision
+from attention_serving.export.signature import Signature
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.projections import SeparateProjections
 from scripts.local_server import ROOT
@@ -21,16 +23,20 @@ from tests.server.samples import CONFIGS, CROSS, eager_module
 PAGE = (ROOT / "docs/parity.md").read_text()
 
 
+def compare(module: nn.Module, signed: Signature, graph: str) -> list[ParityCase]:
+    return list(GraphRunner(module, signed, graph, FP32_TOLERANCE).cases({}, (), forms=False))
+
+
 def test_a_true_graph_passes_at_every_point_and_that_of_other_weights_at_none(artifacts: Path) -> None:
     graph = str(artifacts / CROSS / "1" / GRAPH_FILES[GraphKind.LENGTHS])
     signed = signature(eager_module(CROSS), GraphKind.LENGTHS)
-    cases = compare(eager_module(CROSS), signed, graph, FP32_TOLERANCE)
+    cases = compare(eager_module(CROSS), signed, graph)
     points = [(each.sizes["batch"], each.sizes["query_length"], each.sizes["key_length"]) for each in cases]
     assert points == list(PARITY_GRID)
     summary = report(cases, FP32_TOLERANCE)
     assert summary["max_abs_error"] == max(each.max_abs_error for each in cases) < FP32_TOLERANCE.atol
 
-    wrong = compare(attention(CONFIGS[CROSS], seed=1), signed, graph, FP32_TOLERANCE)
+    wrong = compare(attention(CONFIGS[CROSS], seed=1), signed, graph)
     assert not any(each.within_tolerance for each in wrong)
     with pytest.raises(ParityError, match="graph lengths at"):
         report(wrong, FP32_TOLERANCE)
@@ -42,7 +48,7 @@ def test_every_output_is_compared(artifacts: Path) -> None:
     assert isinstance(other, MultiHeadAttention)
     assert isinstance(other.projections, SeparateProjections)
     torch.nn.init.zeros_(other.projections.value.get_parameter("weight"))  # of the second output
-    wrong = compare(other, signature(other, GraphKind.PROJECT), graph, FP32_TOLERANCE)
+    wrong = compare(other, signature(other, GraphKind.PROJECT), graph)
     assert not any(each.within_tolerance for each in wrong)
 
 
