@@ -87,9 +87,9 @@ def test_numbers_without_a_form_in_json_are_refused_with_their_index(
     reply = pb.AttendResponse(context_vectors=pb.VectorSequences(data=rows.tobytes(), width=width))
     scripted.answer("Attend", reply)
     answer = ask(port, path, {"model": "m", **members})
-    found = answer.json["error"]
-    assert (answer.status, found["param"]) == (400, error.partition(":")[0])
-    assert found["message"].startswith(error)
+    refusal = answer.json["error"]
+    assert (answer.status, refusal["param"]) == (400, error.partition(":")[0])
+    assert refusal["message"].startswith(error)
     if path == EMBED[0]:  # as binary tensors are
         shown = ask(port, path, {"model": "m", **members, "encoding_format": "base64"}).json["data"]
         received = [np.frombuffer(base64.b64decode(row["embedding"]), np.float32) for row in shown]

@@ -448,16 +448,18 @@ def _stored(location: Location) -> TableSource:
     """A file, or all files below a folder."""
     match location.file_type:
         case fs.FileType.File:
-            found = [("", location.system.get_file_info(location.path))]
+            listing = [("", location.system.get_file_info(location.path))]
         case fs.FileType.Directory:
-            found = list(location.files())
+            listing = list(location.files())
         case _:
             raise EnrichError(f"{location} does not exist")
-    refuse_table_log(location, [name for name, _ in found])
-    found = [(name, info) for name, info in found if not name or (is_table(name) and not HIDDEN.search(name))]
+    refuse_table_log(location, [name for name, _ in listing])
+    tables = [(name, info) for name, info in listing if not name or is_table(name)]
     files: list[SourceFile] = []
     schema: pa.Schema | None = None
-    for name, info in found:
+    for name, info in tables:
+        if HIDDEN.search(name):
+            continue
         with closing(open_table(location / name if name else location)) as table:
             schema = schema or table.schema
             if not table.schema.equals(schema):
