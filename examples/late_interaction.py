@@ -42,9 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except AttentionClientError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    scores = [max_sim(unit(query), unit(text)) for text in texts]
-    for score, text in sorted(zip(scores, given.texts, strict=True), reverse=True):
-        print(f"{score:.3f}  {text}")
+    scores = np.array([max_sim(unit(query), unit(text)) for text in texts])
+    for index in np.argsort(-scores, kind="stable"):
+        print(f"{scores[index]:.3f}  {given.texts[index]}")
     return 0
 
 

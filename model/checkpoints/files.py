@@ -20,9 +20,6 @@ from attention_serving.model.checkpoints import CheckpointError, listed
 from attention_serving.model.checkpoints.layouts import Shape
 
 SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin")
-WHOLE: Final = "model.safetensors"
-INDEX: Final = "model.safetensors.index.json"
-PICKLED: Final = "pytorch_model.bin"
 # Larger files are not configurations.
 MAX_JSON_BYTES: Final = 16 << 20
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -116,33 +113,6 @@ def check_tensors(
     ]
     if problems:
         raise CheckpointError(where + listed(problems, separator="; "))
-
-
-def open_folder(folder: Path) -> NamedTensors:
-    """Maps model.safetensors, the files of model.safetensors.index.json, or pytorch_model.bin.
-
-    Raises:
-        CheckpointError: None of them exists, or one cannot be read.
-    """
-    if (folder / INDEX).exists() and not (folder / WHOLE).exists():
-        return _sharded(folder)
-    path = folder / (WHOLE if (folder / WHOLE).exists() else PICKLED)
-    if not path.exists():
-        raise CheckpointError(f"the folder has neither {WHOLE}, {INDEX} nor {PICKLED}")
-    return open_file(path)
-
-
-def _sharded(folder: Path) -> NamedTensors:
-    index = read_json(folder / INDEX)
-    places = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
-        raise CheckpointError(f"{INDEX}: weight_map must name the file of each tensor")
-    found: dict[str, Tensor] = {}
-    for name in sorted(set(places.values())):
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{INDEX}: {name!r} must be a .safetensors file of the folder")
-        found |= open_file(folder / name)
-    return found
 
 
 def read_json(path: Path) -> Any:

@@ -60,19 +60,22 @@ class CutField(NamedTuple):
             own; the content of an occurrence reads the same.
         inner: What is cut out of the submessage; None if the field itself is cut out.
         repeated: Whether each occurrence is a submessage of its own; otherwise they are merged.
+        replaces: What is cut out of the other members of its oneof, as paths from the message that has the
+            oneof: only the member that comes last is set.
     """
 
     name: str
     wire_types: frozenset[int]
     inner: "CutFields | None"
     repeated: bool
+    replaces: "tuple[Path, ...]"
 
 
 # What is cut out of a message, by field number. Its other fields are left.
 CutFields: TypeAlias = "Mapping[int, CutField]"
 
 
-def cut_fields(message: Descriptor, paths: Iterable[str]) -> CutFields:
+def cut_fields(message: Descriptor, paths: Sequence[str]) -> CutFields:
     """Selects fields of a message that are to be cut out.
 
     Args:
@@ -89,7 +92,10 @@ def cut_fields(message: Descriptor, paths: Iterable[str]) -> CutFields:
         field = message.fields_by_name[name]
         inner = cut_fields(field.message_type, own) if own else None
         kinds = frozenset({LENGTH_DELIMITED, WIRE_TYPES.get(field.type, VARINT)})
-        fields[field.number] = CutField(name, kinds, inner, inner is not None and field.is_repeated)
+        oneof = field.containing_oneof
+        siblings = [member.name for member in oneof.fields if member.name != name] if oneof else []
+        replaces = tuple(tuple(path.split(".")) for path in paths if path.partition(".")[0] in siblings)
+        fields[field.number] = CutField(name, kinds, inner, inner is not None and field.is_repeated, replaces)
     return fields
 
 
@@ -202,6 +208,8 @@ class _Cutter:
             if own is None or wire_type not in own.wire_types:
                 continue
             own_path: Path = (*path, own.name)
+            for replaced in own.replaces:
+                self.places.pop((*path, *replaced), None)
             if own.inner is None:
                 self.places.setdefault(own_path, []).append((content, stop))
                 if own.name == ID:  # it stays in the message

@@ -285,8 +285,7 @@ def to_json(field: str, data: bytes, datatype: str) -> Any:
     if dtype is None:
         raise InvalidRequestError(field, f"{datatype} has no form in JSON; request it with binary_data")
     array = np.frombuffer(data, dtype)
-    if dtype.kind == "f" and not np.isfinite(array).all():
-        raise InvalidRequestError(field, f"{NOT_FINITE}; request it with binary_data")
+    schemas.check_finite(field, array, f"{NOT_FINITE}; request it with binary_data")
     return array
 
 

@@ -3,9 +3,11 @@
 from contextlib import suppress
 from typing import Annotated, Any, Literal, TypeVar
 
+import numpy as np
 import orjson
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from numpy.typing import NDArray
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from attention_serving.server.engine.errors import InvalidRequestError
@@ -206,6 +208,23 @@ def checked(content: Any, model: type[M]) -> M:
         return model.model_validate(content)
     except ValidationError as error:
         raise _invalid(error) from None
+
+
+def check_finite(field: str, array: NDArray[Any], message: str) -> None:
+    """Checks that JSON has a form for the numbers of an answer.
+
+    Args:
+        field: What they belong to. The index of the first element or row that has no form follows it.
+        array: The numbers (n,), or rows of them (n, d).
+        message: What is wrong and what to do, for the error.
+
+    Raises:
+        InvalidRequestError: A number is NaN or infinite.
+    """
+    finite = np.isfinite(array)
+    if not finite.all():
+        index = int(np.unravel_index(finite.argmin(), finite.shape)[0])
+        raise InvalidRequestError(f"{field}[{index}]", message)
 
 
 def memory_of(data: bytes | bytearray, size: int) -> int:

@@ -37,6 +37,9 @@ NO_IDS = (
     " embeddings; send texts. In LangChain's OpenAIEmbeddings, set check_embedding_ctx_length=False"
 )
 INPUTS = "must be a text, a pair [text, text], or a list of such lists of one text or two, all of one size"
+# An answer in base64, like binary tensors, has the numbers of a model as they are.
+NO_EMBEDDING = f"its embedding {schemas.NOT_FINITE}; encoding_format base64 returns it"
+NO_SCORE = f"its score {schemas.NOT_FINITE}; POST /v2/models/MODEL/infer returns it as binary data"
 CODES = {404: "model_not_found", 401: "invalid_api_key", 429: "rate_limit_exceeded"}
 
 
@@ -116,6 +119,8 @@ def decode(body: bytearray, *, takes_ids: bool = True) -> tuple[bytes, Encode]:
     def encode(reply: pb.AttendResponse, memory: Reservation) -> Any:
         rows = _rows(reply, memory, JSON_BYTES_PER_NUMBER)
         is_base64 = request.encoding_format == "base64"
+        if not is_base64:
+            schemas.check_finite(INPUT, rows, NO_EMBEDDING)
         shown = [base64.b64encode(row.tobytes()).decode() for row in rows] if is_base64 else rows
         data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(shown)]
         return _with_usage({"object": "list", "data": data, "model": request.model}, reply, count)
@@ -163,6 +168,7 @@ def _decode_documents(limit: int, body: bytearray) -> tuple[bytes, Encode]:
         if (count := scores.shape[1]) > 1:
             says = f"{request.model!r} has {count} labels, and a reranker has one; use POST /predict"
             raise InvalidRequestError("model", says)
+        schemas.check_finite("documents", scores, NO_SCORE)
         results = list[dict[str, Any]]()
         for at in _highest_first(scores[:, 0])[: request.top_n]:
             document = {"document": {"text": documents[at]}} if request.return_documents else {}
@@ -193,6 +199,7 @@ def _decode_inputs(classifiers: Mapping[str, pb.Model], body: bytearray) -> tupl
 
     def encode(reply: pb.AttendResponse, memory: Reservation) -> Any:
         rows, labels = _rows(reply, memory, schemas.OBJECT_BYTES), model.text_classifier.labels
+        schemas.check_finite("inputs", rows, NO_SCORE)
         found = [[{"label": labels[at], "score": row[at]} for at in _highest_first(row)] for row in rows]
         return found[0] if is_one else found
 
@@ -200,7 +207,7 @@ def _decode_inputs(classifiers: Mapping[str, pb.Model], body: bytearray) -> tupl
 
 
 def _highest_first(scores: NDArray[np.float32]) -> list[int]:
-    """The indices of scores (n,); of equal ones, the lowest first."""
+    """The indices of finite scores (n,); of equal ones, the lowest first."""
     return sorted(range(len(scores)), key=lambda at: -scores[at])
 
 

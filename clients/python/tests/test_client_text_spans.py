@@ -1,4 +1,4 @@
-"""Embeddings and parts of texts: what the client sends, refuses and reads."""
+"""Embeddings, parts of texts and rankings: what the client sends, refuses and reads."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 
 from attention_client import EmbeddingInputs, InternalError, InvalidArgumentError
 from attention_client._calls import embeddings
-from attention_client._calls.embeddings import encode_embeddings
+from attention_client._calls.embeddings import encode_embeddings, encode_rerank
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._values import RequestOptions
 
@@ -67,3 +67,12 @@ def test_the_embeddings_of_each_text_are_told_apart() -> None:
     for wrong in (response([1, 1, 1], 3), response([2, 0, 1], 2), response([3], 3)):
         with pytest.raises(InternalError, match="does not contain 3 rows"):
             call.decode([wrong])
+
+
+def test_texts_without_a_score_are_ranked_last() -> None:
+    scores = np.array([0.1, np.nan, 0.3, -np.inf, 0.2], np.float32)
+    vectors = pb.VectorSequences(data_type=pb.DATA_TYPE_FP32, width=1, lengths=[1] * 5, data=scores.tobytes())
+    answer = [pb.AttendResponse(context_vectors=vectors)]
+    for top_n in (1, 4, 5):
+        call = encode_rerank(OPTIONS, "eat", ["first"] * 5, top_n, truncate=True)
+        assert [ranking.index for ranking in call.decode(answer)] == [2, 4, 0, 3, 1][:top_n]

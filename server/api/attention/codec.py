@@ -115,10 +115,9 @@ def decode(
     if (POSITIONS,) in parsed.places:
         inputs[POSITIONS] = decoder.positions(next(iter(inputs.values()), None))
     text, embedding, heads = message.text, message.embedding, message.head_selection
-    has_heads, has_text = message.HasField("head_selection"), message.HasField("text")
-    # Another input may have replaced them.
-    texts, pairs = (parsed.contents("text", name) if has_text else [] for name in ("texts", "pairs"))
-    if has_text and not texts:
+    texts, pairs = (parsed.contents("text", name) for name in ("texts", "pairs"))
+    has_heads = message.HasField("head_selection")
+    if message.HasField("text") and not texts:
         raise InvalidRequestError("text", "has no sequences; at least one is required")
     return Request(
         inputs={names.get(name, name): ragged for name, ragged in inputs.items()},

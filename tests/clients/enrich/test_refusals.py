@@ -88,6 +88,32 @@ def test_an_input_that_is_not_a_table_is_an_error(tmp_path: Path, in_process: Op
 
 
 @pytest.mark.parametrize(
+    ("log", "package"),
+    [
+        ("_delta_log/00000000000000000000.json", "Delta Lake table, .* deltalake"),
+        ("metadata/00000-7d1.gz.metadata.json", "Apache Iceberg table, .* pyiceberg"),
+        (".hoodie/hoodie.properties", "Apache Hudi table, .* hudi"),
+    ],
+)
+def test_a_table_whose_log_states_its_rows_is_refused(
+    tmp_path: Path, in_process: Options, log: str, package: str
+) -> None:
+    plain, part = write(tmp_path / "plain", 3), write(tmp_path / "lake/orders/day=1", 3)
+    orders = tmp_path / "lake/orders"
+    (orders / log).parent.mkdir()
+    (orders / log).touch()
+    for source in (orders.parent, orders, part.parent, part):
+        with pytest.raises(EnrichError, match=f"log of a {package}"):
+            enrich(source, tmp_path / "out/", **QUERY, **in_process)
+    for output in ("orders", "orders/day=2", "orders/day=1/out.parquet"):
+        with pytest.raises(EnrichError, match=r"log of a .*: choose another output"):
+            enrich(plain, orders.parent / output, **QUERY, **in_process, overwrite=True)
+    with pytest.raises(EnrichError, match=r"the context .* cannot be used: .* log of a"):
+        enrich(plain, tmp_path / "out.parquet", **QUERY, **in_process, context=part, key_column="query")
+    assert enrich(plain, orders.parent / "plain.parquet", **QUERY, **in_process).rows == 3
+
+
+@pytest.mark.parametrize(
     ("source", "output", "reason"),
     [
         ("in/a.parquet", "", "the output has no name"),

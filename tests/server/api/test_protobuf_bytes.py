@@ -28,7 +28,9 @@ from attention_serving.server.engine.errors import InvalidRequestError, LimitExc
 
 INFER = cut_fields(pb.ModelInferRequest.DESCRIPTOR, open_inference_tensors.PATHS)
 ATTEND = cut_fields(typed.AttendRequest.DESCRIPTOR, attention_codec.PATHS)
-RAW = open_inference_tensors.RAW_CONTENTS
+ATTEND_STREAM = cut_fields(
+    typed.AttendStreamRequest.DESCRIPTOR, [f"request.{path}" for path in attention_codec.PATHS]
+)
 Fields = dict[tuple[str | int, ...], list[bytes]]
 WIDE = (10_000, 100_000)
 content = st.binary(max_size=300)
@@ -56,19 +58,29 @@ def vectors(data: bytes, lengths: Sequence[int] = (1, 300)) -> typed.VectorSeque
 
 @st.composite
 def attend_requests(draw: st.DrawFn) -> typed.AttendRequest:
-    """Requests with one kind of query."""
+    """Requests, or parts of requests, with one kind of query or none."""
     lengths = draw(st.lists(st.integers(0, 2**32 - 1), max_size=4))
     signed = draw(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4))
-    query: dict[str, Any] = draw(
+    texts = draw(st.lists(st.text(), max_size=3))
+    members: dict[str, Any] = draw(
         st.sampled_from(
             [
                 {"query": vectors(draw(content), lengths)},
                 {"token_ids": typed.TokenSequences(lengths=lengths, ids=signed)},
-                {"text": typed.TextSequences(texts=draw(st.lists(st.text(), max_size=3)))},
+                {"text": typed.TextSequences(texts=texts, pairs=texts)},
+                {"text": typed.TextSequences(prompt="query")},
+                {"key": vectors(draw(content), lengths)},
             ]
         )
     )
-    return typed.AttendRequest(model_name=draw(st.text()), positions=signed, **query)
+    return typed.AttendRequest(model_name=draw(st.text()), positions=signed, **members)
+
+
+REPLACED = [
+    typed.AttendRequest(token_ids=typed.TokenSequences(lengths=[1], ids=[5])),
+    typed.AttendRequest(text=typed.TextSequences()),
+    typed.AttendRequest(token_ids=typed.TokenSequences(lengths=[1], ids=[6])),
+]
 
 
 def put_back(rest: Message, fields: Fields) -> None:
@@ -96,12 +108,17 @@ def assert_cut(data: bytes, root: CutFields, parse: Callable[[bytes], Message]) 
 
 @given(
     messages=st.lists(infer_requests(), min_size=1, max_size=3)
-    | st.lists(attend_requests(), min_size=1, max_size=1)
+    | st.lists(attend_requests(), min_size=1, max_size=4)
 )
+@example(messages=REPLACED)
 def test_what_is_cut_out_and_what_is_left_are_what_the_library_parses(messages: list[Any]) -> None:
-    # Messages in a row are one message: their fields are merged, and repeated fields are joined.
+    # Messages in a row are one message: their fields are merged, repeated fields are joined, and of a oneof
+    # the member that comes last is kept.
     data, kind = b"".join(message.SerializeToString() for message in messages), type(messages[0])
     assert_cut(data, INFER if kind is pb.ModelInferRequest else ATTEND, kind.FromString)
+    if kind is typed.AttendRequest:
+        streamed = [typed.AttendStreamRequest(request=message).SerializeToString() for message in messages]
+        assert_cut(b"".join(streamed), ATTEND_STREAM, typed.AttendStreamRequest.FromString)
 
 
 @given(data=st.binary(max_size=400), root=st.sampled_from([INFER, ATTEND]))

@@ -1,8 +1,9 @@
-"""OpenAI's endpoints: the message of a request, errors as its clients read them, and which models are listed.
+"""Endpoints of text models: messages of requests, errors as OpenAI's clients read them, and models listed.
 
 tests/encoders/test_openai.py has the client of OpenAI.
 """
 
+import base64
 import json
 from typing import Any
 
@@ -64,6 +65,35 @@ def test_errors(
     answer = ask(port, PATH, {"model": "m", "input": "a"})
     found = answer.json["error"]
     assert (answer.status, (found["type"], found["param"], found["code"])) == (status, error)
+
+
+EMBED = ("/v1/embeddings", {"input": ["a", "b"]}, 2, "input[1]: its embedding contains NaN or infinity")
+RERANK = ("/v1/rerank", {"query": "q", "documents": ["a", "b"], "top_n": 1}, 1, "documents[1]: its score")
+PREDICT = ("/predict", {"inputs": [["a"], ["b"]]}, 2, "inputs[1]: its score contains NaN or infinity")
+
+
+@pytest.mark.parametrize("number", [np.nan, -np.inf])
+@pytest.mark.parametrize(
+    ("path", "members", "width", "error"), [EMBED, RERANK, PREDICT], ids=["embed", "rerank", "predict"]
+)
+def test_numbers_without_a_form_in_json_are_refused_with_their_index(
+    scripted: Scripted, port: int, path: str, members: dict[str, Any], width: int, error: str, number: float
+) -> None:
+    classifier = pb.TextClassifier(labels=["x", "y"])
+    model = pb.Model(name="m", version="1", state=pb.Model.STATE_READY, text_classifier=classifier)
+    scripted.answer("ListModels", pb.ListModelsResponse(models=[model]))
+    rows = np.ones((2, width), np.float32)
+    rows[1, -1] = number
+    reply = pb.AttendResponse(context_vectors=pb.VectorSequences(data=rows.tobytes(), width=width))
+    scripted.answer("Attend", reply)
+    answer = ask(port, path, {"model": "m", **members})
+    refusal = answer.json["error"]
+    assert (answer.status, refusal["param"]) == (400, error.partition(":")[0])
+    assert refusal["message"].startswith(error)
+    if path == EMBED[0]:  # as binary tensors are
+        shown = ask(port, path, {"model": "m", **members, "encoding_format": "base64"}).json["data"]
+        received = [np.frombuffer(base64.b64decode(row["embedding"]), np.float32) for row in shown]
+        np.testing.assert_array_equal(received, rows)
 
 
 def test_the_ready_text_encoders_and_classifiers_are_listed(scripted: Scripted, port: int) -> None:

@@ -269,7 +269,8 @@ class AttentionClient(Connection):
     ) -> list[Ranking]:
         """Sorts texts by their relevance to a query, with a reranker; the most relevant come first.
 
-        More than 1,024 texts are sent in several requests, one after the other.
+        Of equally relevant texts, the earlier one comes first; those whose score is NaN come last. More than
+        1,024 texts are sent in several requests, one after the other.
 
         Args:
             model: Name of the model, which has one label.

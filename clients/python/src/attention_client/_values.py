@@ -87,7 +87,7 @@ class Ranking(NamedTuple):
 
     Attributes:
         index: Its place among the texts.
-        score: Its relevance to the query: the higher, the better.
+        score: Its relevance to the query: the higher, the better. NaN if the model computes NaN.
     """
 
     index: int  # type: ignore[assignment]  # in place of the method of tuples

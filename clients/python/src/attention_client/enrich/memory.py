@@ -11,7 +11,7 @@ from attention_client._values import Array
 from attention_client.enrich.cells import read_numbers
 from attention_client.enrich.options import EnrichOptions, Role
 from attention_client.enrich.outcome import EnrichError
-from attention_client.enrich.tables import Location, locate, open_table
+from attention_client.enrich.tables import Location, locate, open_table, refuse_table_log
 
 
 def read_memory(options: EnrichOptions, widths: Mapping[Role, int | None]) -> list[Array]:
@@ -60,6 +60,7 @@ def _read_array(location: Location, width: int) -> Array:
 
 
 def _read_column(location: Location, column: str | None, width: int) -> Array:
+    refuse_table_log(location)
     pieces = [np.empty((0, width), np.float32)]
     with closing(open_table(location)) as table:
         names = table.schema.names

@@ -8,7 +8,7 @@ import json
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike, fspath
@@ -33,6 +33,13 @@ GROUP_ROWS = 1 << 16
 GROUP_BYTES = 32 << 20
 # Of a path, a part that begins with a dot or an underscore.
 HIDDEN = re.compile(r"(^|/)[._]")
+# Tables whose log states which of their rows are current: the folder of the log, a part of the names of its
+# files, what the tables are called, and the Python package that reads them.
+LOGS = (
+    ("_delta_log", "", "Delta Lake", "deltalake"),
+    (".hoodie", "", "Apache Hudi", "hudi"),
+    ("metadata", ".metadata.json", "Apache Iceberg", "pyiceberg"),
+)
 
 
 @dataclass(frozen=True)
@@ -416,7 +423,8 @@ def open_source(source: Any) -> TableSource:
             pandas and Polars data frames, DuckDB relations.
 
     Raises:
-        EnrichError: The source does not exist, is not a table, or its files have different schemas.
+        EnrichError: The source does not exist, is not a table or has a log, or its files have different
+            schemas.
     """
     if isinstance(source, str | PathLike):
         return _stored(locate(fspath(source)))
@@ -440,15 +448,18 @@ def _stored(location: Location) -> TableSource:
     """A file, or all files below a folder."""
     match location.file_type:
         case fs.FileType.File:
-            found = [("", location.system.get_file_info(location.path))]
+            listing = [("", location.system.get_file_info(location.path))]
         case fs.FileType.Directory:
-            tables = [(name, info) for name, info in location.files() if is_table(name)]
-            found = [(name, info) for name, info in tables if not HIDDEN.search(name)]
+            listing = list(location.files())
         case _:
             raise EnrichError(f"{location} does not exist")
+    refuse_table_log(location, [name for name, _ in listing])
+    tables = [(name, info) for name, info in listing if not name or is_table(name)]
     files: list[SourceFile] = []
     schema: pa.Schema | None = None
-    for name, info in found:
+    for name, info in tables:
+        if HIDDEN.search(name):
+            continue
         with closing(open_table(location / name if name else location)) as table:
             schema = schema or table.schema
             if not table.schema.equals(schema):
@@ -457,6 +468,35 @@ def _stored(location: Location) -> TableSource:
     if schema is None:
         raise EnrichError(f"{location} contains no table; the names of tables end in {SUFFIXES}")
     return TableSource(schema, files, [location])
+
+
+def refuse_table_log(location: Location, files: Iterable[str] = (), advice: str = "") -> None:
+    """Refuses tables with a log: their files also have rows that were removed.
+
+    Args:
+        location: A file or a folder, which need not exist. Its parents are looked at, too.
+        files: Paths of the files below it.
+        advice: What to do instead; empty if the table was to be read.
+
+    Raises:
+        EnrichError: It is a part of such a table, or contains one.
+    """
+    paths, folders = [*files], [location.path]
+    while (parent := posixpath.dirname(folders[-1])) not in ("", folders[-1]):
+        folders.append(parent)
+    with suppress(OSError):  # a parent that may not be read
+        for folder in folders:
+            for log, *_ in LOGS:
+                selector = fs.FileSelector(posixpath.join(folder, log), allow_not_found=True)
+                paths += [info.path for info in location.system.get_file_info(selector)]
+    for path in paths:
+        *parents, name = path.split("/")
+        for log, part, kind, package in LOGS:
+            if log in parents and part in name:
+                reason = f"{path} belongs to the log of a {kind} table, which states what rows are current"
+                read = f"read the current version with the Python package {package}, and pass that table to"
+                read += " enrich() or write it as plain Parquet"
+                raise EnrichError(f"{location}: {reason}: {advice or read}")
 
 
 def _dataset(dataset: ds.Dataset) -> TableSource:
@@ -490,11 +530,12 @@ def locate_target(output: str, source: TableSource) -> Location:
     """The location of the output.
 
     Raises:
-        EnrichError: It overlaps the input, or is a file for a folder.
+        EnrichError: It overlaps the input, is a file for a folder, or belongs to a table with a log.
     """
     if not output:
         raise EnrichError("the output has no name: give a path or URL")
     target = locate(output.rstrip("/") or output)
+    refuse_table_log(target, advice="choose another output")
     for location in source.locations:
         if target.overlaps(location):
             raise EnrichError(f"the output {target} overlaps the input {location}: choose another output")
