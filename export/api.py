@@ -82,9 +82,9 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
             graph follows the side that the example takes; manifest, parity report and certificate repeat
             it. Default: they are refused.
         precision: Element type of the arithmetic.
-        tolerance: Largest accepted difference from eager PyTorch. Default: that of the precision, multiplied
-            by the magnitude of the outputs if that is above 1 and the values of the example are not standard
-            normal.
+        tolerance: Largest accepted difference from eager PyTorch. Default: that of the precision, whose
+            absolute part is multiplied as outputs grow with the length, or by their magnitude if that is
+            above 1 and the values of the example are not standard normal.
         replace: Whether to replace a different artifact of the same name and version.
         sign_key: PEM file with an Ed25519 private key, which signs a certificate of what was proven on this
             machine. Default: the artifact has no certificate.

@@ -130,7 +130,9 @@ def record_assumptions(signature: Signature) -> Iterator[list[Assumption]]:
     def record(environment: ShapeEnv, condition: Any, *args: Any, **options: Any) -> bool:
         place, axes = user_place(), _axes(environment, condition, signature)
         if axes and place is not None:  # without, the tracer repeats itself after the module has run
-            assumptions.setdefault(_assumption(condition, axes, place))
+            assumption = _assumption(condition, axes, place)
+            if assumption.condition != str(True):  # two sizes of one axis are equal
+                assumptions.setdefault(assumption)
         return original(environment, condition, *args, **options)
 
     recorded = list[Assumption]()

@@ -218,10 +218,10 @@ def module_spec(
         plain = find_least_lengths(adapted, plain, inputs.example_sizes)
     plain = replace(plain, outputs=find_outputs(adapted, plain, output_names))
     check_repeatable(adapted, plain)
-    scale = output_scale(adapted, plain) if plain.ranges else 1.0
+    plain, long_cases = find_largest_lengths(adapted, plain, inputs.stated_lengths)
+    scale = output_scale(adapted, plain, long_cases)
     tolerances = {precision: usual.scaled(scale) for precision, usual in TOLERANCES.items()}
     tolerance = tolerance or tolerances[Precision.FP32]
-    plain, long_cases = find_largest_lengths(adapted, plain, inputs.stated_lengths)
     check_independence(adapted, plain, tolerance)
     signatures = [plain]
     if inputs.masks:

@@ -116,13 +116,13 @@ NEAR_ZERO = 8
 
 @dataclass(frozen=True)
 class ValueRange:
-    """The values of an input, drawn evenly between two bounds for all, or for each element of a row.
+    """The values of an input: each row is drawn evenly between bounds, those of one of the examples.
 
-    Bounds for all are powers of two, so that two random examples of one kind have the same.
+    Bounds are numbers, or have an element for each element of a row. Numbers are powers of two, so that two
+    random examples of one kind have the same.
     """
 
-    low: Any
-    high: Any
+    bounds: tuple[tuple[Any, Any], ...]
 
     @classmethod
     def of(cls, examples: Sequence[Tensor], *, usual: bool = True) -> Self | None:
@@ -132,18 +132,25 @@ class ValueRange:
             examples: The values.
             usual: Whether constant and standard normal examples have none.
         """
-        rows = np.concatenate([example.detach().flatten(0, 1).double().numpy() for example in examples])
-        if rows.size == 0 or (usual and _is_usual(rows)):
+        tables = [example.detach().flatten(0, 1).double().numpy() for example in examples]
+        if not all(table.size for table in tables) or (usual and all(map(_is_usual, tables))):
             return None
-        tops = np.abs(rows).max(axis=0)
-        if len(rows) > 1 and tops.max() > DIFFERENT_SCALES * tops.min():
-            return cls(rows.min(axis=0), rows.max(axis=0))
-        low, high = float(rows.min()), float(rows.max())
-        return cls(-_round_up(-low, high), _round_up(high, low))
+        return cls(tuple(map(_bounds, tables)))
 
     def draw(self, shape: Sequence[int], rng: np.random.Generator) -> np.ndarray[Any, np.dtype[Any]]:
         """Random values of a shape (B, T, ...)."""
-        return rng.uniform(self.low, self.high, shape).astype(np.float32)
+        values = [rng.uniform(low, high, shape) for low, high in self.bounds]
+        batch, rows, *width = shape
+        chosen = rng.integers(len(values), size=(batch, rows, *(1 for _ in width)))
+        return np.choose(chosen, values).astype(np.float32)
+
+
+def _bounds(rows: np.ndarray[Any, np.dtype[Any]]) -> tuple[Any, Any]:
+    tops = np.abs(rows).max(axis=0)
+    if len(rows) > 1 and tops.max() > DIFFERENT_SCALES * tops.min():
+        return rows.min(axis=0), rows.max(axis=0)
+    low, high = float(rows.min()), float(rows.max())
+    return -_round_up(-low, high), _round_up(high, low)
 
 
 def _is_usual(rows: np.ndarray[Any, np.dtype[Any]]) -> bool:

@@ -196,4 +196,4 @@ class MultiHeadAttention(nn.Module):
 def mask_of_lengths(key_lengths: Tensor, query_length: int, key_length: int) -> Tensor:
     """Which keys lie within the (B,) lengths: (B, 1, Tq, Tk), True = may attend."""
     within = torch.arange(key_length, device=key_lengths.device) < key_lengths[:, None]  # (B, Tk)
-    return within[:, None, None, :].expand(len(key_lengths), 1, query_length, key_length)
+    return within[:, None, None, :].expand(key_lengths.shape[0], 1, query_length, key_length)

@@ -11,9 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attention_serving.artifact.certificate import check_certificate
+from attention_serving.artifact.golden import load_golden
+from attention_serving.artifact.keys import read_public_keys
 from attention_serving.artifact.manifest import GraphKind, Manifest
 from attention_serving.export import ExportError, export_module
 from attention_serving.export.module import ModuleInputs, find_max_lengths
+from tests.support.keys import new_key, write_keys
 
 ROWS = {"x": torch.zeros(2, 3, 8)}
 ROW_AXES = {0: "batch", 1: "sequence"}
@@ -23,7 +27,7 @@ IDS = ROWS | {"ids": torch.zeros(2, 5, dtype=torch.int64)}
 
 
 def export(
-    module: nn.Module, examples: Mapping[str, Any], out: Path, **options: Any
+    module: nn.Module, examples: Mapping[str, Any], out: Path, /, **options: Any
 ) -> tuple[Path, Manifest]:
     axes = dict.fromkeys(examples, ROW_AXES)
     given = {"example_inputs": examples, "dynamic_axes": axes, "name": "module"} | options
@@ -43,6 +47,35 @@ class ReadsPadding(nn.Module):
 
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
         return x - x.mean(dim=1, keepdim=True) + attention_mask[..., None].float()
+
+
+class Windowed(nn.Module):
+    """Rows attend to the 600 rows before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.arange(x.shape[1])
+        distance = rows[:, None] - rows
+        mask = torch.zeros(distance.shape).masked_fill((distance < 0) | (distance >= 600), float("-inf"))
+        encoded: Tensor = self.encoder(x, mask=mask)
+        return encoded
+
+
+class Dilated(nn.Module):
+    """Hides keys, and then combines rows that are four rows apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.layer = nn.Conv1d(8, 8, 3, padding=4, dilation=4)
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor) -> Tensor:
+        context = self.attention(x, x, x, key_padding_mask=key_padding_mask, need_weights=False)[0]
+        combined: Tensor = self.layer(context.transpose(1, 2))
+        return combined.transpose(1, 2)
 
 
 class Positioned(nn.Module):
@@ -84,7 +117,7 @@ MODULES: dict[str, tuple[nn.Module, Mapping[str, Tensor], str]] = {
     "branches on data": (
         Takes(lambda x: x if x.sum() > 0 else -x),
         ROWS,
-        r"the module branches on the values of its inputs, at .*test_module.py:\d+: .*if x.sum\(\) > 0.*torch.where",
+        r"the module branches on the values of its inputs, at .*test_module.py:\d+: .*if x.sum\(\) > 0",
     ),
     # A graph for lengths up to 8 would give wrong results for longer ones.
     "branches on a length": (
@@ -92,6 +125,28 @@ MODULES: dict[str, tuple[nn.Module, Mapping[str, Tensor], str]] = {
         ROWS,
         r"branches on a size, or fixes it, at .*py:\d+: .*x.shape\[1\] <= 8.*9 of sequence .*max_length=8",
     ),
+    "branches on a remainder": (
+        Takes(lambda x: x * 2 if x.shape[1] % 10 == 0 and x.shape[1] > 700 else x),
+        ROWS,
+        r"branches on a size, or fixes it, at .*test_module.py:\d+: .*for 1030 of sequence",
+    ),
+    "branches on the batch": (
+        Takes(lambda x: x * 2 if x.shape[0] > 4 else x),
+        ROWS,
+        r"branches on a size, or fixes it, at .*test_module.py:\d+: .*for 5 of batch",
+    ),
+    # PyTorch compares the mask with the causal one, which is the same for up to 600 rows.
+    "branches on a mask of its own": (
+        Windowed(),
+        ROWS,
+        r"branches on the values of a tensor, at .*transformer.py:\d+: .*pass is_causal=False",
+    ),
+    "padding seen far away": (
+        Dilated(),
+        HIDES,
+        "depends on rows that key_padding_mask hides",
+    ),
+    "no number": (Takes(torch.log), {"x": torch.randn(2, 3, 8)}, "returns NaN for finite inputs"),
     "an unknown operator": (Takes(torch.special.bessel_j0), ROWS, "has no ONNX form of .*bessel_j0"),
     "fails": (
         Takes(lambda x: x @ x),
@@ -235,6 +290,78 @@ def test_a_mask_that_the_caller_declines_is_an_input_of_another_name(tmp_path: P
     assert {kind: [spec.name for spec in graph.inputs] for kind, graph in manifest.graphs.items()} == {
         GraphKind.PLAIN: ["x", "shown"]
     }
+
+
+BOUNDS: dict[str, tuple[nn.Module, dict[str, int], dict[str, int]]] = {
+    "a branch": (Takes(lambda x: x * 2 if x.shape[1] > 1024 else x), {}, {"sequence": 1024}),
+    "a table": (Positioned(700), {}, {"sequence": 700}),
+    "a convolution": (
+        Takes(lambda x: F.avg_pool1d(x.transpose(1, 2), 5, 1).sum(2)), {"sequence": 5}, {"sequence": 8192}
+    ),
+    "nothing": (Takes(lambda x: x + x.mean(1, keepdim=True)), {}, {"sequence": 8192}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("module", "least", "largest"), BOUNDS.values(), ids=BOUNDS)
+def test_lengths_at_which_a_module_fails_or_computes_something_else_are_excluded(
+    module: nn.Module, least: dict[str, int], largest: dict[str, int], tmp_path: Path
+) -> None:
+    folder, manifest = export(module, ROWS, tmp_path)
+    assert (manifest.min_lengths, manifest.max_lengths) == (least, largest)
+    report = json.loads((folder / manifest.parity_report).read_bytes())
+    sizes = [case["sizes"]["sequence"] for case in report["cases"]]
+    assert max(sizes) <= largest["sequence"]
+    assert min(sizes) == least.get("sequence", 1)
+
+
+def test_a_branch_on_values_is_followed_if_the_caller_says_so_which_all_records_repeat(
+    tmp_path: Path,
+) -> None:
+    private, public = write_keys(tmp_path, new_key())
+    module, repository = Takes(lambda x: x / 255 if x.abs().max() > 10 else x), tmp_path / "repository"
+    folder, manifest = export(module, ROWS, repository, branches="as traced", sign_key=private)
+    assert [line.split(":")[0] for line in manifest.branches_as_traced] == ["test_module.py"]
+    report = json.loads((folder / manifest.parity_report).read_bytes())
+    proof = check_certificate(folder, manifest, read_public_keys(public)).proof
+    assert report["branches_as_traced"] == [*proof.branches_as_traced] == [*manifest.branches_as_traced]
+    with pytest.raises(ValueError, match="branches='yes': must be None or 'as traced'"):
+        export(module, ROWS, tmp_path, branches="yes")
+
+
+@pytest.mark.parametrize(
+    "values", [torch.ones_like, lambda x: torch.zeros(x.shape), lambda x: x.new_full(x.shape, 3)]
+)
+def test_a_branch_that_no_value_of_an_input_decides_is_followed(values: Any, tmp_path: Path) -> None:
+    def change(x: Tensor) -> Tensor:
+        return x * 2 if values(x).sum() > 1 else x
+
+    _, manifest = export(Takes(change), ROWS, tmp_path)
+    assert manifest.branches_as_traced == ()
+
+
+def test_values_are_those_of_the_examples(tmp_path: Path) -> None:
+    """In eager PyTorch, a logarithm of numbers below zero is NaN. The second example widens the range."""
+    gaps = torch.rand(2, 3, 8) + 0.5
+    folder, manifest = export(Takes(torch.log), {"x": gaps}, tmp_path, examples=[{"x": gaps * 100}])
+    (one, *_) = load_golden(folder / manifest.golden)
+    assert 0 < one.inputs["x"].min() < 32 < one.inputs["x"].max() <= 256
+    other = Takes(lambda x: (x * 1000).sum(1))
+    _, manifest = export(other, {"x": gaps * 100}, tmp_path, replace=True)
+    assert manifest.tolerance.atol > 1e-3
+    with pytest.raises(ValueError, match=r"examples\[0\]\['x'\]: differs from example_inputs in type"):
+        export(other, {"x": gaps}, tmp_path, examples=[{"x": gaps[..., :4]}])
+
+
+def test_what_pytorchs_fused_layers_return_is_stated_if_it_differs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 1).eval()
+    module = Takes(lambda x: encoder(x, src_key_padding_mask=x[..., 0] == 0))
+    folder, manifest = export(module, ROWS, tmp_path)
+    (note,) = json.loads((folder / manifest.parity_report).read_bytes())["notes"]
+    assert "fused kernels" in note
+    assert note in caplog.text
 
 
 def test_the_largest_length_is_kept_and_never_exceeded(tmp_path: Path) -> None:

@@ -72,6 +72,20 @@ class SelfAttention(nn.Module):
         return self.attention(x, x, x, key_padding_mask=key_padding_mask, average_attn_weights=False)
 
 
+class Located(nn.Module):
+    """Cross-attention whose last input belongs to the query rows, as in a decoder of DETR."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+
+    def forward(
+        self, x: Tensor, memory: Tensor, place: Tensor, key_padding_mask: Tensor | None = None
+    ) -> Tensor:
+        context: Tensor = self.attention(x + place, memory, memory, key_padding_mask=key_padding_mask)[0]
+        return context
+
+
 class Sdpa(nn.Module):
     """Projections around scaled_dot_product_attention, whose mask they pass on."""
 
@@ -148,6 +162,10 @@ ROWS: dict[str, Row] = {
     # nn.MultiheadAttention
     "self, keys, weights of heads": Row(
         SelfAttention, f"{X}; key_padding_mask: B T bool", outputs=WITH_WEIGHTS
+    ),
+    "cross, the keys between two inputs of query rows": Row(Located, f"{XM}; place: B T 16"),
+    "cross, masked keys between two inputs of query rows": Row(
+        Located, f"{XM}; place: B T 16; key_padding_mask: B S bool"
     ),
     # scaled_dot_product_attention
     "cross sdpa, given (B, 1, Tq, Tk)": Row(Sdpa, f"{XM}; mask: B 1 T S bool", {"mask": "True attends"}),

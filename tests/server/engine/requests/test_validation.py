@@ -159,16 +159,17 @@ def test_a_refusal_of_what_is_too_large_states_the_limit(
     [
         ((5, 6), "query: a sequence has 5 rows; this model takes at most 4"),
         ((4, 7), "key: a sequence has 7 rows; this model takes at most 6"),
+        ((4, 1), "key: a sequence has 1 rows; this model takes at least 2"),
     ],
-    ids=["query", "key"],
+    ids=["query", "key", "short key"],
 )
-def test_a_sequence_beyond_the_largest_length_of_its_model_is_refused(
+def test_a_sequence_beyond_the_lengths_of_its_model_is_refused(
     cross_model: LoadedModel, lengths: tuple[int, int], message: str
 ) -> None:
-    bounds = {"max_lengths": {"query_length": 4, "key_length": 6}}
+    bounds = {"max_lengths": {"query_length": 4, "key_length": 6}, "min_lengths": {"key_length": 2}}
     model = dataclasses.replace(cross_model, manifest=cross_model.manifest.model_copy(update=bounds))
-    validate(request_of(model, [(4, 6), (1, 1)]), model, Limits())
-    found = refusal(model, request_of(model, [(1, 1), lengths]), Limits())
+    validate(request_of(model, [(4, 6), (1, 2)]), model, Limits())
+    found = refusal(model, request_of(model, [(1, 2), lengths]), Limits())
     assert found == (LimitExceededError, message)
 
 
