@@ -37,6 +37,7 @@ def export_row(name: str, folder: Path) -> None:
         description=name,
         output_names=row.outputs,
         masks=row.masks,
+        max_length=64,
     )
 
 
