@@ -198,14 +198,20 @@ class Manifest(Record):
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Reads the manifest of an artifact.
+        """Reads the manifest of an artifact, as `read`."""
+        return cls.read(folder)[0]
+
+    @classmethod
+    def read(cls, folder: Path) -> tuple[Self, str]:
+        """Reads the manifest of an artifact, and the SHA-256 of its file, which identifies the artifact.
 
         Raises:
             ArtifactError: The manifest is absent or invalid.
         """
         path = folder / MANIFEST_FILE
         try:
-            return cls.model_validate_json(read_bounded(path, MAX_MANIFEST_BYTES))
+            content = read_bounded(path, MAX_MANIFEST_BYTES)
+            return cls.model_validate_json(content), hashlib.sha256(content).hexdigest()
         except ValidationError as error:
             raise ArtifactError(path, _problems(error)) from error
 

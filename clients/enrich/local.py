@@ -109,7 +109,9 @@ class LocalBackend:
         except EngineError as error:
             raise EnrichError(error.message) from error
         vectors, weights = next(iter(outputs.values())), outputs.get("attention_weights")
-        return AttentionResult(vectors, weights, self.model.name, self.model.version)
+        return AttentionResult(
+            vectors, weights, self.model.name, self.model.version, model_digest=self.model.digest
+        )
 
     def close(self) -> None:
         """Cancels requests that have not started."""

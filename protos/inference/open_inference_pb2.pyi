@@ -333,11 +333,33 @@ class ModelMetadataResponse(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class ParametersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___InferParameter: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___InferParameter | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     PLATFORM_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the model."""
     platform: _builtins.str
@@ -354,6 +376,12 @@ class ModelMetadataResponse(_message.Message):
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelMetadataResponse.TensorMetadata]:
         """Outputs that are returned if a request names none."""
 
+    @_builtins.property
+    def parameters(self) -> _containers.MessageMap[_builtins.str, Global___InferParameter]:
+        """Of this server: "model_digest" is the SHA-256 of the artifact's manifest, in
+        hexadecimal digits. It identifies what is served.
+        """
+
     def __init__(
         self,
         *,
@@ -362,10 +390,11 @@ class ModelMetadataResponse(_message.Message):
         platform: _builtins.str = ...,
         inputs: _abc.Iterable[Global___ModelMetadataResponse.TensorMetadata] | None = ...,
         outputs: _abc.Iterable[Global___ModelMetadataResponse.TensorMetadata] | None = ...,
+        parameters: _abc.Mapping[_builtins.str, Global___InferParameter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "name", b"name", "outputs", b"outputs", "platform", b"platform", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "name", b"name", "outputs", b"outputs", "parameters", b"parameters", "platform", b"platform", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1067,7 +1096,7 @@ class ModelInferResponse(_message.Message):
     """The id of the request."""
     @_builtins.property
     def parameters(self) -> _containers.MessageMap[_builtins.str, Global___InferParameter]:
-        """Parameters of the response."""
+        """Parameters of the response. "model_digest" is that of the model's metadata."""
 
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelInferResponse.InferOutputTensor]:

@@ -28,17 +28,21 @@ def code_of(error: EngineError) -> grpc.StatusCode:
 def trailing_metadata(error: EngineError) -> Metadata:
     """The trailing metadata that carries the google.rpc.Status of an error, with ErrorInfo.
 
-    It has BadRequest if the error names a field, and RetryInfo if the server is overloaded.
+    ErrorInfo has the digest of the model that refused the request, if one did. The status has BadRequest if
+    the error names a field, and RetryInfo if the server is overloaded.
     """
     retry = math.ceil(1000 * error.retry_after) if isinstance(error, OverloadedError) else -1
     parts = code_of(error).value[0], error.reason, error.message, error.field, retry
-    return ((DETAILS_KEY, _serialized(*parts)),)
+    return ((DETAILS_KEY, _serialized(*parts, error.model_digest)),)
 
 
 @lru_cache(maxsize=CACHED_STATUSES)
-def _serialized(code: int, reason: str, message: str, field: str, retry_milliseconds: int) -> bytes:
+def _serialized(
+    code: int, reason: str, message: str, field: str, retry_milliseconds: int, digest: str
+) -> bytes:
     """The bytes of a status. Under overload the same few are sent again and again. -1 asks for no retry."""
-    details = [pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN))]
+    metadata = {"model_digest": digest} if digest else {}
+    details = [pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata))]
     if field:
         violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=message)
         details.append(pack(error_details_pb2.BadRequest(field_violations=[violation])))

@@ -302,7 +302,7 @@ def identify(model: LoadedModel, parent: str, arrays: Mapping[str, Array]) -> st
         parent: Id of the context that the rows are appended to; empty for a new one.
         arrays: The inputs of `LoadedModel.projector` and the positions of the rows.
     """
-    digest = hashlib.sha256(model.digest + parent.encode())
+    digest = hashlib.sha256(f"{model.digest}{parent}".encode())
     for name, array in arrays.items():
         digest.update(f" {name} {array.dtype.name} {array.shape} ".encode())
         digest.update(np.ascontiguousarray(array).data)
@@ -340,7 +340,7 @@ def _key(context: Context) -> tuple[str, str]:
 
 def _file_key(model: LoadedModel, context_id: str, owner: str) -> str:
     """What the name of a file begins with. An id that a caller sends may be that of another model."""
-    return hashlib.sha256(model.digest + f"{owner}\0{context_id}".encode()).hexdigest()
+    return hashlib.sha256(f"{model.digest}{owner}\0{context_id}".encode()).hexdigest()
 
 
 def _not_found(model: LoadedModel, context_id: str, field: str) -> ContextNotFoundError:

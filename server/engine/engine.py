@@ -216,6 +216,8 @@ class Engine:
     def refused(self, model: LoadedModel, error: Exception, reservation: Reservation | None = None) -> None:
         """Reports that a request was refused after its model was found, and before it was queued.
 
+        The error states the digest of the model: another model might not refuse the request.
+
         Args:
             model: As returned by `model`.
             error: What was raised.
@@ -223,7 +225,9 @@ class Engine:
         """
         if reservation is not None and (timeline := reservation.timeline) is not None:
             timeline.model, timeline.version, timeline.queued_at = model.name, model.version, 0.0
-        code = error.code if isinstance(error, EngineError) else Code.INTERNAL
+        code = Code.INTERNAL
+        if isinstance(error, EngineError):
+            code, error.model_digest = error.code, model.digest
         self._observe(lambda observer: observer.request_failed(model.name, code))
 
     def check_deadline(self, deadline: float, caller: Caller = ANYONE) -> None:

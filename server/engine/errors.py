@@ -49,10 +49,14 @@ class Code(StrEnum):
 
 
 class EngineError(Exception):
-    """A request failed. `reason` is short and stable, for programs; the message is for people."""
+    """A request failed. `reason` is short and stable, for programs; the message is for people.
+
+    `model_digest` is that of the model that refused the request; empty if none did.
+    """
 
     code = Code.INTERNAL
     reason = "INTERNAL"
+    model_digest = ""
 
     def __init__(self, message: str, *, field: str = "") -> None:
         super().__init__(message)

@@ -1,7 +1,5 @@
 """A loaded model: what it takes and returns, which graph runs what, and what a run is expected to cost."""
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -79,6 +77,7 @@ class LoadedModel:
         text_encoder: None if the model does not take text.
         measured_error: Largest difference from eager PyTorch when the golden vectors were replayed here.
         provider: ONNX Runtime's name of the execution provider.
+        digest: SHA-256 of the manifest, in hex, which identifies the artifact.
         costs: Measured cost of runs of each graph on this machine, if it was calibrated.
         parallel_sessions: Sessions that compute one run on all threads. Those of `sessions` use the thread of
             their caller.
@@ -94,6 +93,7 @@ class LoadedModel:
     text_encoder: TextEncoder | None
     measured_error: float
     provider: str
+    digest: str
     costs: Mapping[GraphKind, RunCost] = field(default_factory=dict)
     parallel_sessions: Mapping[GraphKind, Session] = field(default_factory=dict)
     parallel_costs: Mapping[GraphKind, RunCost] = field(default_factory=dict)
@@ -198,11 +198,6 @@ class LoadedModel:
     def mixes(self) -> bool:
         """Whether sequences of unequal lengths can run together."""
         return self.context is not None or GraphKind.LENGTHS in self.manifest.graphs
-
-    @cached_property
-    def digest(self) -> bytes:
-        """SHA-256 of what the artifact consists of."""
-        return hashlib.sha256(json.dumps(self.manifest.files, sort_keys=True).encode()).digest()
 
     @cached_property
     def projector(self) -> "LoadedModel":

@@ -265,7 +265,7 @@ def set_parameter(message: Any, field: str, value: object) -> None:
 
 
 def to_json(message: Message) -> dict[str, Any]:
-    """The members of a message without maps, by the names of the proto file.
+    """The members of a message, by the names of the proto file. Its maps are parameters.
 
     A member of a message type that is not set is left out. protobuf's own JSON writes integers of 64 bits as
     strings, which clients of the protocol do not expect.
@@ -278,6 +278,8 @@ def to_json(message: Message) -> dict[str, Any]:
 
 
 def _member(value: Any, field: FieldDescriptor) -> Any:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return values_of(value)
     return [_value(each, field) for each in value] if field.is_repeated else _value(value, field)
 
 

@@ -27,6 +27,8 @@ from attention_serving.server.http.schemas import ClassifyRequest, EmbeddingRequ
 SERVICE = pb.DESCRIPTOR.services_by_name["AttentionService"].full_name
 ATTEND, LIST_MODELS = f"/{SERVICE}/Attend", f"/{SERVICE}/ListModels"
 INPUT = "input"
+# A header of answers: the digest of the model, which their forms have no member for.
+DIGEST_HEADER = "x-model-digest"
 # A number in JSON has fewer characters, with a comma.
 JSON_BYTES_PER_NUMBER = 16
 # The member with the texts of each path, if it has another name than INPUT.
@@ -57,7 +59,9 @@ async def answer(exchange: Exchange, decode: Callable[[bytearray], tuple[bytes, 
     exchange.memory.add(len(reply))
 
     def work() -> Reply:
-        return Reply.of_json(encode(pb.AttendResponse.FromString(reply), exchange.memory))
+        response = pb.AttendResponse.FromString(reply)
+        document = encode(response, exchange.memory)
+        return Reply.of_json(document, headers={DIGEST_HEADER: response.model_digest})
 
     return await run(len(reply), work)
 

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import repeat
 from typing import Any
 
 import grpc
@@ -29,11 +30,13 @@ class Service(pb_grpc.AttentionServiceServicer):
     Attributes:
         attempts: The metadata of each attempt that arrived.
         requests: The requests of Attend.
+        digests: Those of the models that answer, in turn.
     """
 
     def __init__(self, before: Behaviour = lambda _: None, models: Sequence[pb.Model] = (READY,)) -> None:
         self.attempts: list[dict[str, Any]] = []
         self.requests: list[pb.AttendRequest] = []
+        self.digests: Iterator[str] = repeat("")
         self._before, self._models = before, {model.name: model for model in models}
 
     def ListModels(self, request: pb.ListModelsRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
@@ -50,21 +53,21 @@ class Service(pb_grpc.AttentionServiceServicer):
     def Attend(self, request: pb.AttendRequest, context: grpc.ServicerContext) -> Any:  # noqa: N802
         self._begin(context)
         self.requests.append(request)
-        return answer(request)
+        return answer(request, next(self.digests))
 
     def AttendStream(  # noqa: N802
         self, requests: Iterator[pb.AttendStreamRequest], context: grpc.ServicerContext
     ) -> Any:
         self._begin(context)
         for item in requests:
-            yield pb.AttendStreamResponse(id=item.id, response=answer(item.request))
+            yield pb.AttendStreamResponse(id=item.id, response=answer(item.request, next(self.digests)))
 
     def _begin(self, context: grpc.ServicerContext) -> None:
         self.attempts.append(dict(context.invocation_metadata()))
         self._before(context)
 
 
-def answer(request: pb.AttendRequest) -> pb.AttendResponse:
+def answer(request: pb.AttendRequest, digest: str = "") -> pb.AttendResponse:
     """See Service."""
     vectors = request.query
     tokens = [[found.span() for found in re.finditer(r",|[^\s,]+", text)] for text in request.text.texts]
@@ -73,7 +76,12 @@ def answer(request: pb.AttendRequest) -> pb.AttendResponse:
         data = bytes(28 * sum(lengths))
         vectors = pb.VectorSequences(data_type=pb.DATA_TYPE_FP32, width=7, lengths=lengths, data=data)
     version = request.model_version or "3"
-    found = pb.AttendResponse(model_name=request.model_name, model_version=version, context_vectors=vectors)
+    found = pb.AttendResponse(
+        model_name=request.model_name,
+        model_version=version,
+        context_vectors=vectors,
+        model_digest=digest,
+    )
     if request.return_offsets:
         spans = [span for own in tokens for span in own]
         found.token_offsets.lengths.extend(map(len, tokens))

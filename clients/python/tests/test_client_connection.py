@@ -20,6 +20,7 @@ from attention_client import (
     InvalidArgumentError,
     LimitExceededError,
     MessageTooLargeError,
+    ModelChangedError,
     ResourceExhaustedError,
     UnauthenticatedError,
     UnavailableError,
@@ -151,6 +152,26 @@ def test_several_targets_are_used_in_turn_without_those_that_are_down_and_names_
     assert min(len(first.attempts), len(second.attempts)) >= 5
     with pytest.raises(UnavailableError, match=r"nonesuch\.invalid:1"):
         AttentionClient([NOWHERE, "nonesuch.invalid:1"])
+
+
+def test_the_answers_of_two_models_are_not_mixed():
+    service = Service()
+    with running(service) as target, AttentionClient(target) as client:
+        several = AttentionClient([target, NOWHERE])
+        for mix in (
+            lambda: list(client.attend_stream("m", [QUERY, QUERY], return_exceptions=True)),
+            lambda: client.embed("m", ["text"] * 1025),
+            lambda: [several.attend("m", QUERY) for _ in range(2)],
+        ):
+            service.digests = iter("ab")
+            with pytest.raises(
+                ModelChangedError, match="has changed: there are answers with the digests a and b"
+            ):
+                mix()
+        several.close()
+        service.digests = iter("ab")
+        assert [client.attend("m", QUERY).model_digest for _ in range(2)] == ["a", "b"]
+    assert [request.model_version for request in service.requests[:2]] == ["", "3"]  # of embed
 
 
 @EVERY_CALL

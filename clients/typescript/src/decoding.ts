@@ -13,13 +13,14 @@ export function decodeResult(
   response: AttendResponse,
   shape: ResponseShape,
 ): AttentionResult | AttentionResults {
-  const { modelName, modelVersion } = response;
+  const { modelName, modelVersion, modelDigest } = response;
+  const model = { modelName, modelVersion, modelDigest };
   const vectors = decodeVectors(response, shape);
   const weights = decodeWeights(response, shape);
-  if (shape.many) return { contextVectors: vectors, attentionWeights: weights, modelName, modelVersion };
+  if (shape.many) return { contextVectors: vectors, attentionWeights: weights, ...model };
   const [contextVectors] = vectors;
   if (!contextVectors) throw unreadable("context_vectors", "it is empty");
-  return { contextVectors, attentionWeights: weights?.[0], modelName, modelVersion };
+  return { contextVectors, attentionWeights: weights?.[0], ...model };
 }
 
 function decodeVectors({ contextVectors: message }: AttendResponse, shape: ResponseShape): Sequence[] {

@@ -39,7 +39,7 @@ export function decodeEmbeddings(
   texts: number,
 ): EmbeddingResult<readonly string[]> {
   const shape = { many: true, count: texts, queryRows: undefined, keyRows: undefined };
-  const { contextVectors, modelName, modelVersion } = decodeResult(response, shape);
+  const { contextVectors, modelName, modelVersion, modelDigest } = decodeResult(response, shape);
   const rows = contextVectors as readonly Sequence[];
   const [first] = rows;
   if (!first || rows.some((row) => row.rows !== 1)) {
@@ -51,5 +51,6 @@ export function decodeEmbeddings(
     data.set(row.data, index * width);
   });
   const truncated = [...response.truncated];
-  return { embeddings: { data, rows: rows.length, width }, truncated, modelName, modelVersion };
+  const embeddings = { data, rows: rows.length, width };
+  return { embeddings, truncated, modelName, modelVersion, modelDigest };
 }

@@ -77,6 +77,11 @@ export interface ModelInfo {
   readonly provider: string;
   /** The rule of each layer of a text encoder, or that of a single attention module. */
   readonly attentionPatterns: readonly PatternInfo[];
+  /**
+   * Identifies what the server has loaded: SHA-256 of the artifact's manifest, in hexadecimal digits; empty if the
+   * model is not ready.
+   */
+  readonly digest: string;
 }
 
 export function modelInfo(model: Model): ModelInfo {
@@ -105,6 +110,7 @@ export function modelInfo(model: Model): ModelInfo {
     },
     provider: model.provider,
     attentionPatterns: model.attentionPatterns.map(({ causal, window }) => ({ causal, window })),
+    digest: model.digest,
   };
 }
 

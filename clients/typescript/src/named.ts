@@ -97,12 +97,12 @@ function bytesOf(data: Tensor["data"]): Uint8Array {
 
 /** Decodes a response; throws an AttentionClientError if it contradicts itself or the request. */
 export function decodeInfer(
-  { outputs, modelName, modelVersion }: AttendResponse,
+  { outputs, modelName, modelVersion, modelDigest }: AttendResponse,
   count: number | undefined,
 ): InferResult<OneOrMany<Tensor>> {
   if (outputs.length === 0) throw unreadable("outputs", "it has none");
   const named = outputs.map((output) => [output.name, decodeTensors(output, count)] as const);
-  return { outputs: Object.fromEntries(named), modelName, modelVersion };
+  return { outputs: Object.fromEntries(named), modelName, modelVersion, modelDigest };
 }
 
 function decodeTensors(message: NamedTensors, count: number | undefined): OneOrMany<Tensor> {

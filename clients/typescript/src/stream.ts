@@ -57,6 +57,7 @@ export async function* attendStream(
     queue.push({ kind: "callEnd" });
   });
   void send(call, items, queue, settings);
+  const digests = new Map<string, string>();
   try {
     for (;;) {
       const item = await queue.first();
@@ -70,12 +71,29 @@ export async function* attendStream(
         outcome = await settings.again(item.again).catch(refused);
       }
       queue.removeFirst();
+      if (!(outcome instanceof AttentionClientError)) checkDigest(digests, outcome);
       yield outcome;
     }
   } finally {
     queue.close();
     call.cancel(); // without effect if the call has ended
   }
+}
+
+/** Throws an AttentionClientError if another model of the same version has answered before. */
+function checkDigest(
+  digests: Map<string, string>,
+  { modelName, modelVersion, modelDigest }: AttentionResult | AttentionResults,
+): void {
+  const first = digests.get(modelVersion) ?? modelDigest;
+  digests.set(modelVersion, first);
+  if (modelDigest === first) return;
+  const found = `there are answers with the digests ${first || "unknown"} and ${modelDigest || "unknown"}`;
+  throw new AttentionClientError(
+    "FAILED_PRECONDITION",
+    `model ${modelName} version ${modelVersion} has changed: ${found}. Serve one artifact everywhere, and repeat the stream`,
+    { reason: "MODEL_CHANGED" },
+  );
 }
 
 /** Sends until the items end or the stream is closed; an error of the caller's iterable passes through the queue. */

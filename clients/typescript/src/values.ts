@@ -100,6 +100,8 @@ export interface AttentionResult {
   readonly attentionWeights: AttentionWeights | undefined;
   readonly modelName: string;
   readonly modelVersion: string;
+  /** Digest of the model that computed the result; see `ModelInfo`. */
+  readonly modelDigest: string;
 }
 
 /** The result for a list of sequences, in their order. The arrays are views of one buffer. */
@@ -109,6 +111,8 @@ export interface AttentionResults {
   readonly attentionWeights: readonly AttentionWeights[] | undefined;
   readonly modelName: string;
   readonly modelVersion: string;
+  /** Digest of the model that computed the result; see `ModelInfo`. */
+  readonly modelDigest: string;
 }
 
 /** The result of a query, a text or token ids, or of a stream's request with them: it has the form of its input. */
@@ -185,6 +189,8 @@ export interface InferResult<Output = Tensor> {
   readonly outputs: Readonly<Record<string, Output>>;
   readonly modelName: string;
   readonly modelVersion: string;
+  /** Digest of the model that computed the result; see `ModelInfo`. */
+  readonly modelDigest: string;
 }
 
 /** Embeddings of one text, or of a list of texts with one row for each. */
@@ -194,6 +200,8 @@ export interface EmbeddingResult<Form> {
   readonly truncated: readonly number[];
   readonly modelName: string;
   readonly modelVersion: string;
+  /** Digest of the model that computed the result; see `ModelInfo`. */
+  readonly modelDigest: string;
 }
 
 export interface StreamOptions extends ComputeOptions {

@@ -73,14 +73,14 @@ export function answering(answer: (request: Buffer) => Buffer): Stream {
   };
 }
 
-export function echoedItem(bytes: Buffer): Buffer {
+export function echoedItem(bytes: Buffer, modelDigest = ""): Buffer {
   const { id, request } = fromBinary(AttendStreamRequestSchema, bytes);
   if (!request) throw new Error("a stream's item has no request");
-  return streamResponse({ id, result: { case: "response", value: echoOf(request) } });
+  return streamResponse({ id, result: { case: "response", value: echoOf(request, modelDigest) } });
 }
 
 /** Returns each query of a stream as its context vectors. */
-export const echoStream = answering(echoedItem);
+export const echoStream = answering((bytes) => echoedItem(bytes));
 
 export function streamResponse(response: Omit<AttendStreamResponse, "$typeName" | "$unknown">): Buffer {
   return encoded(AttendStreamResponseSchema, create(AttendStreamResponseSchema, response));
@@ -103,12 +103,13 @@ export function failure(code: status, details: { reason?: string; field?: string
   return { code, details: "the server's message", metadata };
 }
 
-function echoOf(request: AttendRequest) {
+function echoOf(request: AttendRequest, modelDigest = "") {
   const { case: kind, value } = request.queryInput;
   if (kind !== "query") throw new Error("only a query can be returned");
   return create(AttendResponseSchema, {
     modelName: request.modelName,
     modelVersion: "1",
+    modelDigest,
     contextVectors: value,
   });
 }

@@ -66,6 +66,18 @@ function refusing(refused: string): Stream {
   });
 }
 
+test("a stream ends with an error when another model of the same version answers", async () => {
+  const digests = ["a", "a", "b"];
+  const client = await connected(answering((bytes) => echoedItem(bytes, digests.shift())));
+  const outcomes = client.attendStream("m", numbered(3));
+  const answers = [await outcomes.next(), await outcomes.next()];
+  assert.deepEqual(
+    answers.map(({ value }) => value?.modelDigest),
+    ["a", "a"],
+  );
+  await assert.rejects(outcomes.next(), { reason: "MODEL_CHANGED", message: /the digests a and b/ });
+});
+
 test("results come in the order of the requests", async () => {
   const client = await connected(echoStream);
   const results = await collected(client.attendStream("m", numbered(300)));

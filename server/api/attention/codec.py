@@ -241,7 +241,9 @@ def facts(request: Request, model: LoadedModel, *, has_texts: bool = False) -> b
         model: The model.
         has_texts: Whether it had texts.
     """
-    response = pb.AttendResponse(model_name=model.name, model_version=model.version)
+    response = pb.AttendResponse(
+        model_name=model.name, model_version=model.version, model_digest=model.digest
+    )
     if has_texts and (model.encoder or model.classifier) is not None:
         response.token_counts.extend(request.inputs[model.inputs[0].name].lengths)
         response.truncated.extend(request.truncated)

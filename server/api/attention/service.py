@@ -131,6 +131,7 @@ def describe(model: Model) -> pb.Model:
         parameters=manifest.parameters,
         cost=_cost(manifest.cost),
         provider=model.provider,
+        digest=model.digest,
         text_encoder=None if model.encoder is None else _encoder(model.encoder),
         text_classifier=None if model.classifier is None else _classifier(model.classifier),
         attention_patterns=[

@@ -25,6 +25,8 @@ WANTS_FINAL = "triton_enable_empty_final_response"
 DATATYPE = "datatype"
 # A parameter of this server for embeddings: the number of leading elements of each.
 DIMENSIONS = "dimensions"
+# A parameter of this server, of metadata and responses: the digest of the model.
+MODEL_DIGEST = "model_digest"
 # Where a tensor is in shared memory.
 REGION, REGION_OFFSET, REGION_SIZE = (
     "shared_memory_region",

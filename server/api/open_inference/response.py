@@ -163,6 +163,7 @@ def plan(
 def known(request: Request, model: LoadedModel) -> bytes:
     """What is known of the response to a request before the run, beside its outputs: a ModelInferResponse."""
     response = pb.ModelInferResponse(model_name=model.name, model_version=model.version)
+    response.parameters[parameters.MODEL_DIGEST].string_param = model.digest
     if request.truncated:
         response.parameters[TRUNCATED].string_param = ",".join(map(str, request.truncated))
     return response.SerializeToString()

@@ -210,7 +210,7 @@ def load_model(
         ProviderError: The execution provider is not available.
     """
     check_inside(folder, folder / MANIFEST_FILE)
-    manifest = Manifest.load(folder)
+    manifest, digest = Manifest.read(folder)
     _check_manifest(manifest, folder, max_tolerance)
     if proof_keys:
         check_certificate(folder, manifest, proof_keys)
@@ -234,6 +234,7 @@ def load_model(
         encoder,
         max(errors),
         provider=sessions[GraphKind.PLAIN].provider,
+        digest=digest,
         parallel_sessions=parallel_sessions,
         golden=tuple(cases),
     )

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from attention_client.enrich import EnrichError, plan
 from attention_serving.enrich import enrich
 from tests.clients.enrich.tables import QUERY, read, vectors_of, write
 from tests.server.samples import ROOT, SELF
+from tests.server.seams import wait_until
 
 CHUNK_ROWS = 500
 PATIENCE_SECONDS = 120
@@ -35,10 +35,10 @@ app()
 """
 
 
-def start(source: Path, output: Path, artifacts: Path, last: str = "") -> subprocess.Popen[bytes]:
+def start(source: Path, output: Path, where: str, last: str = "") -> subprocess.Popen[bytes]:
     """Starts the command. It kills itself instead of renaming a file to a name that ends so."""
-    where = ["--model-repository", str(artifacts), "--model", SELF, "--column", "query", "--quiet"]
-    command = [sys.executable, "-c", COMMAND, str(source), str(output), *where, last]
+    options = [where, "--model", SELF, "--column", "query", "--quiet"]
+    command = [sys.executable, "-c", COMMAND, str(source), str(output), *options, last]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
@@ -63,7 +63,7 @@ def test_a_job_that_was_killed_continues_with_the_same_rows_and_figures(
     tmp_path: Path, artifacts: Path, last: str, recorded: int
 ) -> None:
     source, output = write(tmp_path, 6 * CHUNK_ROWS, group_rows=1_100), tmp_path / "out.parquet"
-    process = start(source, output, artifacts, last)
+    process = start(source, output, f"--model-repository={artifacts}", last)
     _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == -signal.SIGKILL, errors
     assert not output.exists()
@@ -82,9 +82,8 @@ def test_a_job_that_was_killed_continues_with_the_same_rows_and_figures(
 def test_a_running_job_is_locked_and_an_interrupted_job_continues(tmp_path: Path, artifacts: Path) -> None:
     source, output = write(tmp_path, 40 * CHUNK_ROWS), tmp_path / "out.parquet"
     run = partial(enrich, source, output, **QUERY, model_repository=artifacts)
-    process, until = start(source, output, artifacts), time.monotonic() + PATIENCE_SECONDS
-    while not finished(output) and process.poll() is None and time.monotonic() < until:
-        time.sleep(0.01)
+    process = start(source, output, f"--model-repository={artifacts}")
+    wait_until(lambda: finished(output) or process.poll() is not None)
     process.send_signal(signal.SIGSTOP)
     with pytest.raises(EnrichError, match="another process is writing"):
         run(resume=True)

@@ -17,8 +17,10 @@ from attention_serving.enrich import enrich
 from attention_serving.enrich.__main__ import app
 from scripts.local_server import ServerProcess, serving
 from tests.clients.enrich.tables import QUERY, assert_enriched, read, write
+from tests.clients.enrich.test_resume import finished
 from tests.clients.tls_server import tls_server
 from tests.server.samples import SELF
+from tests.server.seams import wait_until
 from tests.support.certificates import Authority, Mounted
 
 ROWS, CHUNK_ROWS = 24_000, 1_000
@@ -44,13 +46,9 @@ def test_a_job_continues_on_another_server_and_when_its_only_server_restarts(
     monkeypatch.setattr(plan, "CHUNK_ROWS", CHUNK_ROWS)
     source, output = write(tmp_path, ROWS), tmp_path / "out.parquet"
 
-    def recorded() -> int:
-        return len(list(tmp_path.glob("*.partial/chunks/*.json")))
-
     def wait_for_chunks(more: int) -> None:
-        wanted, until = more + recorded(), time.monotonic() + PATIENCE_SECONDS
-        while recorded() < wanted and not job.done() and time.monotonic() < until:
-            time.sleep(0.01)
+        expected = more + finished(output)
+        wait_until(lambda: finished(output) >= expected or job.done())
         assert not job.done()
 
     lost, kept = start(), start()

@@ -21,6 +21,7 @@ REPLY = pb.AttendResponse(
     context_vectors=pb.VectorSequences(data=ROWS.tobytes(), width=2, lengths=[1, 1]),
     token_counts=[3, 4],
     truncated=[1],
+    model_digest="d1",
 )
 ONE_TEXT = pb.TextSequences(texts=["a"])
 TEXTS = pb.TextSequences(texts=["a", "b"], prompt="query", truncate=False)
@@ -41,6 +42,7 @@ def test_requests(scripted: Scripted, port: int, members: dict[str, Any], fields
     scripted.answer("Attend", REPLY)
     answer = ask(port, PATH, {"model": "m", "dimensions": 8, **members})
     assert (answer.status, answer.json["truncated"]) == (200, [1])
+    assert answer.headers["x-model-digest"] == "d1"
     options = pb.EmbeddingOptions(dimensions=8)
     assert scripted.next().request == pb.AttendRequest(model_name="m", embedding=options, **fields)
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attention_client import AttentionClient
+from attention_client import AttentionClient, InvalidArgumentError
 from tritonclient import http as triton
 
+from attention_serving.artifact.manifest import MANIFEST_FILE, file_hash
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.security.guard import Guard
 from tests.server.http.clients import HOST, Array, answer_on, ask, connected, head, tensor
@@ -74,6 +75,20 @@ def test_tritonclient_receives_the_numbers_of_grpc(
 
 def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
+
+
+def test_descriptions_answers_and_refusals_state_the_digest(
+    served: Served, port: int, artifacts: Path
+) -> None:
+    with AttentionClient(served.target, token="all-token") as client:  # noqa: S106 - of a test
+        digests = [client.model(SELF).digest, client.attend(SELF, QUERY).model_digest]
+        digests += [client.infer(SELF, {"query": QUERY}).model_digest]
+        with pytest.raises(InvalidArgumentError, match="query") as caught:
+            client.attend(SELF, KEY)
+    digests.append(caught.value.model_digest)
+    for path, body in ((f"/v2/models/{SELF}", None), (INFER, BODY)):
+        digests.append(ask(port, path, body, bearer("all-token")).json["parameters"]["model_digest"])
+    assert set(digests) == {file_hash(artifacts / SELF / "1" / MANIFEST_FILE)}
 
 
 def test_a_request_without_a_body_is_refused_at_once(port: int) -> None:

@@ -76,7 +76,8 @@ class AttentionClient(Connection):
         target: HOST:PORT, another target of gRPC's such as `unix:PATH`, or several HOST:PORT. Calls are
             distributed round robin over several targets and over all addresses of a DNS name. Several targets
             are resolved once, when the client is created; a single name is resolved again when a connection
-            is lost.
+            is lost. Several targets must serve the same artifacts: if two answers are of the same model and
+            version and their digests differ, the call raises ModelChangedError.
         credentials: Credentials of the connection: `TlsFiles`, which are read again when they change, or
             gRPC's, such as `grpc.ssl_channel_credentials()`; None means an unencrypted connection.
         token: Sent with every call as `authorization: Bearer TOKEN`. Without credentials it is accepted only
@@ -383,6 +384,7 @@ class AttentionClient(Connection):
 
         Raises:
             InvalidArgumentError: `max_in_flight` or `timeout` is not positive, or as for `attend`.
+            ModelChangedError: The version of the model was replaced while the stream ran.
             AttentionClientError: A request was refused, or the stream ended early.
         """
         settings = StreamSettings(

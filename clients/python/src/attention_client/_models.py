@@ -157,6 +157,9 @@ class ModelInfo:
         attention_patterns: The rule of each layer of a text encoder, or that of a single attention module;
             empty for other modules.
         text_classifier: For a text classifier or reranker; None for any other model.
+        digest: Identifies what the server has loaded: SHA-256 of the artifact's manifest, in hexadecimal
+            digits. Models with equal digests are the same; empty if the model is not ready, or the server is
+            older than digests.
     """
 
     name: str
@@ -176,6 +179,7 @@ class ModelInfo:
     text_encoder: EncoderInfo | None = None
     attention_patterns: tuple[PatternInfo, ...] = ()
     text_classifier: ClassifierInfo | None = None
+    digest: str = ""
 
     @classmethod
     def from_proto(cls, model: pb.Model) -> Self:
@@ -196,6 +200,7 @@ class ModelInfo:
             # A cost that is absent or all zeros is unknown.
             cost=_read(CostInfo, model.cost) if model.cost.ListFields() else None,
             provider=model.provider,
+            digest=model.digest,
             text_encoder=_read(EncoderInfo, model.text_encoder) if model.HasField("text_encoder") else None,
             attention_patterns=tuple(_read(PatternInfo, pattern) for pattern in model.attention_patterns),
             text_classifier=(

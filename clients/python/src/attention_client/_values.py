@@ -51,6 +51,7 @@ class AttentionResult(Generic[ArraysT]):
         token_counts: For texts to a text encoder or classifier, the number of tokens of each, with its prompt
             and after truncation; otherwise empty.
         truncated: For texts to a text encoder or classifier, the indices of those that were cut.
+        model_digest: Digest of the model that computed the result; see `ModelInfo`.
     """
 
     context_vectors: ArraysT
@@ -60,6 +61,7 @@ class AttentionResult(Generic[ArraysT]):
     offsets: NDArray[np.int64] | list[NDArray[np.int64]] | None = None
     token_counts: tuple[int, ...] = ()
     truncated: tuple[int, ...] = ()
+    model_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,11 +77,13 @@ class InferResult:
             with one array for each sequence.
         model_name: Name of the model that computed the result.
         model_version: Version of that model.
+        model_digest: Digest of that model; see `ModelInfo`.
     """
 
     outputs: Mapping[str, Any]
     model_name: str
     model_version: str
+    model_digest: str = ""
 
 
 class Ranking(NamedTuple):

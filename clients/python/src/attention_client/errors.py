@@ -6,6 +6,7 @@ AttentionClientError
 │       └── MessageTooLargeError                 larger than a message may be; also a ResourceExhaustedError
 ├── NotFoundError                                the server does not have this model, version or context
 ├── FailedPreconditionError                      the model exists but cannot answer, or not this call
+│   └── ModelChangedError                        another model of the same name and version has answered
 ├── ResourceExhaustedError                       the server lacks a resource that the call needs
 │   └── OverloadedError                          the server's queue is full: call again later
 ├── DeadlineExceededError     (TimeoutError)     the call's timeout passed before its result arrived
@@ -50,6 +51,7 @@ class AttentionClientError(Exception):
         request_id: What the server's log calls the call; empty if the server did not say.
         retry_after: Seconds after which the server suggests to repeat the call, 0 or more; None if it
             suggests nothing.
+        model_digest: Digest of the model that refused the call; empty if none did.
     """
 
     code: grpc.StatusCode | None = None
@@ -63,6 +65,7 @@ class AttentionClientError(Exception):
         field: str = "",
         request_id: str = "",
         retry_after: float | None = None,
+        model_digest: str = "",
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -71,6 +74,7 @@ class AttentionClientError(Exception):
         self.field = field
         self.request_id = request_id
         self.retry_after = retry_after
+        self.model_digest = model_digest
 
 
 class InvalidArgumentError(AttentionClientError, ValueError):
@@ -93,6 +97,13 @@ class FailedPreconditionError(AttentionClientError):
     """The model exists but cannot answer, or cannot answer this kind of call."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class ModelChangedError(FailedPreconditionError):
+    """The answers of one call or stream, or those of several servers, are of different models.
+
+    A version was replaced, or the servers have different artifacts under one name and version.
+    """
 
 
 class ResourceExhaustedError(AttentionClientError):
@@ -207,7 +218,7 @@ def _details(status: status_pb2.Status) -> dict[str, Any]:
     retry = error_details_pb2.RetryInfo()
     for detail in status.details:
         if detail.Unpack(info) and info.domain == _DOMAIN:
-            found["reason"] = info.reason
+            found["reason"], found["model_digest"] = info.reason, info.metadata.get("model_digest", "")
         elif detail.Unpack(bad_request) and bad_request.field_violations:
             found["field"] = bad_request.field_violations[0].field
         elif detail.Unpack(retry):

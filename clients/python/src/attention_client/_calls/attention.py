@@ -29,7 +29,7 @@ from attention_client._values import (
     encodable,
     type_name,
 )
-from attention_client.errors import InternalError, InvalidArgumentError, invalid
+from attention_client.errors import InternalError, InvalidArgumentError, ModelChangedError, invalid
 
 _ResultT = TypeVar("_ResultT")
 _Shape: TypeAlias = tuple[int, ...]
@@ -67,6 +67,29 @@ class EncodedCall(Generic[_ResultT]):
             raise
         except (ValueError, LookupError) as error:
             raise InternalError(f"the server's response cannot be read: {error}") from error
+
+
+class ModelDigests:
+    """The digest of each model that has answered, by name and version."""
+
+    def __init__(self) -> None:
+        self._digests: dict[tuple[str, str], str] = {}
+
+    def check(self, answer: pb.AttendResponse | AttentionResult[Any]) -> None:
+        """Compares the digest of an answer with that of the first one of the same model and version.
+
+        Raises:
+            ModelChangedError: They differ.
+        """
+        name, version, digest = answer.model_name, answer.model_version, answer.model_digest
+        first = self._digests.setdefault((name, version), digest)
+        if digest != first:
+            raise ModelChangedError(
+                f"model {name!r} version {version} has changed: there are answers with the digests "
+                f"{first or 'unknown'} and {digest or 'unknown'}. Serve one artifact everywhere, and repeat "
+                "the call or the stream with a new client",
+                reason="MODEL_CHANGED",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +306,7 @@ def result_of(
         offsets=offsets,
         token_counts=tuple(response.token_counts),
         truncated=tuple(response.truncated),
+        model_digest=response.model_digest,
     )
 
 

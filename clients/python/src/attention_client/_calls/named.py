@@ -68,7 +68,7 @@ def _decode(response: pb.AttendResponse, count: int | None) -> InferResult:
     outputs = {tensors.name: _output(tensors, count) for tensors in response.outputs}
     if not outputs:
         raise ValueError("it has no outputs")
-    return InferResult(outputs, response.model_name, response.model_version)
+    return InferResult(outputs, response.model_name, response.model_version, response.model_digest)
 
 
 def _name(field: str, name: object) -> str:

@@ -18,7 +18,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from attention_client._calls.arrays import DATA_TYPES
-from attention_client._calls.attention import EncodedCall
+from attention_client._calls.attention import EncodedCall, ModelDigests
 from attention_client._connection.settings import (
     COMPRESSIONS,
     DEFAULT_MAX_MESSAGE_BYTES,
@@ -133,6 +133,8 @@ class BaseConnection:
         self._closed = False
         self._targets = read_targets(target)
         self._name = ", ".join(self._targets)
+        # A single server may replace a version between calls; several must have the same artifacts.
+        self._digests = ModelDigests() if len(self._targets) > 1 else None
         if not isinstance(credentials, grpc.ChannelCredentials | TlsFiles | None):
             expected = "grpc.ChannelCredentials, TlsFiles or None"
             raise invalid("credentials", expected, type_name(credentials))
@@ -210,15 +212,18 @@ class BaseConnection:
         return request_options(model, version, return_weights=return_weights, wire=self._wire)
 
     async def _outcomes(self, items: Any, settings: StreamSettings) -> AsyncGenerator[Outcome, None]:
-        """Opens a stream and runs it."""
+        """Opens a stream and runs it. It ends with an error if the model changes."""
         with span_of("AttendStream", self._targets) as added:
             try:
                 async with self._channel() as channel:
                     open_call = partial(self._begin, channel, settings.timeout, added)
                     exchange = self._exchange(open_call, items, settings)
                     found = outcomes(exchange, return_exceptions=settings.return_exceptions)
+                    digests = self._digests or ModelDigests()
                     async with aclosing(found):
                         async for outcome in found:
+                            if not isinstance(outcome, AttentionClientError):
+                                digests.check(outcome)
                             yield outcome
             except AttentionClientError as error:
                 raise await self._refined(error, settings.timeout) from error.__cause__
@@ -250,13 +255,17 @@ class BaseConnection:
         decode: Callable[[list[Any]], _ResultT],
         timeout: float | None,
     ) -> _ResultT:
-        """Calls a method, once for each request, and decodes its responses."""
+        """Calls a method, once for each request, and decodes its responses, which are those of one model."""
         limit = seconds(timeout, default=self._timeout)
-        responses = []
+        responses, digests = [], self._digests or ModelDigests()
         for request in requests:
             with span_of(method, self._targets) as added:
                 response = await self._invoke(method, request, limit, wait=self._wait_for_ready, added=added)
             responses.append(response)
+            if method == "Attend":
+                digests.check(response)
+                for later in requests[len(responses) :]:
+                    later.model_version = response.model_version
         return decode(responses)
 
     async def _invoke(self, method: str, request: Any, limit: float, *, wait: bool, added: Pairs = ()) -> Any:

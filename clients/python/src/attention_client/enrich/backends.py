@@ -67,6 +67,7 @@ class ModelSpec:
     Attributes:
         name: Name of the model.
         version: Version of the model.
+        digest: Identifies its artifact; see `ModelInfo`.
         accepts_text: Whether the model has a tokenizer; its query is then a text.
         inputs: Axes of each required input in the order query, key, value: sizes of fixed axes, names of
             dynamic ones.
@@ -82,6 +83,7 @@ class ModelSpec:
 
     name: str
     version: str
+    digest: str
     accepts_text: bool
     inputs: Sequence[Axes]
     output: Axes
@@ -107,6 +109,19 @@ class ModelSpec:
     def pooled(self) -> bool:
         """Whether the model returns one vector (d,) for each sequence rather than (Tq, d)."""
         return len(self.output) == POOLED_RANK
+
+    def check(self, digest: str) -> None:
+        """Checks that an answer is that of this model.
+
+        Raises:
+            EnrichError: The digest is another one.
+        """
+        if digest != self.digest:
+            raise EnrichError(
+                f"model {self.name!r} version {self.version} is not that of the job: its digest is "
+                f"{digest or 'unknown'}; it must be {self.digest}. Finished chunks are kept: serve that "
+                "artifact again, and --resume (resume=True) continues the job"
+            )
 
 
 class Backend(Protocol):
@@ -316,9 +331,16 @@ class ServerBackend:
                 future.set_result(result)
 
     def _ask(self, target: str, inputs: StreamInputs) -> BackendResult:
+        """The answer of a server, which states the model that it is from; a refusal by the model does too."""
         client, model = self._clients[target], self.model
         options = client._options(model.name, model.version, self._options.weights)
-        return client._answer(encode_request(inputs, options), None)
+        try:
+            result = client._answer(encode_request(inputs, options), None)
+        except errors.InvalidArgumentError as error:
+            model.check(error.model_digest or model.digest)
+            raise
+        model.check(result.model_digest)
+        return result
 
     def _context(self, target: str) -> Context | None:
         """The memory of the job on one server, to which it is sent once, and again if the server loses it."""
@@ -381,14 +403,20 @@ def spec_of(info: ModelInfo) -> ModelSpec:
     """What a job needs to know about a model, from what its server states.
 
     Raises:
-        EnrichError: The model is not ready.
+        EnrichError: The model is not ready, or its server is too old to state its digest.
     """
     if info.state != "ready":
         raise EnrichError(f"model {info.name!r} is not ready: {info.state_reason}")
+    if not info.digest:
+        raise EnrichError(
+            f"the server of model {info.name!r} does not state its digest, without which a table could "
+            "become that of two models: update the server"
+        )
     inputs = [tensor for tensor in info.inputs if not tensor.optional]
     found = ModelSpec(
         name=info.name,
         version=info.version,
+        digest=info.digest,
         accepts_text=info.accepts_text,
         inputs=[tensor.axes for tensor in inputs],
         output=info.outputs[0].axes,

@@ -227,6 +227,7 @@ def run_chunks(
     Raises:
         EnrichError: The job cannot continue. Recorded chunks are kept.
     """
+    plan.model.check(backend.model.digest)  # a process of a cluster has loaded the model by itself
     for chunk, batches in groupby(_submitted(plan, chunks, backend, splitter), key=itemgetter(0)):
         figures = Figures()
         with journal.part(chunk).replaced() as file, pa.ipc.new_file(file, plan.output_schema) as part:

@@ -90,7 +90,8 @@ def make_plan(source: TableSource, model: ModelSpec, options: EnrichOptions) -> 
     name = options.output_column or (EMBEDDING if model.is_encoder else CONTEXT_VECTORS)
     fingerprint = _fingerprint(source, model, options)
     job = _digest(json.dumps(fingerprint, sort_keys=True).encode())
-    made_by = {"model": model.name, "version": model.version, "pool": str(options.pool), JOB_KEY: job}
+    made_by: dict[str | bytes, str] = {"model": model.name, "version": model.version, JOB_KEY: job}
+    made_by |= {"digest": model.digest, "pool": str(options.pool)}
     # Rows of passages lack the columns of the whole text.
     dropped = options.text_template.columns if options.layout is PassageLayout.ROWS else ()
     schema = pa.schema(
@@ -189,6 +190,7 @@ def _fingerprint(source: TableSource, model: ModelSpec, options: EnrichOptions) 
         "schema": _digest(source.schema.serialize().to_pybytes()),
         "model": model.name,
         "version": model.version,
+        "model digest": model.digest,
         "chunks": [CHUNK_ROWS, CHUNK_BYTES],
     }
 

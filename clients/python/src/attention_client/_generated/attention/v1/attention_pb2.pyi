@@ -896,10 +896,15 @@ class AttendResponse(_message.Message):
     TRUNCATED_FIELD_NUMBER: _builtins.int
     TOKEN_OFFSETS_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name of the model."""
     model_version: _builtins.str
     """Version of the model that was used."""
+    model_digest: _builtins.str
+    """The digest of the model that was used, as in Model. Results with different
+    digests are those of different models, even if name and version are equal.
+    """
     @_builtins.property
     def context_vectors(self) -> Global___VectorSequences:
         """Context vectors: one row for each query row, in the order of the request. For
@@ -950,10 +955,11 @@ class AttendResponse(_message.Message):
         truncated: _abc.Iterable[_builtins.int] | None = ...,
         token_offsets: Global___Spans | None = ...,
         outputs: _abc.Iterable[Global___NamedTensors] | None = ...,
+        model_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "context_vectors", b"context_vectors", "token_offsets", b"token_offsets"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "context_vectors", b"context_vectors", "model_name", b"model_name", "model_version", b"model_version", "outputs", b"outputs", "token_counts", b"token_counts", "token_offsets", b"token_offsets", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "context_vectors", b"context_vectors", "model_digest", b"model_digest", "model_name", b"model_name", "model_version", b"model_version", "outputs", b"outputs", "token_counts", b"token_counts", "token_offsets", b"token_offsets", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1353,6 +1359,7 @@ class Model(_message.Message):
     TEXT_ENCODER_FIELD_NUMBER: _builtins.int
     ATTENTION_PATTERNS_FIELD_NUMBER: _builtins.int
     TEXT_CLASSIFIER_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the model."""
     version: _builtins.str
@@ -1373,6 +1380,10 @@ class Model(_message.Message):
     """Number of trainable parameters."""
     provider: _builtins.str
     """Execution provider of ONNX Runtime, such as CPUExecutionProvider."""
+    digest: _builtins.str
+    """SHA-256, in hexadecimal digits, of the artifact's manifest, which has the hashes
+    of all its files: it identifies what is served. Empty if the model is not ready.
+    """
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:
         """Inputs; a request may omit those marked optional."""
@@ -1425,10 +1436,11 @@ class Model(_message.Message):
         text_encoder: Global___TextEncoder | None = ...,
         attention_patterns: _abc.Iterable[Global___AttentionPattern] | None = ...,
         text_classifier: Global___TextClassifier | None = ...,
+        digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "cost", b"cost", "num_heads", b"num_heads", "parity", b"parity", "text_classifier", b"text_classifier", "text_encoder", b"text_encoder"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "accepts_text", b"accepts_text", "attention_patterns", b"attention_patterns", "causal", b"causal", "cost", b"cost", "description", b"description", "inputs", b"inputs", "name", b"name", "num_heads", b"num_heads", "outputs", b"outputs", "parameters", b"parameters", "parity", b"parity", "provider", b"provider", "state", b"state", "state_reason", b"state_reason", "text_classifier", b"text_classifier", "text_encoder", b"text_encoder", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "accepts_text", b"accepts_text", "attention_patterns", b"attention_patterns", "causal", b"causal", "cost", b"cost", "description", b"description", "digest", b"digest", "inputs", b"inputs", "name", b"name", "num_heads", b"num_heads", "outputs", b"outputs", "parameters", b"parameters", "parity", b"parity", "provider", b"provider", "state", b"state", "state_reason", b"state_reason", "text_classifier", b"text_classifier", "text_encoder", b"text_encoder", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_heads: _TypeAlias = _typing.Literal["num_heads"]  # noqa: Y015
     _WhichOneofArgType__num_heads: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads"]  # noqa: Y015
