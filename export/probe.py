@@ -1,10 +1,11 @@
 """Runs a module in eager PyTorch before its export: finds its outputs, checks what servers rely on."""
 
 import math
+import sys
 import time
 import traceback
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ TRIED_LENGTHS = (LONGEST, 2049, 4097, LONGEST_SERVED)
 # A length is not tried if it is expected to take longer, nor if it needs more than the free memory: three
 # copies of the scores of eight heads for each pair of rows.
 LONG_RUN_SECONDS, PAIR_BYTES = 20.0, 3 * 8 * 4
+MEMORY_FILE = Path("/proc/meminfo")
 LongCase: TypeAlias = tuple[Mapping[str, int], GoldenCase]
 """Sizes of the symbolic axes, and what eager PyTorch computes."""
 FAST_PATH_NOTE = (
@@ -99,25 +101,20 @@ def find_least_lengths(module: nn.Module, signature: Signature, example: Mapping
         NotANumberError: Its result is not a number.
     """
     choices = [first_sizes(signature), _second_sizes(signature), {BATCH_AXIS: 2, **example}]
-    working = [sizes for sizes in choices if _succeeds(partial(_run, module, signature, sizes))]
-    if not working:
+    sizes = next((sizes for sizes in choices if _takes(module, signature, sizes)), None)
+    if sizes is None:
         try:
-            _run(module, signature, choices[0])
+            _run(module, signature, sizes := choices[0])
         except ExportError as error:
             raise error.with_advice(
                 f". Inputs are (batch, sequence, ...): if the module takes (sequence, batch, ...), "
                 f"{BATCH_FIRST}"
             ) from error
-    sizes = working[0]
     least = dict[str, int]()
     for axis in signature.sequence_axes:
-
-        def takes(length: int, axis: str = axis) -> bool:
-            return _succeeds(partial(_run, module, signature, {**sizes, axis: length}))
-
-        lengths = range(1, sizes[axis])
-        if (length := 1 if takes(1) else 1 + bisect_left(lengths, True, key=takes)) > 1:  # noqa: FBT003
-            least[axis] = length
+        takes = partial(_takes_length, module, signature, sizes, axis)
+        if not takes(1):
+            least[axis] = 1 + bisect_left(range(1, sizes[axis]), True, key=takes)  # noqa: FBT003
     return replace(signature, min_lengths=least)
 
 
@@ -181,9 +178,9 @@ class _Reach:
                 raise
             except ExportError as error:
                 self.error = error
-                failing = range(self.length + 1, length)
-                first = bisect_left(failing, True, key=self._fails)  # noqa: FBT003 - what is looked for
-                self._run(self.length + first)
+                takes = partial(_takes_length, self._module, self._signature, self._sizes, self._axis)
+                longer = range(self.length + 1, length)
+                self._run(self.length + bisect_left(longer, True, key=lambda rows: not takes(rows)))  # noqa: FBT003
                 return
             seconds = time.monotonic() - started
 
@@ -195,15 +192,12 @@ class _Reach:
         if length > LONGEST:
             self.cases.append((sizes, GoldenCase(self._signature.kind, inputs, results)))
 
-    def _fails(self, length: int) -> bool:
-        return not _succeeds(
-            partial(_run, self._module, self._signature, {**self._sizes, self._axis: length})
-        )
-
 
 def _free_bytes() -> int:
-    """Memory that is free, or that the system can free."""
-    words = Path("/proc/meminfo").read_text(encoding="utf-8").split()
+    """Memory that is free, or that the system can free; unlimited where the system does not say it."""
+    if not MEMORY_FILE.exists():
+        return sys.maxsize
+    words = MEMORY_FILE.read_text(encoding="utf-8").split()
     return int(words[words.index("MemAvailable:") + 1]) * 1024
 
 
@@ -294,15 +288,21 @@ def _run(module: nn.Module, signature: Signature, sizes: Mapping[str, int]) -> t
     return _try(module, signature, random_inputs(signature, sizes, rng()))
 
 
-def _succeeds(run: Callable[[], object]) -> bool:
-    """Whether the module takes the sizes of a run."""
+def _takes(module: nn.Module, signature: Signature, sizes: Mapping[str, int]) -> bool:
+    """Whether the module runs with these sizes."""
     try:
-        run()
+        _run(module, signature, sizes)
     except NotANumberError:
         raise
     except ExportError:
         return False
     return True
+
+
+def _takes_length(
+    module: nn.Module, signature: Signature, sizes: Mapping[str, int], axis: str, length: int
+) -> bool:
+    return _takes(module, signature, {**sizes, axis: length})
 
 
 class NotANumberError(ExportError):

@@ -1,6 +1,6 @@
 """Runs a module with masks in eager PyTorch before its export: what they hide changes no result."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -99,44 +99,25 @@ def _is_equal_when_padded(
     ]
     sizes = {**first_sizes(signature), **every, BATCH_AXIS: len(parts)}
     inputs = random_inputs(signature, sizes, rng())
-    names = {spec.name for spec in signature.inputs} & {KEY_LENGTHS, QUERY_LENGTHS, *signature.lengths}
-    for name in names:
+    for name in inputs.keys() & {KEY_LENGTHS, QUERY_LENGTHS, *signature.lengths}:
         inputs[name] = np.array([lengths[signature.axis_of_lengths(name)] for lengths in parts])
-    for index, lengths in enumerate(parts):
-        if ATTENTION_MASK in inputs:
-            _, *spanned = next(spec.axes for spec in signature.inputs if spec.name == ATTENTION_MASK)
-            hidden = np.zeros_like(inputs[ATTENTION_MASK][index])
-            cut = tuple(slice(lengths.get(str(axis))) for axis in spanned)
-            hidden[cut] = inputs[ATTENTION_MASK][index][cut]
-            inputs[ATTENTION_MASK][index] = hidden
+    if ATTENTION_MASK in inputs:
+        allowed = np.zeros_like(inputs[ATTENTION_MASK])
+        for index, lengths in enumerate(parts):
+            of_masks = [spec for spec in signature.inputs if spec.name == ATTENTION_MASK]
+            part = _cut({ATTENTION_MASK: allowed}, of_masks, index, lengths)[ATTENTION_MASK]
+            part[...] = _cut(inputs, of_masks, index, lengths)[ATTENTION_MASK]
+        inputs[ATTENTION_MASK] = allowed
     together = outputs(module, signature, inputs)
-    return all(
-        _is_equal_alone(module, signature, tolerance, lengths, index, inputs, together)
-        for index, lengths in enumerate(parts)
-    )
+    for index, lengths in enumerate(parts):
+        alone = outputs(module, signature, _cut(inputs, signature.inputs, index, lengths))
+        padded = _cut(together, signature.outputs, index, lengths)
+        if not all(tolerance.holds(alone[name], padded[name]) for name in padded):
+            return False
+    return True
 
 
-def _is_equal_alone(
-    module: nn.Module,
-    signature: Signature,
-    tolerance: Tolerance,
-    lengths: Mapping[str, int],
-    index: int,
-    inputs: Arrays,
-    together: Arrays,
-) -> bool:
-    """Whether a sequence of a batch, cut to its lengths, gets the same result alone."""
-    alone = {
-        spec.name: inputs[spec.name][index : index + 1][_window(spec, lengths)] for spec in signature.inputs
-    }
-    results = outputs(module, signature, alone)
-    return all(
-        tolerance.holds(
-            results[spec.name][0], together[spec.name][index : index + 1][_window(spec, lengths)][0]
-        )
-        for spec in signature.outputs
-    )
-
-
-def _window(spec: TensorSpec, lengths: Mapping[str, int]) -> tuple[slice, ...]:
-    return tuple(slice(lengths.get(str(axis))) for axis in spec.axes)
+def _cut(arrays: Arrays, specs: Iterable[TensorSpec], index: int, lengths: Mapping[str, int]) -> Arrays:
+    """Views (1, ...) of one sequence of a batch, without what comes after its lengths."""
+    windows = {spec.name: tuple(slice(lengths.get(str(axis))) for axis in spec.axes) for spec in specs}
+    return {name: arrays[name][index : index + 1][window] for name, window in windows.items()}
