@@ -167,10 +167,10 @@ def unseal(path: Path, content: bytes, keys: Sequence[PublicKey]) -> tuple[bytes
         ArtifactError: It is not an envelope, has another type, or is not signed with one of the keys.
     """
     try:
-        found = json.loads(content)
+        fields = json.loads(content)
         # The library needs ids, of which each names one signature.
-        signatures = [{**each, "keyid": str(number)} for number, each in enumerate(found["signatures"])]
-        envelope = Envelope.from_dict({**found, "signatures": signatures})
+        signatures = [{**entry, "keyid": str(index)} for index, entry in enumerate(fields["signatures"])]
+        envelope = Envelope.from_dict({**fields, "signatures": signatures})
         signed = envelope.pae()
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ArtifactError(path, "is not a DSSE envelope") from error
@@ -201,8 +201,8 @@ def _check_subject(path: Path, statement: _Statement, manifest: Manifest) -> Non
             path, f"is the certificate of another artifact, {proof.name[:128]}/{proof.version}"
         )
     signed = {subject.name: subject.digest.get("sha256") for subject in statement.subject}
-    found = _digests(path.parent, manifest)
-    if differing := sorted(name for name, _ in signed.items() ^ found.items()):
+    digests = _digests(path.parent, manifest)
+    if differing := sorted(name for name, _ in signed.items() ^ digests.items()):
         raise ArtifactError(
             path, f"does not fit {differing[0][:128]}: the artifact was changed after it was signed"
         )

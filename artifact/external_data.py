@@ -69,10 +69,10 @@ def _locations(data: mmap.mmap) -> Iterator[str]:
 
 def _entry_locations(data: mmap.mmap, begin: int, end: int) -> Iterator[str]:
     """Each value of an entry that has the key, also if a damaged entry repeats one of its fields."""
-    found: Mapping[int, list[bytes]] = {ENTRY_KEY: [], ENTRY_VALUE: []}
+    fields: Mapping[int, list[bytes]] = {ENTRY_KEY: [], ENTRY_VALUE: []}
     for number, wire_type, _, start, stop in message_fields(data, begin, end):
-        if wire_type == LENGTH_DELIMITED and number in found:
-            found[number].append(data[start:stop])
-    if LOCATION in found[ENTRY_KEY]:
-        for value in found[ENTRY_VALUE] or [b""]:
+        if wire_type == LENGTH_DELIMITED and number in fields:
+            fields[number].append(data[start:stop])
+    if LOCATION in fields[ENTRY_KEY]:
+        for value in fields[ENTRY_VALUE] or [b""]:
             yield value.decode("utf-8", "backslashreplace")

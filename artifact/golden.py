@@ -89,9 +89,9 @@ def token_inputs(tokenizer: Tokenizer, names: Sequence[str], most: int | None) -
         cutting.enable_truncation(most)
 
     def encode(text: str, second: str | None = None) -> Arrays:
-        found = cutting.encode(text, second)
-        columns = (found.ids, found.type_ids)
-        return {name: np.array([own], np.int64) for name, own in zip(names, columns, strict=False)}
+        encoding = cutting.encode(text, second)
+        columns = (encoding.ids, encoding.type_ids)
+        return {name: np.array([column], np.int64) for name, column in zip(names, columns, strict=False)}
 
     return encode
 
@@ -166,15 +166,15 @@ def _proves(eager: NDArray[Any]) -> bool:
 def _check_inputs(path: Path, case: GoldenCase, graph: Graph) -> None:
     specs = {spec.name: spec for spec in graph.inputs}
     if case.inputs.keys() != specs.keys():
-        given, taken = ", ".join(sorted(case.inputs)), ", ".join(sorted(specs))
+        names, expected = ", ".join(sorted(case.inputs)), ", ".join(sorted(specs))
         raise ArtifactError(
-            path, f"graph {case.graph} takes {taken}; a case of it contains {given or 'none'}"
+            path, f"graph {case.graph} takes {expected}; a case of it contains {names or 'none'}"
         )
     for name, array in case.inputs.items():
         if not _fits(array, specs[name]):
-            found = f"{array.dtype.name} {list(array.shape)}"
+            form = f"{array.dtype.name} {list(array.shape)}"
             raise ArtifactError(
-                path, f"input {name} of graph {case.graph} is {found}, which does not fit {specs[name]}"
+                path, f"input {name} of graph {case.graph} is {form}, which does not fit {specs[name]}"
             )
 
 

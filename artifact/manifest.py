@@ -187,14 +187,14 @@ class Manifest(Record):
             return ()
         layers: Any = [self.config]
         if self.encoder is not None:
-            stated = self.config.get("layers")
-            layers = stated if isinstance(stated, list) else [{}] * self.encoder.layers
+            layer_configs = self.config.get("layers")
+            layers = layer_configs if isinstance(layer_configs, list) else [{}] * self.encoder.layers
         return tuple(self._pattern(layer if isinstance(layer, dict) else {}) for layer in layers)
 
-    def _pattern(self, stated: dict[str, Any]) -> AttentionPattern:
-        window = stated.get("window", 0)
+    def _pattern(self, config: dict[str, Any]) -> AttentionPattern:
+        window = config.get("window", 0)
         is_known = isinstance(window, int) and 0 <= window <= MAX_WINDOW
-        return AttentionPattern(bool(stated.get("causal", self.causal)), window if is_known else 0)
+        return AttentionPattern(bool(config.get("causal", self.causal)), window if is_known else 0)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -231,9 +231,9 @@ class Manifest(Record):
             check_inside(folder, folder / name)
             if not (folder / name).is_file():  # a pipe would block the reader
                 raise ArtifactError(folder / name, "is not a regular file")
-            found = file_hash(folder / name)
-            if found != expected:
-                raise ArtifactError(folder / name, f"SHA-256 is {found}, the manifest says {expected}")
+            digest = file_hash(folder / name)
+            if digest != expected:
+                raise ArtifactError(folder / name, f"SHA-256 is {digest}, the manifest says {expected}")
         for name in graphs:
             self._check_graph_file(folder / name)
 
@@ -308,6 +308,9 @@ def is_whole(folder: Path) -> bool:
 def _problems(error: ValidationError) -> str:
     """The first problems, each with its field."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
-    texts = [f"{'.'.join(map(str, each['loc']))} {each['msg']}".strip() for each in problems[:MAX_PROBLEMS]]
+    texts = [
+        f"{'.'.join(map(str, problem['loc']))} {problem['msg']}".strip()
+        for problem in problems[:MAX_PROBLEMS]
+    ]
     further = len(problems) - len(texts)
     return "; ".join(texts) + (f"; and {further} more" if further else "")

@@ -42,5 +42,5 @@ class ModelId:
 
     def next_free_version(self, repository: Path) -> int:
         """One more than the largest version of this name in a repository."""
-        found = [int(path.name) for path in (repository / self.name).glob("*") if is_version(path.name)]
-        return max(found, default=0) + 1
+        versions = [int(path.name) for path in (repository / self.name).glob("*") if is_version(path.name)]
+        return max(versions, default=0) + 1

@@ -53,8 +53,8 @@ class Tolerance(Record):
         if value.shape != eager.shape:
             return float("inf")
         if self.cosine is not None:
-            found = cosines(value, eager)
-            return float(1 - (found.min() if value.ndim == PER_SEQUENCE else found.mean())) / (
+            angles = cosines(value, eager)
+            return float(1 - (angles.min() if value.ndim == PER_SEQUENCE else angles.mean())) / (
                 1 - self.cosine
             )
         differences = _differences(value, eager)
@@ -82,7 +82,7 @@ def _largest(values: NDArray[np.float64]) -> float:
 def cosines(values: NDArray[Any], eager: NDArray[Any]) -> NDArray[np.float64]:
     """The cosine of the angle between vectors (..., d) that belong together; 0 for NaN, 1 if both are 0."""
     pairs = np.asarray(values, np.float64), np.asarray(eager, np.float64)
-    lengths = [np.linalg.norm(each, axis=-1) for each in pairs]
+    lengths = [np.linalg.norm(vectors, axis=-1) for vectors in pairs]
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = (pairs[0] * pairs[1]).sum(axis=-1) / (lengths[0] * lengths[1])
-    return np.where((lengths[0] == 0) & (lengths[1] == 0), 1.0, np.nan_to_num(found, nan=0.0))
+        angles = (pairs[0] * pairs[1]).sum(axis=-1) / (lengths[0] * lengths[1])
+    return np.where((lengths[0] == 0) & (lengths[1] == 0), 1.0, np.nan_to_num(angles, nan=0.0))

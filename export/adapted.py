@@ -69,13 +69,13 @@ class Mask:
         """
         dtype = real if self.dtype.is_floating_point else self.dtype
         batch, *lengths = allowed.shape
-        named = iter([batch, *lengths[-len(self.sequence_axes) :]])
-        own = allowed.reshape([next(named) if isinstance(axis, str) else 1 for axis in self.axes])
-        own = own.expand([-1 if isinstance(axis, str) else axis for axis in self.axes])
+        sizes = iter([batch, *lengths[-len(self.sequence_axes) :]])
+        mask = allowed.reshape([next(sizes) if isinstance(axis, str) else 1 for axis in self.axes])
+        mask = mask.expand([-1 if isinstance(axis, str) else axis for axis in self.axes])
         if self.meaning is Meaning.ADDED:
-            zeros = torch.zeros((), dtype=dtype, device=own.device)
-            return torch.where(own, zeros, float("-inf"))
-        return (~own if self.meaning is Meaning.HIDES else own).to(dtype)
+            zeros = torch.zeros((), dtype=dtype, device=mask.device)
+            return torch.where(mask, zeros, float("-inf"))
+        return (~mask if self.meaning is Meaning.HIDES else mask).to(dtype)
 
 
 class AdaptedModule(nn.Module):
@@ -115,9 +115,11 @@ class AdaptedModule(nn.Module):
 
     def arguments(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The arguments of the module, of the inputs of a graph."""
-        made = (*self._lengths.values(), ATTENTION_MASK)
-        arguments = {self._names.get(name, name): own for name, own in inputs.items() if name not in made}
-        real = next((own.dtype for own in inputs.values() if own.is_floating_point()), torch.float32)
+        derived = (*self._lengths.values(), ATTENTION_MASK)
+        arguments = {
+            self._names.get(name, name): values for name, values in inputs.items() if name not in derived
+        }
+        real = next((values.dtype for values in inputs.values() if values.is_floating_point()), torch.float32)
         for mask in self.masks:
             allowed = self._allowed(mask, inputs)
             if allowed is not None:
@@ -218,12 +220,12 @@ class TracedCalls(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Calls an operator; decides a branch."""
-        named = kwargs or {}
-        if func is F.scaled_dot_product_attention and (*args, named.get("query"))[0].ndim < WITH_HEADS:
+        options = kwargs or {}
+        if func is F.scaled_dot_product_attention and (*args, options.get("query"))[0].ndim < WITH_HEADS:
             self.is_needed = True
-            return _with_heads(*args, **named)
+            return _with_heads(*args, **options)
         if func is not torch.Tensor.__bool__:
-            return func(*args, **named)
+            return func(*args, **options)
         place = innermost_place()
         decisions = self.decisions[place]
         if torch.compiler.is_exporting():
@@ -238,13 +240,15 @@ class TracedCalls(TorchFunctionMode):
     @property
     def undecided(self) -> list[Place]:
         """Branches that depend on the inputs or on their lengths."""
-        return [place for place, known in self.decisions.items() if len(known) > 1]
+        return [place for place, decisions in self.decisions.items() if len(decisions) > 1]
 
 
-def _with_heads(query: Any, key: Any, value: Any, attn_mask: Any = None, *options: Any, **named: Any) -> Any:
+def _with_heads(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, *options: Any, **keywords: Any
+) -> Any:
     """Attention over (B, T, d) as attention of one head: the exporter knows no other form."""
-    mask = named.pop("attn_mask", attn_mask)
+    mask = keywords.pop("attn_mask", attn_mask)
     query, key, value = (rows.unsqueeze(-3) for rows in (query, key, value))
     if mask is not None and mask.ndim > 2:  # noqa: PLR2004 - (Tq, Tk) has no batch
         mask = mask.unsqueeze(-3)
-    return F.scaled_dot_product_attention(query, key, value, mask, *options, **named).squeeze(-3)
+    return F.scaled_dot_product_attention(query, key, value, mask, *options, **keywords).squeeze(-3)

@@ -112,16 +112,20 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
     target = Target(repository=Path(out), model=ModelId(name, version), replace=replace)
     if branches not in (None, AS_TRACED):
         raise ValueError(f"branches={branches!r}: must be None or {AS_TRACED!r}")
-    taken = ModuleInputs.of(module, example_inputs, dynamic_axes, max_length, masks, inputs, examples)
+    module_inputs = ModuleInputs.of(module, example_inputs, dynamic_axes, max_length, masks, inputs, examples)
     description = description or type(module).__name__
-    stated: dict[str, object] = {"inputs": taken, "outputs": list(output_names), "description": description}
+    identity: dict[str, object] = {
+        "inputs": module_inputs,
+        "outputs": list(output_names),
+        "description": description,
+    }
     accepted = tolerance or TOLERANCES[precision]
     source = source_digest(
-        module, stated | {"precision": precision, "tolerance": accepted, "branches": branches}
+        module, identity | {"precision": precision, "tolerance": accepted, "branches": branches}
     )
     target.check(source)
     progress = progress or show
     progress("runs in eager PyTorch")
-    spec = module_spec(module, taken, output_names, description, tolerance, branches)
+    spec = module_spec(module, module_inputs, output_names, description, tolerance, branches)
     accepted = tolerance or spec.tolerances[precision]
     return ArtifactWriter(spec, target, precision, accepted, source, progress).publish(key)

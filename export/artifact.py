@@ -235,7 +235,11 @@ class ArtifactWriter:
         """The signatures with the largest lengths that follow from what the traces assume."""
         largest = dict(signatures[0].max_lengths)
         for signature in signatures:
-            doubtful = [each for each in assumptions.get(signature.kind, ()) if each.matters(signature)]
+            doubtful = [
+                assumption
+                for assumption in assumptions.get(signature.kind, ())
+                if assumption.matters(signature)
+            ]
             if not doubtful or (runner := self._runner(folder, signature)) is None:
                 continue
             for axis, (length, place) in runner.limits(doubtful).items():

@@ -84,8 +84,8 @@ def _untraceable(
     undecided = module.calls.undecided if isinstance(module, AdaptedModule) else []
     place = "".join(f", at {where}" for where in undecided[:1])
     reason = f"{type(cause).__name__}: {next(iter(str(cause).strip().splitlines()), '')}"
-    if found := re.search(r"Error when translating node.*?target=torch\.ops\.([\w.]+)", text):
-        reason = f"the exporter has no ONNX form of {found[1]}; compute it with other operators"
+    if operator := re.search(r"Error when translating node.*?target=torch\.ops\.([\w.]+)", text):
+        reason = f"the exporter has no ONNX form of {operator[1]}; compute it with other operators"
     elif "data-dependent" in text:
         reason = (
             f"the module branches on the values of a tensor{place}. A graph cannot: compute both sides and "
@@ -189,17 +189,21 @@ def _dimension(signature: Signature, axis: str) -> Any:
 def quiet(name: str) -> Iterator[io.StringIO]:
     """Collects what a logger and those below it write while the block runs, in place of showing it."""
     log = io.StringIO()
-    names = [each for each in logging.root.manager.loggerDict if f"{each}.".startswith(f"{name}.")]
+    names = [logger for logger in logging.root.manager.loggerDict if f"{logger}.".startswith(f"{name}.")]
     # Those below it may have handlers of their own.
-    loggers = [logging.getLogger(each) for each in {*names, name}]
-    before = [(each, each.handlers, each.propagate) for each in loggers if each.handlers or each.name == name]
-    for each, *_ in before:
-        each.handlers, each.propagate = [logging.StreamHandler(log)], False
+    loggers = [logging.getLogger(logger) for logger in {*names, name}]
+    before = [
+        (logger, logger.handlers, logger.propagate)
+        for logger in loggers
+        if logger.handlers or logger.name == name
+    ]
+    for logger, *_ in before:
+        logger.handlers, logger.propagate = [logging.StreamHandler(log)], False
     try:
         yield log
     finally:
-        for each, handlers, propagate in before:
-            each.handlers, each.propagate = handlers, propagate
+        for logger, handlers, propagate in before:
+            logger.handlers, logger.propagate = handlers, propagate
 
 
 @contextmanager

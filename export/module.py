@@ -104,20 +104,24 @@ class ModuleInputs:
         """
         examples = _by_name(module, example_inputs)
         all_examples = _all_examples(module, examples, further_examples)
-        stated, renamed = dict(masks or {}), dict(inputs or {})
-        for argument, names in (("dynamic_axes", dynamic_axes), ("masks", stated), ("inputs", renamed)):
+        meanings, renamed = dict(masks or {}), dict(inputs or {})
+        for argument, names in (("dynamic_axes", dynamic_axes), ("masks", meanings), ("inputs", renamed)):
             if unknown := sorted(set(names) - set(examples)):
-                known = ", ".join(examples)
-                raise ValueError(f"{argument}[{unknown[0]!r}]: not an input; the inputs are {known}")
-        for name, named in dynamic_axes.items():
-            if not isinstance(named, Mapping):
+                raise ValueError(
+                    f"{argument}[{unknown[0]!r}]: not an input; the inputs are {', '.join(examples)}"
+                )
+        for name, axes_of_input in dynamic_axes.items():
+            if not isinstance(axes_of_input, Mapping):
                 raise ValueError(  # noqa: TRY004 - as for all other arguments
-                    f"dynamic_axes[{name!r}]={named!r}: must be a mapping such as "
+                    f"dynamic_axes[{name!r}]={axes_of_input!r}: must be a mapping such as "
                     f"{{0: 'batch', 1: 'sequence'}}"
                 )
-        hidden = [_mask(*each, dynamic_axes.get(each[0], {}), stated) for each in examples.items()]
-        found = tuple(mask for mask in hidden if mask is not None)
-        names = {name: renamed.get(name, name) for name in examples if name not in {m.name for m in found}}
+        candidates = [
+            _mask(name, example, dynamic_axes.get(name, {}), meanings) for name, example in examples.items()
+        ]
+        mask_inputs = tuple(mask for mask in candidates if mask is not None)
+        mask_names = {mask.name for mask in mask_inputs}
+        names = {name: renamed.get(name, name) for name in examples if name not in mask_names}
         _check_names(names)
         tensors = tuple(_input(name, all_examples[name], dynamic_axes, names[name]) for name in names)
         axes = list(dict.fromkeys(str(spec.axes[1]) for spec in tensors))
@@ -126,7 +130,7 @@ class ModuleInputs:
                 f"dynamic_axes: {len(axes)} sequence axes ({', '.join(axes)}); at most {MAX_SEQUENCE_AXES} "
                 f"are supported: inputs of the same length can share the name of their axis"
             )
-        _check_masks(found, axes)
+        _check_masks(mask_inputs, axes)
         max_lengths = find_max_lengths(module, axes, max_length)
         ranges = [
             {
@@ -139,7 +143,7 @@ class ModuleInputs:
         ]
         return cls(
             tensors=tensors,
-            masks=found,
+            masks=mask_inputs,
             parameters={served: name for name, served in names.items() if served != name},
             max_lengths=max_lengths,
             stated_lengths={} if max_length is None else max_lengths,
@@ -236,7 +240,7 @@ def module_spec(
         lengths = [tensor(name, "int64", BATCH_AXIS) for name in inputs.lengths.values()]
         padded = replace(plain, kind=GraphKind.LENGTHS, inputs=(*plain.inputs, *lengths))
         check_masks(adapted, padded, tolerance)
-        if all(can_be_padded(adapted, each, tolerance) for each in (padded, *signatures[1:])):
+        if all(can_be_padded(adapted, signed, tolerance) for signed in (padded, *signatures[1:])):
             signatures.append(padded)
     is_adapted = inputs.masks or inputs.parameters or adapted.calls.is_needed
     return ExportSpec(
@@ -330,27 +334,29 @@ def _check_names(names: Mapping[str, str]) -> None:
 
 
 def _mask(
-    name: str, example: Tensor, named: Mapping[int, str], stated: Mapping[str, str | None]
+    name: str, example: Tensor, axis_names: Mapping[int, str], meanings: Mapping[str, str | None]
 ) -> Mask | None:
     """The mask that an input is by its name, its axes or what the caller states; None if it is none."""
-    axes = tuple(named.get(at, size) for at, size in enumerate(example.shape))
+    axes = tuple(axis_names.get(at, size) for at, size in enumerate(example.shape))
     lengths = [axis for axis in axes[1:] if isinstance(axis, str)]
     is_mask = axes[:1] == (BATCH_AXIS,) and (axes[-1:] == tuple(lengths) or axes[-2:] == tuple(lengths))
-    known = name.endswith((HIDING, ATTENDING)) and example.ndim == FEW_AXES
-    if name in stated:
-        if stated[name] is None:
+    is_usual_name = name.endswith((HIDING, ATTENDING)) and example.ndim == FEW_AXES
+    if name in meanings:
+        if meanings[name] is None:
             return None
-        if stated[name] not in tuple(Meaning):
+        if meanings[name] not in tuple(Meaning):
             choices = ", ".join(f"'{meaning}'" for meaning in Meaning)
-            raise ValueError(f"masks[{name!r}]={stated[name]!r}: must be None or one of {choices}")
+            raise ValueError(f"masks[{name!r}]={meanings[name]!r}: must be None or one of {choices}")
         if not is_mask:
             raise ValueError(
-                f"masks[{name!r}]: dynamic_axes[{name!r}]={dict(named)} must name axis 0 {BATCH_AXIS!r}, the "
-                f"last axis, and the axis before it if it has a row for each query; its shape is "
+                f"masks[{name!r}]: dynamic_axes[{name!r}]={dict(axis_names)} must name axis 0 {BATCH_AXIS!r}, "
+                f"the last axis, and the axis before it if it has a row for each query; its shape is "
                 f"{tuple(example.shape)}"
             )
-        return Mask(name=name, axes=axes, dtype=example.dtype, meaning=Meaning(str(stated[name])))
-    if not is_mask or not (known or ("mask" in name and (len(lengths) == FEW_AXES or 1 not in named))):
+        return Mask(name=name, axes=axes, dtype=example.dtype, meaning=Meaning(str(meanings[name])))
+    if not is_mask or not (
+        is_usual_name or ("mask" in name and (len(lengths) == FEW_AXES or 1 not in axis_names))
+    ):
         return None
     meaning = _named_meaning(name, example)
     if meaning is None:
@@ -385,30 +391,36 @@ def _check_masks(masks: Sequence[Mask], axes: Sequence[str]) -> None:
 def _input(name: str, examples: Sequence[Tensor], dynamic_axes: DynamicAxes, served: str) -> TensorSpec:
     example = examples[0]
     if example.dtype not in DATA_TYPES:
-        known = ", ".join(DATA_TYPES.values())
-        raise ValueError(f"example_inputs[{name!r}] is {example.dtype}; an input is one of {known}")
-    named = dynamic_axes.get(name, {})
+        types = ", ".join(DATA_TYPES.values())
+        raise ValueError(f"example_inputs[{name!r}] is {example.dtype}; an input is one of {types}")
+    axis_names = dynamic_axes.get(name, {})
     if (
-        named.get(0) != BATCH_AXIS
-        or set(named) != {0, 1}
-        or named[1] == BATCH_AXIS
-        or example.ndim < len(named)
+        axis_names.get(0) != BATCH_AXIS
+        or set(axis_names) != {0, 1}
+        or axis_names[1] == BATCH_AXIS
+        or example.ndim < len(axis_names)
     ):
-        raise ValueError(_about_axes(name, example, named))
-    shape = (BATCH_AXIS, named[1], *example.shape[2:])
+        raise ValueError(_about_axes(name, example, axis_names))
+    shape = (BATCH_AXIS, axis_names[1], *example.shape[2:])
     is_ids = example.dtype is torch.int64
     bound = max(_id_bound(name, values) for values in examples) if is_ids else None
     return tensor(served, DATA_TYPES[example.dtype], *shape, exclusive_upper_bound=bound)
 
 
-def _about_axes(name: str, example: Tensor, named: Mapping[int, str]) -> str:
+def _about_axes(name: str, example: Tensor, axis_names: Mapping[int, str]) -> str:
     """What is wrong with the names of the axes of an input."""
-    given = f"dynamic_axes[{name!r}]={dict(named)}" if named else f"dynamic_axes has no entry for {name!r}"
-    message = f"{given}: name axis 0 {BATCH_AXIS!r} and axis 1 the sequence, as {{0: 'batch', 1: 'sequence'}}"
-    if named.get(1) == BATCH_AXIS:
+    argument = (
+        f"dynamic_axes[{name!r}]={dict(axis_names)}"
+        if axis_names
+        else f"dynamic_axes has no entry for {name!r}"
+    )
+    message = (
+        f"{argument}: name axis 0 {BATCH_AXIS!r} and axis 1 the sequence, as {{0: 'batch', 1: 'sequence'}}"
+    )
+    if axis_names.get(1) == BATCH_AXIS:
         message += f"; {BATCH_SECOND}"
     if example.dtype == torch.bool and not name.endswith((HIDING, ATTENDING)):
-        choices = " or ".join(f"{{{name!r}: '{each}'}}" for each in (Meaning.HIDES, Meaning.ATTENDS))
+        choices = " or ".join(f"{{{name!r}: '{meaning}'}}" for meaning in (Meaning.HIDES, Meaning.ATTENDS))
         message += f"; if it is a mask, state what it means: masks={choices}"
     return message
 
@@ -420,22 +432,22 @@ def _id_bound(name: str, example: Tensor) -> int:
     return int(example.max()) + 1
 
 
-def find_max_lengths(module: nn.Module, axes: Sequence[str], given: MaxLength) -> dict[str, int]:
+def find_max_lengths(module: nn.Module, axes: Sequence[str], max_length: MaxLength) -> dict[str, int]:
     """The largest length by sequence axis; axes without a limit are absent.
 
     Args:
         module: Its `config`, if it has one, is read for what the caller does not give.
         axes: The sequence axes of the inputs.
-        given: One limit for all axes, or limits by axis name; None to take that of `module.config`.
+        max_length: One limit for all axes, or limits by axis name; None to take that of `module.config`.
 
     Raises:
         ValueError: A limit is not an integer of at least 2, or names an axis that does not exist.
     """
-    if given is None:
-        found = (getattr(getattr(module, "config", None), name, None) for name in CONFIG_FIELDS)
-        length = next((value for value in found if isinstance(value, int) and value > 1), None)
+    if max_length is None:
+        values = (getattr(getattr(module, "config", None), name, None) for name in CONFIG_FIELDS)
+        length = next((value for value in values if isinstance(value, int) and value > 1), None)
         return {} if length is None else dict.fromkeys(axes, length)
-    limits = dict(given) if isinstance(given, Mapping) else dict.fromkeys(axes, given)
+    limits = dict(max_length) if isinstance(max_length, Mapping) else dict.fromkeys(axes, max_length)
     if unknown := sorted(set(limits) - set(axes)):
         raise ValueError(f"max_length names {', '.join(unknown)}; the sequence axes are {', '.join(axes)}")
     for axis, length in limits.items():

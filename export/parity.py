@@ -293,12 +293,12 @@ def report(
         case, judge = f"at {dict(failed.sizes)}", "eager PyTorch"
         if failed.text is not None:
             case, judge = f"for the text {failed.text[:60]!r}", reference
-        found = f"{failed.max_abs_error:.3g}"
+        difference = f"{failed.max_abs_error:.3g}"
         if failed.min_cosine is not None:
-            found += f" (cosine {failed.min_cosine:.4f})"
+            difference += f" (cosine {failed.min_cosine:.4f})"
         raise ParityError(
             f"graph {failed.graph} {case} differs from {judge} by "
-            f"{found}; the tolerance is {tolerance}. {_advice(failed, cases, tolerance)}"
+            f"{difference}; the tolerance is {tolerance}. {_advice(failed, cases, tolerance)}"
         )
     of_texts = [case.min_cosine for case in cases if case.text is not None and case.min_cosine is not None]
     least = [case.min_cosine for case in cases if case.min_cosine is not None]
@@ -324,7 +324,7 @@ def report(
 
 def _advice(failed: ParityCase, cases: list[ParityCase], tolerance: Tolerance) -> str:
     """Rounding grows little by little with the sizes; another computation differs at once."""
-    equal = [each.max_abs_error for each in cases if each.within_tolerance and each.graph is failed.graph]
+    equal = [case.max_abs_error for case in cases if case.within_tolerance and case.graph is failed.graph]
     if failed.max_abs_error <= 10 * max(equal, default=10 * max(tolerance.atol, tolerance.rtol)):
         return (
             "Large scores amplify rounding: state a wider tolerance for a module whose weights produce them"

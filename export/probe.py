@@ -71,21 +71,22 @@ def find_outputs(module: nn.Module, signature: Signature, names: Sequence[str]) 
             f"each of them, or wrap the module to return fewer"
         )
     return tuple(
-        _output(name, one, other, by_sizes) for name, one, other in zip(names, first, second, strict=True)
+        _output(name, first_output, second_output, by_sizes)
+        for name, first_output, second_output in zip(names, first, second, strict=True)
     )
 
 
-def _output(name: str, one: Tensor, other: Tensor, by_sizes: Mapping[tuple[int, int], str]) -> TensorSpec:
-    pairs = list(zip(one.shape, other.shape, strict=True))
+def _output(name: str, small: Tensor, large: Tensor, by_sizes: Mapping[tuple[int, int], str]) -> TensorSpec:
+    pairs = list(zip(small.shape, large.shape, strict=True))
     if unknown := [pair for pair in pairs if pair[0] != pair[1] and pair not in by_sizes]:
         raise ValueError(
             f"output {name!r}: its axis of sizes {unknown[0]} is not an axis of an input; every axis must "
             f"be an axis of an input, or have a fixed size"
         )
     shape = [by_sizes.get(pair, pair[0]) for pair in pairs]
-    if one.dtype not in DATA_TYPES or shape[:1] != [BATCH_AXIS]:
-        raise ValueError(f"output {name!r} is {one.dtype} {shape}; it must begin with the batch axis")
-    return tensor(name, DATA_TYPES[one.dtype], *shape)
+    if small.dtype not in DATA_TYPES or shape[:1] != [BATCH_AXIS]:
+        raise ValueError(f"output {name!r} is {small.dtype} {shape}; it must begin with the batch axis")
+    return tensor(name, DATA_TYPES[small.dtype], *shape)
 
 
 def find_least_lengths(module: nn.Module, signature: Signature, example: Mapping[str, int]) -> Signature:
@@ -119,7 +120,7 @@ def find_least_lengths(module: nn.Module, signature: Signature, example: Mapping
 
 
 def find_largest_lengths(
-    module: nn.Module, signature: Signature, stated: Mapping[str, int]
+    module: nn.Module, signature: Signature, bounds: Mapping[str, int]
 ) -> tuple[Signature, list[LongCase]]:
     """The signature with the largest length on each axis, and what the module computes for such sequences.
 
@@ -129,7 +130,7 @@ def find_largest_lengths(
     Args:
         module: The module.
         signature: The signature of its plain graph.
-        stated: By axis, the largest lengths that the caller stated.
+        bounds: By axis, the largest lengths that the caller stated.
 
     Raises:
         ExportError: The module fails at a length that the caller stated, and does not at smaller ones.
@@ -139,10 +140,10 @@ def find_largest_lengths(
         most = min(largest.get(axis, LONGEST_SERVED), LONGEST_SERVED)
         reach = _Reach(module, signature, axis)
         reach.extend(most)
-        if reach.error is not None and axis in stated:
+        if reach.error is not None and axis in bounds:
             advice = f"; max_length={most} of axis {axis!r} is more than the module takes"
             raise reach.error.with_advice(advice) from reach.error
-        if axis not in stated:
+        if axis not in bounds:
             largest[axis] = reach.length
         cases += reach.cases
     return replace(signature, max_lengths=largest), cases
@@ -226,9 +227,9 @@ def check_repeatable(module: nn.Module, signature: Signature) -> None:
         ExportError: Two runs on the same inputs differ.
     """
     inputs = random_inputs(signature, first_sizes(signature), rng())
-    one, other = (outputs(module, signature, inputs) for _ in range(2))
-    for name in one:
-        if not np.array_equal(one[name], other[name], equal_nan=True):
+    first, second = (outputs(module, signature, inputs) for _ in range(2))
+    for name in first:
+        if not np.array_equal(first[name], second[name], equal_nan=True):
             raise ExportError(
                 f"output {name!r}: two runs on the same inputs differ; the module draws random numbers in "
                 f"evaluation mode. Use nn.Dropout, or F.dropout(..., training=self.training)"
@@ -245,8 +246,8 @@ def check_independence(module: nn.Module, signature: Signature, tolerance: Toler
     inputs = random_inputs(signature, sizes, rng())
     together = outputs(module, signature, inputs)
     for index in range(sizes[BATCH_AXIS]):
-        own = {name: array[index : index + 1] for name, array in inputs.items()}
-        for name, alone in outputs(module, signature, own).items():
+        sequence = {name: array[index : index + 1] for name, array in inputs.items()}
+        for name, alone in outputs(module, signature, sequence).items():
             if not tolerance.holds(alone[0], together[name][index]):
                 raise ExportError(
                     f"output {name!r}: the result of a sequence depends on its batch; the sequences of a "
@@ -280,8 +281,8 @@ def outputs(module: nn.Module, signature: Signature, inputs: Arrays) -> Arrays:
     Raises:
         ExportError: The module fails.
     """
-    found = _try(module, signature, inputs)
-    return {spec.name: output.numpy() for spec, output in zip(signature.outputs, found, strict=True)}
+    results = _try(module, signature, inputs)
+    return {spec.name: output.numpy() for spec, output in zip(signature.outputs, results, strict=True)}
 
 
 def _run(module: nn.Module, signature: Signature, sizes: Mapping[str, int]) -> tuple[Tensor, ...]:
@@ -314,9 +315,9 @@ def _try(module: nn.Module, signature: Signature, inputs: Arrays) -> tuple[Tenso
         results = call_eager(module, signature, inputs)
     except Exception as error:  # a module may raise anything
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
-        first, *others = str(error).strip().splitlines() or [""]
+        first, *further_lines = str(error).strip().splitlines() or [""]
         message = f"the module fails for {shapes}: {type(error).__name__}: {first}"
-        if others:
+        if further_lines:
             raise ExportError.with_details(message, traceback.format_exc()) from error
         raise ExportError(message) from error
     for index, result in enumerate(results):
@@ -346,7 +347,7 @@ def fast_path_notes(module: AdaptedModule, signature: Signature, tolerance: Tole
             fused = output_tensors(module.module(**module.arguments(tensors)))
     except Exception:  # the module may raise anything for such rows
         return []
-    equal = [tolerance.holds(one.numpy(), other) for one, other in zip(fused, standard, strict=True)]
+    equal = [tolerance.holds(values.numpy(), array) for values, array in zip(fused, standard, strict=True)]
     return [] if all(equal) else [FAST_PATH_NOTE]
 
 

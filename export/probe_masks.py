@@ -29,14 +29,14 @@ def equal_without_masks(
 ) -> bool:
     """Whether a module computes the same without masks that hide nothing."""
     inputs = random_inputs(signature, first_sizes(signature), rng())
-    given, masked = module.masks, outputs(module, signature, inputs)
+    masks_before, masked = module.masks, outputs(module, signature, inputs)
     try:
         module.masks = tuple(masks)
         without = outputs(module, signature, inputs)
     except ExportError:
         return False
     finally:
-        module.masks = given
+        module.masks = masks_before
     return all(tolerance.holds(without[name], masked[name]) for name in masked)
 
 
@@ -60,13 +60,16 @@ def check_pairs(module: AdaptedModule, signature: Signature, tolerance: Toleranc
     Raises:
         ExportError: Results depend on a row that the mask hides, and would not with the opposite meaning.
     """
-    given = module.masks
-    mask = next(mask for mask in given if len(mask.sequence_axes) > 1)
+    masks_before = module.masks
+    mask = next(mask for mask in masks_before if len(mask.sequence_axes) > 1)
     if mask.meaning is Meaning.ADDED or can_be_padded(module, signature, tolerance):
         return
-    module.masks = tuple(replace(each, meaning=each.opposite) if each is mask else each for each in given)
+    module.masks = tuple(
+        replace(candidate, meaning=candidate.opposite) if candidate is mask else candidate
+        for candidate in masks_before
+    )
     fits = can_be_padded(module, signature, tolerance)
-    module.masks = given
+    module.masks = masks_before
     if fits:
         raise _depends_on_hidden(mask)
 
@@ -92,12 +95,15 @@ def _is_equal_when_padded(
     module: nn.Module, signature: Signature, tolerance: Tolerance, axes: Sequence[str], rows: int
 ) -> bool:
     """Runs three sequences together and alone: one of so many rows, one of half of them, one of a row."""
-    every = {axis: signature.clip(axis, rows + at) for at, axis in enumerate(signature.sequence_axes)}
+    longest = {axis: signature.clip(axis, rows + at) for at, axis in enumerate(signature.sequence_axes)}
     parts = [
-        every,
-        *({**every, **{axis: signature.clip(axis, every[axis] // n) for axis in axes}} for n in (2, rows)),
+        longest,
+        *(
+            {**longest, **{axis: signature.clip(axis, longest[axis] // n) for axis in axes}}
+            for n in (2, rows)
+        ),
     ]
-    sizes = {**first_sizes(signature), **every, BATCH_AXIS: len(parts)}
+    sizes = {**first_sizes(signature), **longest, BATCH_AXIS: len(parts)}
     inputs = random_inputs(signature, sizes, rng())
     for name in inputs.keys() & {KEY_LENGTHS, QUERY_LENGTHS, *signature.lengths}:
         inputs[name] = np.array([lengths[signature.axis_of_lengths(name)] for lengths in parts])

@@ -79,8 +79,8 @@ class Signature:
     @property
     def axes(self) -> list[str]:
         """Symbolic axes in the order of the inputs."""
-        named = (axis for spec in self.inputs for axis in spec.axes if isinstance(axis, str))
-        return list(dict.fromkeys(named))
+        symbolic = (axis for spec in self.inputs for axis in spec.axes if isinstance(axis, str))
+        return list(dict.fromkeys(symbolic))
 
     @property
     def module_inputs(self) -> list[TensorSpec]:
@@ -211,13 +211,13 @@ class ExportSpec:
 def attention_spec(module: AttentionModule, description: str = "") -> ExportSpec:
     """The export of an attention module, with all graphs."""
     config, tokenizer = module.config, module.tokenizer if isinstance(module, TextAttention) else None
-    stated = asdict(config)
+    config_fields = asdict(config)
     return ExportSpec(
         module=module.eval(),
         signatures=signatures(module),
         description=description,
-        identity={"config": stated, "tokenizer": tokenizer.to_str() if tokenizer is not None else ""},
-        config=stated,
+        identity={"config": config_fields, "tokenizer": tokenizer.to_str() if tokenizer is not None else ""},
+        config=config_fields,
         num_heads=config.num_heads,
         causal=config.causal,
         cost=Cost(
