@@ -1,7 +1,8 @@
 """Random modules: an answer equals that of eager PyTorch for each sequence alone, or is refused.
 
 tests/support/random_modules.py makes them. `RANDOM_MODULES=320` tries so many from the seed
-`RANDOM_MODULES_SEED`. What was refused or limited, and what failed, is appended to build/random-modules.txt.
+`RANDOM_MODULES_SEED`; with 1 and the number of a module, that module alone. What was refused or limited, and
+what failed, is appended to build/random-modules.txt.
 """
 
 import math
@@ -15,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -40,14 +42,17 @@ from tests.support.eager import ATOL, RTOL, Array
 from tests.support.random_modules import RandomModule
 
 pytestmark = pytest.mark.thorough
-# Modules that are exported and served at once, and how many are tried.
+# Modules that are exported and served at once, how many are tried, and the first. The 40 from 170 have a
+# branch on a length and on values, padding that matters far away, an axis between the first input's and the
+# last's, values whose logarithm exists, and a mask of query and key rows beside four axes.
 ROUND = 40
 COUNT = int(os.environ.get("RANDOM_MODULES", ROUND))
-SEED = int(os.environ.get("RANDOM_MODULES_SEED", "0"))
+SEED = int(os.environ.get("RANDOM_MODULES_SEED", "170"))
 EXPORTERS, CALLERS = 2, 8
 REPORT = ROOT / "build/random-modules.txt"
-# Rounding may differ by so many times as much as that of eager PyTorch in float32.
-ROUNDING = 30
+# Rounding may differ by so many times as much as that of eager PyTorch in float32, and for each row that is
+# summed by a part of the largest value.
+ROUNDING, ROW_ROUNDING = 30, 6e-8
 # The largest part of the modules without a trait that may be refused, such as for large scores.
 REFUSED_PART = 0.05
 # Reasons of refusals, by what their messages say.
@@ -121,7 +126,7 @@ def compute(network: nn.Module, module: RandomModule, sequence: Mapping[str, Arr
     return results[::-1]
 
 
-def difference(answer: Array, expected: Array, exact: Array) -> float:
+def difference(rows: int, answer: Array, expected: Array, exact: Array) -> float:
     """Largest |answer - eager| if that exceeds the tolerance and what rounding explains, otherwise 0."""
     if answer.shape != expected.shape:
         return math.inf
@@ -130,7 +135,8 @@ def difference(answer: Array, expected: Array, exact: Array) -> float:
     with np.errstate(invalid="ignore", over="ignore"):
         errors = np.where(same | (answer == expected), 0, np.abs(answer.astype(float) - expected))
         rounding = np.nan_to_num(np.abs(expected - exact), nan=0, posinf=0).max(initial=0)
-    errors[errors <= ATOL + RTOL * np.abs(expected) + ROUNDING * rounding] = 0
+    summed = ROW_ROUNDING * rows * np.abs(expected[np.isfinite(expected)]).max(initial=0)
+    errors[errors <= ATOL + RTOL * np.abs(expected) + ROUNDING * rounding + summed] = 0
     return float(np.nan_to_num(errors, nan=np.inf).max(initial=0))
 
 
@@ -180,10 +186,11 @@ def compare(
     if isinstance(outputs, str):
         return outputs
     results = compute(network, module, sequence)
-    if not (error := max(map(difference, outputs, *results))):
+    rows = repeat(max(len(sequence[name]) for name in module.inputs))
+    if not (error := max(map(difference, rows, outputs, *results))):
         return ""
     alone = next(answer(send, module.name, [sequence]))
-    is_right = not isinstance(alone, str) and not max(map(difference, alone, *results))
+    is_right = not isinstance(alone, str) and not max(map(difference, rows, alone, *results))
     largest = max(np.abs(sequence[name]).max() for name in module.inputs)
     return (
         f"off by {error:.3g} {'only in a batch' if is_right else 'also alone'} for values up to {largest:.3g}"
@@ -239,7 +246,8 @@ def test_no_answer_is_wrong(first: int, tmp_path: Path) -> None:
                 judge(module, tmp_path, sends, findings)
     engine.close()
     summary = findings.write(modules)
-    assert not findings.failed, "\n".join([summary, *findings.failed.values()])
+    failed = [f"{findings.failed[m.name]}\n  {m}" for m in modules if m.name in findings.failed]
+    assert not failed, "\n".join([summary, *failed])
     plain = [module for module in modules if not module.traits]
     refused = [findings.refused[module.name] for module in plain if module.name in findings.refused]
     assert len(refused) <= math.ceil(REFUSED_PART * len(plain)), "\n".join([summary, *refused])

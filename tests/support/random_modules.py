@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 GRAMMAR = tomllib.loads((ROOT / "tests/data/module_grammar.toml").read_text())
 PARTS, OUTPUTS = GRAMMAR["parts"], GRAMMAR["outputs"]
 GROUPS = {part: group for table in (OUTPUTS, PARTS) for group, parts in table.items() for part in parts}
-READS_HIDDEN = {part for part, group in GROUPS.items() if group in ("mixing", "odd")}
+READS_HIDDEN = {part for part, group in GROUPS.items() if group in ("mixing", "far", "odd")}
 # Lengths at which modules branch, and those of long sequences.
 BRANCHES, LONG = (1, 4, 10, 64, 300, 520, 700, 1024), (600, 1030, 1500)
 LARGEST, SMALL_LARGEST = 1600, 96
@@ -128,7 +128,7 @@ class RandomModule:
 
     def _compose(self, steps: int) -> list[str]:
         """Adds parts to some streams, then joins all of them in one; returns outputs of that."""
-        hostile = self._pick(["guard", "value"]) if self.rng.random() < 0.3 else ""
+        hostile = self._pick(["guard", "value", "far"]) if self.rng.random() < 0.4 else ""
         main = self._pick([*self.streams])
         for step in range(steps):
             group = self.rng.choice(["rows", "masked", "mixing", "odd"], p=[0.35, 0.4, 0.18, 0.07])
