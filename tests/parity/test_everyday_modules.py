@@ -36,7 +36,6 @@ def export_row(name: str, folder: Path) -> None:
         name=NAMES[name],
         description=name,
         output_names=row.outputs,
-        masks=row.masks,
         max_length=64,
     )
 
@@ -67,15 +66,10 @@ def random_array(own: Input, lengths: dict[str, int], rng: np.random.Generator) 
     return rng.standard_normal(shape, np.float32)
 
 
-def as_module_takes_it(row: Row, name: str, pairs: Array, lengths: dict[str, int]) -> Array:
-    """A mask (1, ...) of one sequence: that of pairs (Tq, Tk), or one of keys, which may attend to all."""
-    own = row.inputs[name]
-    shape = [1, *(lengths.get(size) or int(size) for size in own.sizes[1:])]
-    allowed = np.broadcast_to(pairs if own.sizes[-2] == "T" else True, shape)
-    if own.dtype is torch.float32:
-        return np.where(allowed, 0, -np.inf).astype(np.float32)
-    hides = name.endswith("key_padding_mask")
-    return (~allowed if hides else allowed).astype(str(own.dtype).removeprefix("torch."))
+def neutral_mask(name: str, mask: Input, lengths: dict[str, int]) -> Array:
+    """A mask of keys (1, T) that hides nothing."""
+    shape = [1, *(lengths[size] for size in mask.sizes[1:])]
+    return np.full(shape, not name.endswith("key_padding_mask"), str(mask.dtype).removeprefix("torch."))
 
 
 def eager(row: Row, tensors: dict[str, Array]) -> list[Array]:
@@ -92,18 +86,15 @@ def test_equals_eager(everyday_client: AttentionClient, name: str) -> None:
     """The sequences of a request have different lengths; eager PyTorch computes each of them alone."""
     row, rng = ROWS[name], np.random.default_rng(3)
     masks = [each for each in row.inputs if each.endswith("mask")]
-    has_pairs = any(row.inputs[each].sizes[-2] == "T" for each in masks)
     sent: list[dict[str, Array]] = []
     expected: list[list[Array]] = []
     for lengths in LENGTHS:
         vectors = {
             each: random_array(own, lengths, rng) for each, own in row.inputs.items() if each not in masks
         }
-        pairs = rng.random((lengths["T"], lengths["S"])) < 0.6
-        pairs[:, 0] = True
-        sent.append(vectors | ({"attention_mask": pairs} if has_pairs else {}))
-        taken = {each: as_module_takes_it(row, each, pairs, lengths) for each in masks}
-        expected.append(eager(row, {each: array[None] for each, array in vectors.items()} | taken))
+        sent.append(vectors)
+        neutral = {name: neutral_mask(name, row.inputs[name], lengths) for name in masks}
+        expected.append(eager(row, {each: array[None] for each, array in vectors.items()} | neutral))
     lists = {each: [own[each] for own in sent] for each in sent[0]}
     found = everyday_client.infer(NAMES[name], lists, outputs=row.outputs).outputs
     for output, answers in zip(row.outputs, zip(*expected, strict=True), strict=True):

@@ -1,16 +1,15 @@
-"""Modules as people write them with PyTorch and Hugging Face, with masks of every kind: a table to export."""
+"""Modules as people write them with PyTorch and Hugging Face, with masks of keys: a table to export."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
 WIDTH, HEADS, IDS = 16, 2, 20
-DTYPES = {"bool": torch.bool, "float": torch.float32, "ids": torch.int64}
+DTYPES = {"bool": torch.bool, "ids": torch.int64}
 AXES = {"B": "batch", "T": "length", "S": "memory_length"}
 EXAMPLE_SIZES = {"B": 2, "T": 3, "S": 5}
 causal_mask = nn.Transformer.generate_square_subsequent_mask
@@ -18,7 +17,7 @@ causal_mask = nn.Transformer.generate_square_subsequent_mask
 
 @dataclass(frozen=True)
 class Input:
-    """An input as a line of the table states it: "B T 16", "B T bool", "B 1 T S float"."""
+    """An input as a line of the table states it: "B T 16", "B T bool"."""
 
     text: str
 
@@ -44,11 +43,10 @@ class Input:
 
 @dataclass(frozen=True)
 class Row:
-    """A module, its inputs, what is stated about its masks, and its outputs."""
+    """A module, its inputs, and its outputs."""
 
     make: Callable[[], nn.Module]
     signature: str
-    masks: Mapping[str, str] = field(default_factory=dict)
     outputs: tuple[str, ...] = ("context_vectors",)
 
     @property
@@ -84,23 +82,6 @@ class Located(nn.Module):
     ) -> Tensor:
         context: Tensor = self.attention(x + place, memory, memory, key_padding_mask=key_padding_mask)[0]
         return context
-
-
-class Sdpa(nn.Module):
-    """Projections around scaled_dot_product_attention, whose mask they pass on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-
-    def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        q, k, v = (
-            rows.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-            for rows in (self.q(x), self.k(memory), self.v(memory))
-        )
-        heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        joined: Tensor = self.out(heads.transpose(1, 2).flatten(2))
-        return joined
 
 
 class Encoder(nn.Module):
@@ -155,9 +136,8 @@ def bert() -> nn.Module:
 
 
 X = "x: B T 16"
-XM = f"{X}; memory: B S 16"
 WITH_WEIGHTS = ("context_vectors", "weights")
-# Each row shows a mask, a layer or a library that no other row shows.
+# Each row shows a layer or a library that neither another row nor random_modules.py shows.
 ROWS: dict[str, Row] = {
     # nn.MultiheadAttention
     "self, keys, weights of heads": Row(
@@ -167,9 +147,6 @@ ROWS: dict[str, Row] = {
     "cross, masked keys between two inputs of query rows": Row(
         Located, f"{XM}; place: B T 16; key_padding_mask: B S bool"
     ),
-    # scaled_dot_product_attention
-    "cross sdpa, given (B, 1, Tq, Tk)": Row(Sdpa, f"{XM}; mask: B 1 T S bool", {"mask": "True attends"}),
-    "cross sdpa, given (B, H, Tq, Tk) added": Row(Sdpa, f"{XM}; mask: B 2 T S float"),
     # PyTorch's layers
     "encoder, causal, keys, norm first": Row(Encoder, f"{X}; src_key_padding_mask: B T bool"),
     "translator of ids": Row(

@@ -1,0 +1,266 @@
+"""Random attention modules of the parts in tests/data/module_grammar.toml, as sources that can be run."""
+
+import math
+import re
+import runpy
+import string
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attention_serving.export import export_module
+from scripts.local_server import ROOT
+from tests.support.eager import Array
+
+_T = TypeVar("_T")
+GRAMMAR = tomllib.loads((ROOT / "tests/data/module_grammar.toml").read_text())
+PARTS, OUTPUTS = GRAMMAR["parts"], GRAMMAR["outputs"]
+GROUPS = {part: group for table in (OUTPUTS, PARTS) for group, parts in table.items() for part in parts}
+READS_HIDDEN = {part for part, group in GROUPS.items() if group in ("mixing", "far", "odd")}
+# Lengths at which modules branch, and those of long sequences.
+BRANCHES, LONG = (1, 4, 10, 64, 300, 520, 700, 1024), (600, 1030, 1500)
+LARGEST, SMALL_LARGEST = 1600, 96
+EXAMPLE_LENGTHS = {"t0": 6, "t1": 9, "t2": 5, "t3": 7}
+SOURCE = """import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Random(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {layers}
+
+    def forward({arguments}):
+        {lines}
+"""
+
+
+def random_rows(kind: str, length: int, rng: np.random.Generator, values: str = "usual") -> Array:
+    """One sequence of an input: usual values, large ones, zeros, or a NaN among usual ones."""
+    if kind in ("ids", "flags"):
+        return rng.integers(0, 20, length) if kind == "ids" else rng.random(length) < 0.5
+    factor = {"large": 30, "zeros": 0}.get(values, 1)
+    if kind == "gaps":
+        return (rng.uniform(0.5, 50, length) * max(factor, 1)).astype(np.float32)
+    rows = rng.random((length, 8)) * 255 if kind == "pixels" else rng.standard_normal((length, 8))
+    if values == "NaN":
+        rows[length // 2, 3] = np.nan
+    return (rows * factor).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """An input that is a mask: of keys, or of query and key rows."""
+
+    name: str
+    meaning: str
+    axes: tuple[str, ...]
+    heads: tuple[int, ...] = ()
+    optional: bool = False
+
+    def encode(self, allowed: Tensor) -> Tensor:
+        """What the module takes (B, ...), from booleans (Tk,) or (Tq, Tk), True = may attend."""
+        allowed = allowed.expand(1, *self.heads, *allowed.shape)
+        if self.meaning == "added":
+            return torch.where(allowed, 0.0, -math.inf)
+        return allowed if self.meaning == "True attends" else ~allowed
+
+
+class RandomModule:
+    """The module of a seed.
+
+    Attributes:
+        inputs: By name, kind and axis.
+        traits: What an export may refuse it for: "leaky", "odd", "guard" or "value".
+        branches: By axis, the lengths at which it may compute something else.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.name = seed, f"random-{seed}"
+        self.rng = rng = np.random.default_rng(seed)
+        axes = [f"t{at}" for at in range(1 + rng.choice(4, p=[0.3, 0.35, 0.2, 0.15]))]
+        order = axes + [self._pick(axes) for _ in range(min(self._pick([0, 0, 1, 2]), 4 - len(axes)))]
+        kinds = rng.choice([*GRAMMAR["inputs"]], len(order), p=[0.6, 0.1, 0.15, 0.1, 0.05])
+        self.inputs = {
+            f"x{at}": (str(kinds[at]), order[i]) for at, i in enumerate(rng.permutation(len(order)))
+        }
+        meanings = [*GRAMMAR["masks"]]
+        self.masks = [
+            Mask(f"{axis}_{GRAMMAR['masks'][meaning][0]}", meaning, (axis,), optional=rng.random() < 0.3)
+            for axis, meaning in zip(axes, rng.choice(meanings, len(axes)), strict=True)
+            if rng.random() < 0.4
+        ]
+        if rng.random() < 0.25:
+            pair, heads = (self._pick(order), self._pick(order)), self._pick([(), (1,), (2,)])
+            self.masks.append(Mask("pair_mask", self._pick(meanings), pair, heads))
+        self.masks.sort(key=lambda mask: mask.optional)
+        self.max_length = self._pick([*[LARGEST] * 15, *[SMALL_LARGEST] * 4, None])
+        self.branches: dict[str, set[int]] = {axis: set() for axis in axes}
+        self.traits: set[str] = set()
+        self.layers: list[str] = []
+        self.streams = {name.replace("x", "h"): axis for name, (_, axis) in self.inputs.items()}
+        self.lines = self._opening()
+        self.outputs = self._compose(1 + seed % 4)
+
+    def _pick(self, options: Sequence[_T]) -> _T:
+        return options[int(self.rng.integers(len(options)))]
+
+    def _opening(self) -> list[str]:
+        lines = []
+        for name, (kind, axis) in self.inputs.items():
+            is_raw = kind == "rows" and self.rng.random() < 0.4
+            rows = name if is_raw else self._hoist(GRAMMAR["inputs"][kind], {"x": name})
+            lines.append(f"{name.replace('x', 'h')} = {rows}")
+            for mask in self.masks:
+                if mask.optional and mask.axes == (axis,):
+                    attends = f"torch.full({name}.shape[:2], {GRAMMAR['masks'][mask.meaning][1]})"
+                    lines.append(f"{mask.name} = {attends} if {mask.name} is None else {mask.name}")
+        return lines
+
+    def _compose(self, steps: int) -> list[str]:
+        """Adds parts to some streams, then joins all of them in one; returns outputs of that."""
+        hostile = self._pick(["guard", "value", "far"]) if self.rng.random() < 0.4 else ""
+        main = self._pick([*self.streams])
+        for step in range(steps):
+            group = self.rng.choice(["rows", "masked", "mixing", "odd"], p=[0.35, 0.4, 0.18, 0.07])
+            options = PARTS[hostile if hostile and step == steps - 1 else str(group)]
+            self.lines += self._part(options, self._pick([*self.streams]) if step else main)
+        joins = [part for group in ("rows", "masked", "mixing") for part in PARTS[group]]
+        for stream in self.streams:
+            self.lines += self._part(joins, main, stream) if stream != main else []
+        outputs = [part for parts in OUTPUTS.values() for part in parts]
+        return [self._part(outputs, main)[0] for _ in range(self._pick([1, 1, 2]))]
+
+    def _part(self, options: Sequence[str], stream: str, key: str = "") -> list[str]:
+        """One of the parts that apply to a stream, and read another stream if that is named; or none."""
+        fields = self._fields(stream, key or self._pick([stream, *self.streams]))
+        hidden = {name[0] for name in fields if name.endswith("_hidden")}
+        names = {part: {name for _, name, *_ in string.Formatter().parse(part) if name} for part in options}
+        fitting = [
+            part for part in options if names[part] <= {*fields} and (not key or names[part] & {"k", "p"})
+        ]
+        leaky = {part for part in fitting if part in READS_HIDDEN and names[part] & hidden}
+        if self.rng.random() < 0.93:
+            fitting = [part for part in fitting if part not in leaky] or fitting
+        if not fitting:
+            return []
+        part = self._pick(fitting)
+        self.traits |= {GROUPS[part]} & {"odd", "guard", "value"} | ({"leaky"} if part in leaky else set())
+        if "size" in names[part] and self.max_length is None:
+            self.traits.add("guard")
+            self.branches[self.streams[stream]].add(int(fields["size"]))
+        if "n" in names[part]:
+            self.branches[self.streams[key or stream]].add(int(fields["n"]))
+        return [self._hoist(part, fields)]
+
+    def _fields(self, stream: str, key: str) -> dict[str, str]:
+        name, axes = stream.replace("h", "x"), (self.streams[stream], self.streams[key])
+        branches = [length for length in BRANCHES if length < (self.max_length or LARGEST)]
+        fields = {"h": stream, "k": key, "n": str(self._pick(branches)), "d": str(self._pick([1, 2, 4, 9]))}
+        fields["size"] = str(self.max_length or 1024)
+        if (kind := self.inputs[name][0]) in ("rows", "ids"):
+            fields["x" if kind == "rows" else "ids"] = name
+        if stream != key and axes[0] == axes[1]:
+            fields["p"] = key
+        for mask in sorted(self.masks, key=lambda mask: len(mask.axes)):
+            _, _, hides, allows = (text.format(m=mask.name) for text in GRAMMAR["masks"][mask.meaning])
+            fields |= {
+                f: hides
+                for f, axis in zip(("h_hidden", "k_hidden"), axes, strict=True)
+                if mask.axes == (axis,)
+            }
+            if mask.axes == axes:
+                keys = f" & ~{fields['k_hidden']}[:, None, None]" if "k_hidden" in fields else ""
+                fields["pairs"] = f"({allows}{'' if mask.heads else '[:, None]'}{keys})"
+        return fields
+
+    def _hoist(self, part: str, fields: dict[str, str]) -> str:
+        """A part with its fields, and with layers for what stands in «»."""
+
+        def layer(match: re.Match[str]) -> str:
+            self.layers.append(GRAMMAR["layers"].get(match[1], match[1]).format(**fields))
+            return f"self.m{len(self.layers) - 1}"
+
+        return re.sub("«(.*?)»", layer, part).format(**fields)
+
+    def __str__(self) -> str:
+        inputs = [f"{name} {kind} [{axis}]" for name, (kind, axis) in self.inputs.items()]
+        inputs += [f"{mask.name} {mask.meaning} {[*mask.axes]}" for mask in self.masks]
+        layers = [f"m{at} = {layer}" for at, layer in enumerate(self.layers)]
+        lines = "; ".join([*layers, *self.lines, f"return {', '.join(self.outputs)}"]).replace("self.", "")
+        return f"{self.name} {sorted(self.traits)} max_length={self.max_length}: {', '.join(inputs)}: {lines}"
+
+    def build(self, folder: Path) -> nn.Module:
+        """The module, whose source is written to a file, because errors of the export name its lines."""
+        masks = [f"{mask.name}=None" if mask.optional else mask.name for mask in self.masks]
+        path = folder / f"{self.name}.py"
+        path.write_text(
+            SOURCE.format(
+                layers="\n        ".join(f"self.m{at} = {layer}" for at, layer in enumerate(self.layers)),
+                arguments=", ".join(["self", *self.inputs, *masks]),
+                lines="\n        ".join([*self.lines, f"return {', '.join(self.outputs)}"]),
+            )
+        )
+        torch.manual_seed(self.seed)
+        module: nn.Module = runpy.run_path(str(path))["Random"]()
+        return module.eval()
+
+    def export(self, folder: Path) -> None:
+        """Exports it to the repository of a folder, with an example of usual values."""
+        rng = np.random.default_rng(self.seed)
+        examples, axes = {}, {name: {0: "batch", 1: axis} for name, (_, axis) in self.inputs.items()}
+        for name, (kind, axis) in self.inputs.items():
+            sequences = np.stack([random_rows(kind, EXAMPLE_LENGTHS[axis], rng) for _ in range(2)])
+            examples[name] = torch.from_numpy(np.full_like(sequences, 19) if kind == "ids" else sequences)
+        for mask in self.masks:
+            shape = [EXAMPLE_LENGTHS[axis] for axis in mask.axes]
+            examples[mask.name] = mask.encode(torch.ones(shape, dtype=torch.bool)).repeat_interleave(2, 0)
+            axes[mask.name] = {0: "batch"} | dict(enumerate(mask.axes, 1 + len(mask.heads)))
+        export_module(
+            self.build(folder),
+            examples,
+            axes,
+            out=folder / "repository",
+            name=self.name,
+            output_names=[f"y{at}" for at in range(len(self.outputs))],
+            max_length=self.max_length,
+            masks={mask.name: mask.meaning for mask in self.masks},
+            progress=lambda _: None,
+        )
+
+    def requests(self) -> Iterator[list[dict[str, Array]]]:
+        """Lists of sequences: short ones, long ones, at the lengths of branches, of unusual values."""
+        rng, largest = np.random.default_rng(self.seed), self.max_length or LARGEST
+        pairs = [mask for mask in self.masks if len(mask.axes) > 1]
+
+        def sequence(least: int, most: int, values: str = "usual", axis: str = "") -> dict[str, Array]:
+            sizes = {name: int(rng.integers(least, most + 1)) for name in self.branches}
+            if axis:
+                near = [length + at for length in self.branches[axis] for at in (-1, 0, 1)]
+                sizes[axis] = int(rng.choice([n for n in (*near, *LONG, largest) if 0 < n <= largest]))
+            rows = {
+                name: random_rows(kind, sizes[axis], rng, values)
+                for name, (kind, axis) in self.inputs.items()
+            }
+            for mask in pairs if values == "masked" else []:
+                rows["attention_mask"] = rng.random([sizes[axis] for axis in mask.axes]) < 0.6
+                rows["attention_mask"][:, 0] = True
+            return rows
+
+        for values in ("usual", "masked") if pairs else ("usual",):
+            for bounds in ((1, 4), (1, 14), (17, 24), (40, 70)):
+                yield [sequence(*bounds, values) for _ in range(4)]
+            for axis in self.branches:
+                yield [sequence(1, 20, values, axis)]
+                yield [sequence(1, 20, values, axis), sequence(1, 90, values, axis), sequence(1, 20, values)]
+        for values in ("large", "zeros", "NaN"):
+            yield [sequence(1, 14), sequence(1, 14, values), sequence(10, 30, values)]
