@@ -148,6 +148,8 @@ class Manifest(Record):
     """By symbolic axis, the largest number of rows that the model takes; axes without a limit are absent."""
     min_lengths: dict[str, Size] = Field(default_factory=dict)
     """By symbolic axis, the smallest number of rows that the model takes; axes without a limit are absent."""
+    refuses_nan: bool = False
+    """Whether servers refuse NaN in inputs: it makes NaN of other results than in eager PyTorch."""
     branches_as_traced: tuple[str, ...] = ()
     """Lines of code that branch on values of inputs. The graphs follow one side, as the caller of the export
     has accepted."""

@@ -248,6 +248,12 @@ class ArtifactWriter:
                     largest[axis] = length
         return [replace(signature, max_lengths=largest) for signature in signatures]
 
+    def _loses_nan(self, folder: Path, signatures: Sequence[Signature]) -> bool:
+        plain = next(signature for signature in signatures if signature.kind is GraphKind.PLAIN)
+        return (
+            self.spec.has_forms and (runner := self._runner(folder, plain)) is not None and runner.loses_nan()
+        )
+
     def _runner(self, folder: Path, signature: Signature) -> parity.GraphRunner | None:
         """Runs a graph; None if ONNX Runtime has no CPU kernels for its operators."""
         path = str(folder / GRAPH_FILES[signature.kind])
@@ -316,6 +322,7 @@ class ArtifactWriter:
             },
             max_lengths=dict(signatures[0].max_lengths),
             min_lengths=dict(signatures[0].min_lengths),
+            refuses_nan=self._loses_nan(folder, signatures),
             branches_as_traced=tuple(spec.branches),
             encoder=spec.encoder,
             classifier=spec.classifier,

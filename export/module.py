@@ -349,8 +349,8 @@ def _mask(
             raise ValueError(f"masks[{name!r}]={meanings[name]!r}: must be None or one of {choices}")
         if not is_mask:
             raise ValueError(
-                f"masks[{name!r}]: dynamic_axes[{name!r}]={dict(axis_names)} must name axis 0 {BATCH_AXIS!r}, "
-                f"the last axis, and the axis before it if it has a row for each query; its shape is "
+                f"masks[{name!r}]: dynamic_axes[{name!r}]={dict(axis_names)} must name axis 0 "
+                f"{BATCH_AXIS!r}, the last axis, and the axis before it if it has a row for each query; its shape is "
                 f"{tuple(example.shape)}"
             )
         return Mask(name=name, axes=axes, dtype=example.dtype, meaning=Meaning(str(meanings[name])))

@@ -158,37 +158,64 @@ class GraphRunner:
         for sizes, case in grid_cases(self._module, self._signature, PARITY_GRID):
             yield self._measure(sizes, case)
         for long_sizes, case in long_cases:
-            yield self._measure(long_sizes, case)
+            yield self._measure_beyond_rounding(long_sizes, case)
         for text, case in texts.items():
             yield self._measure(_shape(case), case, text)
         if forms:
             yield from self._cases_of_forms()
 
     def _cases_of_forms(self) -> Iterator[ParityCase]:
-        """Zeros, equal rows and large values, as far as eager PyTorch returns numbers for them.
-
-        Large values amplify rounding. How much is measured by a change of the inputs in the last digits,
-        which the tolerance does not cover.
-        """
-        rng, sizes = np.random.default_rng(SEED), _sizes(self._signature, FORMS_POINT)
-        inputs = random_inputs(self._signature, sizes, rng)
-        real = [spec.name for spec in self._signature.inputs if spec.data_type == "float32"]
+        """Zeros, equal rows and large values, as far as eager PyTorch returns numbers for them."""
+        sizes = _sizes(self._signature, FORMS_POINT)
+        inputs = random_inputs(self._signature, sizes, np.random.default_rng(SEED))
         for change in (np.zeros_like, _repeat_first_row, _enlarge):
-            changed = inputs | {name: change(inputs[name]) for name in real}
+            changed = inputs | {name: change(inputs[name]) for name in self._real_inputs}
             eager = run_eager(self._module, self._signature, changed)
             if not all(np.isfinite(array).all() for array in eager.values()):
                 continue
-            case = self._measure(sizes, GoldenCase(self._signature.kind, changed, eager))
-            if not case.within_tolerance:
-                noisy = changed | {
-                    name: changed[name]
-                    * (1 + ROUNDING * rng.uniform(-1, 1, changed[name].shape)).astype(np.float32)
-                    for name in real
-                }
-                moved = run_eager(self._module, self._signature, noisy)
-                rounding = max(self._tolerance.error(moved[name], eager[name]) for name in eager)
-                case = dataclasses.replace(case, within_tolerance=case.max_abs_error <= rounding)
-            yield case
+            yield self._measure_beyond_rounding(sizes, GoldenCase(self._signature.kind, changed, eager))
+
+    @property
+    def _real_inputs(self) -> list[str]:
+        return [spec.name for spec in self._signature.inputs if spec.data_type == "float32"]
+
+    def _measure_beyond_rounding(self, sizes: Mapping[str, int], case: GoldenCase) -> ParityCase:
+        """Compares a case of large values or long sequences, which amplify rounding.
+
+        How much is measured by a change of the inputs in the last digits, which the tolerance does not cover.
+        """
+        measured, rng = self._measure(sizes, case), np.random.default_rng(SEED)
+        if measured.within_tolerance:
+            return measured
+        noisy = dict(case.inputs)
+        for name in self._real_inputs:
+            noise = 1 + ROUNDING * rng.uniform(-1, 1, noisy[name].shape)
+            noisy[name] = (noisy[name] * noise).astype(np.float32)
+        moved = run_eager(self._module, self._signature, noisy)
+        rounding = max(self._tolerance.error(moved[name], eager) for name, eager in case.outputs.items())
+        return dataclasses.replace(measured, within_tolerance=measured.max_abs_error <= rounding)
+
+    def loses_nan(self) -> bool:
+        """Whether a NaN in an input makes NaN of other results than in eager PyTorch.
+
+        Some kernels of ONNX Runtime ignore NaN, such as that of a maximum.
+        """
+        inputs = random_inputs(
+            self._signature, _sizes(self._signature, FORMS_POINT), np.random.default_rng(SEED)
+        )
+        for name in self._real_inputs:
+            damaged = inputs[name].copy()
+            damaged[(0, damaged.shape[1] // 2, *(0 for _ in damaged.shape[2:]))] = np.nan
+            names = [spec.name for spec in self._signature.outputs]
+            try:
+                eager = run_eager(self._module, self._signature, {**inputs, name: damaged})
+                outputs = self._session.run(names, {**inputs, name: damaged})
+            except Exception:  # either may refuse it
+                return True
+            pairs = [(output, eager[name]) for name, output in zip(names, outputs, strict=True)]
+            if not all(np.array_equal(np.isnan(one), np.isnan(other)) for one, other in pairs):
+                return True
+        return False
 
     def _measure(self, sizes: Mapping[str, int], case: GoldenCase, text: str | None = None) -> ParityCase:
         names = [spec.name for spec in self._signature.outputs]

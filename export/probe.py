@@ -33,7 +33,7 @@ from attention_serving.export.signature import (
 
 DATA_TYPES = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool"}
 # Two sets of sizes without a common one: an axis of an output is fixed if its size is the same for both.
-FIRST_SIZES, SECOND_SIZES = (2, 3, 5, 7, 11), (13, 17, 19, 23, 29)
+FIRST_SIZES, SECOND_SIZES = (2, 3, 5, 7, 11, 12), (13, 17, 19, 23, 29, 31)
 # Lengths that a module is tried with, up to the largest that servers accept by default.
 TRIED_LENGTHS = (LONGEST, 2049, 4097, LONGEST_SERVED)
 # A length is not tried if it is expected to take longer, nor if it needs more than the free memory: three

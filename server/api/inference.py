@@ -309,7 +309,7 @@ def _depends_on_form(request: Request, model: LoadedModel) -> bool:
     """Whether nothing but the lengths of its sequences decides whether a request is valid."""
     if request.texts or request.mask or request.spans or request.offsets or request.head_selection:
         return False
-    return not any(
+    return not model.manifest.refuses_nan and not any(
         spec.name == POSITIONS or spec.exclusive_upper_bound is not None or spec.data_type == "bool"
         for spec in model.inputs
     )

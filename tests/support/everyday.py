@@ -136,6 +136,7 @@ def bert() -> nn.Module:
 
 
 X = "x: B T 16"
+LOCATED = f"{X}; memory: B S 16; place: B T 16"
 WITH_WEIGHTS = ("context_vectors", "weights")
 # Each row shows a layer or a library that neither another row nor random_modules.py shows.
 ROWS: dict[str, Row] = {
@@ -143,9 +144,9 @@ ROWS: dict[str, Row] = {
     "self, keys, weights of heads": Row(
         SelfAttention, f"{X}; key_padding_mask: B T bool", outputs=WITH_WEIGHTS
     ),
-    "cross, the keys between two inputs of query rows": Row(Located, f"{XM}; place: B T 16"),
+    "cross, the keys between two inputs of query rows": Row(Located, LOCATED),
     "cross, masked keys between two inputs of query rows": Row(
-        Located, f"{XM}; place: B T 16; key_padding_mask: B S bool"
+        Located, f"{LOCATED}; key_padding_mask: B S bool"
     ),
     # PyTorch's layers
     "encoder, causal, keys, norm first": Row(Encoder, f"{X}; src_key_padding_mask: B T bool"),

@@ -260,6 +260,8 @@ def _rows(spec: TensorSpec, request: Request, model: LoadedModel) -> Ragged:
     width, wanted = rows.shape[1:], spec.axes[2:]
     if width != wanted:
         raise InvalidRequestError(name, f"rows are {_width(width)} wide; the model takes {_width(wanted)}")
+    if model.manifest.refuses_nan and spec.data_type == "float32" and np.isnan(rows.min()):
+        raise InvalidRequestError(name, "contains NaN, which this model does not carry to its results")
     if (bound := spec.exclusive_upper_bound) is not None:
         least, most = rows.min(), rows.max()
         if least < 0 or most >= bound:
