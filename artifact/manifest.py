@@ -5,6 +5,7 @@ differ in their inputs and outputs, so that a request pays only for what it uses
 """
 
 import hashlib
+import shutil
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -198,20 +199,33 @@ class Manifest(Record):
         Raises:
             ArtifactError: The manifest is absent or invalid.
         """
-        path = folder / MANIFEST_FILE
-        try:
-            return cls.model_validate_json(read_bounded(path, MAX_MANIFEST_BYTES))
-        except ValidationError as error:
-            raise ArtifactError(path, _problems(error)) from error
+        return cls.parse(folder, read_manifest(folder))
 
-    def verify_files(self, folder: Path) -> None:
+    @classmethod
+    def parse(cls, folder: Path, content: bytes) -> Self:
+        """The manifest of an artifact whose bytes were read.
+
+        Raises:
+            ArtifactError: The manifest is invalid.
+        """
+        try:
+            return cls.model_validate_json(content)
+        except ValidationError as error:
+            raise ArtifactError(folder / MANIFEST_FILE, _problems(error)) from error
+
+    def verify_files(self, folder: Path, copy: Path | None = None) -> None:
         """Compares every file with its recorded hash, and what the graphs name with the list of files.
+
+        Args:
+            folder: The artifact's folder.
+            copy: A folder to which every file is copied first. Then the copies are compared.
 
         Raises:
             ArtifactError: A file is missing, is not listed, differs or lies outside the repository, or a
                 graph names a file that is not listed.
+            OSError: A file cannot be copied.
         """
-        manifest = folder / MANIFEST_FILE
+        manifest, verified = folder / MANIFEST_FILE, copy or folder
         graphs = [graph.file for graph in self.graphs.values()]
         for name in (*graphs, self.weights, self.tokenizer, self.golden, self.parity_report):
             if name is not None and name not in self.files:
@@ -220,11 +234,13 @@ class Manifest(Record):
             check_inside(folder, folder / name)
             if not (folder / name).is_file():  # a pipe would block the reader
                 raise ArtifactError(folder / name, "is not a regular file")
-            found = file_hash(folder / name)
+            if copy is not None:
+                shutil.copyfile(folder / name, copy / name)
+            found = file_hash(verified / name)
             if found != expected:
                 raise ArtifactError(folder / name, f"SHA-256 is {found}, the manifest says {expected}")
         for name in graphs:
-            self._check_graph_file(folder / name)
+            self._check_graph_file(verified / name)
 
     def _check_graph_file(self, path: Path) -> None:
         # By other suffixes, ONNX Runtime recognises formats that are not read here.
@@ -232,6 +248,15 @@ class Manifest(Record):
             raise ArtifactError(path, f"the name of a graph must end with {GRAPH_SUFFIX}")
         if unlisted := sorted(external_locations(path) - self.files.keys()):
             raise ArtifactError(path, f"names external data that the manifest does not list: {unlisted[0]!r}")
+
+
+def read_manifest(folder: Path) -> bytes:
+    """The bytes of the manifest of an artifact.
+
+    Raises:
+        ArtifactError: It cannot be read, or is too large.
+    """
+    return read_bounded(folder / MANIFEST_FILE, MAX_MANIFEST_BYTES)
 
 
 def check_inside(folder: Path, path: Path) -> None:

@@ -119,6 +119,7 @@ class Application:
         """
         settings, server, metrics = self.settings, self.server, self.metrics
         repository = load_models(settings, self._store, self._models, inbox)
+        self._stack.callback(repository.close)
         metrics.loaded(repository)
         for model in repository:
             metrics.model_changed(model.name, ChangeKind.LOAD, isinstance(model, LoadedModel))

@@ -19,12 +19,20 @@ from attention_serving.artifact.certificate import CERTIFICATE_FILE, check_certi
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.golden import Arrays, GoldenCase, golden_cases
 from attention_serving.artifact.keys import PublicKey
-from attention_serving.artifact.manifest import IN_BLOCKS, MANIFEST_FILE, GraphKind, Manifest, check_inside
+from attention_serving.artifact.manifest import (
+    IN_BLOCKS,
+    MANIFEST_FILE,
+    GraphKind,
+    Manifest,
+    check_inside,
+    read_manifest,
+)
 from attention_serving.artifact.names import NAME_PATTERN, is_model_name, is_version
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.server import machine
 from attention_serving.server.engine.limits import MAX_TOLERANCE, chosen_versions
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models.copies import ArtifactCopy
 from attention_serving.server.engine.models.repository import FailedModel, Key, Model
 from attention_serving.server.engine.requests.tokenizer import TextEncoder, TextLimits
 from attention_serving.server.engine.run.calibration import calibrated
@@ -127,6 +135,16 @@ class ModelStore:
         """Those of the versions of a model that the policy chooses."""
         return {version: self.signature(name, version) for version in self.chosen(name)}
 
+    def damage(self, name: str, version: str) -> str:
+        """What is wrong with the files of an artifact; empty if they are whole, or if there is no folder."""
+        folder = self.folder / name / version
+        try:
+            if folder.is_dir():  # asked first: it may be renamed into place at any time
+                Manifest.load(folder).verify_files(folder)
+        except ArtifactError as error:
+            return f"its files in the repository were changed; {error.reason}"
+        return ""
+
     def remember(self, names: Iterable[str]) -> None:
         """Keeps the names of the models that were loaded on request, if the folder can be written to."""
         file = self.folder / STATE_FILE
@@ -197,7 +215,7 @@ def load_model(
     max_tolerance: float = MAX_TOLERANCE,
     proof_keys: Sequence[PublicKey] = (),
 ) -> LoadedModel:
-    """Loads an artifact: verifies its files, opens its graphs, replays its golden vectors.
+    """Loads an artifact: verifies a copy of its files, opens its graphs, replays its golden vectors.
 
     Args:
         folder: `<repository>/<model name>/<version>`.
@@ -210,12 +228,13 @@ def load_model(
         ProviderError: The execution provider is not available.
     """
     check_inside(folder, folder / MANIFEST_FILE)
-    manifest = Manifest.load(folder)
+    content = read_manifest(folder)
+    manifest = Manifest.parse(folder, content)
     _check_manifest(manifest, folder, max_tolerance)
     if proof_keys:
-        check_certificate(folder, manifest, proof_keys)
-    manifest.verify_files(folder)
-    encoder = None
+        check_certificate(folder, manifest, proof_keys, content)
+    files = ArtifactCopy(folder, manifest, content)
+    folder, encoder = files.folder, None
     if manifest.tokenizer:
         with _explained(tokenizer := folder / manifest.tokenizer, "the tokenizer does not load"):
             encoder = TextEncoder(tokenizer)
@@ -236,6 +255,7 @@ def load_model(
         provider=sessions[GraphKind.PLAIN].provider,
         parallel_sessions=parallel_sessions,
         golden=tuple(cases),
+        files=files,
     )
 
 
