@@ -310,13 +310,18 @@ def file_hash(path: Path) -> str:
         raise ArtifactError(path, f"cannot be read: {error.strerror}") from error
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether the folder holds an artifact whose files all have their recorded hashes."""
+def damage(folder: Path) -> str:
+    """What is wrong with the artifact of a folder; empty if all its files have their recorded hashes."""
     try:
         Manifest.load(folder).verify_files(folder)
-    except ArtifactError:
-        return False
-    return True
+    except ArtifactError as error:
+        return error.reason
+    return ""
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether the folder holds an artifact whose files all have their recorded hashes."""
+    return not damage(folder)
 
 
 def _problems(error: ValidationError) -> str:

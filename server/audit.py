@@ -4,8 +4,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import compare
 from attention_serving.server.engine.requests.validated_request import SequenceInputs
 from attention_serving.server.engine.run.execute import Outputs, run_batch
-from attention_serving.server.engine.types import Array
 from attention_serving.server.observe.metrics import AuditResult, Metrics
 from attention_serving.server.threads import PeriodicThread
 
@@ -45,6 +44,7 @@ class Sample:
         run: What ran, for messages.
         sequence: The sequence.
         outputs: Its outputs in the run, (1, ...) by name.
+        nbytes: Size of the copies.
         taken_at: When it ran, on `time.monotonic`'s clock.
     """
 
@@ -53,12 +53,8 @@ class Sample:
     run: str
     sequence: SequenceInputs
     outputs: Outputs
+    nbytes: int
     taken_at: float
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the copies."""
-        return _nbytes(self.sequence.inputs) + _nbytes(self.outputs)
 
     def alone(self, change: float = 0.0) -> Outputs:
         """The outputs of the sequence in a run of its own.
@@ -73,11 +69,7 @@ class Sample:
             else array
             for name, array in self.sequence.inputs.items()
         }
-        sequence = self.sequence
-        changed = SequenceInputs(
-            inputs, sequence.mask, sequence.shape, sequence.spans, sequence.head_selection
-        )
-        (outputs,), _ = run_batch(self.model, self.graph, [changed])
+        (outputs,), _ = run_batch(self.model, self.graph, [replace(self.sequence, inputs=inputs)])
         return {name: array[np.newaxis] for name, array in outputs.items()}
 
 
@@ -99,7 +91,7 @@ class Audit(PeriodicThread):
             fraction: The part of the sequences that is sampled, above 0.
         """
         self._engine, self._withdraw, self._metrics = engine, withdraw, metrics
-        self._interval = self._left = 1 / fraction
+        self._interval = self._countdown = 1 / fraction
         self._random = np.random.default_rng()
         self._samples, self._lock = deque[Sample](), threading.Lock()
         engine.sample = self.take
@@ -122,30 +114,26 @@ class Audit(PeriodicThread):
             sequences: The sequences of the run, whose inputs may be views of received messages.
             outputs: The outputs of each.
         """
-        self._left -= len(sequences)
-        if self._left > 0:
+        self._countdown -= len(sequences)
+        if self._countdown > 0:
             return
         at = int(self._random.integers(len(sequences)))
         sequence, results = sequences[at], outputs[at]
         alone = graph_alone(model, graph, sequence, len(sequences))
         if alone is None or not all(np.isfinite(array).all() for array in sequence.inputs.values()):
             return  # the next run is considered
-        self._left = self._interval
-        size = _nbytes(sequence.inputs) + _nbytes(results)
+        self._countdown = self._interval
+        size = sum(array.nbytes for array in (*sequence.inputs.values(), *results.values()))
         with self._lock:
             if size + sum(sample.nbytes for sample in self._samples) > MAX_BYTES:
                 self._metrics.audited(model, AuditResult.DROPPED)
                 return
-            copy = SequenceInputs(
-                {name: array.copy() for name, array in sequence.inputs.items()},
-                None if sequence.mask is None else sequence.mask.copy(),
-                sequence.shape,
-                sequence.spans,
-                sequence.head_selection,
-            )
+            inputs = {name: array.copy() for name, array in sequence.inputs.items()}
+            mask = None if sequence.mask is None else sequence.mask.copy()
+            copy = replace(sequence, inputs=inputs, mask=mask)
             results = {name: array[np.newaxis].copy() for name, array in results.items()}
             run = f"a run of {len(sequences)} on graph {graph}"
-            self._samples.append(Sample(model, alone, run, copy, results, time.monotonic()))
+            self._samples.append(Sample(model, alone, run, copy, results, size, time.monotonic()))
 
     def look(self) -> None:
         """Computes the oldest sample, if this is the moment for it."""
@@ -219,7 +207,3 @@ def graph_alone(
     selects = sequence.spans is not None or sequence.head_selection is not None
     is_comparable = graph is not plain and graph not in IN_BLOCKS.values() and not selects
     return plain if is_comparable and plain in model.sessions else None
-
-
-def _nbytes(arrays: Mapping[str, Array]) -> int:
-    return sum(array.nbytes for array in arrays.values())

@@ -82,16 +82,19 @@ MODEL = ("model", "version")
 
 
 class AuditResult(StrEnum):
-    """What became of a sequence that was to be run again alone."""
+    """What became of a sequence that was to be run again alone.
+
+    Attributes:
+        PASSED: Both results agree.
+        EXPLAINED: They differ, but not again, or not by more than rounding explains.
+        FAILED: They differ.
+        DROPPED: There was no memory for it, or the run failed.
+    """
 
     PASSED = "passed"
-    """Both results agree."""
     EXPLAINED = "explained"
-    """They differ, but not again, or not by more than rounding explains."""
     FAILED = "failed"
-    """They differ."""
     DROPPED = "dropped"
-    """There was no memory for it, or the run failed."""
 
 
 # How the gauges of several workers become one.

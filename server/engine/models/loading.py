@@ -25,6 +25,7 @@ from attention_serving.artifact.manifest import (
     GraphKind,
     Manifest,
     check_inside,
+    damage,
     read_manifest,
 )
 from attention_serving.artifact.names import NAME_PATTERN, is_model_name, is_version
@@ -139,12 +140,9 @@ class ModelStore:
     def damage(self, name: str, version: str) -> str:
         """What is wrong with the files of an artifact; empty if they are whole, or if there is no folder."""
         folder = self.folder / name / version
-        try:
-            if folder.is_dir():  # asked first: it may be renamed into place at any time
-                Manifest.load(folder).verify_files(folder)
-        except ArtifactError as error:
-            return f"its files in the repository were changed; {error.reason}"
-        return ""
+        # It is asked first whether there is one: it may be renamed into place at any time.
+        reason = damage(folder) if folder.is_dir() else ""
+        return reason and f"its files in the repository were changed; {reason}"
 
     def remember(self, names: Iterable[str]) -> None:
         """Keeps the names of the models that were loaded on request, if the folder can be written to."""
