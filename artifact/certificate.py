@@ -7,7 +7,7 @@ subjects are all files of the artifact by their SHA-256. It lies beside the mani
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +21,7 @@ from securesystemslib.signer import Signature
 
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.keys import PrivateKey, PublicKey
-from attention_serving.artifact.manifest import (
-    MANIFEST_FILE,
-    Manifest,
-    check_inside,
-    file_hash,
-    read_bounded,
-    read_manifest,
-)
+from attention_serving.artifact.manifest import MANIFEST_FILE, Manifest, check_inside, file_hash, read_bounded
 from attention_serving.artifact.tolerance import Tolerance
 
 CERTIFICATE_FILE = "certificate.json"
@@ -157,8 +150,8 @@ def check_certificate(
         statement = _Statement.model_validate_json(payload)
     except ValidationError as error:
         raise ArtifactError(path, "is not a statement of parity", details=error) from error
-    digest = hashlib.sha256(read_manifest(folder) if content is None else content).hexdigest()
-    _check_subject(path, statement, manifest, {MANIFEST_FILE: digest, **manifest.files})
+    digest = file_hash(folder / MANIFEST_FILE) if content is None else hashlib.sha256(content).hexdigest()
+    _check_subject(path, statement, manifest, digest)
     return Certificate(proof=statement.predicate, files=len(statement.subject), key=key.keyid)
 
 
@@ -208,14 +201,15 @@ def _read(folder: Path, path: Path) -> bytes:
     return read_bounded(path, MAX_CERTIFICATE_BYTES)
 
 
-def _check_subject(path: Path, statement: _Statement, manifest: Manifest, digests: Mapping[str, str]) -> None:
+def _check_subject(path: Path, statement: _Statement, manifest: Manifest, digest: str) -> None:
     proof = statement.predicate
     if (proof.name, proof.version) != (manifest.name, manifest.version):
         raise ArtifactError(
             path, f"is the certificate of another artifact, {proof.name[:128]}/{proof.version}"
         )
     signed = {subject.name: subject.digest.get("sha256") for subject in statement.subject}
-    if differing := sorted(name for name, _ in signed.items() ^ digests.items()):
+    files = {MANIFEST_FILE: digest, **manifest.files}
+    if differing := sorted(name for name, _ in signed.items() ^ files.items()):
         raise ArtifactError(
             path, f"does not fit {differing[0][:128]}: the artifact was changed after it was signed"
         )

@@ -27,7 +27,6 @@ from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import EXIT_SECONDS, Inbox, StopRequest, end, end_after
-from attention_serving.server.threads import PeriodicThread
 from attention_serving.server.tls import current_certificates
 from attention_serving.server.transport.options import RpcOptions
 
@@ -146,12 +145,11 @@ class Application:
         self._stack.callback(control.close)
         canary = Canary(repository, control.withdraw, metrics, settings.canary_seconds)
         self._stack.callback(canary.close)
-        self._watchers: list[PeriodicThread] = [canary] if settings.canary_seconds else []
         if settings.audit_fraction:
             audit = Audit(engine, control.withdraw, metrics, settings.audit_fraction)
             self._stack.callback(audit.close)
-            self._watchers.append(audit)
-        self._engine, self._control = engine, control
+            audit.start()
+        self._engine, self._control, self._canary = engine, control, canary
 
     def start(self) -> dict[str, int]:
         """Begins to answer calls; returns the numbers of ready and of failed models, for the log."""
@@ -165,8 +163,8 @@ class Application:
         self.server.start(self._engine, self._control)
         if self.settings.model_control == "poll":
             self._control.poll(self.settings.repository_poll_seconds)
-        for watcher in self._watchers:
-            watcher.start()
+        if self.settings.canary_seconds:
+            self._canary.start()
         return {"models": ready.count(True), "failed": ready.count(False)}
 
     def drain(self, inbox: Inbox, http: HttpProcess | None = None) -> None:
