@@ -5,6 +5,7 @@ Ed25519 signatures (https://github.com/secure-systems-lab/dsse, version 1), whic
 subjects are all files of the artifact by their SHA-256. It lies beside the manifest, which does not list it.
 """
 
+import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -111,7 +112,7 @@ def write_certificate(folder: Path, manifest: Manifest, proof: Proof, key: Priva
     Returns:
         The certificate's path.
     """
-    digests = _digests(folder, manifest)
+    digests = {MANIFEST_FILE: file_hash(folder / MANIFEST_FILE), **manifest.files}
     statement = {
         "_type": STATEMENT_TYPE,
         "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in digests.items()],
@@ -127,24 +128,32 @@ def write_certificate(folder: Path, manifest: Manifest, proof: Proof, key: Priva
     return path
 
 
-def check_certificate(folder: Path, manifest: Manifest, keys: Sequence[PublicKey]) -> Certificate:
+def check_certificate(
+    folder: Path, manifest: Manifest, keys: Sequence[PublicKey], content: bytes | None = None
+) -> Certificate:
     """Checks that a trusted key has signed the proof of exactly these files.
 
     The files themselves are not read: `Manifest.verify_files` compares them with the manifest, and this
     compares the manifest with the certificate.
+
+    Args:
+        folder: The artifact's folder.
+        manifest: Its manifest.
+        keys: The keys that are trusted.
+        content: The bytes that the manifest was parsed from; None to read them again.
 
     Raises:
         ArtifactError: The certificate is absent or damaged, is not signed with one of the keys, or is that of
             other files.
     """
     path = folder / CERTIFICATE_FILE
-    content = _read(folder, path)
-    payload, key = unseal(path, content, keys)
+    payload, key = unseal(path, _read(folder, path), keys)
     try:
         statement = _Statement.model_validate_json(payload)
     except ValidationError as error:
         raise ArtifactError(path, "is not a statement of parity", details=error) from error
-    _check_subject(path, statement, manifest)
+    digest = file_hash(folder / MANIFEST_FILE) if content is None else hashlib.sha256(content).hexdigest()
+    _check_subject(path, statement, manifest, digest)
     return Certificate(proof=statement.predicate, files=len(statement.subject), key=key.keyid)
 
 
@@ -194,20 +203,15 @@ def _read(folder: Path, path: Path) -> bytes:
     return read_bounded(path, MAX_CERTIFICATE_BYTES)
 
 
-def _check_subject(path: Path, statement: _Statement, manifest: Manifest) -> None:
+def _check_subject(path: Path, statement: _Statement, manifest: Manifest, digest: str) -> None:
     proof = statement.predicate
     if (proof.name, proof.version) != (manifest.name, manifest.version):
         raise ArtifactError(
             path, f"is the certificate of another artifact, {proof.name[:128]}/{proof.version}"
         )
     signed = {subject.name: subject.digest.get("sha256") for subject in statement.subject}
-    digests = _digests(path.parent, manifest)
-    if differing := sorted(name for name, _ in signed.items() ^ digests.items()):
+    files = {MANIFEST_FILE: digest, **manifest.files}
+    if differing := sorted(name for name, _ in signed.items() ^ files.items()):
         raise ArtifactError(
             path, f"does not fit {differing[0][:128]}: the artifact was changed after it was signed"
         )
-
-
-def _digests(folder: Path, manifest: Manifest) -> dict[str, str]:
-    """SHA-256 of every file of the artifact, by name."""
-    return {MANIFEST_FILE: file_hash(folder / MANIFEST_FILE), **manifest.files}

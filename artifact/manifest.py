@@ -5,6 +5,7 @@ differ in their inputs and outputs, so that a request pays only for what it uses
 """
 
 import hashlib
+import shutil
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -200,31 +201,38 @@ class Manifest(Record):
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Reads the manifest of an artifact, as `read`."""
-        return cls.read(folder)[0]
-
-    @classmethod
-    def read(cls, folder: Path) -> tuple[Self, str]:
-        """Reads the manifest of an artifact, and the SHA-256 of its file, which identifies the artifact.
+        """Reads the manifest of an artifact.
 
         Raises:
             ArtifactError: The manifest is absent or invalid.
         """
-        path = folder / MANIFEST_FILE
-        try:
-            content = read_bounded(path, MAX_MANIFEST_BYTES)
-            return cls.model_validate_json(content), hashlib.sha256(content).hexdigest()
-        except ValidationError as error:
-            raise ArtifactError(path, _problems(error)) from error
+        return cls.parse(folder, read_manifest(folder))
 
-    def verify_files(self, folder: Path) -> None:
+    @classmethod
+    def parse(cls, folder: Path, content: bytes) -> Self:
+        """The manifest of an artifact whose bytes were read.
+
+        Raises:
+            ArtifactError: The manifest is invalid.
+        """
+        try:
+            return cls.model_validate_json(content)
+        except ValidationError as error:
+            raise ArtifactError(folder / MANIFEST_FILE, _problems(error)) from error
+
+    def verify_files(self, folder: Path, copy: Path | None = None) -> None:
         """Compares every file with its recorded hash, and what the graphs name with the list of files.
+
+        Args:
+            folder: The artifact's folder.
+            copy: A folder to which every file is copied first. Then the copies are compared.
 
         Raises:
             ArtifactError: A file is missing, is not listed, differs or lies outside the repository, or a
                 graph names a file that is not listed.
+            OSError: A file cannot be copied.
         """
-        manifest = folder / MANIFEST_FILE
+        manifest, verified = folder / MANIFEST_FILE, copy or folder
         graphs = [graph.file for graph in self.graphs.values()]
         for name in (*graphs, self.weights, self.tokenizer, self.golden, self.parity_report):
             if name is not None and name not in self.files:
@@ -233,11 +241,13 @@ class Manifest(Record):
             check_inside(folder, folder / name)
             if not (folder / name).is_file():  # a pipe would block the reader
                 raise ArtifactError(folder / name, "is not a regular file")
-            digest = file_hash(folder / name)
+            if copy is not None:
+                shutil.copyfile(folder / name, copy / name)
+            digest = file_hash(verified / name)
             if digest != expected:
                 raise ArtifactError(folder / name, f"SHA-256 is {digest}, the manifest says {expected}")
         for name in graphs:
-            self._check_graph_file(folder / name)
+            self._check_graph_file(verified / name)
 
     def _check_graph_file(self, path: Path) -> None:
         # By other suffixes, ONNX Runtime recognises formats that are not read here.
@@ -245,6 +255,15 @@ class Manifest(Record):
             raise ArtifactError(path, f"the name of a graph must end with {GRAPH_SUFFIX}")
         if unlisted := sorted(external_locations(path) - self.files.keys()):
             raise ArtifactError(path, f"names external data that the manifest does not list: {unlisted[0]!r}")
+
+
+def read_manifest(folder: Path) -> bytes:
+    """The bytes of the manifest of an artifact.
+
+    Raises:
+        ArtifactError: It cannot be read, or is too large.
+    """
+    return read_bounded(folder / MANIFEST_FILE, MAX_MANIFEST_BYTES)
 
 
 def check_inside(folder: Path, path: Path) -> None:
@@ -298,13 +317,18 @@ def file_hash(path: Path) -> str:
         raise ArtifactError(path, f"cannot be read: {error.strerror}") from error
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether the folder holds an artifact whose files all have their recorded hashes."""
+def damage(folder: Path) -> str:
+    """What is wrong with the artifact of a folder; empty if all its files have their recorded hashes."""
     try:
         Manifest.load(folder).verify_files(folder)
-    except ArtifactError:
-        return False
-    return True
+    except ArtifactError as error:
+        return error.reason
+    return ""
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether the folder holds an artifact whose files all have their recorded hashes."""
+    return not damage(folder)
 
 
 def _problems(error: ValidationError) -> str:

@@ -350,8 +350,8 @@ def _mask(
         if not is_mask:
             raise ValueError(
                 f"masks[{name!r}]: dynamic_axes[{name!r}]={dict(axis_names)} must name axis 0 "
-                f"{BATCH_AXIS!r}, the last axis, and the axis before it if it has a row for each query; its shape is "
-                f"{tuple(example.shape)}"
+                f"{BATCH_AXIS!r}, the last axis, and the axis before it if it has a row for each query; its "
+                f"shape is {tuple(example.shape)}"
             )
         return Mask(name=name, axes=axes, dtype=example.dtype, meaning=Meaning(str(meanings[name])))
     if not is_mask or not (

@@ -49,7 +49,7 @@ BLOCK_GOLDEN_GRID = GOLDEN_GRID[:2]
 QUICK_LENGTH = 2048
 # Values of other forms: where they are compared, the factor of large ones, and the relative change of inputs
 # that shows how much they amplify rounding.
-FORMS_POINT, LARGE_FACTOR, ROUNDING = (2, 12, 9), 30, 2.0**-20
+FORMS_POINT, LARGE_FACTOR, ROUNDING = (2, 12, 9), 30, 2.0**-18
 
 
 @dataclass(frozen=True)

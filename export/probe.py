@@ -275,13 +275,14 @@ def _above_least(signature: Signature, sizes: Sequence[int]) -> dict[str, int]:
     return {axis: size + signature.min_lengths.get(axis, 1) - 1 for axis, size in pairs}
 
 
-def outputs(module: nn.Module, signature: Signature, inputs: Arrays) -> Arrays:
+def outputs(module: nn.Module, signature: Signature, inputs: Arrays, *, accepts_nan: bool = False) -> Arrays:
     """The outputs of a module by name.
 
     Raises:
         ExportError: The module fails.
+        NotANumberError: An output is not a number, and that is not accepted.
     """
-    results = _try(module, signature, inputs)
+    results = _try(module, signature, inputs, accepts_nan=accepts_nan)
     return {spec.name: output.numpy() for spec, output in zip(signature.outputs, results, strict=True)}
 
 
@@ -310,7 +311,9 @@ class NotANumberError(ExportError):
     """The result of a module for finite values is not a number, so that it cannot be compared."""
 
 
-def _try(module: nn.Module, signature: Signature, inputs: Arrays) -> tuple[Tensor, ...]:
+def _try(
+    module: nn.Module, signature: Signature, inputs: Arrays, *, accepts_nan: bool = False
+) -> tuple[Tensor, ...]:
     try:
         results = call_eager(module, signature, inputs)
     except Exception as error:  # a module may raise anything
@@ -321,7 +324,7 @@ def _try(module: nn.Module, signature: Signature, inputs: Arrays) -> tuple[Tenso
             raise ExportError.with_details(message, traceback.format_exc()) from error
         raise ExportError(message) from error
     for index, result in enumerate(results):
-        if bool(result.isnan().any()):
+        if not accepts_nan and bool(result.isnan().any()):
             name = signature.outputs[index].name if signature.outputs else str(index)
             raise NotANumberError(
                 f"output {name!r}: eager PyTorch returns NaN for finite inputs, which proves nothing. Give "

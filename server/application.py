@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from attention_serving.artifact.keys import KeyFileError, read_public_keys
+from attention_serving.server.audit import Audit
 from attention_serving.server.canary import Canary
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
@@ -119,6 +120,7 @@ class Application:
         """
         settings, server, metrics = self.settings, self.server, self.metrics
         repository = load_models(settings, self._store, self._models, inbox)
+        self._stack.callback(repository.close)
         metrics.loaded(repository)
         for model in repository:
             metrics.model_changed(model.name, ChangeKind.LOAD, isinstance(model, LoadedModel))
@@ -143,6 +145,10 @@ class Application:
         self._stack.callback(control.close)
         canary = Canary(repository, control.withdraw, metrics, settings.canary_seconds)
         self._stack.callback(canary.close)
+        if settings.audit_fraction:
+            audit = Audit(engine, control.withdraw, metrics, settings.audit_fraction)
+            self._stack.callback(audit.close)
+            audit.start()
         self._engine, self._control, self._canary = engine, control, canary
 
     def start(self) -> dict[str, int]:

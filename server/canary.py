@@ -77,8 +77,8 @@ class Canary(PeriodicThread):
         self._metrics.replayed(key, found.ratio, time.time())
         if model not in self._repository:  # it was unloaded meanwhile
             self._metrics.replayed(key)
-        elif found.ratio > 1 and self._withdraw(model, found.reason):
-            log.error("model taken out of service", extra={**fields, "reason": found.reason})
+        elif found.ratio > 1:
+            self._withdraw(model, found.reason)
 
 
 def _measure(check: Check) -> Parity | None:

@@ -91,6 +91,9 @@ class Models(Section):
     canary_seconds: Seconds = 300.0
     """Time in which the golden vectors of every model are replayed once, in seconds, 0 to 1000000. A model
     that misses its tolerance is taken out of service. 0 replays them only when a model loads."""
+    audit_fraction: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    """Fraction of the sequences, 0 to 1, such as 0.001, that are run again alone at idle moments. A model
+    whose results depend on the other sequences of a run is taken out of service. 0 audits none."""
     proof_public_key: Path | None = None
     """PEM file with Ed25519 public keys. Only models whose certificate one of them signed are loaded."""
 

@@ -68,6 +68,7 @@ class Engine:
         limits: Bounds of requests, batches and memory.
         budget: The memory of the requests in flight.
         contexts: Projected keys and values that requests attend to.
+        sample: Receives model, graph, sequences and outputs of each run that succeeds; None for nobody.
     """
 
     def __init__(
@@ -95,6 +96,9 @@ class Engine:
         self.limits = limits or Limits()
         self.budget = MemoryBudget(self.limits.max_in_flight_bytes)
         self.contexts = ContextStore(self.limits.max_context_bytes, context_folder)
+        self.sample: Callable[[LoadedModel, GraphKind, list[SequenceInputs], list[Outputs]], None] | None = (
+            None
+        )
         self._observer = observer or Observer()
         self._awake_seconds, self._awake_until = awake_seconds, 0.0
         # Submissions of this thread wake no other thread, because it calls run_inline next.
@@ -386,6 +390,8 @@ class Engine:
         complete = self._deliver(sequences, outputs)
         try:
             self._report(batch.model, graph, sequences, complete, started, times)
+            if (sample := self.sample) is not None:  # before callers may change what inputs are views of
+                self._observe(lambda _: sample(batch.model, graph, sequences, outputs))
         finally:  # they have left the queue: an error must not leave them waiting
             for request in complete:
                 request.end(_outcome(request))

@@ -27,6 +27,7 @@ from attention_serving.artifact.manifest import (
     TensorSpec,
 )
 from attention_serving.server.engine.errors import InvalidRequestError, UnsupportedError
+from attention_serving.server.engine.models.copies import ArtifactCopy
 from attention_serving.server.engine.requests.tokenizer import TextEncoder
 from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.run.session import Session
@@ -85,6 +86,7 @@ class LoadedModel:
         golden: Golden vectors that are replayed while it serves.
         statistics: What it has done.
         context_cost: Measured cost of runs of queries to a context.
+        files: The copy of the artifact that its sessions map.
         context: The stored context that every sequence attends to; None for a model of the repository.
     """
 
@@ -100,6 +102,7 @@ class LoadedModel:
     golden: tuple[GoldenCase, ...] = ()
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
     context_cost: ContextCost = UNTIMED_CONTEXT
+    files: ArtifactCopy | None = None
     context: Context | None = None
 
     @cached_property

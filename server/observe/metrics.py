@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from enum import StrEnum
 from functools import cache
 from importlib.metadata import distributions
 from itertools import chain, product
@@ -51,6 +52,7 @@ HELP = {
     "attention_canary_error_ratio": "Difference from eager PyTorch in service, as a part of the tolerance.",
     "attention_canary_last_replay_timestamp_seconds": "Latest replay of golden vectors, in Unix seconds.",
     "attention_canary_failures": "Golden vectors that missed the tolerance in service, repetitions excluded.",
+    "attention_audited_sequences": "Sequences of real runs that were to be run again alone, by result.",
     "attention_open_calls": "Number of inference calls in progress, streams included.",
     "attention_waiting_calls": "Number of calls whose request has not arrived yet.",
     "attention_open_connections": "Number of connections, counted at most every 10 seconds.",
@@ -77,6 +79,24 @@ HELP = {
 COUNTED = ("context_hits", "context_misses", "context_evictions")
 LOAD = [name for name in asdict(CallLoad()) | asdict(EngineLoad()) if name not in COUNTED]
 MODEL = ("model", "version")
+
+
+class AuditResult(StrEnum):
+    """What became of a sequence that was to be run again alone.
+
+    Attributes:
+        PASSED: Both results agree.
+        EXPLAINED: They differ, but not again, or not by more than rounding explains.
+        FAILED: They differ.
+        DROPPED: There was no memory for it, or the run failed.
+    """
+
+    PASSED = "passed"
+    EXPLAINED = "explained"
+    FAILED = "failed"
+    DROPPED = "dropped"
+
+
 # How the gauges of several workers become one.
 AmongWorkers = Literal["livemin", "livemax", "livesum"]
 
@@ -125,6 +145,7 @@ class Metrics(Observer):
         replayed_at = "attention_canary_last_replay_timestamp_seconds"
         self._canary_replayed_at = self._gauge(replayed_at, "livemin", MODEL)
         self._canary_failures = self._counter("attention_canary_failures", *MODEL)
+        self._audited = self._counter("attention_audited_sequences", *MODEL, "result")
         expiry = "attention_tls_certificate_expiry_timestamp_seconds"
         self._tls_expiry = self._gauge(expiry, "livemin", ("certificate",))
         self._published: set[tuple[str, str]] = set()
@@ -178,6 +199,8 @@ class Metrics(Observer):
         for key in self._published ^ models:
             self.replayed(key)
             self._canary_failures(*key)
+            for result in AuditResult:
+                self._audited(*key, result.value)
         self._published |= models
         for model in repository:
             key, is_ready = (model.name, model.version), isinstance(model, LoadedModel)
@@ -286,6 +309,10 @@ class Metrics(Observer):
     def replay_missed(self, key: Key) -> None:
         """Counts a golden vector that missed the tolerance."""
         self._canary_failures(*key).inc()
+
+    def audited(self, model: LoadedModel, result: AuditResult) -> None:
+        """Counts a sequence that was to be run again alone."""
+        self._audited(model.name, model.version, result.value).inc()
 
     def run_terminated(self, model: str) -> None:
         """Counts a run that was stopped because no caller waited for it."""

@@ -17,17 +17,17 @@ from tests.support.prometheus import scrape, value
 from tests.support.repository import ROTARY, rotary
 
 pytestmark = pytest.mark.thorough
-# Weights of 1 MiB and more lie in a file of their own, which the server maps into its memory.
+# Weights of 1 MiB and more lie in a file of their own, whose copy the server maps into its memory.
 MAPPED = ROTARY
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 QUERY = np.random.default_rng(3).standard_normal((5, 320), np.float32)
 
 
 def test_a_model_damaged_in_memory_is_taken_out_of_service_and_its_neighbour_goes_on(
-    artifacts: Path, further: Path, tmp_path: Path
+    artifacts: Path, further: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models, log = tmp_path / "models", tmp_path / "log"
-    # Copies, because the weights are overwritten in place.
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     shutil.copytree(further / MAPPED, models / MAPPED)
     shutil.copytree(artifacts / CROSS, models / CROSS)
     with (
@@ -44,7 +44,8 @@ def test_a_model_damaged_in_memory_is_taken_out_of_service_and_its_neighbour_goe
         assert_parity(client.attend(MAPPED, QUERY).context_vectors, attend(rotary(), QUERY)[0])
         assert health() == [SERVING, SERVING]
         # The file is not replaced: the process that maps it sees the new bytes.
-        with (models / MAPPED / "1" / "weights.bin").open("r+b") as weights:
+        (copy,) = tmp_path.glob("attention-models-*/*/weights.bin")
+        with copy.open("r+b") as weights:
             values = np.frombuffer(weights.read(), np.float32)
             weights.seek(0)
             weights.write((-values).tobytes())

@@ -90,7 +90,7 @@ def test_every_option_can_be_set_with_a_variable(monkeypatch: pytest.MonkeyPatch
     values |= {"log_format": "json", "transport": "threaded", "max_memory": "1GiB", "latency": "lowest"}
     values |= {"model_control": "poll", "load_model": "m", "version_policy": "latest", "insecure": "true"}
     values |= {"log_requests": "all", "protect_metrics": "true", "http_explore": "true"}
-    values |= {"refuse_token_ids": "true"}
+    values |= {"refuse_token_ids": "true", "audit_fraction": "0.5"}
     one_process = {"unix_socket", "allow_shared_memory"}  # which need a single worker
     names = [name for name in Settings.model_fields if name not in one_process]
     for name in names:

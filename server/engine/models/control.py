@@ -154,9 +154,10 @@ class ModelControl:
             log.warning("repository not read", extra={"reason": str(error)})
             return
         for name, found in changed.items():
-            if self._seen.get(name) != found:
-                continue
             try:
+                self._withdraw_damaged(name)
+                if self._seen.get(name) != found:
+                    continue
                 if self._store.chosen(name):
                     self.load(name, strict=False)
                 else:
@@ -164,6 +165,18 @@ class ModelControl:
             except Exception:  # one model must not end the polling
                 log.exception("model not changed", extra={"model": name})
         self._seen = changed
+
+    def _withdraw_damaged(self, name: str) -> None:
+        """Takes the versions of a model out of service whose files have changed and are not a whole artifact.
+
+        One that is whole replaces that which serves without a pause.
+        """
+        signatures = self._signatures.get(name, {})
+        for version, model in self.repository.versions(name).items():
+            is_changed = self._store.signature(name, version) != signatures.get(version)
+            damage = self._store.damage(name, version) if is_changed else ""
+            if damage and isinstance(model, LoadedModel) and self.withdraw(model, damage):
+                signatures.pop(version, None)  # it is loaded again once it is whole
 
     def changed_on_disk(self) -> dict[str, dict[str, Signature]]:
         """The models whose artifacts are not those that were loaded last, and what is there by version.
@@ -286,6 +299,8 @@ class ModelControl:
             failed = FailedModel(*key, reason, is_withdrawn=True)
             self.repository.replace(model.name, {**versions, model.version: failed})
             self._states.pop(key, None)
+            fields = {"model": model.name, "version": model.version, "reason": reason}
+            log.error("model taken out of service", extra=fields)
             _log_when_freed(model)
             self._changed()
         return True

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,17 +19,27 @@ from attention_serving.artifact.certificate import CERTIFICATE_FILE, check_certi
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.golden import Arrays, GoldenCase, golden_cases
 from attention_serving.artifact.keys import PublicKey
-from attention_serving.artifact.manifest import IN_BLOCKS, MANIFEST_FILE, GraphKind, Manifest, check_inside
+from attention_serving.artifact.manifest import (
+    IN_BLOCKS,
+    MANIFEST_FILE,
+    GraphKind,
+    Manifest,
+    check_inside,
+    damage,
+    read_manifest,
+)
 from attention_serving.artifact.names import NAME_PATTERN, is_model_name, is_version
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.server import machine
 from attention_serving.server.engine.limits import MAX_TOLERANCE, chosen_versions
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models.copies import ArtifactCopy
 from attention_serving.server.engine.models.repository import FailedModel, Key, Model
 from attention_serving.server.engine.requests.tokenizer import TextEncoder, TextLimits
 from attention_serving.server.engine.run.calibration import calibrated
 from attention_serving.server.engine.run.provider import Device, ProviderError
 from attention_serving.server.engine.run.session import Session
+from attention_serving.server.engine.types import Array
 from attention_serving.server.errors import ServerError
 
 log = logging.getLogger(__name__)
@@ -127,6 +137,13 @@ class ModelStore:
         """Those of the versions of a model that the policy chooses."""
         return {version: self.signature(name, version) for version in self.chosen(name)}
 
+    def damage(self, name: str, version: str) -> str:
+        """What is wrong with the files of an artifact; empty if they are whole, or if there is no folder."""
+        folder = self.folder / name / version
+        # It is asked first whether there is one: it may be renamed into place at any time.
+        reason = damage(folder) if folder.is_dir() else ""
+        return reason and f"its files in the repository were changed; {reason}"
+
     def remember(self, names: Iterable[str]) -> None:
         """Keeps the names of the models that were loaded on request, if the folder can be written to."""
         file = self.folder / STATE_FILE
@@ -197,7 +214,7 @@ def load_model(
     max_tolerance: float = MAX_TOLERANCE,
     proof_keys: Sequence[PublicKey] = (),
 ) -> LoadedModel:
-    """Loads an artifact: verifies its files, opens its graphs, replays its golden vectors.
+    """Loads an artifact: verifies a copy of its files, opens its graphs, replays its golden vectors.
 
     Args:
         folder: `<repository>/<model name>/<version>`.
@@ -210,12 +227,13 @@ def load_model(
         ProviderError: The execution provider is not available.
     """
     check_inside(folder, folder / MANIFEST_FILE)
-    manifest, digest = Manifest.read(folder)
+    content = read_manifest(folder)
+    manifest = Manifest.parse(folder, content)
     _check_manifest(manifest, folder, max_tolerance)
     if proof_keys:
-        check_certificate(folder, manifest, proof_keys)
-    manifest.verify_files(folder)
-    encoder = None
+        check_certificate(folder, manifest, proof_keys, content)
+    files = ArtifactCopy(folder, manifest, content)
+    folder, encoder = files.folder, None
     if manifest.tokenizer:
         with _explained(tokenizer := folder / manifest.tokenizer, "the tokenizer does not load"):
             encoder = TextEncoder(tokenizer)
@@ -234,9 +252,10 @@ def load_model(
         encoder,
         max(errors),
         provider=sessions[GraphKind.PLAIN].provider,
-        digest=digest,
+        digest=files.digest,
         parallel_sessions=parallel_sessions,
         golden=tuple(cases),
+        files=files,
     )
 
 
@@ -337,13 +356,21 @@ def replay(
         MemoryError: The run needs more memory than the arena may take.
         Exception: The run fails.
     """
-    outputs = session.run(case.inputs)
-    compared = [(0.0, 0.0, "")]
-    for name, eager in case.outputs.items():
-        compared.append((tolerance.ratio(outputs[name], eager), tolerance.error(outputs[name], eager), name))
+    compared = compare(session.run(case.inputs), case.outputs, tolerance)
     ratio, error, name = max(compared)
     reason = (
         f"{name} of graph {case.graph} differs from eager PyTorch by {error:.3g} {where}; "
         f"the tolerance is {tolerance}"
     )
     return Parity(ratio, max(error for _, error, _ in compared), reason)
+
+
+def compare(
+    outputs: Mapping[str, Array], expected: Mapping[str, Array], tolerance: Tolerance
+) -> list[tuple[float, float, str]]:
+    """For each output that both have: the part of the tolerance that is used, the error, and the name."""
+    return [(0.0, 0.0, "")] + [
+        (tolerance.ratio(outputs[name], array), tolerance.error(outputs[name], array), name)
+        for name, array in expected.items()
+        if name in outputs
+    ]

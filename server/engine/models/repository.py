@@ -61,6 +61,12 @@ class Repository:
         self._set([*(model for model in self if model.name != name), *models.values()])
         self.changes += 1
 
+    def close(self) -> None:
+        """Lets the copies of the artifacts go: the process ends."""
+        for model in self:
+            if isinstance(model, LoadedModel) and model.files is not None:
+                model.files.close()
+
     def find(self, name: str, version: str = "") -> Model:
         """A model in any state: the given version, or the highest one that loaded.
 
