@@ -88,20 +88,20 @@ class ContextStore:
         Raises:
             ContextNotFoundError: The context does not exist, or is another caller's.
         """
-        found = self.existing(model, context_id, caller)
-        if found is None:
+        model_of_context = self.existing(model, context_id, caller)
+        if model_of_context is None:
             self.misses += 1
             raise _not_found(model, context_id, field)
         self.hits += 1
-        return found
+        return model_of_context
 
     def existing(self, model: LoadedModel, context_id: str, caller: str) -> LoadedModel | None:
         """As `find`; None if there is no such context."""
         with self._lock:
-            own = self._stored.get(model, {})
+            contexts = self._stored.get(model, {})
             for key in ((caller, context_id), ("", context_id)):
-                if (found := own.get(key)) is not None and self._may_use(found.context, caller):
-                    return found
+                if (view := contexts.get(key)) is not None and self._may_use(view.context, caller):
+                    return view
         return self._restored(model, context_id, caller)
 
     def use(self, context: Context, caller: str) -> bool:
@@ -173,8 +173,8 @@ class ContextStore:
         if not self.limit_bytes:
             raise UnsupportedError(OFF)
         if size > self.limit_bytes:
-            says = f"the context would take {size} bytes; all contexts may take {self.limit_bytes}"
-            raise LimitExceededError("key", says)
+            message = f"the context would take {size} bytes; all contexts may take {self.limit_bytes}"
+            raise LimitExceededError("key", message)
 
     def drop(self, model: LoadedModel, context_id: str, caller: str) -> None:
         """Removes a context of a caller.
@@ -200,9 +200,9 @@ class ContextStore:
         """The contexts of a model that a caller may use, the most recently used ones first."""
         self.purge()
         with self._lock:
-            found = [view.context for view in self._stored.get(model, {}).values() if view.context]
-        own = [context for context in found if context.shared or context.owner == caller]
-        return sorted(own, key=lambda context: context.used, reverse=True)
+            contexts = [view.context for view in self._stored.get(model, {}).values() if view.context]
+        usable = [context for context in contexts if context.shared or context.owner == caller]
+        return sorted(usable, key=lambda context: context.used, reverse=True)
 
     def purge(self) -> None:
         """Removes what has expired."""
@@ -215,8 +215,8 @@ class ContextStore:
     def _all(self) -> list[tuple[LoadedModel, tuple[str, str], Context]]:
         return [
             (model, key, view.context)
-            for model, own in self._stored.items()
-            for key, view in own.items()
+            for model, views in self._stored.items()
+            for key, view in views.items()
             if view.context is not None
         ]
 
@@ -232,23 +232,23 @@ class ContextStore:
         if excess <= 0:
             return
         # Without the contexts themselves, whose memory is free once nothing refers to them.
-        stored = [(own.used, own.owner, own.nbytes, model, key) for model, key, own in self._all()]
-        held = Counter({new.owner: new.nbytes})
-        for _, owner, size, _, _ in stored:
-            held[owner] += size
-        share, victims = self.limit_bytes / len(held), []
-        for _, owner, size, model, key in sorted(stored, key=lambda own: own[0]):
-            if excess > 0 and held[owner] > share:
+        entries = [(entry.used, entry.owner, entry.nbytes, model, key) for model, key, entry in self._all()]
+        held_bytes = Counter({new.owner: new.nbytes})
+        for _, owner, size, _, _ in entries:
+            held_bytes[owner] += size
+        share, victims = self.limit_bytes / len(held_bytes), []
+        for _, owner, size, model, key in sorted(entries, key=lambda entry: entry[0]):
+            if excess > 0 and held_bytes[owner] > share:
                 victims.append((model, key))
-                held[owner] -= size
+                held_bytes[owner] -= size
                 excess -= size
         if excess <= 0:
             for model, key in victims:
                 self._drop(model, key)
                 self.evictions += 1
         if self.held_bytes + new.nbytes > self.limit_bytes:
-            says = "the memory of contexts is in use, or other callers hold their share of it"
-            raise OverloadedError(f"{says}; drop contexts or try again later", retry_after=1.0)
+            message = "the memory of contexts is in use, or other callers hold their share of it"
+            raise OverloadedError(f"{message}; drop contexts or try again later", retry_after=1.0)
 
     def _freed(self, size: int) -> None:
         with self._lock:
@@ -276,20 +276,20 @@ class ContextStore:
     def _bound(self, folder: Path) -> None:
         """Removes files that have expired, and those that expire first while all are too large."""
         files = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in folder.glob("[!.]*"))
-        left, now = sum(size for _, size, _ in files), time.time()
+        total, now = sum(size for _, size, _ in files), time.time()
         for expires, size, path in files:
-            if expires < now or left > FOLDER_FACTOR * self.limit_bytes:
+            if expires < now or total > FOLDER_FACTOR * self.limit_bytes:
                 path.unlink(missing_ok=True)
-                left -= size
+                total -= size
 
     def _restored(self, model: LoadedModel, context_id: str, caller: str) -> LoadedModel | None:
         """A context from its file; None if there is none."""
         for owner in dict.fromkeys((caller, "")):
             for path in self._files(model, context_id, owner):
-                found = _read(path, context_id)
+                context = _read(path, context_id)
                 with suppress(LimitExceededError, OSError):  # the limit is lower than it was; it is gone
-                    if found is not None and found.expires_at > time.time():
-                        return self._put(model, found, partial(load_file, path))
+                    if context is not None and context.expires_at > time.time():
+                        return self._put(model, context, partial(load_file, path))
                 path.unlink(missing_ok=True)
         return None
 
@@ -344,8 +344,10 @@ def _file_key(model: LoadedModel, context_id: str, owner: str) -> str:
 
 
 def _not_found(model: LoadedModel, context_id: str, field: str) -> ContextNotFoundError:
-    says = f"context {quoted(context_id)} of model {quoted(model.name)} does not exist here; put it (again)"
-    return ContextNotFoundError(says, field=field)
+    message = (
+        f"context {quoted(context_id)} of model {quoted(model.name)} does not exist here; put it (again)"
+    )
+    return ContextNotFoundError(message, field=field)
 
 
 def _read(path: Path, context_id: str) -> Context | None:

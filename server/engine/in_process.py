@@ -90,15 +90,15 @@ class InProcessModel:
             ModelNotReadyError: The artifact is damaged or misses its tolerance on this machine, or the
                 provider is not available.
         """
-        found = versions(repository, name)
-        if not found or (version and version not in found):
-            existing = f"; it has version {', '.join(found)}" if found else ""
-            wanted = f"model {quoted(name)}" + (f" version {quoted(version)}" if version else "")
-            raise ModelNotFoundError(f"{repository} does not contain {wanted}{existing}")
+        existing_versions = versions(repository, name)
+        if not existing_versions or (version and version not in existing_versions):
+            existing = f"; it has version {', '.join(existing_versions)}" if existing_versions else ""
+            name_and_version = f"model {quoted(name)}" + (f" version {quoted(version)}" if version else "")
+            raise ModelNotFoundError(f"{repository} does not contain {name_and_version}{existing}")
         on_host = provider.runtime.uses_host_cores
         device = Device(provider, threads=1 if on_host else 0)
         runs = (parallel_runs or machine.available_cores()) if on_host else device.parallel_runs
-        folder = repository / name / (version or found[-1])
+        folder = repository / name / (version or existing_versions[-1])
         try:
             model = replace(load_model(folder, device), golden=())
         except (ArtifactError, ProviderError) as error:
@@ -162,7 +162,7 @@ class InProcessModel:
         positions, projector = np.arange(len(key)), self.model.projector
         rows = {"key": key} if value is None else {"key": key, "value": value}
         inputs = projected_inputs(projector, rows, positions)
-        outputs = self._compute(projector, Request(), {name: [own] for name, own in inputs.items()}).outputs
+        outputs = self._compute(projector, Request(), {name: [rows] for name, rows in inputs.items()}).outputs
         tensors = joined(None, positions, outputs)
         return self.model.attending(Context(id="", nbytes=0, tensors=tensors, length=len(key)))
 

@@ -88,8 +88,8 @@ def select(weights: Array, selection: HeadSelection) -> Array:
     """
     *layers, heads, _, _ = weights.shape
     chosen = [selection.layers or range(count) for count in layers]
-    found: Array = weights[np.ix_(*chosen, selection.heads or range(heads))]
-    return found
+    selected: Array = weights[np.ix_(*chosen, selection.heads or range(heads))]
+    return selected
 
 
 def _counts(model: LoadedModel) -> tuple[int, int]:
@@ -120,7 +120,10 @@ def shortened(outputs: dict[str, list[Array]], model: LoadedModel, dimensions: i
     if not dimensions or model.encoder is None or EMBEDDING not in outputs:
         return outputs
     cut = [embedding[..., :dimensions] for embedding in outputs[EMBEDDING]]
-    return {**outputs, EMBEDDING: [_normalised(each) for each in cut] if model.encoder.normalised else cut}
+    return {
+        **outputs,
+        EMBEDDING: [_normalised(embedding) for embedding in cut] if model.encoder.normalised else cut,
+    }
 
 
 def token_spans(spans: Ragged, encoded: EncodedTexts) -> Ragged:
@@ -139,9 +142,9 @@ def token_spans(spans: Ragged, encoded: EncodedTexts) -> Ragged:
         raise ValueError("the texts were encoded without offsets")
     rows, first, token = np.empty_like(spans.rows), 0, 0
     for count, tokens in zip(spans.lengths, encoded.offsets.lengths, strict=True):
-        own = slice(first, first + count)
+        window = slice(first, first + count)
         if count:
-            rows[own] = _overlapping(spans.rows[own], encoded.offsets.rows[token : token + tokens])
+            rows[window] = _overlapping(spans.rows[window], encoded.offsets.rows[token : token + tokens])
         first, token = first + count, token + tokens
     (without,) = np.nonzero(rows[:, 0] == rows[:, 1])
     if without.size:
@@ -176,10 +179,12 @@ def check_spans(
         )
     (beyond,) = np.nonzero(stops > np.repeat(np.asarray(ends, np.int64), spans.lengths))
     if beyond.size:
-        name, own = _name(spans, beyond[0], noun), _sequence(spans, beyond[0])
-        if own in truncated:
-            raise LimitExceededError(SPANS, f"{name} ends beyond {unit} {ends[own]}, where the {noun} is cut")
-        raise InvalidRequestError(SPANS, f"{name} ends beyond the {ends[own]} {unit}s of its {noun}")
+        name, sequence = _name(spans, beyond[0], noun), _sequence(spans, beyond[0])
+        if sequence in truncated:
+            raise LimitExceededError(
+                SPANS, f"{name} ends beyond {unit} {ends[sequence]}, where the {noun} is cut"
+            )
+        raise InvalidRequestError(SPANS, f"{name} ends beyond the {ends[sequence]} {unit}s of its {noun}")
 
 
 def check_pooling(model: LoadedModel) -> None:
@@ -203,8 +208,8 @@ def check_pooling(model: LoadedModel) -> None:
 
 def with_spans(outputs: dict[str, Array], spans: Array, encoder: EncoderFacts) -> dict[str, Array]:
     """The outputs of one sequence with the embeddings (n, d) of its spans, and without token vectors."""
-    own = {name: output for name, output in outputs.items() if name != CONTEXT_VECTORS}
-    return {**own, EMBEDDING: pooled(outputs[CONTEXT_VECTORS], spans, encoder)}
+    further = {name: output for name, output in outputs.items() if name != CONTEXT_VECTORS}
+    return {**further, EMBEDDING: pooled(outputs[CONTEXT_VECTORS], spans, encoder)}
 
 
 def pooled(rows: Array, spans: Array, encoder: EncoderFacts) -> Array:
@@ -219,14 +224,14 @@ def pooled(rows: Array, spans: Array, encoder: EncoderFacts) -> Array:
         float32 (n, d times the number of poolings). Equal spans have equal vectors, whatever the others are.
     """
     parts = [POOLINGS[name](rows, spans) for name in encoder.pooling]
-    found = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-    return _normalised(found) if encoder.normalised else found
+    vectors = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    return _normalised(vectors) if encoder.normalised else vectors
 
 
 def _normalised(vectors: Array) -> Array:
     """The vectors (..., d) with length 1."""
-    found: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), LEAST_NORM)
-    return found
+    unit_vectors: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), LEAST_NORM)
+    return unit_vectors
 
 
 def _linear(weights: Callable[[int], Array], power: float, rows: Array, spans: Array) -> Array:
@@ -236,16 +241,16 @@ def _linear(weights: Callable[[int], Array], power: float, rows: Array, spans: A
     double precision, because differences of two of them are taken.
     """
     count, width = rows.shape
-    own = weights(count)
+    row_weights = weights(count)
     totals, sizes = np.zeros((count + 1, width)), np.zeros(count + 1)
-    np.multiply(rows, own[:, np.newaxis], out=totals[1:])
+    np.multiply(rows, row_weights[:, np.newaxis], out=totals[1:])
     np.add.accumulate(totals, axis=0, out=totals)
-    np.add.accumulate(own, out=sizes[1:])
+    np.add.accumulate(row_weights, out=sizes[1:])
     first, last = spans.T
-    found: Array = totals[last]
-    found -= totals[first]
-    found /= ((sizes[last] - sizes[first]) ** power)[:, np.newaxis]
-    return found.astype(np.float32)
+    sums: Array = totals[last]
+    sums -= totals[first]
+    sums /= ((sizes[last] - sizes[first]) ** power)[:, np.newaxis]
+    return sums.astype(np.float32)
 
 
 # As model.encoder.pooling. The weight of a weighted mean is the position in the whole sequence, from 1.
@@ -265,8 +270,8 @@ def _overlapping(spans: Array, offsets: Array) -> Array:
     starts, ends = np.maximum.accumulate(offsets[real], axis=0).T
     first = np.searchsorted(ends, spans[:, 0], side="right")
     after = np.searchsorted(starts, spans[:, 1], side="left")
-    found = np.stack([real[np.minimum(first, real.size - 1)], real[np.maximum(after, 1) - 1] + 1], axis=1)
-    return np.where((first < after)[:, np.newaxis], found, 0)
+    tokens = np.stack([real[np.minimum(first, real.size - 1)], real[np.maximum(after, 1) - 1] + 1], axis=1)
+    return np.where((first < after)[:, np.newaxis], tokens, 0)
 
 
 def _sequence(spans: Ragged, index: int) -> int:
@@ -275,6 +280,6 @@ def _sequence(spans: Ragged, index: int) -> int:
 
 
 def _name(spans: Ragged, index: int, noun: str) -> str:
-    own = _sequence(spans, index)
+    sequence = _sequence(spans, index)
     start, end = spans.rows[index].tolist()
-    return f"span {index - sum(spans.lengths[:own])} of {noun} {own}, ({start}, {end}),"
+    return f"span {index - sum(spans.lengths[:sequence])} of {noun} {sequence}, ({start}, {end}),"

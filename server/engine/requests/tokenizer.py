@@ -93,12 +93,12 @@ class TextEncoder:
         A token without a text of its own has its name in the vocabulary: a special token, or one that is a
         part of a character. An id outside the vocabulary has its number.
         """
-        found = []
-        for each in ids:
-            name = self._tokenizer.id_to_token(each) if 0 <= each <= MAX_ID else None
-            text = str(each) if name is None else self._tokenizer.decode([each])
-            found.append(text if name is None or (text and REPLACEMENT not in text) else name)
-        return found
+        texts = []
+        for token_id in ids:
+            name = self._tokenizer.id_to_token(token_id) if 0 <= token_id <= MAX_ID else None
+            text = str(token_id) if name is None else self._tokenizer.decode([token_id])
+            texts.append(text if name is None or (text and REPLACEMENT not in text) else name)
+        return texts
 
     def encode(
         self,
@@ -153,8 +153,8 @@ class TextEncoder:
             if types:
                 type_ids.extend(processed.type_ids)
             if offsets:
-                own = _offsets(processed, encoding)
-                characters.append(np.maximum(own - len(prefix), 0).astype(np.uint32))
+                token_offsets = _offsets(processed, encoding)
+                characters.append(np.maximum(token_offsets - len(prefix), 0).astype(np.uint32))
                 ends.append(max(0, (len(text) if cut is None else cut) - len(prefix)))
             if len(ids) > limits.tokens:
                 raise LimitExceededError(
@@ -162,12 +162,14 @@ class TextEncoder:
                     f"texts 0 to {index} have {len(ids)} tokens; the limit of one request is {limits.tokens}",
                 )
         rows = np.frombuffer(ids, np.int64) if ids else np.empty(0, np.int64)
-        found = EncodedTexts(Ragged(rows, tuple(lengths)), tuple(truncated))
+        encoded = EncodedTexts(Ragged(rows, tuple(lengths)), tuple(truncated))
         if types:
-            found = found._replace(types=Ragged(np.array(type_ids, np.int64), found.ids.lengths))
+            encoded = encoded._replace(types=Ragged(np.array(type_ids, np.int64), encoded.ids.lengths))
         if not offsets:
-            return found
-        return found._replace(offsets=Ragged(np.concatenate(characters), found.ids.lengths), ends=tuple(ends))
+            return encoded
+        return encoded._replace(
+            offsets=Ragged(np.concatenate(characters), encoded.ids.lengths), ends=tuple(ends)
+        )
 
     def _tokens(
         self, name: str, text: str, second_text: str | None, most: int, *, truncates: bool, offsets: bool
@@ -184,13 +186,15 @@ class TextEncoder:
         if count <= room:
             return encoding, second, None
         if not truncates:
-            says = f"{name} has {count + special} or more tokens; the limit is {most}"
-            raise LimitExceededError(TEXT, says if second is None else f"{says} for both texts of a pair")
+            message = f"{name} has {count + special} or more tokens; the limit is {most}"
+            raise LimitExceededError(
+                TEXT, message if second is None else f"{message} for both texts of a pair"
+            )
         cut, _ = (encoding.token_to_chars(room) if offsets else None) or (len(text), 0)
         kept = room
         if second is not None:
-            kept, rest = longest_first(len(encoding), len(second), room)
-            second.truncate(rest)
+            kept, second_room = longest_first(len(encoding), len(second), room)
+            second.truncate(second_room)
         encoding.truncate(kept)
         return encoding, second, cut
 
@@ -244,9 +248,9 @@ def _offsets(processed: Encoding, encoding: Encoding) -> Array:
 
     Those of `processed` are not used: they were processed a second time, which trims some of them twice.
     """
-    own = iter(encoding.offsets)
-    found = [(0, 0) if sequence is None else next(own) for sequence in processed.sequence_ids]
-    return np.array(found, np.int64).reshape(-1, 2)
+    offsets = iter(encoding.offsets)
+    pairs = [(0, 0) if sequence is None else next(offsets) for sequence in processed.sequence_ids]
+    return np.array(pairs, np.int64).reshape(-1, 2)
 
 
 def _both(index: int, texts: tuple[Text, ...], pairs: tuple[Text, ...], limit: int) -> tuple[str, str | None]:

@@ -103,7 +103,10 @@ class RequestForm:
         shapes = self.shapes
         if len(shapes) == 1:  # the usual case
             return ValidatedRequest(self, model, (SequenceInputs(rows, None, shapes[0]),), deadline, caller)
-        columns = [split(own, lengths) for own, lengths in zip(rows.values(), self.lengths, strict=True)]
+        columns = [
+            split(input_rows, lengths)
+            for input_rows, lengths in zip(rows.values(), self.lengths, strict=True)
+        ]
         parts = [
             SequenceInputs(dict(zip(rows, arrays, strict=True)), None, shape)
             for shape, *arrays in zip(shapes, *columns, strict=True)

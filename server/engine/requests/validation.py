@@ -40,7 +40,7 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
     request = encode_texts(request, model, limits)
     sizes = _sizes(request, model, limits)
     ragged = [_rows(spec, request, model) for spec in model.inputs]
-    shapes = [model.shape(graph, own) for own in sizes]
+    shapes = [model.shape(graph, item) for item in sizes]
     result_bytes, work_bytes = output_bytes(request, model, shapes)
     if result_bytes > limits.max_result_bytes:
         field = RETURN_WEIGHTS if request.return_weights else first if request.spans is None else SPANS
@@ -51,17 +51,17 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
     masks = _split_mask(request.mask, model, shapes)
     form = RequestForm(
         graph=graph,
-        lengths=tuple([own.lengths for own in ragged]),
+        lengths=tuple([item.lengths for item in ragged]),
         shapes=tuple(shapes),
-        input_bytes=sum([own.rows.nbytes for own in ragged]),
+        input_bytes=sum([item.rows.nbytes for item in ragged]),
         held_bytes=sum([mask.nbytes for mask in masks]) + 2 * result_bytes + work_bytes,
         dimensions=request.dimensions,
     )
-    rows = {name: own.rows for name, own in zip(model.inputs_by_name, ragged, strict=True)}
+    rows = {name: item.rows for name, item in zip(model.inputs_by_name, ragged, strict=True)}
     validated = form.filled(model, rows, request.deadline, request.caller)
     spans = [] if request.spans is None else split(request.spans.rows, request.spans.lengths)
-    for sequence, mask, own in zip_longest(validated.sequences, masks, spans):
-        sequence.mask, sequence.spans, sequence.head_selection = mask, own, request.head_selection
+    for sequence, mask, item in zip_longest(validated.sequences, masks, spans):
+        sequence.mask, sequence.spans, sequence.head_selection = mask, item, request.head_selection
     return validated
 
 
@@ -162,19 +162,21 @@ def _prompt(request: Request, model: LoadedModel) -> str:
     prompts, default = (model.encoder.prompts, model.encoder.default_prompt) if model.encoder else ({}, "")
     name = default if request.prompt is None else request.prompt
     if name and name not in prompts:
-        known = f"must be one of {', '.join(prompts)}" if prompts else f"model {model.name!r} has no prompts"
-        raise InvalidRequestError(PROMPT, f"is {name[:100]!r}; {known}")
+        advice = f"must be one of {', '.join(prompts)}" if prompts else f"model {model.name!r} has no prompts"
+        raise InvalidRequestError(PROMPT, f"is {name[:100]!r}; {advice}")
     return prompts[name] if name else ""
 
 
 def _text_limits(model: LoadedModel, limits: Limits) -> TextLimits:
     """Bounds of texts whose token ids and results are within the limits."""
-    one, two = (model.shape(GraphKind.PLAIN, (rows,) * len(model.axes)).result_bytes for rows in (1, 2))
+    bytes_of_one, bytes_of_two = (
+        model.shape(GraphKind.PLAIN, (rows,) * len(model.axes)).result_bytes for rows in (1, 2)
+    )
     tokens = limits.max_input_bytes // (TOKEN_BYTES * (1 + model.takes_token_types))
-    if row_bytes := two - one:  # of outputs with a row for each token
+    if row_bytes := bytes_of_two - bytes_of_one:  # of outputs with a row for each token
         tokens = min(tokens, limits.max_result_bytes // row_bytes)
-    own = model.manifest.max_lengths.get(model.axes[0], limits.max_sequence_length)
-    return TextLimits(limits.max_text_bytes, min(own, limits.max_sequence_length), tokens)
+    most = model.manifest.max_lengths.get(model.axes[0], limits.max_sequence_length)
+    return TextLimits(limits.max_text_bytes, min(most, limits.max_sequence_length), tokens)
 
 
 def _choose_graph(request: Request, model: LoadedModel) -> GraphKind:
@@ -198,25 +200,29 @@ def _sizes(request: Request, model: LoadedModel, limits: Limits) -> list[tuple[i
 
     Lengths are checked before anything is made of them.
     """
-    given, specs = request.inputs, model.inputs_by_name
-    for name in given:
+    inputs, specs = request.inputs, model.inputs_by_name
+    for name in inputs:
         model.input(name)
     bound: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, spec in specs.items():
-        if name not in given:
+        if name not in inputs:
             if name in model.optional_inputs:
                 continue
             raise InvalidRequestError(name, f"is missing; model {model.name!r} takes {model.input_names}")
-        own, axis = given[name].lengths, str(spec.axes[1])
-        _check_lengths(name, own, model.manifest, axis, limits)
-        other, expected = bound.setdefault(axis, (name, own))
-        if own != expected and len(own) == len(expected):
-            at = next(at for at, length in enumerate(own) if length != expected[at])
-            raise InvalidRequestError(name, f"sequence {at} has {own[at]} rows; {other} has {expected[at]}")
+        row_counts, axis = inputs[name].lengths, str(spec.axes[1])
+        _check_lengths(name, row_counts, model.manifest, axis, limits)
+        other, expected = bound.setdefault(axis, (name, row_counts))
+        if row_counts != expected and len(row_counts) == len(expected):
+            at = next(at for at, length in enumerate(row_counts) if length != expected[at])
+            raise InvalidRequestError(
+                name, f"sequence {at} has {row_counts[at]} rows; {other} has {expected[at]}"
+            )
         first, lengths = next(iter(bound.values()))
-        if len(own) != len(lengths):
-            raise InvalidRequestError(name, f"contains {len(own)} sequences; {first} contains {len(lengths)}")
-    return list(zip(*[own for _, own in bound.values()], strict=True))
+        if len(row_counts) != len(lengths):
+            raise InvalidRequestError(
+                name, f"contains {len(row_counts)} sequences; {first} contains {len(lengths)}"
+            )
+    return list(zip(*[row_counts for _, row_counts in bound.values()], strict=True))
 
 
 def _check_lengths(
@@ -244,30 +250,34 @@ def _rows(spec: TensorSpec, request: Request, model: LoadedModel) -> Ragged:
 
     `positions` count from 0 in each sequence if none were sent, and token types are 0.
     """
-    name, given = spec.name, request.inputs.get(spec.name)
-    if given is None:
+    name, sent = spec.name, request.inputs.get(spec.name)
+    if sent is None:
         lengths = request.inputs[model.inputs[0].name].lengths
         if name == TOKEN_TYPES:
             return Ragged(np.zeros(sum(lengths), np.int64), lengths)
         starts = map(model.first_position, lengths)
-        own = [np.arange(length, dtype=np.int64) + at for length, at in zip(lengths, starts, strict=True)]
-        return Ragged(np.concatenate(own), lengths)
-    rows, expected = given.rows, sum(given.lengths)
+        positions = [
+            np.arange(length, dtype=np.int64) + at for length, at in zip(lengths, starts, strict=True)
+        ]
+        return Ragged(np.concatenate(positions), lengths)
+    rows, expected = sent.rows, sum(sent.lengths)
     if len(rows) != expected:
         raise InvalidRequestError(name, f"contains {len(rows)} rows; its lengths sum to {expected}")
     if rows.dtype != spec.data_type:
         raise InvalidRequestError(name, f"is {rows.dtype.name}; the model takes {spec.data_type}")
-    width, wanted = rows.shape[1:], spec.axes[2:]
-    if width != wanted:
-        raise InvalidRequestError(name, f"rows are {_width(width)} wide; the model takes {_width(wanted)}")
+    width, expected_width = rows.shape[1:], spec.axes[2:]
+    if width != expected_width:
+        raise InvalidRequestError(
+            name, f"rows are {_width(width)} wide; the model takes {_width(expected_width)}"
+        )
     if model.manifest.refuses_nan and spec.data_type == "float32" and np.isnan(rows.min()):
         raise InvalidRequestError(name, "contains NaN, which this model does not carry to its results")
     if (bound := spec.exclusive_upper_bound) is not None:
         least, most = rows.min(), rows.max()
         if least < 0 or most >= bound:
-            found = least if least < 0 else most
-            raise InvalidRequestError(name, f"contains id {found}; ids must be between 0 and {bound - 1}")
-    return given
+            wrong = least if least < 0 else most
+            raise InvalidRequestError(name, f"contains id {wrong}; ids must be between 0 and {bound - 1}")
+    return sent
 
 
 def _width(shape: Sequence[object]) -> str:
@@ -293,15 +303,15 @@ def _split_mask(
     heads = model.manifest.num_heads if mask.kind is MaskKind.HEADS else 1
     query, key = model.manifest.graphs[GraphKind.MASK].inputs[-1].axes[2:]
     shapes = []
-    for own in sequences:
-        rows = 1 if mask.kind is MaskKind.KEYS else own.sizes[str(query)]
+    for sequence in sequences:
+        rows = 1 if mask.kind is MaskKind.KEYS else sequence.sizes[str(query)]
         # The key axis of a model that attends to a context is a number.
-        shapes.append((heads, rows, key if isinstance(key, int) else own.sizes[key]))
+        shapes.append((heads, rows, key if isinstance(key, int) else sequence.sizes[key]))
     counts = [math.prod(shape) for shape in shapes]
     if not mask.holds(sum(counts)):
-        found = f"{mask.data.size} {'flags' if mask.data.dtype == np.bool_ else 'bytes of 8 flags each'}"
+        size = f"{mask.data.size} {'flags' if mask.data.dtype == np.bool_ else 'bytes of 8 flags each'}"
         raise InvalidRequestError(
-            MASK, f"contains {found}; {mask.kind} masks of these sequences need {sum(counts)} flags"
+            MASK, f"contains {size}; {mask.kind} masks of these sequences need {sum(counts)} flags"
         )
     parts: list[Array] = np.split(mask.flags(sum(counts)), np.cumsum(counts)[:-1])
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -56,20 +56,20 @@ def _context_cost(model: LoadedModel) -> ContextCost:
     clock = time.thread_time if model.runs_on_host else time.perf_counter
     (_, few), (_, many) = sizes = [(1, 1), (1, CONTEXT_SIZES[0])]
     small, large = CONTEXT_SIZES
-    found, ways = [], list[Callable[[int, int], object]]()
+    timings, ways = [], list[Callable[[int, int], object]]()
     for rows in CONTEXT_SIZES:
         graph = _Graph(model.attending(_random_context(model, rows)), GraphKind.PLAIN)
         ways = [partial(graph.run, parallel=parallel) for parallel in (False, True)]
-        found.append([seconds for (seconds,) in time_in_turns(sizes, ways[:1], clock).values()])
-    (one, own), (one_large, own_large) = found
-    pair = max(0.0, (own_large - one_large - own + one) / ((many - few) * (large - small)))
-    query_row = max(0.0, (own - one) / (many - few) - small * pair)
-    key_row = max(0.0, (one_large - one) / (large - small) - pair)
-    call = max(0.0, one - small * (key_row + pair) - query_row)
+        timings.append([seconds for (seconds,) in time_in_turns(sizes, ways[:1], clock).values()])
+    (single, many_queries), (one_large, own_large) = timings
+    pair = max(0.0, (own_large - one_large - many_queries + single) / ((many - few) * (large - small)))
+    query_row = max(0.0, (many_queries - single) / (many - few) - small * pair)
+    key_row = max(0.0, (one_large - single) / (large - small) - pair)
+    call = max(0.0, single - small * (key_row + pair) - query_row)
     if GraphKind.CONTEXT not in model.parallel_sessions:
         return ContextCost(call, key_row, query_row, pair)
-    ((alone, every),) = time_in_turns(sizes[:1], ways, time.perf_counter).values()
-    return ContextCost(call, key_row, query_row, pair, parallel=every / alone)
+    ((alone, parallel),) = time_in_turns(sizes[:1], ways, time.perf_counter).values()
+    return ContextCost(call, key_row, query_row, pair, parallel=parallel / alone)
 
 
 def _random_context(model: LoadedModel, rows: int) -> Context:
@@ -102,9 +102,9 @@ class _Graph:
         sizes: tuple[Size, ...] = TIMED_SIZES if is_small else TIMED_SIZES_ON_DEVICE
         if self.kind in IN_BLOCKS.values():
             sizes = TIMED_SIZES_ALONE
-        clock, one = time.thread_time if on_host else time.perf_counter, partial(self.run, parallel=False)
-        found = time_in_turns(self._possible(sizes), [one], clock)
-        return fit(self._operations(found), [seconds for (seconds,) in found.values()])
+        clock, run = time.thread_time if on_host else time.perf_counter, partial(self.run, parallel=False)
+        timings = time_in_turns(self._possible(sizes), [run], clock)
+        return fit(self._operations(timings), [seconds for (seconds,) in timings.values()])
 
     def parallel_cost(self, one_thread: RunCost) -> RunCost:
         """The cost of runs on all threads, in terms of that on one.
@@ -113,12 +113,15 @@ class _Graph:
         processes have the core, so that one thread would look faster on a busy machine.
         """
         ways = [partial(self.run, parallel=parallel) for parallel in (False, True)]
-        found = time_in_turns(self._possible(TIMED_SIZES_ALONE), ways, time.perf_counter)
-        operations = self._operations(found)
+        timings = time_in_turns(self._possible(TIMED_SIZES_ALONE), ways, time.perf_counter)
+        operations = self._operations(timings)
         alone = [one_thread.seconds(*run) for run in operations]
         return fit(
             operations,
-            [own * every / one for own, (one, every) in zip(alone, found.values(), strict=True)],
+            [
+                seconds * parallel / single
+                for seconds, (single, parallel) in zip(alone, timings.values(), strict=True)
+            ],
         )
 
     def _possible(self, sizes: Iterable[Size]) -> list[Size]:
@@ -142,9 +145,9 @@ class _Graph:
 
     def _sequences(self, count: int, length: int) -> list[SequenceInputs]:
         lengths = [length - (self._ragged and index == 0) for index in range(count)]
-        for own in set(lengths) - self._noise.keys():
-            self._noise[own] = _random_sequence(self._model, self.kind, own)
-        return [self._noise[own] for own in lengths]
+        for rows in set(lengths) - self._noise.keys():
+            self._noise[rows] = _random_sequence(self._model, self.kind, rows)
+        return [self._noise[rows] for rows in lengths]
 
 
 def _random_sequence(model: LoadedModel, graph: GraphKind, length: int) -> SequenceInputs:
@@ -173,12 +176,12 @@ def fit(operations: Sequence[tuple[float, float]], seconds: Sequence[float]) -> 
     scale = terms.max(axis=0, initial=LEAST_SCALE)
     used = [0, 1, 2]
     while True:
-        found, *_ = np.linalg.lstsq(terms[:, used] / scale[used], np.ones(len(durations)), rcond=None)
-        if (found >= 0).all():
+        solution, *_ = np.linalg.lstsq(terms[:, used] / scale[used], np.ones(len(durations)), rcond=None)
+        if (solution >= 0).all():
             break
-        used.pop(int(found.argmin()))
+        used.pop(int(solution.argmin()))
     coefficients = np.zeros(3)
-    coefficients[used] = found / scale[used]
+    coefficients[used] = solution / scale[used]
     return RunCost(*coefficients.tolist())
 
 
@@ -201,21 +204,21 @@ def time_in_turns(
     Raises:
         MemoryError: The first run needs more memory than there is. Later sizes are then skipped instead.
     """
-    found: dict[Size, list[float]] = {}
+    shortest: dict[Size, list[float]] = {}
     for _ in range(COMPARED_TURNS if len(ways) > 1 else 1):
         for index, size in enumerate(sizes):
             try:
-                taken = [_shortest(partial(run, *size), clock) for run in ways]
+                durations = [_shortest(partial(run, *size), clock) for run in ways]
             except MemoryError:
-                if not found:
+                if not shortest:
                     raise
                 sizes = sizes[:index]
                 break
-            found[size] = list(map(min, taken, found.get(size, taken)))
-            if max(taken) > LONG_ENOUGH_SECONDS:
+            shortest[size] = list(map(min, durations, shortest.get(size, durations)))
+            if max(durations) > LONG_ENOUGH_SECONDS:
                 sizes = sizes[: index + 1]
                 break
-    return found
+    return shortest
 
 
 def _shortest(run: Callable[[], object], clock: Callable[[], float]) -> float:
@@ -224,7 +227,7 @@ def _shortest(run: Callable[[], object], clock: Callable[[], float]) -> float:
     while len(durations) < LEAST_RUNS or sum(durations) < TURN_SECONDS:
         started, began = clock(), time.perf_counter()
         run()
-        taken = clock() - started
+        duration = clock() - started
         # The clock of a thread may stand still during a short run, on virtual machines whose cores are busy.
-        durations.append(taken if taken > 0 else time.perf_counter() - began)
+        durations.append(duration if duration > 0 else time.perf_counter() - began)
     return min(durations)
