@@ -199,16 +199,16 @@ def resolve(settings: Settings) -> Settings:
     Raises:
         ServerError: CUDA was asked for and cannot be used; the message gives the reason.
     """
-    asked, chosen = settings.provider, Provider.CUDA
-    if asked == "cpu":
+    requested, chosen = settings.provider, Provider.CUDA
+    if requested == "cpu":
         return settings
     try:
-        shown = {"device": cuda.find_device()}
+        details = {"device": cuda.find_device()}
     except ProviderError as error:
-        if asked == "cuda":
-            raise ServerError(f"--provider {asked}: {error}") from error
-        chosen, shown = Provider.CPU, {"reason": str(error)}
-    log.info("execution provider", extra={"provider": chosen, "asked": asked, **shown})
+        if requested == "cuda":
+            raise ServerError(f"--provider {requested}: {error}") from error
+        chosen, details = Provider.CPU, {"reason": str(error)}
+    log.info("execution provider", extra={"provider": chosen, "asked": requested, **details})
     return settings.model_copy(update={"provider": chosen.value})
 
 
@@ -241,11 +241,11 @@ def initial_models(settings: Settings, store: ModelStore) -> list[Key]:
         return store.artifacts()
     names = store.names()
     if settings.model_control == "explicit":
-        asked = [name.strip() for name in settings.load_model.split(",") if name.strip()]
-        if unknown := sorted(set(asked) - {ALL, *names}):
+        requested = [name.strip() for name in settings.load_model.split(",") if name.strip()]
+        if unknown := sorted(set(requested) - {ALL, *names}):
             raise ServerError(f"--load-model: the repository does not contain {', '.join(unknown)}")
-        if ALL not in asked:
-            names = sorted({*asked, *store.remembered()} & set(names))
+        if ALL not in requested:
+            names = sorted({*requested, *store.remembered()} & set(names))
     return [(name, version) for name in names for version in store.chosen(name)]
 
 

@@ -67,18 +67,18 @@ class Canary(PeriodicThread):
     def _replay(self, check: Check) -> None:
         model = check[0]
         key, fields = (model.name, model.version), {"model": model.name, "version": model.version}
-        found = _measure(check)
-        if found is not None and found.ratio > 1:
+        parity = _measure(check)
+        if parity is not None and parity.ratio > 1:
             self._metrics.replay_missed(key)
-            log.warning("golden vectors missed", extra={**fields, "reason": found.reason})
-            found = _measure(check)
-        if found is None:
+            log.warning("golden vectors missed", extra={**fields, "reason": parity.reason})
+            parity = _measure(check)
+        if parity is None:
             return
-        self._metrics.replayed(key, found.ratio, time.time())
+        self._metrics.replayed(key, parity.ratio, time.time())
         if model not in self._repository:  # it was unloaded meanwhile
             self._metrics.replayed(key)
-        elif found.ratio > 1:
-            self._withdraw(model, found.reason)
+        elif parity.ratio > 1:
+            self._withdraw(model, parity.reason)
 
 
 def _measure(check: Check) -> Parity | None:

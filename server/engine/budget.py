@@ -63,30 +63,30 @@ class Account:
         self.held_bytes = self.calls = self.streams = 0
         self._limit = limit
 
-    def check(self, size: int, own: int, free: int) -> None:
+    def check(self, size: int, caller_bytes: int, free: int) -> None:
         """Checks that the identity may hold more bytes. Called with the lock of the budget.
 
         A request that alone exceeds the share is granted if the identity has no other.
 
         Args:
             size: Bytes that a reservation is to take in addition.
-            own: Bytes that it holds already; they are part of `held_bytes`.
+            caller_bytes: Bytes that it holds already; they are part of `held_bytes`.
             free: Bytes that are not reserved.
 
         Raises:
             IdentityLimitError: The identity holds its limit, or its share.
         """
-        if self.held_bytes <= own:
+        if self.held_bytes <= caller_bytes:
             return
-        held = self.held_bytes + size
-        if self._limit and held > self._limit:
+        held_total = self.held_bytes + size
+        if self._limit and held_total > self._limit:
             raise IdentityLimitError(
-                f"requests of this identity would hold {held} bytes; its limit is {self._limit};"
+                f"requests of this identity would hold {held_total} bytes; its limit is {self._limit};"
                 " try again later"
             )
-        if held > FREE_MULTIPLE * (free - size):
+        if held_total > FREE_MULTIPLE * (free - size):
             raise IdentityLimitError(
-                f"requests of this identity would hold {held} bytes, which is more than its share while"
+                f"requests of this identity would hold {held_total} bytes, which is more than its share while"
                 f" {free} are free; try again later"
             )
 
@@ -122,15 +122,15 @@ class Reservation:
         """
         budget, account = self._budget, self._account
         with budget.lock:
-            held = budget.held_bytes + size
+            held_total = budget.held_bytes + size
             if account is not None:
                 account.check(size, self.size, budget.limit_bytes - budget.held_bytes)
-            if held > budget.limit_bytes and budget.held_bytes > self.size:
+            if held_total > budget.limit_bytes and budget.held_bytes > self.size:
                 raise OverloadedError(
-                    f"requests in flight would hold {held} bytes; the limit is {budget.limit_bytes}; "
+                    f"requests in flight would hold {held_total} bytes; the limit is {budget.limit_bytes}; "
                     "try again later"
                 )
-            budget.held_bytes = held
+            budget.held_bytes = held_total
             if account is not None:
                 account.held_bytes += size
             self.size += size

@@ -405,8 +405,8 @@ class Engine:
         log.error("run failed", extra={"model": name, "sequences": len(sequences)}, exc_info=error)
         if len(sequences) == 1:
             is_memory = isinstance(error, MemoryError)
-            shown = OverloadedError(OUT_OF_MEMORY) if is_memory else RunFailedError(RUN_FAILED)
-            self.fail(sequences[0].request, shown)
+            refusal = OverloadedError(OUT_OF_MEMORY) if is_memory else RunFailedError(RUN_FAILED)
+            self.fail(sequences[0].request, refusal)
             return
         for queued in sequences:
             if not queued.request.is_done:
@@ -416,9 +416,9 @@ class Engine:
         """Stores the outputs of a run and returns the requests that are complete."""
         complete = []
         with self._lock:
-            for queued, own in zip(sequences, outputs, strict=True):
+            for queued, results in zip(sequences, outputs, strict=True):
                 request = queued.request
-                request.results[queued.index] = own
+                request.results[queued.index] = results
                 request.missing -= 1
                 if not request.missing and self._queue.release(request):
                     complete.append(request)

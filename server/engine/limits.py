@@ -62,11 +62,11 @@ def chosen_versions(policy: str, versions: Sequence[str]) -> list[str]:
         ValueError: This is not a policy.
     """
     kind, colon, argument = policy.partition(":")
-    ordered, named = sorted(versions, key=int), argument.split(",")
+    ordered, names = sorted(versions, key=int), argument.split(",")
     if kind == "all" and not colon:
         return ordered
     if kind == "latest" and (not colon or is_version(argument)):
         return ordered[-int(argument or 1) :]
-    if kind == "specific" and all(map(is_version, named)):
-        return [version for version in ordered if version in named]
+    if kind == "specific" and all(map(is_version, names)):
+        return [version for version in ordered if version in names]
     raise ValueError(f"must be one of {POLICIES}, with numbers above 0")

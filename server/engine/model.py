@@ -210,9 +210,9 @@ class LoadedModel:
             UnsupportedError: The model has no contexts.
         """
         if GraphKind.PROJECT not in self.manifest.graphs:
-            says = f"model {self.name!r} has no stored contexts: only attention modules without texts have"
+            message = f"model {self.name!r} has no stored contexts: only attention modules without texts have"
             raise UnsupportedError(
-                f"{says}, and artifacts that were exported before there were contexts lack them"
+                f"{message}, and artifacts that were exported before there were contexts lack them"
             )
         cost = Cost(flops_per_query=0, flops_per_key=self.manifest.cost.flops_per_key, flops_per_pair=0)
         return self._as(cost, {GraphKind.PLAIN: self.manifest.graphs[GraphKind.PROJECT]})
@@ -295,8 +295,8 @@ class LoadedModel:
     def sequence_graph(self, graph: GraphKind, lengths: Sequence[int]) -> GraphKind:
         """The graph that runs one sequence alone: `graph`, or the same in blocks if that saves memory."""
         query_length, key_length = lengths[0], self.key_length(lengths)
-        whole = WHOLE_SCORE_BYTES if self.runs_on_host else WHOLE_SCORE_BYTES_ON_DEVICE
-        if 4 * self.manifest.num_heads * query_length * key_length <= whole:
+        most_bytes = WHOLE_SCORE_BYTES if self.runs_on_host else WHOLE_SCORE_BYTES_ON_DEVICE
+        if 4 * self.manifest.num_heads * query_length * key_length <= most_bytes:
             return graph
         blocks = IN_BLOCKS.get(graph)
         saves = blocks in self.manifest.graphs and query_length > self.block_rows(key_length)
@@ -389,22 +389,22 @@ class LoadedModel:
 def _shape(reference: Callable[[], Any], graph: GraphKind, lengths: tuple[int, ...]) -> SequenceShape:
     """A shape, by a reference to its model that does not keep it alive. References to one model are equal."""
     model: LoadedModel = reference()
-    named = dict(zip(model.axes, lengths, strict=True))
-    own = model.sequence_graph(graph, lengths)
-    seconds = model.seconds(own, 1, lengths)
+    sizes = dict(zip(model.axes, lengths, strict=True))
+    graph_alone = model.sequence_graph(graph, lengths)
+    seconds = model.seconds(graph_alone, 1, lengths)
     result_bytes = 0
     for spec in model.manifest.graphs[graph].outputs:
-        axes = [named[axis] if isinstance(axis, str) else axis for axis in spec.axes if axis != BATCH_AXIS]
+        axes = [sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes if axis != BATCH_AXIS]
         result_bytes += np.dtype(spec.data_type).itemsize * math.prod(axes)
     return SequenceShape(
-        sizes=named,
+        sizes=sizes,
         lengths=lengths,
-        graph=own,
+        graph=graph_alone,
         seconds=seconds,
-        call_seconds=model.cost(own).call,
-        run_bytes=model.run_bytes(own, 1, lengths),
-        least_seconds=min(seconds, model.parallel_seconds(own, 1, lengths)),
+        call_seconds=model.cost(graph_alone).call,
+        run_bytes=model.run_bytes(graph_alone, 1, lengths),
+        least_seconds=min(seconds, model.parallel_seconds(graph_alone, 1, lengths)),
         result_bytes=result_bytes,
         rows=sum(lengths),
-        runs_alone=model.manifest.runs_alone or own is not graph,
+        runs_alone=model.manifest.runs_alone or graph_alone is not graph,
     )

@@ -332,5 +332,5 @@ class Timeline:
 
     def failed(self, error: BaseException) -> None:
         """Notes what the request failed with."""
-        shown = error if isinstance(error, EngineError) else EngineError("")
-        self.code, self.reason = shown.code.name, shown.reason
+        refusal = error if isinstance(error, EngineError) else EngineError("")
+        self.code, self.reason = refusal.code.name, refusal.reason

@@ -159,8 +159,8 @@ class Metrics(Observer):
         return cache(BulkHistogram(name, HELP[name], [label], buckets=buckets, registry=self.registry).labels)
 
     def _counter(self, name: str, *labels: str) -> Callable[..., Counter]:
-        found = Counter(name, HELP[name], labels, registry=self.registry)
-        return cache(found.labels)
+        counter = Counter(name, HELP[name], labels, registry=self.registry)
+        return cache(counter.labels)
 
     def _gauge(self, name: str, among_workers: AmongWorkers, labels: Sequence[str] = ()) -> Gauge:
         return Gauge(name, HELP[name], labels, registry=self.registry, multiprocess_mode=among_workers)
@@ -178,7 +178,9 @@ class Metrics(Observer):
             "version": VERSION,
             "provider": runtime.name,
             # ONNX Runtime can be built under another name.
-            "onnxruntime": next((each.version for each in distributions(name=runtime.package)), UNKNOWN),
+            "onnxruntime": next(
+                (package.version for package in distributions(name=runtime.package)), UNKNOWN
+            ),
         }
         self._gauge("attention_build_info", "livemax", list(labels)).labels(**labels).set(1)
 
@@ -268,7 +270,7 @@ class Metrics(Observer):
             sequences = [report.sequences for report in reports]
             self._batch_sequences(model).observe_all(sequences)
             self._batch_seconds(model).observe_all([report.seconds for report in reports])
-            self._queue_seconds(model).observe_all(list(chain(*(each.queue_seconds for each in reports))))
+            self._queue_seconds(model).observe_all(list(chain(*(report.queue_seconds for report in reports))))
             self._sequences(model).inc(sum(sequences))
             self._tokens(model).inc(sum(report.tokens for report in reports))
             self._padding(model).inc(sum(report.padding for report in reports))

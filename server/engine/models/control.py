@@ -153,10 +153,10 @@ class ModelControl:
         except (ServerError, OSError) as error:
             log.warning("repository not read", extra={"reason": str(error)})
             return
-        for name, found in changed.items():
+        for name, signatures in changed.items():
             try:
                 self._withdraw_damaged(name)
-                if self._seen.get(name) != found:
+                if self._seen.get(name) != signatures:
                     continue
                 if self._store.chosen(name):
                     self.load(name, strict=False)
@@ -188,9 +188,11 @@ class ModelControl:
         """
         changed = dict[str, dict[str, Signature]]()
         for name in sorted({*self._store.names(), *self._signatures}):
-            found = {version: each for version, each in self._store.signatures(name).items() if each}
-            if found != self._signatures.get(name, {}):
-                changed[name] = found
+            signatures = {
+                version: signature for version, signature in self._store.signatures(name).items() if signature
+            }
+            if signatures != self._signatures.get(name, {}):
+                changed[name] = signatures
         return changed
 
     def load(self, name: str, *, strict: bool = True) -> None:
@@ -209,7 +211,7 @@ class ModelControl:
             raise ModelNotReadyError(refusal)
 
     def _load(self, name: str, *, strict: bool) -> str:
-        served, found = self.repository.versions(name), dict[str, Model]()
+        served, loaded = self.repository.versions(name), dict[str, Model]()
         signatures = self._store.signatures(name)
         if not signatures:
             return f"model {quoted(name)} does not exist in the repository"
@@ -217,8 +219,8 @@ class ModelControl:
         for version, signature in signatures.items():
             is_same = signature is not None and signature == before.get(version)
             if not (is_same and isinstance(served.get(version), LoadedModel)):
-                found[version] = self._load_version(name, version, signature)
-        failures = [model for model in found.values() if isinstance(model, FailedModel)]
+                loaded[version] = self._load_version(name, version, signature)
+        failures = [model for model in loaded.values() if isinstance(model, FailedModel)]
         for failed in failures:
             was_served = isinstance(served.get(failed.version), LoadedModel)
             kind = ChangeKind.REPLACE if was_served else ChangeKind.LOAD
@@ -232,10 +234,12 @@ class ModelControl:
                 for version, model in self.repository.versions(name).items()
                 if isinstance(served[version], LoadedModel)
                 and (failures or version in signatures)
-                and not isinstance(found.get(version), LoadedModel)
+                and not isinstance(loaded.get(version), LoadedModel)
             }
-            self._signatures[name] = {version: each for version, each in signatures.items() if each}
-            self._swap(name, found | kept, failures)
+            self._signatures[name] = {
+                version: signature for version, signature in signatures.items() if signature
+            }
+            self._swap(name, loaded | kept, failures)
         return ""
 
     def _load_version(self, name: str, version: str, signature: Signature | None) -> Model:
@@ -275,7 +279,9 @@ class ModelControl:
                 _log_when_freed(old)
             kind = ChangeKind.REPLACE if was_served else ChangeKind.LOAD
             self._report(name, kind if is_served else ChangeKind.UNLOAD, True)  # noqa: FBT003 - as above
-        versions = sorted((own for own, model in now.items() if isinstance(model, LoadedModel)), key=int)
+        versions = sorted(
+            (version for version, model in now.items() if isinstance(model, LoadedModel)), key=int
+        )
         log.info("models changed", extra={"model": name, "versions": versions})
         self._changed()
 
@@ -315,18 +321,18 @@ class ModelControl:
 
         While the folder cannot be read, only those that are served or failed to load.
         """
-        found = dict[Key, IndexEntry]()
+        entries = dict[Key, IndexEntry]()
         with suppress(ServerError, OSError):
             for key in self._store.artifacts():
-                found[key] = IndexEntry(*key, ModelState.UNAVAILABLE, UNLOADED)
+                entries[key] = IndexEntry(*key, ModelState.UNAVAILABLE, UNLOADED)
         for model in self.repository:
             key, is_ready = (model.name, model.version), isinstance(model, LoadedModel)
             state = ModelState.READY if is_ready else ModelState.UNAVAILABLE
-            found[key] = IndexEntry(*key, state, "" if isinstance(model, LoadedModel) else model.reason)
+            entries[key] = IndexEntry(*key, state, "" if isinstance(model, LoadedModel) else model.reason)
         for key, entry in list(self._states.items()):
-            serving = key in found and found[key].state is ModelState.READY
-            found[key] = IndexEntry(*key, ModelState.READY, entry.reason) if serving else entry
-        return [found[key] for key in sorted(found, key=lambda key: (key[0], int(key[1])))]
+            serving = key in entries and entries[key].state is ModelState.READY
+            entries[key] = IndexEntry(*key, ModelState.READY, entry.reason) if serving else entry
+        return [entries[key] for key in sorted(entries, key=lambda key: (key[0], int(key[1])))]
 
 
 def _log_when_freed(model: LoadedModel) -> None:

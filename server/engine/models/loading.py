@@ -108,13 +108,13 @@ class ModelStore:
         Raises:
             ServerError: There is none.
         """
-        found = [(name, version) for name in self.names() for version in self.chosen(name)]
-        if not found:
+        keys = [(name, version) for name in self.names() for version in self.chosen(name)]
+        if not keys:
             raise ServerError(
                 f"model repository {self.folder} does not contain a <name>/<version>/ folder; "
                 f"a name must match {NAME_PATTERN}"
             )
-        return found
+        return keys
 
     def signature(self, name: str, version: str) -> Signature | None:
         """Identifies the content of an artifact; None while it has no manifest, which an export writes last.
@@ -122,16 +122,16 @@ class ModelStore:
         Temporary files, whose names begin with a dot, do not count; nor does a certificate that is not
         needed.
         """
-        found = []
+        files = []
         with suppress(OSError), os.scandir(self.folder / name / version) as entries:
             for entry in entries:
                 with suppress(OSError):
                     if entry.is_file() and entry.name[0] != ".":
                         status = entry.stat()
-                        found.append((entry.name, status.st_ino, status.st_size, status.st_mtime_ns))
-        if MANIFEST_FILE not in {file for file, *_ in found}:
+                        files.append((entry.name, status.st_ino, status.st_size, status.st_mtime_ns))
+        if MANIFEST_FILE not in {file for file, *_ in files}:
             return None
-        return tuple(sorted(each for each in found if self.proof_keys or each[0] != CERTIFICATE_FILE))
+        return tuple(sorted(file for file in files if self.proof_keys or file[0] != CERTIFICATE_FILE))
 
     def signatures(self, name: str) -> dict[str, Signature | None]:
         """Those of the versions of a model that the policy chooses."""
@@ -157,10 +157,10 @@ class ModelStore:
     def remembered(self) -> list[str]:
         """The names that were kept last; none if they are unknown."""
         try:
-            found = json.loads((self.folder / STATE_FILE).read_text())
+            names = json.loads((self.folder / STATE_FILE).read_text())
         except (OSError, ValueError):
             return []
-        return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
     def load(self, name: str, version: str) -> Model:
         """Loads an artifact, proves it on its golden vectors, and measures what its runs cost."""
@@ -265,20 +265,20 @@ def _tokens(encoder: TextEncoder, manifest: Manifest, text: str, second: str | N
     most = manifest.max_lengths.get(str(inputs[0].axes[1]), sys.maxsize)
     pairs = () if second is None else (second,)
     limits = TextLimits(text_tokens=most)
-    found = encoder.encode((text,), limits, pairs=pairs, truncates=True, types=len(inputs) > 1)
-    columns = [found.ids.rows] if found.types is None else [found.ids.rows, found.types.rows]
+    encoded = encoder.encode((text,), limits, pairs=pairs, truncates=True, types=len(inputs) > 1)
+    columns = [encoded.ids.rows] if encoded.types is None else [encoded.ids.rows, encoded.types.rows]
     return {spec.name: rows[np.newaxis] for spec, rows in zip(inputs, columns, strict=False)}
 
 
 def _check_manifest(manifest: Manifest, folder: Path, max_tolerance: float) -> None:
     path = folder / MANIFEST_FILE
     if (manifest.name, str(manifest.version)) != (folder.parent.name, folder.name):
-        found, expected = f"{manifest.name}/{manifest.version}", f"{folder.parent.name}/{folder.name}"
-        raise ArtifactError(path, f"the manifest describes {found}, and the folder is named {expected}")
+        name, expected = f"{manifest.name}/{manifest.version}", f"{folder.parent.name}/{folder.name}"
+        raise ArtifactError(path, f"the manifest describes {name}, and the folder is named {expected}")
     if GraphKind.PLAIN not in manifest.graphs:
         raise ArtifactError(path, f"graph {GraphKind.PLAIN} is missing")
-    stated = manifest.tolerance
-    if max(stated.rtol, stated.atol, 1 - (stated.cosine or 1)) > max_tolerance:
+    tolerance = manifest.tolerance
+    if max(tolerance.rtol, tolerance.atol, 1 - (tolerance.cosine or 1)) > max_tolerance:
         raise ArtifactError(
             path,
             f"the tolerance is {manifest.tolerance}; this server accepts at most {max_tolerance:g} "
@@ -320,10 +320,10 @@ def _open(
 def _prove(case: GoldenCase, manifest: Manifest, session: Session, golden: Path) -> float:
     """Runs a golden case and returns the largest difference from eager PyTorch."""
     with _explained(golden, f"graph {case.graph} does not run"):
-        found = replay(case, session, manifest.tolerance, where="on this machine")
-    if found.ratio > 1:
-        raise ArtifactError(golden, found.reason)
-    return found.error
+        parity = replay(case, session, manifest.tolerance, where="on this machine")
+    if parity.ratio > 1:
+        raise ArtifactError(golden, parity.reason)
+    return parity.error
 
 
 @contextmanager

@@ -42,7 +42,9 @@ class Repository:
         ordered = sorted(models, key=lambda model: (model.name, int(model.version)))
         by_key = {(model.name, model.version): model for model in ordered}
         # The highest version that loaded; if none did, the highest version.
-        newest = {each.name: each for each in sorted(ordered, key=lambda own: isinstance(own, LoadedModel))}
+        newest = {
+            model.name: model for model in sorted(ordered, key=lambda model: isinstance(model, LoadedModel))
+        }
         self._snapshot = by_key, newest
 
     def __iter__(self) -> Iterator[Model]:
@@ -75,18 +77,18 @@ class Repository:
         """
         by_key, newest = self._snapshot
         if name not in newest:
-            known = ", ".join(sorted(newest)) or "none"
+            names = ", ".join(sorted(newest)) or "none"
             raise ModelNotFoundError(
-                f"model {quoted(name)} does not exist; there are: {known}", field="model_name"
+                f"model {quoted(name)} does not exist; there are: {names}", field="model_name"
             )
-        found = by_key.get((name, version)) if version else newest[name]
-        if found is None:
+        model = by_key.get((name, version)) if version else newest[name]
+        if model is None:
             versions = ", ".join(self.versions(name))
             raise ModelNotFoundError(
                 f"model {name!r} does not have version {quoted(version)}; it has: {versions}",
                 field="model_version",
             )
-        return found
+        return model
 
     def ready(self, name: str, version: str = "") -> LoadedModel:
         """A loaded model.

@@ -98,7 +98,7 @@ def cuda_version() -> str:
 
 def _build() -> str:
     """Why the runtime was built without CUDA."""
-    installed = {str(found.metadata["Name"]).lower() for found in metadata.distributions()}
+    installed = {str(package.metadata["Name"]).lower() for package in metadata.distributions()}
     if {CUDA.package, Provider.CPU.runtime.package} <= installed:
         return (
             "onnxruntime and onnxruntime-gpu are both installed and overwrite each other; uninstall both,"
@@ -116,7 +116,7 @@ def _compute() -> None:
     """
     try:
         session = onnxruntime.InferenceSession(PROBE, providers=[CUDA.name], enable_fallback=0)
-        (found,) = session.run(None, {"x": np.ones(1, np.float32)})
+        (total,) = session.run(None, {"x": np.ones(1, np.float32)})
     except Exception as error:  # ONNX Runtime does not raise a specific type
         raise ProviderError(f"the device does not compute: {error}") from error
     if session.get_providers()[0] != CUDA.name:
@@ -125,5 +125,5 @@ def _compute() -> None:
         raise ProviderError(
             f"the libraries of CUDA do not load: {reason}; onnxruntime was built for {needed}"
         )
-    if found.tolist() != [2.0]:
-        raise ProviderError(f"the device computes 1 + 1 = {found.tolist()}")
+    if total.tolist() != [2.0]:
+        raise ProviderError(f"the device computes 1 + 1 = {total.tolist()}")

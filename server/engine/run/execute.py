@@ -56,18 +56,18 @@ def run_batch(
     session = (model.parallel_sessions if parallel else model.sessions)[graph]
     inputs = {spec.name: _input(model, spec, sequences) for spec in tensors.inputs}
     if model.context is not None:
-        inputs |= {name: own for name, own in model.context.tensors.items() if name in session.inputs}
+        inputs |= {name: array for name, array in model.context.tensors.items() if name in session.inputs}
     prepared = time.monotonic()
     outputs = session.run(inputs, control)
     computed = time.monotonic()
-    own = (_split if model.context is None else _split_rows)(tensors, outputs, sequences)
+    results = (_split if model.context is None else _split_rows)(tensors, outputs, sequences)
     for at, sequence in enumerate(sequences):
         if sequence.head_selection is not None:
-            own[at][ATTENTION_WEIGHTS] = select(own[at][ATTENTION_WEIGHTS], sequence.head_selection)
+            results[at][ATTENTION_WEIGHTS] = select(results[at][ATTENTION_WEIGHTS], sequence.head_selection)
         if sequence.spans is not None and model.encoder is not None:
-            own[at] = with_spans(own[at], sequence.spans, model.encoder)
+            results[at] = with_spans(results[at], sequence.spans, model.encoder)
     split = time.monotonic()
-    return own, RunTimes(prepared - started, computed - prepared, split - computed)
+    return results, RunTimes(prepared - started, computed - prepared, split - computed)
 
 
 def has_equal_shapes(sequences: Sequence[SequenceInputs]) -> bool:
@@ -87,19 +87,19 @@ def _split(graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInputs]) 
         if is_whole and spec.axes[0] == BATCH_AXIS:
             columns.append(list(values))  # one view for each sequence
         else:
-            columns.append([values[_window(spec, own, at)] for at, own in enumerate(sequences)])
+            columns.append([values[_window(spec, sequence, at)] for at, sequence in enumerate(sequences)])
     names = [spec.name for spec in graph.outputs]
-    return [dict(zip(names, own, strict=True)) for own in zip(*columns, strict=True)]
+    return [dict(zip(names, arrays, strict=True)) for arrays in zip(*columns, strict=True)]
 
 
 def _split_rows(graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInputs]) -> list[Outputs]:
     """The outputs of each sequence, of sequences whose rows were concatenated to one."""
-    found, start = [], 0
+    results, start = [], 0
     for sequence in sequences:
         end = start + sequence.lengths[0]
-        found.append({spec.name: outputs[spec.name][0, ..., start:end, :] for spec in graph.outputs})
+        results.append({spec.name: outputs[spec.name][0, ..., start:end, :] for spec in graph.outputs})
         start = end
-    return found
+    return results
 
 
 def gather(results: Sequence[Outputs]) -> dict[str, list[Array]]:
@@ -148,8 +148,8 @@ def _stack_masks(spec: TensorSpec, sequences: Sequence[SequenceInputs]) -> Array
     if len(sequences) > 1:
         stacked.fill(False)  # noqa: FBT003 - takes no keyword
     for row, sequence in zip(stacked, sequences, strict=True):
-        own = row[:, : sequence.sizes[query_axis], : sequence.sizes[key_axis]]
-        own[...] = True if sequence.mask is None else sequence.mask
+        window = row[:, : sequence.sizes[query_axis], : sequence.sizes[key_axis]]
+        window[...] = True if sequence.mask is None else sequence.mask
     return stacked
 
 

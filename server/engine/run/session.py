@@ -97,7 +97,7 @@ class Session:
         if self.provider != runtime.name:
             raise ProviderError(f"{runtime.name} did not take the graph, although it computes on the device")
         self._arenas = runtime.arenas
-        self.inputs = {each.name for each in self._session.get_inputs()}
+        self.inputs = {tensor.name for tensor in self._session.get_inputs()}
         self.outputs = [output.name for output in self._session.get_outputs()]
         self.host_nodes = [] if on_host else left_on_host(self._session, self.provider)
         if self.host_nodes:

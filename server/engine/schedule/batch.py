@@ -110,28 +110,28 @@ class Batch:
             bucket: Sequences that may join the batch, which has one.
             now: The current time.
         """
-        taken, shape = self.sequences, self.sequences[0].shape
+        sequences, shape = self.sequences, self.sequences[0].shape
         earliest = now + shape.least_seconds
         for queued in islice(bucket, max(0, self._most_alike() - 1)):
             request = queued.request
             is_alike = queued.shape is shape or queued.shape == shape  # two caches may have made them
             if not is_alike or request.is_done or request.deadline < earliest or len(request.sequences) > 1:
                 break
-            taken.append(queued)
-        for _ in range(len(taken) - 1):
+            sequences.append(queued)
+        for _ in range(len(sequences) - 1):
             bucket.popleft()
-        self.seconds = self._call_seconds + len(taken) * (shape.seconds - self._call_seconds)
-        self.seconds_alone = len(taken) * shape.seconds
+        self.seconds = self._call_seconds + len(sequences) * (shape.seconds - self._call_seconds)
+        self.seconds_alone = len(sequences) * shape.seconds
 
     def _most_alike(self) -> int:
         """How many sequences like the first may be in the batch, each of another request: see `_admits`."""
         shape, call = self.sequences[0].shape, self._call_seconds
         most = min(self._max_sequences, self._max_bytes // shape.run_bytes)
-        if (each := shape.seconds - call) > 0:
+        if (marginal := shape.seconds - call) > 0:
             # One more may join while the run takes no more than so many times its fixed cost.
             full, divided = FULL_AT_CALL_COSTS - 1, DIVIDED_AT_CALL_COSTS - 1
-            share = max(1 + divided * call // each, self._max_seconds // shape.seconds)
-            most = min(most, 1 + full * call // each, share)
+            share = max(1 + divided * call // marginal, self._max_seconds // shape.seconds)
+            most = min(most, 1 + full * call // marginal, share)
         return int(most)
 
     def add(self, sequence: SequenceInputs) -> None:

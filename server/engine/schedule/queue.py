@@ -99,13 +99,13 @@ class Admission:
         return work / self.rate
 
     def check(
-        self, waiting: float, own: float, deadline: float, now: float, *, reserve: float = RESERVE
+        self, waiting: float, request_seconds: float, deadline: float, now: float, *, reserve: float = RESERVE
     ) -> None:
         """Refuses a request that would be late.
 
         Args:
             waiting: Work that is done first: what is running and queued.
-            own: Work of the request.
+            request_seconds: Work of the request.
             deadline: When the caller stops waiting. Requests whose deadline has passed are not checked: they
                 expire in the queue.
             now: The current time.
@@ -118,10 +118,11 @@ class Admission:
         remaining = deadline - now
         if remaining == math.inf or remaining <= 0 or not waiting:
             return
-        late = self.seconds(waiting + own) - remaining * (1 - reserve)
+        expected = self.seconds(waiting + request_seconds)
+        late = expected - remaining * (1 - reserve)
         if late > 0:
             raise OverloadedError(
-                f"the result is expected in {self.seconds(waiting + own):.2f} s, which is too late for the "
+                f"the result is expected in {expected:.2f} s, which is too late for the "
                 f"deadline in {remaining:.2f} s; try again later",
                 retry_after=math.ceil(late / RETRY_STEP_SECONDS) * RETRY_STEP_SECONDS,
             )
@@ -202,37 +203,40 @@ class Queue:
         work = self._queued_seconds + self._running_seconds
         return work / self.admission.rate <= CERTAIN_SHARE * (deadline - now)
 
-    def check(self, deadline: float, now: float, caller: Caller, own: float = 0.0) -> None:
+    def check(self, deadline: float, now: float, caller: Caller, request_seconds: float = 0.0) -> None:
         """Refuses a request of a caller that would be late.
 
         Args:
             deadline: When the caller stops waiting.
             now: The current time.
             caller: Whose request it is.
-            own: Expected duration of its runs; 0 before its message is received.
+            request_seconds: Expected duration of its runs; 0 before its message is received.
 
         Raises:
             OverloadedError: The result would be too late.
         """
-        reserve = RESERVE if own else EARLY_RESERVE
-        self.admission.check(self.work_before(own, caller), own, deadline, now, reserve=reserve)
+        reserve = RESERVE if request_seconds else EARLY_RESERVE
+        self.admission.check(
+            self.work_before(request_seconds, caller), request_seconds, deadline, now, reserve=reserve
+        )
 
-    def work_before(self, own: float, caller: Caller = ANYONE) -> float:
+    def work_before(self, request_seconds: float, caller: Caller = ANYONE) -> float:
         """Expected duration of the runs that come before the end of a request that is queued now.
 
         Args:
-            own: Expected duration of the request's own runs. A request of several sequences runs no more
-                than this, and one sequence, before it.
+            request_seconds: Expected duration of the request's runs. A request of several sequences runs no
+                more than this, and one sequence, before it.
             caller: Whose request it is. Another caller runs no more before it than its share.
         """
         later = [
-            request.queued_seconds - request.form.longest_seconds - own
+            request.queued_seconds - request.form.longest_seconds - request_seconds
             for request in self._bulk
             if request.caller == caller
         ]
-        left = self._shares.seconds_of(caller) - sum(more for more in later if more > 0)
-        of_caller = max(0.0, left)
-        return of_caller + self._shares.seconds_before(caller, of_caller + own) + self._running_seconds
+        queued = self._shares.seconds_of(caller) - sum(more for more in later if more > 0)
+        of_caller = max(0.0, queued)
+        before = self._shares.seconds_before(caller, of_caller + request_seconds)
+        return of_caller + before + self._running_seconds
 
     def add(self, request: ValidatedRequest, now: float, *, inline: bool = False) -> None:
         """Queues a request.
@@ -411,16 +415,17 @@ class Queue:
             return []
         # Those of all callers, in the order of their turns.
         kind = request.model, request.form.graph
-        alike = sorted([own for key, own in self._buckets.items() if own and key[:2] == kind], key=_first)
+        alike = [queue for key, queue in self._buckets.items() if queue and key[:2] == kind]
+        alike.sort(key=_first)
         unwanted = _join(batch, alike, now, expired)
-        for emptied in [key for key, own in self._buckets.items() if not own and own is not bucket]:
+        for emptied in [key for key, queue in self._buckets.items() if not queue and queue is not bucket]:
             del self._buckets[emptied]
         return unwanted
 
-    def _count_left(self, left: list[SequenceInputs], *, run: bool = False) -> None:
+    def _count_left(self, sequences: list[SequenceInputs], *, run: bool = False) -> None:
         """Records that sequences have left the queue, and whether to run."""
-        for share, own in groupby(left, _share):
-            durations = list(map(_seconds, own))
+        for share, group in groupby(sequences, _share):
+            durations = list(map(_seconds, group))
             seconds = sum(durations)
             share.sequences -= len(durations)
             share.seconds -= seconds
@@ -428,7 +433,7 @@ class Queue:
             if run:
                 share.clock += seconds / share.caller.weight
         if self._bulk:
-            for queued in left:
+            for queued in sequences:
                 queued.request.queued_seconds -= queued.shape.seconds
         if not self._buckets:  # rounding errors do not add up
             self._queued_seconds = 0.0
@@ -441,7 +446,7 @@ def _join(
     """Takes sequences that gain by it out of buckets; see `Queue._fill`."""
     most = max(1, LOOK_AHEAD // max(1, len(buckets)))
     lengths = batch.sequences[0].lengths
-    others, unwanted = [], []
+    unequal, unwanted = [], []
 
     def is_wanted(queued: SequenceInputs) -> bool:
         if _is_wanted(queued, now, expired):
@@ -451,12 +456,12 @@ def _join(
 
     for queued in chain.from_iterable(islice(bucket, most) for bucket in buckets):
         if queued.lengths != lengths:
-            others.append(queued)
+            unequal.append(queued)
         elif is_wanted(queued):
             batch.add(queued)
     if not batch.is_full:
-        others.sort(key=lambda queued: sum(map(abs, map(sub, queued.lengths, lengths))))
-        batch.mix(filter(is_wanted, others))
+        unequal.sort(key=lambda queued: sum(map(abs, map(sub, queued.lengths, lengths))))
+        batch.mix(filter(is_wanted, unequal))
     gone = {*batch.sequences, *unwanted}
     for bucket in buckets:
         window = [bucket.popleft() for _ in range(min(len(bucket), most))]

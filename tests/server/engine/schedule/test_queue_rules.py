@@ -78,7 +78,7 @@ def test_work_before_a_request_leaves_out_the_rest_of_large_ones(self_model: Loa
 
 def test_a_request_that_would_be_late_is_refused_with_the_time_to_retry() -> None:
     with pytest.raises(OverloadedError, match=r"expected in 3\.00 s, .* deadline in 1\.00 s") as refused:
-        Admission().check(waiting=2.5, own=0.5, deadline=11.0, now=10.0)
+        Admission().check(waiting=2.5, request_seconds=0.5, deadline=11.0, now=10.0)
     assert refused.value.retry_after == pytest.approx(3 - 0.9)
 
 
@@ -88,7 +88,7 @@ def test_a_request_that_would_be_late_is_refused_with_the_time_to_retry() -> Non
     ids=["in time", "nothing waits", "no deadline", "just expired", "long expired"],
 )
 def test_other_requests_are_admitted(waiting: float, deadline: float) -> None:
-    Admission().check(waiting=waiting, own=0.05, deadline=deadline, now=10.0)
+    Admission().check(waiting=waiting, request_seconds=0.05, deadline=deadline, now=10.0)
 
 
 @pytest.mark.parametrize("pause", [0, 100], ids=["busy", "idle between runs"])
