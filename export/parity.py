@@ -243,8 +243,14 @@ class GraphRunner:
                 sequences too.
         """
         limits = dict[str, tuple[int, Place]]()
-        for assumption in assumptions:
-            violations = assumption.violations(self._signature)
+        # Those about one axis first, because longer sequences violate them together with others.
+        for assumption in sorted(assumptions, key=lambda assumption: len(assumption.axes)):
+            largest_lengths = dict(self._signature.max_lengths) | {axis: n for axis, (n, _) in limits.items()}
+            violations = assumption.violations(
+                dataclasses.replace(self._signature, max_lengths=largest_lengths)
+            )
+            if not violations:
+                continue
             # The smallest, and the first of each order of magnitude that does not take long.
             magnitudes = {max(sizes).bit_length(): sizes for sizes in reversed(violations)}
             quick = [sizes for sizes in sorted(magnitudes.values()) if max(sizes) <= QUICK_LENGTH]
@@ -257,7 +263,7 @@ class GraphRunner:
             largest = violations[0][0] - 1
             is_limit = excludes and len(violations) == violations[-1][0] - largest
             if is_limit and largest >= LONGEST and self._is_equal_at((axis,), (largest,)):
-                limits[axis] = min((largest, assumption.place), limits.get(axis, (largest, assumption.place)))
+                limits[axis] = largest, assumption.place
                 continue
             where = ", ".join(f"{size} of {name}" for name, size in zip(assumption.axes, wrong, strict=True))
             advice = f", or pass max_length={largest}" if is_limit and largest > 1 else ""
@@ -274,7 +280,7 @@ class GraphRunner:
         point = usual | {BATCH_AXIS: 1} | dict(zip(axes, sizes, strict=True))
         try:
             ((point, case),) = _cases_at(self._module, self._signature, [point])
-            return self._measure(point, case).within_tolerance
+            return self._measure_beyond_rounding(point, case).within_tolerance
         except Exception:  # the module may raise anything
             return False
 

@@ -86,13 +86,27 @@ def _depends_on_hidden(mask: Mask) -> ExportError:
 def can_be_padded(
     module: nn.Module, signature: Signature, tolerance: Tolerance, axes: Sequence[str] | None = None
 ) -> bool:
-    """Whether results do not depend on rows after the lengths of a sequence, on some axes or on all."""
+    """Whether results do not depend on rows after the lengths of a sequence, on some axes or on all.
+
+    On some axes, such rows have random values, which shows what masks mean. On all, they are also zeros, as
+    servers pad: a logarithm of them could spoil other rows in spite of a mask.
+    """
     padded = signature.sequence_axes if axes is None else axes
-    return all(_is_equal_when_padded(module, signature, tolerance, padded, rows) for rows in PADDED_ROWS)
+    return all(
+        _is_equal_when_padded(module, signature, tolerance, padded, rows, zeros=zeros)
+        for rows in PADDED_ROWS
+        for zeros in (False, True)[: 1 + (axes is None)]
+    )
 
 
 def _is_equal_when_padded(
-    module: nn.Module, signature: Signature, tolerance: Tolerance, axes: Sequence[str], rows: int
+    module: nn.Module,
+    signature: Signature,
+    tolerance: Tolerance,
+    axes: Sequence[str],
+    rows: int,
+    *,
+    zeros: bool,
 ) -> bool:
     """Runs three sequences together and alone: one of so many rows, one of half of them, one of a row."""
     longest = {axis: signature.clip(axis, rows + at) for at, axis in enumerate(signature.sequence_axes)}
@@ -107,18 +121,22 @@ def _is_equal_when_padded(
     inputs = random_inputs(signature, sizes, rng())
     for name in inputs.keys() & {KEY_LENGTHS, QUERY_LENGTHS, *signature.lengths}:
         inputs[name] = np.array([lengths[signature.axis_of_lengths(name)] for lengths in parts])
-    if ATTENTION_MASK in inputs:
-        allowed = np.zeros_like(inputs[ATTENTION_MASK])
-        for index, lengths in enumerate(parts):
-            of_masks = [spec for spec in signature.inputs if spec.name == ATTENTION_MASK]
-            part = _cut({ATTENTION_MASK: allowed}, of_masks, index, lengths)[ATTENTION_MASK]
-            part[...] = _cut(inputs, of_masks, index, lengths)[ATTENTION_MASK]
-        inputs[ATTENTION_MASK] = allowed
+    padded_with_zeros = [
+        spec
+        for spec in signature.inputs
+        if len(spec.axes) > 1 and (zeros or spec.name == ATTENTION_MASK)  # False hides
+    ]
+    padded = {spec.name: np.zeros_like(inputs[spec.name]) for spec in padded_with_zeros}
+    for index, lengths in enumerate(parts):
+        rows_of_sequence = _cut(inputs, padded_with_zeros, index, lengths)
+        for name, window in _cut(padded, padded_with_zeros, index, lengths).items():
+            window[...] = rows_of_sequence[name]
+    inputs |= padded
     together = outputs(module, signature, inputs, accepts_nan=True)  # in rows that masks hide altogether
     for index, lengths in enumerate(parts):
         alone = outputs(module, signature, _cut(inputs, signature.inputs, index, lengths))
-        padded = _cut(together, signature.outputs, index, lengths)
-        if not all(tolerance.holds(alone[name], padded[name]) for name in padded):
+        beside = _cut(together, signature.outputs, index, lengths)
+        if not all(tolerance.holds(alone[name], beside[name]) for name in beside):
             return False
     return True
 
