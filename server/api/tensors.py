@@ -54,10 +54,8 @@ class Allowance(NamedTuple):
         Raises:
             LimitExceededError: It is too large.
         """
-        if size > self.limits.max_input_bytes:
-            raise LimitExceededError(
-                field, f"would have {size} bytes decoded; the limit is {self.limits.max_input_bytes}"
-            )
+        if size > (limit := self.limits.max_input_bytes):
+            raise LimitExceededError(field, f"would have {size} bytes decoded; the limit is {limit}")
 
     def take(self, field: str, size: int) -> None:
         """Checks the size of a copy that is about to be made, and reserves its memory.
@@ -89,11 +87,9 @@ def from_bytes(
     """
     dtype = FLOATS[datatype] if datatype in FLOATS else DTYPES[datatype]
     if len(data) != (expected := dtype.itemsize * math.prod(shape)):
-        shown = " x ".join(map(str, shape))
-        name = "bfloat16" if datatype == "BF16" else dtype.name
-        raise InvalidRequestError(
-            field, f"has {len(data)} bytes; {shown} elements of {name} need {expected} bytes"
-        )
+        sizes, name = " x ".join(map(str, shape)), "bfloat16" if datatype == "BF16" else dtype.name
+        message = f"has {len(data)} bytes; {sizes} elements of {name} need {expected} bytes"
+        raise InvalidRequestError(field, message)
     elements = np.frombuffer(data, dtype).reshape(shape)
     # The runtime computes with other bytes than 0 and 1 as if they were numbers.
     if dtype.kind == "b" and (most := elements.view(np.uint8).max(initial=0)) > 1:
@@ -136,8 +132,7 @@ class Output(NamedTuple):
         """Its arrays as they are sent. Those in row-major order and of that type are not copied."""
         if self.shape is not None:
             arrays = [
-                np.pad(array, [(0, size - own) for own, size in zip(array.shape, self.shape, strict=True)])
-                for array in arrays
+                np.pad(array, [(0, n) for n in np.subtract(self.shape, array.shape)]) for array in arrays
             ]
         if self.wire != "FP32":
             arrays = [narrowed(array, self.wire) for array in arrays]
@@ -164,11 +159,10 @@ class Reply:
 
     def parts(self, result: Result) -> list[Any]:
         """The parts of the reply to one request, without its id: bytes, and arrays."""
-        pieces = self._pieces
-        if pieces is None:
-            pieces = self._pieces = self._encode(result)
+        if self._pieces is None:
+            self._pieces = self._encode(result)
         parts: list[Any] = []
-        for piece in pieces:
+        for piece in self._pieces:
             if isinstance(piece, bytes):
                 parts.append(piece)
             else:
