@@ -159,5 +159,5 @@ def find_model(find: Callable[[str, str], M], call: Call, right: Right, name: st
 
 def readable(models: Iterable[N], call: Call) -> Iterator[N]:
     """Those of some models that the caller may read."""
-    rights = call.identity and call.identity.rights
+    rights = None if call.identity is None else call.identity.rights
     return (model for model in models if rights is None or rights.covers(Right.READ, model.name))

@@ -202,33 +202,33 @@ class _Cutter:
         for number, wire_type, start, content, stop in message_fields(self._message, begin, end):
             self._fields += 1
             if self._fields > self._max_fields:
-                says = f"has more than {self._max_fields} fields, which is the limit"
-                raise LimitExceededError("message", says)
-            own = node.get(number)
-            if own is None or wire_type not in own.wire_types:
+                limit = f"has more than {self._max_fields} fields, which is the limit"
+                raise LimitExceededError("message", limit)
+            member = node.get(number)
+            if member is None or wire_type not in member.wire_types:
                 continue
-            own_path: Path = (*path, own.name)
-            for replaced in own.replaces:
+            member_path: Path = (*path, member.name)
+            for replaced in member.replaces:
                 self.places.pop((*path, *replaced), None)
-            if own.inner is None:
-                self.places.setdefault(own_path, []).append((content, stop))
-                if own.name == ID:  # it stays in the message
+            if member.inner is None:
+                self.places.setdefault(member_path, []).append((content, stop))
+                if member.name == ID:  # it stays in the message
                     continue
-            parts += self._kept(self._message[kept_from:start])
+            parts += self._keep(self._message[kept_from:start])
             kept_from = stop
-            if own.inner is not None:
-                if own.repeated:
-                    self._occurrences[own_path] += 1
-                    own_path = (*own_path, self._occurrences[own_path] - 1)
-                parts += field((number,), [self.rest(own.inner, own_path, content, stop)])
-        return b"".join([*parts, *self._kept(self._message[kept_from:end])])
+            if member.inner is not None:
+                if member.repeated:
+                    self._occurrences[member_path] += 1
+                    member_path = (*member_path, self._occurrences[member_path] - 1)
+                parts += field((number,), [self.cut(member.inner, member_path, content, stop)])
+        return b"".join([*parts, *self._keep(self._message[kept_from:end])])
 
-    def _kept(self, part: memoryview) -> list[Buffer]:
-        """A part that is left, unless it is empty: a view takes more memory than a short text."""
-        self._rest += len(part)
-        if self._rest > self._max_remainder:
-            says = f"has at least {self._rest} bytes besides tensors, numbers and texts; the limit is"
-            raise LimitExceededError("message", f"{says} {self._max_remainder}")
+    def _keep(self, part: memoryview) -> list[Buffer]:
+        """A part that is not cut out, unless it is empty: a view takes more memory than a short text."""
+        self._remainder += len(part)
+        if self._remainder > self._max_remainder:
+            size = f"has at least {self._remainder} bytes besides tensors, numbers and texts"
+            raise LimitExceededError("message", f"{size}; the limit is {self._max_remainder}")
         return [part] if part else []
 
 

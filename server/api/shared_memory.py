@@ -81,7 +81,7 @@ class Slice(NamedTuple):
             raise self._shrunk()
         return data
 
-    def shortened(self, size: int) -> "Slice":
+    def shorten(self, size: int) -> "Slice":
         """The beginning of it, for a tensor of a known size.
 
         Raises:

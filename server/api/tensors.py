@@ -132,7 +132,8 @@ class Output(NamedTuple):
         """Its arrays as they are sent. Those in row-major order and of that type are not copied."""
         if self.shape is not None:
             arrays = [
-                np.pad(array, [(0, n) for n in np.subtract(self.shape, array.shape)]) for array in arrays
+                np.pad(array, [(0, end - size) for size, end in zip(array.shape, self.shape, strict=True)])
+                for array in arrays
             ]
         if self.wire != "FP32":
             arrays = [narrowed(array, self.wire) for array in arrays]
