@@ -5,9 +5,8 @@ clients encode or trace, have no effect.
 """
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.shared_memory import SharedMemory, Slice
 from attention_serving.server.api.tensors import FLOATS
 from attention_serving.server.engine.errors import InvalidRequestError
@@ -32,8 +31,8 @@ REGION, REGION_OFFSET = "shared_memory_region", "shared_memory_offset"
 REGION_SIZE = "shared_memory_byte_size"
 
 
-def read(parameters: Mapping[str, pb.InferParameter]) -> Parameters:
-    """The values of parameters."""
+def read(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a map to messages with the oneof `parameter_choice`; None for those without one."""
     choices = {name: parameter.WhichOneof("parameter_choice") for name, parameter in parameters.items()}
     return {name: choice and getattr(parameters[name], choice) for name, choice in choices.items()}
 
