@@ -136,11 +136,11 @@ def _shared_memory(kind: str, path: str, region: type[Body]) -> tuple[Route, ...
 
 
 MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-NAMED = ("/v2/repository/models/{model}",)
+REPOSITORY = ("/v2/repository/models/{model}",)
 EMBEDDINGS, ENCODERS = ("/v1/embeddings",), ("/v1/models", "/v1/models/{model}")
 INFER, STATISTICS = _after(MODEL, "/infer"), ("/v2/models/stats", *_after(MODEL, "/stats"))
 CONTEXTS = _after(MODEL, "/contexts")
-INDEX, LOAD, UNLOAD = ("/v2/repository/index",), _after(NAMED, "/load"), _after(NAMED, "/unload")
+INDEX, LOAD, UNLOAD = ("/v2/repository/index",), _after(REPOSITORY, "/load"), _after(REPOSITORY, "/unload")
 TRACES, LOGGING = ("/v2/trace/setting", "/v2/models/{model}/trace/setting"), ("/v2/logging",)
 OUTPUTS, VECTORS = "Computes the outputs of a model.", "Computes embeddings of texts."
 RANKS, LABELS = "Sorts documents by relevance to a query.", "Scores the labels of texts or of pairs."

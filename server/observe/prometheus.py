@@ -83,9 +83,9 @@ class MetricsEndpoint(ThreadingWSGIServer):
         self._places = threading.Semaphore(MAX_CONNECTIONS)
         super().__init__((host, port), _Handler, bind_and_activate=False)
         self.socket.close()
-        self.socket, *others = listen(host, port, "metrics")
-        for each in others:
-            each.close()
+        self.socket, *unused = listen(host, port, "metrics")
+        for listener in unused:
+            listener.close()
         self.server_name, self.port = self.socket.getsockname()[:2]
         self.server_port = self.port
         self.setup_environ()
@@ -198,23 +198,24 @@ class ProcessesCollector(Collector):
     resident memory of each.
     """
 
-    def __init__(self, own: str, children: Mapping[str, Child]) -> None:
+    def __init__(self, name: str, children: Mapping[str, Child]) -> None:
         """Reads nothing yet.
 
         Args:
-            own: The name of this process.
+            name: The name of this process.
             children: The other processes of the service by their names, such as `worker-0`.
         """
-        self._own, self._children = own, children
+        self._name, self._children = name, children
 
     def collect(self) -> Iterable[Metric]:
         """The metrics of every process that is running."""
         families = dict[str, Metric]()
         children = {name: child.pid for name, child in self._children.items()}
-        for name, pid in {self._own: os.getpid(), **children}.items():
-            for own in _collector(pid).collect() if pid is not None else ():  # what can be read
-                family = families.setdefault(own.name, Metric(own.name, own.documentation, own.type))
-                for sample in own.samples:
+        for name, pid in {self._name: os.getpid(), **children}.items():
+            for metric in _collector(pid).collect() if pid is not None else ():  # what can be read
+                empty = Metric(metric.name, metric.documentation, metric.type)
+                family = families.setdefault(metric.name, empty)
+                for sample in metric.samples:
                     family.add_sample(sample.name, {PROCESS: name}, sample.value)
         return families.values()
 

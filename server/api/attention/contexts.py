@@ -65,12 +65,12 @@ class PutContext:
         name, version = parsed.message.model_name, parsed.message.model_version
         model = find_model(self._engine.model, call, Right.INFER, name, version)
         try:
-            return self._decoded(parsed, model, call, reservation)
+            return self._validate(parsed, model, call, reservation)
         except EngineError as error:
             self._engine.refused(model, error, reservation)
             raise
 
-    def _decoded(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> Put:
+    def _validate(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> Put:
         message, caller, parent = parsed.message, caller_of(call), None
         projector = model.projector
         if isinstance(message, pb.AppendContextRequest):
