@@ -261,13 +261,13 @@ def peer_identities(call: Call) -> tuple[str, ...]:
     context = call.authentication()
     if certificates := context.get(CERTIFICATE):
         return peers.names_in(certificates[0])
-    claimed = peers.claimed(context, call.metadata, peers.FORWARDED)
+    claimed = peers.read_claim(context, call.metadata, peers.FORWARDED)
     return () if claimed is None else tuple(json.loads(claimed))
 
 
 def client_of(call: Call) -> str:
     """The connection of the caller, as ADDRESS:PORT. Through the HTTP process, that of its client."""
-    return str(peers.claimed(call.authentication(), call.metadata, peers.CLIENT) or call.peer)
+    return str(peers.read_claim(call.authentication(), call.metadata, peers.CLIENT) or call.peer)
 
 
 def check_share(noun: str, count: int, total: int, places: int, limit: int = 0) -> None:

@@ -94,12 +94,12 @@ class Inference(ABC):
                 work, is_large = partial(parse, self._read, message), len(message) > LARGE_BYTES
                 parsed = await self._threads.run(work, call.deadline) if is_large else work()
                 request_id = parsed.id
-                request, reply = await self._decoded(parsed, call, reservation)
+                request, reply = await self._prepare(parsed, call, reservation)
                 result = await self._engine.run(request, reservation)
             is_large = reservation.size > LARGE_RESERVATION_BYTES
             if reservation.timeline is None and not is_large:
                 return self._encode(reply, result, request_id)
-            encode = partial(self._recorded, reply, result, request_id, reservation)
+            encode = partial(self._encode_timed, reply, result, request_id, reservation)
             return await self._threads.run(encode, call.deadline) if is_large else encode()
         except Exception as error:
             if not self.is_stream:
@@ -139,11 +139,11 @@ class Inference(ABC):
         """The id of a request for which there is no memory to parse it; empty if it comes late."""
         return ""
 
-    async def _decoded(
+    async def _prepare(
         self, parsed: Parsed[Any], call: Call, reservation: Reservation
     ) -> tuple[ValidatedRequest, Reply]:
         """A request that is not recognised. The next one of its form will be."""
-        work = partial(self._validated, parsed, call, reservation)
+        work = partial(self._validate, parsed, call, reservation)
         is_large = len(parsed.data) > LARGE_BYTES or self.is_slow(parsed)
         is_large |= self._engine.contexts.reads_files and bool(self._context_id(parsed))
         changes = self._engine.repository.changes
@@ -152,7 +152,7 @@ class Inference(ABC):
             self._cache.keep(parsed, decoded, request, reply)
         return request, reply
 
-    def _validated(
+    def _validate(
         self, parsed: Parsed[Any], call: Call, reservation: Reservation
     ) -> tuple[Request, ValidatedRequest, Reply]:
         message, allowance = parsed.message, Allowance(self._engine.limits, reservation)
@@ -168,7 +168,7 @@ class Inference(ABC):
             self._engine.refused(model, error, reservation)
             raise
 
-    def _recorded(self, reply: Reply, result: Result, request_id: str, reservation: Reservation) -> bytes:
+    def _encode_timed(self, reply: Reply, result: Result, request_id: str, reservation: Reservation) -> bytes:
         """The same as `_encode`, with its time."""
         started = time.monotonic()
         data = self._encode(reply, result, request_id)

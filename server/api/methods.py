@@ -16,14 +16,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from attention_serving.server.api.attention import service as attention
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.method import (
-    LARGE_BYTES,
-    Method,
-    of_names,
-    of_service,
-    parse,
-    require,
-)
+from attention_serving.server.api.method import LARGE_BYTES, Method, of_names, of_service, parse, require
 from attention_serving.server.api.open_inference import service as open_inference
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.coroutines import Task, suspend

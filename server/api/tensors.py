@@ -136,7 +136,7 @@ class Output(NamedTuple):
                 for array in arrays
             ]
         if self.wire != "FP32":
-            arrays = [narrowed(array, self.wire) for array in arrays]
+            arrays = [narrow(array, self.wire) for array in arrays]
         # Those of a run with padding may be views with gaps.
         return list(map(np.ascontiguousarray, arrays))
 
@@ -171,7 +171,7 @@ class Reply:
         return parts
 
 
-def narrowed(array: Array, wire: str) -> Array:
+def narrow(array: Array, wire: str) -> Array:
     """An array in the type of the wire, rounded to the nearest number; ties go to the even one.
 
     What is too large for FP16 becomes infinite. Arrays of other types than float32 stay as they are.

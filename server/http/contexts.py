@@ -11,7 +11,7 @@ from attention_serving.server.api.open_inference.parameters import read
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.http.exchange import Exchange, Reply, run
 from attention_serving.server.http.infer import receive
-from attention_serving.server.http.schemas import ContextRequest, checked, to_json
+from attention_serving.server.http.schemas import ContextRequest, check, to_json
 
 SERVICE = pb.DESCRIPTOR.services_by_name["AttentionService"].full_name
 PUT, APPEND = f"/{SERVICE}/PutContext", f"/{SERVICE}/AppendContext"
@@ -45,7 +45,7 @@ def encode(message: bytes) -> tuple[str, bytes]:
         InvalidRequestError: A parameter or an input is wrong.
     """
     body = open_inference_pb2.ModelInferRequest.FromString(message)
-    parameters = checked({"parameters": read(body.parameters), "inputs": []}, ContextRequest).parameters
+    parameters = check({"parameters": read(body.parameters), "inputs": []}, ContextRequest).parameters
     request: Any = pb.PutContextRequest(shared=parameters.shared)
     if parameters.append_to:
         request = pb.AppendContextRequest(id=parameters.append_to)

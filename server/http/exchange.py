@@ -254,7 +254,7 @@ class Exchange:
             raise HTTPException(431, message)
         return metadata
 
-    async def decoded(self, data: bytearray, json_size: int, decode: Callable[[bytearray], T]) -> T:
+    async def decode_body(self, data: bytearray, json_size: int, decode: Callable[[bytearray], T]) -> T:
         """Decodes a body whose first bytes are JSON, for which memory is reserved meanwhile.
 
         Raises:

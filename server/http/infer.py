@@ -86,7 +86,7 @@ async def receive(exchange: Exchange, method: str) -> tuple[bytes, InferenceHead
     length, most = exchange.headers.get(HEADER_LENGTH), exchange.service.settings.max_message_bytes
     size = len(data) if length is None else _json_size(length, len(data))
     model, version = exchange.parameters["model"], exchange.parameters.get("version", "")
-    return await exchange.decoded(
+    return await exchange.decode_body(
         data, size, lambda body: decode(body, size, model, version, most, exchange.memory)
     )
 

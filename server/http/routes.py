@@ -85,7 +85,7 @@ def _rpc(
             sent = message(exchange.parameters)
         else:
             data = await exchange.read(method)
-            sent = await exchange.decoded(data, len(data), partial(message, exchange.parameters))
+            sent = await exchange.decode_body(data, len(data), partial(message, exchange.parameters))
         reply: Any = reply_type.FromString(await exchange.call(method, sent, timeout_seconds))
         if verb == "DELETE":
             return Reply([], HTTPStatus.NO_CONTENT)

@@ -192,14 +192,14 @@ def parse(data: bytes | bytearray, model: type[M]) -> M:
         content = orjson.loads(data or b"{}")
         if isinstance(content, dict) and len(content) > MAX_ENTRIES:  # an error for each would take memory
             raise InvalidRequestError("body", f"has {len(content)} members; the limit is {MAX_ENTRIES}")
-        return checked(content, model)
+        return check(content, model)
     except orjson.JSONDecodeError as error:
         if data[error.pos : error.pos + 9].startswith(NOT_IN_JSON):
             raise InvalidRequestError("body", f"{NOT_FINITE}; send binary tensors") from None
         raise InvalidRequestError("body", f"is not JSON: {error}") from None
 
 
-def checked(content: Any, model: type[M]) -> M:
+def check(content: Any, model: type[M]) -> M:
     """Parsed JSON as a model.
 
     Raises:

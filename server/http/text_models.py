@@ -53,7 +53,7 @@ async def answer(exchange: Exchange, decode: Callable[[bytearray], tuple[bytes, 
     """Answers a request, of whose body `decode` makes a serialized AttendRequest."""
     data = await exchange.read(INFER)
     exchange.take_place()
-    message, encode = await exchange.decoded(data, len(data), decode)
+    message, encode = await exchange.decode_body(data, len(data), decode)
     exchange.memory.add(len(message))
     reply = await exchange.call(ATTEND, message, timeout=None)
     exchange.memory.add(len(reply))

@@ -92,7 +92,7 @@ class MetricsEndpoint(ThreadingWSGIServer):
         if certificates is not None:  # the thread of a connection does its handshake, with the first read
             context = renewing_context(certificates)
             self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
-        self.set_app(_guarded(make_wsgi_app(registry), refresh, guard))
+        self.set_app(_guard_metrics(make_wsgi_app(registry), refresh, guard))
         threading.Thread(target=self.serve_forever, name="metrics", daemon=True).start()
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class _Handler(WSGIRequestHandler):
         """Logs nothing: scrapes are frequent."""
 
 
-def _guarded(metrics: Any, refresh: Callable[[], None], guard: Guard | None) -> Any:
+def _guard_metrics(metrics: Any, refresh: Callable[[], None], guard: Guard | None) -> Any:
     """The application that serves metrics, or says why they are refused."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., object]) -> Any:

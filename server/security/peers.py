@@ -52,7 +52,7 @@ def names_in(certificate: bytes) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name and name.isprintable()))
 
 
-def claimed(
+def read_claim(
     context: Mapping[str, Sequence[bytes]], metadata: Iterable[tuple[str, str | bytes]], name: str
 ) -> str | bytes | None:
     """What the HTTP process says about its client; None if the call is from anybody else.

@@ -114,7 +114,7 @@ class Rights:
         return cls(**{right: tuple(patterns) for right, patterns in table.items()})
 
     @classmethod
-    def known(cls, texts: Iterable[str]) -> Self:
+    def parse_known(cls, texts: Iterable[str]) -> Self:
         """The rights among texts that may mean something else to others, such as the scopes of a token."""
         return cls.parse([text for text in texts if RIGHT.fullmatch(text)][:MAX_RIGHTS])
 

@@ -258,7 +258,7 @@ class WebTokens:
         return Identity(
             source="jwt",
             name=subject,
-            rights=Rights.known(text for text in texts if isinstance(text, str)),
+            rights=Rights.parse_known(text for text in texts if isinstance(text, str)),
             expires=min(int(claims["exp"]), FOREVER) + LEEWAY_SECONDS,
         )
 

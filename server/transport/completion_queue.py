@@ -61,7 +61,7 @@ class CompletionQueueCall(Call):
         self.method = details.method.decode("utf-8", "replace")
         seconds = details.deadline - time.time()
         self.deadline = math.inf if seconds > FOREVER_SECONDS else time.monotonic() + seconds
-        self.metadata = _bounded(metadata) if len(metadata) > FEW_METADATA else metadata
+        self.metadata = _limit_metadata(metadata) if len(metadata) > FEW_METADATA else metadata
         self.transport = transport
         self._call = event.call
 
@@ -279,7 +279,7 @@ class CompletionQueueTransport(Transport):
             self.sweep(now)
 
 
-def _bounded(metadata: Metadata) -> Metadata:
+def _limit_metadata(metadata: Metadata) -> Metadata:
     """The metadata of a call, or none if it is one that the core has refused because of their size.
 
     The core decodes a block of headers before it compares their size with the limit, and hands the call over

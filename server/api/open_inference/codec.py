@@ -75,7 +75,7 @@ def decode(
     for name in filter(options.get, parameters.SEQUENCE):
         no_state = "is not supported by this server: its models keep no state"
         raise InvalidRequestError(f"parameters[{name}]", no_state)
-    requested = response.requested(message, model)
+    requested = response.output_names(message, model)
     names = (*OTHER_INPUTS, *model.axes_of_lengths)
     if (count := len(message.inputs)) > (most := len(model.inputs) + len(names)):
         raise InvalidRequestError("inputs", f"has {count} entries; the model takes {most} at most")

@@ -65,7 +65,7 @@ class Planned(NamedTuple):
     where: Slice | None
 
 
-def requested(message: pb.ModelInferRequest, model: LoadedModel) -> Sequence[str]:
+def output_names(message: pb.ModelInferRequest, model: LoadedModel) -> Sequence[str]:
     """The names of the requested outputs, in their order.
 
     Raises:
@@ -100,7 +100,7 @@ def plan(
     """What is known of the outputs of a response, whose size is checked before the request is queued.
 
     Args:
-        requested: The result of `requested`.
+        requested: The result of `output_names`.
         parsed: The request as it was received, with the parameters of its outputs.
         request: The decoded request, without texts. It may still be found invalid.
         model: The model.

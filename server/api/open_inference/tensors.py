@@ -59,7 +59,7 @@ def decode_tensors(
     for index, sent in enumerate(parsed.message.inputs):
         name = sent.name
         check_once(name, tensors)
-        tensor = _checked(sent, allowance)
+        tensor = _check_input(sent, allowance)
         where = parameters.place(name, parameters.read(sent.parameters), memory)
         if where is not None:
             allowance.take(name, where.size)
@@ -82,7 +82,7 @@ def decode_tensors(
     return tensors
 
 
-def _checked(sent: InputTensor, allowance: Allowance) -> "_Tensor":
+def _check_input(sent: InputTensor, allowance: Allowance) -> "_Tensor":
     """An input of a known type, which has one element or more."""
     name, datatype, shape = sent.name, sent.datatype, tuple(sent.shape[: MAX_AXES + 1])
     if datatype not in KNOWN_DATATYPES:
