@@ -34,10 +34,10 @@ def check_exposure(host: str, *, encrypted: bool, insecure: bool) -> None:
     if encrypted or insecure:
         return
     try:
-        found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ServerError(f"cannot listen on {host}: {error.strerror}") from error
-    if all(_is_loopback(str(address[0])) for *_, address in found):
+    if all(_is_loopback(str(address[0])) for *_, address in entries):
         return
     raise ServerError(
         f"{host} can be reached from other machines, and calls would be neither encrypted"
@@ -83,8 +83,8 @@ def _open(
     opened: list[socket.socket] = []
     absent = OSError(errno.EADDRNOTAVAIL, "no such address")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-        for family, _, _, _, (numeric, _, *scope) in found:
+        entries = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        for family, _, _, _, (numeric, _, *scope) in entries:
             chosen = opened[0].getsockname()[1] if opened else port
             try:
                 opened.append(bind(family, (numeric, chosen, *scope)))
@@ -95,8 +95,8 @@ def _open(
         if not opened:
             raise absent
     except OSError as error:
-        for each in opened:
-            each.close()
+        for listener in opened:
+            listener.close()
         raise ServerError(f"cannot listen on {host}:{port}{use}: {error.strerror}") from error
     return opened
 

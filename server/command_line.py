@@ -18,7 +18,7 @@ from attention_serving.server.settings import SECTIONS, Settings
 
 PREFIX = "ATTENTION_"
 # Options by name: the value, and a description of the value and its source.
-Given: TypeAlias = dict[str, tuple[Any, str]]
+Options: TypeAlias = dict[str, tuple[Any, str]]
 CONFIG = "config"
 # Variables of the client's commands and of the benchmarks, which may be set in the same shell.
 OTHER_VARIABLES = {f"{PREFIX}SERVER", f"{PREFIX}TOKEN", f"{PREFIX}PEERS"}
@@ -73,28 +73,28 @@ def read_settings(context: typer.Context, flags: Mapping[str, str | bool | None]
     Raises:
         SettingsError: A value, a variable or the file is invalid.
     """
-    given: Given = {}
+    options: Options = {}
     for name, value in flags.items():
         source = context.get_parameter_source(name)
         if value is None or source is None:
             continue
-        shown = value if isinstance(value, str) and value.isprintable() and value else repr(value)
+        text = value if isinstance(value, str) and value.isprintable() and value else repr(value)
         if source.name == "COMMANDLINE":
-            given[name] = value, _flag(name) if isinstance(value, bool) else f"{_flag(name)} {shown}"
+            options[name] = value, _flag(name) if isinstance(value, bool) else f"{_flag(name)} {text}"
         elif source.name == "ENVIRONMENT":
-            given[name] = value, f"{_variable(name)}={shown}"
-    if CONFIG in given:
-        given = {**_of_file(*given.pop(CONFIG)), **given}
+            options[name] = value, f"{_variable(name)}={text}"
+    if CONFIG in options:
+        options = {**_of_file(*options.pop(CONFIG)), **options}
     try:
-        return Settings.model_validate({name: value for name, (value, _) in given.items()})
+        return Settings.model_validate({name: value for name, (value, _) in options.items()})
     except ValidationError as error:
-        raise SettingsError("\n".join(_problem(details, given) for details in error.errors())) from error
+        raise SettingsError("\n".join(_problem(details, options) for details in error.errors())) from error
 
 
 def unknown_variables(environment: Iterable[str]) -> list[str]:
     """Environment variables that look like those of this program and set nothing: most likely a slip."""
-    known = OTHER_VARIABLES | {_variable(name) for name in (CONFIG, *Settings.model_fields)}
-    return sorted(name for name in environment if name.startswith(PREFIX) and name not in known)
+    variables = OTHER_VARIABLES | {_variable(name) for name in (CONFIG, *Settings.model_fields)}
+    return sorted(name for name in environment if name.startswith(PREFIX) and name not in variables)
 
 
 def shown_default(option: FieldInfo) -> str | None:
@@ -108,7 +108,7 @@ def shown_default(option: FieldInfo) -> str | None:
     return f"{value:.15g}" if isinstance(value, int | float) else str(value)
 
 
-def _of_file(name: str, source: str) -> Given:
+def _of_file(name: str, source: str) -> Options:
     """The options that a TOML file sets."""
     file = Path(name)
     try:
@@ -167,15 +167,15 @@ def _metavar(kind: Any) -> str:
     if get_origin(kind) is Literal:
         listed = "|".join(get_args(kind))
         return listed if len(listed) <= MAX_METAVAR else "CHOICE"  # the description lists them
-    return next((METAVARS[each] for each in (kind, *get_args(kind)) if each in METAVARS), "TEXT")
+    return next((METAVARS[part] for part in (kind, *get_args(kind)) if part in METAVARS), "TEXT")
 
 
-def _problem(details: ErrorDetails, given: Given) -> str:
+def _problem(details: ErrorDetails, options: Options) -> str:
     """One line: the source and the value, the rule, and what the option takes."""
     name = str(details["loc"][0])
     if details["type"] == "missing":
         return f"{_flag(name)} is required; {_variable(name)} and {name} in a TOML file set it too"
-    _, source = given.get(name, (None, _flag(name)))  # a default may be invalid beside another option
+    _, source = options.get(name, (None, _flag(name)))  # a default may be invalid beside another option
     if len(source) > MAX_SHOWN:
         source = f"{source[:MAX_SHOWN]}..."
     if name not in Settings.model_fields:

@@ -25,11 +25,7 @@ from attention_serving.server.security.guard import Guard
 from attention_serving.server.tls import CurrentCertificates
 from attention_serving.server.transport import create_transport
 from attention_serving.server.transport.drain import count_connections
-from attention_serving.server.transport.options import (
-    RpcOptions,
-    channel_options,
-    tls_credentials,
-)
+from attention_serving.server.transport.options import RpcOptions, channel_options, tls_credentials
 
 # The transport's thread looks for work many times a second. It is responsive if it did within this time.
 RESPONSIVE_SECONDS = 3.0
@@ -68,15 +64,11 @@ class RpcServer:
             guard: Authenticates and authorises calls; None allows everything.
             recorder: Decides which calls are recorded; None if none is.
         """
-        self._options = options
-        self._recorder = recorder
-        self._observer = observer
-        self.guard = guard
-        self._health = HealthService()
-        self._codec_threads = CodecThreads()
+        self._options, self._observer, self._recorder = options, observer, recorder
+        self.certificates, self.guard = certificates, guard
+        self._health, self._codec_threads = HealthService(), CodecThreads()
         self._calls: Calls | None = None
         self._engine: Engine | None = None
-        self.certificates = certificates
         self._sockets: list[Path] = []
         self._transport = create_transport(
             options.transport,
@@ -135,20 +127,9 @@ class RpcServer:
         """
         self._engine = engine
         admission = Admission(self._options, engine.check_deadline, self.guard)
-        methods = all_methods(
-            engine,
-            self._codec_threads,
-            self._health,
-            control,
-            SharedMemory(is_on=self._options.allow_shared_memory),
-            identify=admission.identify,
-        )
-        self._calls = calls = Calls(
-            methods,
-            self._observer,
-            admission,
-            recorder=self._recorder,
-        )
+        memory, identify = SharedMemory(is_on=self._options.allow_shared_memory), admission.identify
+        methods = all_methods(engine, self._codec_threads, self._health, control, memory, identify=identify)
+        self._calls = calls = Calls(methods, self._observer, admission, recorder=self._recorder)
         # First: health checks that have waited for the start are answered at once.
         self._set_serving(serving=True)
         self._transport.start(calls.serve, engine.run_inline)

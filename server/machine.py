@@ -108,6 +108,6 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
         names = (".", "unified") if not controllers else (controllers, controller)
         if not controllers or controller in controllers.split(","):
             group = PurePosixPath(path.lstrip("/"))
-            for each in (group, *group.parents):
-                if ".." not in each.parts:
-                    yield from (mounts / name / each for name in names)
+            for folder in (group, *group.parents):
+                if ".." not in folder.parts:
+                    yield from (mounts / name / folder for name in names)

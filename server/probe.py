@@ -39,11 +39,11 @@ def _arguments() -> argparse.Namespace:
     certificate, key = os.environ.get(CERTIFICATE), os.environ.get(KEY)
     here = f"127.0.0.1:{os.environ.get('ATTENTION_PORT') or DEFAULT_PORT}"
     tls = f"connect with TLS, to whatever certificate the server has; on if {CERTIFICATE} is set"
-    shown = "PEM file of a certificate to show, for mutual TLS; default: the server's own"
+    client = "PEM file of a certificate to show, for mutual TLS; default: the server's own"
     parser = argparse.ArgumentParser(prog="python -m server.probe", description=__doc__)
     parser.add_argument("target", nargs="?", default=here, help=f"HOST:PORT or unix:PATH; default: {here}")
     parser.add_argument("--tls", action="store_true", default=bool(certificate), help=tls)
-    parser.add_argument("--certificate", default=certificate, help=shown)
+    parser.add_argument("--certificate", default=certificate, help=client)
     parser.add_argument("--key", default=key, help="PEM file of its private key")
     return parser.parse_args()
 
@@ -54,12 +54,10 @@ def _channel(target: str, arguments: argparse.Namespace) -> grpc.Channel:
     # The server is on this machine, under a name that its certificate need not have. It is asked for the
     # certificate first, because the file may be renewed before the server takes it.
     host, _, port = target.rpartition(":")
-    found = ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=TIMEOUT_SECONDS).encode()
-    own: list[bytes] = []
-    if arguments.certificate and arguments.key:
-        own = [Path(arguments.key).read_bytes(), Path(arguments.certificate).read_bytes()]
-    name = next(iter(names_in(found)), "")
-    credentials = grpc.ssl_channel_credentials(found, *own)
+    certificate = ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=TIMEOUT_SECONDS).encode()
+    pair = (arguments.key, arguments.certificate) if arguments.certificate and arguments.key else ()
+    name = next(iter(names_in(certificate)), "")
+    credentials = grpc.ssl_channel_credentials(certificate, *[Path(file).read_bytes() for file in pair])
     return grpc.secure_channel(target, credentials, [("grpc.ssl_target_name_override", name)])
 
 

@@ -1,4 +1,4 @@
-"""TLS of the three faces, gRPC, HTTP and metrics: certificates, checked before they are used."""
+"""TLS of the three listeners, gRPC, HTTP and metrics: certificates, checked before they are used."""
 
 import os
 import ssl
@@ -91,8 +91,9 @@ def check(files: TlsFiles, contents: Contents) -> Certificates:
         except ValueError as error:
             raise ServerError(f"{path}: does not contain a certificate in PEM (BEGIN CERTIFICATE)") from error
 
-    own, now = parsed(files.certificate, contents.certificate)[0], datetime.now(UTC)
-    begins, ends, key = own.not_valid_before_utc, own.not_valid_after_utc, own.public_key()
+    certificate, now = parsed(files.certificate, contents.certificate)[0], datetime.now(UTC)
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    key = certificate.public_key()
     if not begins <= now <= ends:
         raise ServerError(
             f"{files.certificate}: the certificate is valid from {begins:%FT%TZ} to {ends:%FT%TZ}, not now;"
@@ -107,8 +108,8 @@ def check(files: TlsFiles, contents: Contents) -> Certificates:
     client_ca = last = None
     if files.client_ca is not None and contents.client_ca is not None:
         authorities = parsed(files.client_ca, contents.client_ca)
-        client_ca = b"".join(each.public_bytes(Encoding.PEM) for each in authorities)
-        last = max(each.not_valid_after_utc for each in authorities)
+        client_ca = b"".join(authority.public_bytes(Encoding.PEM) for authority in authorities)
+        last = max(authority.not_valid_after_utc for authority in authorities)
         if last < now:
             expired = f"every certificate has expired, the last at {last:%FT%TZ}; renew them"
             raise ServerError(f"{files.client_ca}: {expired}")

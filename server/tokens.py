@@ -100,8 +100,8 @@ def revoke(name: Name, file: File) -> None:
         content = read_file(file)
         kept = [entry for entry in content.identities if entry.name != name]
         if len(kept) == len(content.identities):
-            known = ", ".join(entry.name for entry in content.identities) or "none"
-            raise ServerError(f"{file}: {name} does not exist; there are: {known}")
+            names = ", ".join(entry.name for entry in content.identities) or "none"
+            raise ServerError(f"{file}: {name} does not exist; there are: {names}")
         write_file(file, TokenFile(identities=tuple(kept)))
     typer.echo(f"{name}: revoked", err=True)
 
@@ -125,8 +125,8 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except (ServerError, ValidationError) as error:
-        said = problems(error) if isinstance(error, ValidationError) else error
-        typer.echo(f"error: {said}", err=True)
+        message = problems(error) if isinstance(error, ValidationError) else error
+        typer.echo(f"error: {message}", err=True)
         raise typer.Exit(1) from None
 
 

@@ -58,10 +58,10 @@ def assignments(settings: Settings, folder: Path) -> Iterator[Assignment]:
     threads = range(machine.available_cores())
     for worker in range(settings.workers):
         share = settings.threads or len(machine.share_of_cores(threads, settings.workers, worker))
-        own = settings.model_copy(update={"threads": share})
+        worker_settings = settings.model_copy(update={"threads": share})
         cores = frozenset(machine.share_of_cores(allowed, settings.workers, worker))
         sockets = [folder / f"grpc-{worker}"] if settings.http_port is not None else []
-        yield Assignment(worker, own, cores, folder, sockets)
+        yield Assignment(worker, worker_settings, cores, folder, sockets)
 
 
 def run(settings: Settings, inbox: Inbox) -> None:
@@ -75,24 +75,24 @@ def run(settings: Settings, inbox: Inbox) -> None:
     guard = settings.guard() if settings.protect_metrics else None
     with ExitStack() as stack:
         folder = Path(stack.enter_context(machine.temporary_folder()))
-        reserved = [stack.enter_context(each) for each in reserve(settings.host, settings.port)]
+        reserved = [stack.enter_context(bound) for bound in reserve(settings.host, settings.port)]
         settings = settings.model_copy(update={"port": reserved[0].getsockname()[1]})
         registry = worker_registry(folder)
         endpoint = MetricsEndpoint(
             registry, settings.host, settings.metrics_port, certificates=certificates, guard=guard
         )
         assigned = list(assignments(settings, folder))
-        http = HttpProcess(settings, [path for each in assigned for path in each.sockets])
+        http = HttpProcess(settings, [path for assignment in assigned for path in assignment.sockets])
         stack.callback(http.close)
         ports = {"host": settings.host, "port": settings.port, "metrics_port": endpoint.port, **http.ports}
         log.info("ports bound", extra=ports)
-        timeout = settings.worker_timeout_seconds
+        module, timeout = "attention_serving.server.worker", settings.worker_timeout_seconds
         workers = [
-            Child("worker", "attention_serving.server.worker", each, timeout, each.worker, inbox.put)
-            for each in assigned
+            Child("worker", module, assignment, timeout, number, inbox.put)
+            for number, assignment in enumerate(assigned)
         ]
-        named = {f"worker-{number}": worker for number, worker in enumerate(workers)}
-        registry.register(ProcessesCollector("supervisor", {"http": http, **named}))
+        children = {f"worker-{worker.number}": worker for worker in workers}
+        registry.register(ProcessesCollector("supervisor", {"http": http, **children}))
 
         def all_serve() -> None:
             http.start()

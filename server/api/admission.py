@@ -30,7 +30,7 @@ from typing import cast
 from weakref import WeakValueDictionary
 
 from attention_serving.server.api.errors import end_with
-from attention_serving.server.api.method import CallKind, Method, caller_of
+from attention_serving.server.api.method import Method, caller_of
 from attention_serving.server.engine.budget import FREE_MULTIPLE, Account
 from attention_serving.server.engine.errors import (
     Code,
@@ -67,8 +67,8 @@ class IdleStreamError(EngineError):
     reason = "STREAM_IDLE"
 
 
-class Places(set[Call]):
-    """The calls that hold a place of one kind.
+class Slots(set[Call]):
+    """The calls that hold a place of a kind.
 
     Attributes:
         limit: Number of places. Whoever adds a call checks that one is free.
@@ -84,7 +84,7 @@ class Places(set[Call]):
         super().__init__()
         self.limit, self._are_taken = limit, are_taken
 
-    def all_taken(self) -> OverloadedError:
+    def full_error(self) -> OverloadedError:
         """What to refuse a call with if no place is free."""
         return OverloadedError(
             f"{self.limit} {self._are_taken}, which is this server's limit; try again later"
@@ -99,8 +99,8 @@ class Admission:
         calls: Calls of inference whose message has arrived.
         streams: Ordered streams among them.
         waiting: Calls of inference whose message has not arrived.
-        others: Calls of other methods.
-        waiting_others: Those of them whose message has not arrived.
+        other_calls: Calls of other methods.
+        waiting_other_calls: Those of them whose message has not arrived.
     """
 
     def __init__(
@@ -114,12 +114,14 @@ class Admission:
                 answered too late.
             guard: Authenticates and authorises calls; None allows everything.
         """
-        self.calls = Places(options.max_concurrent_calls, "calls are open")
-        self.streams = Places(options.max_streams, "streams are open")
-        self.waiting = Places(options.max_waiting_calls, "calls wait for their messages")
+        self.calls = Slots(options.max_concurrent_calls, "calls are open")
+        self.streams = Slots(options.max_streams, "streams are open")
+        self.waiting = Slots(options.max_waiting_calls, "calls wait for their messages")
         self._needed = self.calls, self.waiting
-        self.others = Places(options.max_waiting_calls, "calls of health, metadata and reflection are open")
-        self.waiting_others: set[Call] = set()
+        self.other_calls = Slots(
+            options.max_waiting_calls, "calls of health, metadata and reflection are open"
+        )
+        self.waiting_other_calls: set[Call] = set()
         # The calls and streams of all identities, from their arrival.
         self._identified_calls = self._identified_streams = 0
         # Each lives as long as a call or a reservation that refers to it.
@@ -133,7 +135,7 @@ class Admission:
         Raises:
             EngineError: It is refused.
         """
-        is_unary = method.kind is CallKind.UNARY
+        is_unary = method.kind == "unary"
         if self._is_draining and (method.is_inference or not is_unary):
             raise ShuttingDownError(DRAINING)
         if self._guard is not None:
@@ -145,13 +147,13 @@ class Admission:
                 self._check_deadline(call.deadline, caller_of(call))
             for places in self._needed if is_unary else (*self._needed, self.streams):
                 if len(places) >= places.limit:
-                    raise places.all_taken()
+                    raise places.full_error()
             self.waiting.add(call)
         else:
-            if len(self.others) >= self.others.limit:
-                raise self.others.all_taken()
-            self.others.add(call)
-            self.waiting_others.add(call)
+            if len(self.other_calls) >= self.other_calls.limit:
+                raise self.other_calls.full_error()
+            self.other_calls.add(call)
+            self.waiting_other_calls.add(call)
         call.limit_wait(self.options.message_timeout_seconds, self._not_received)
 
     def identify(self, call: Call, method: Method) -> None:
@@ -179,15 +181,15 @@ class Admission:
         """
         call.latest = math.inf
         if not method.is_inference:
-            self.waiting_others.discard(call)
+            self.waiting_other_calls.discard(call)
             return
         self.waiting.discard(call)
         if len(self.calls) >= self.calls.limit:
-            raise self.calls.all_taken()
+            raise self.calls.full_error()
         self.calls.add(call)
-        if method.kind is not CallKind.UNARY:
+        if method.kind != "unary":
             if len(self.streams) >= self.streams.limit:
-                raise self.streams.all_taken()
+                raise self.streams.full_error()
             self.streams.add(call)
 
     def idle(self, call: Call) -> None:
@@ -202,22 +204,22 @@ class Admission:
             self.waiting.discard(call)
             self.streams.discard(call)
         else:
-            self.others.discard(call)
-            self.waiting_others.discard(call)
+            self.other_calls.discard(call)
+            self.waiting_other_calls.discard(call)
         if call.account is not None:
             self._count(call, method, -1)
 
     def drain(self) -> None:
         """Refuses calls from now on, and ends those whose first message does not arrive very soon."""
         self._is_draining = True
-        for call in (*self.waiting, *self.waiting_others):
+        for call in (*self.waiting, *self.waiting_other_calls):
             call.limit_wait(ARRIVING_SECONDS, _refuse)
 
     def _share(self, call: Call, method: Method, identity: Identity) -> None:
         """Takes what a call of inference holds of the shares of its identity."""
         account = self.account_of(identity)
         check_share("calls", account.calls, self._identified_calls, self.calls.limit, identity.max_calls)
-        if method.kind is not CallKind.UNARY:
+        if method.kind != "unary":
             check_share("streams", account.streams, self._identified_streams, self.streams.limit)
         call.account = account
         self._count(call, method, 1)
@@ -226,7 +228,7 @@ class Admission:
         account = cast("Account", call.account)
         account.calls += change
         self._identified_calls += change
-        if method.kind is not CallKind.UNARY:
+        if method.kind != "unary":
             account.streams += change
             self._identified_streams += change
 
@@ -259,34 +261,30 @@ def peer_identities(call: Call) -> tuple[str, ...]:
     context = call.authentication()
     if certificates := context.get(CERTIFICATE):
         return peers.names_in(certificates[0])
-    claimed = peers.claimed(context, call.metadata, peers.FORWARDED)
+    claimed = peers.read_claim(context, call.metadata, peers.FORWARDED)
     return () if claimed is None else tuple(json.loads(claimed))
 
 
 def client_of(call: Call) -> str:
     """The connection of the caller, as ADDRESS:PORT. Through the HTTP process, that of its client."""
-    return str(peers.claimed(call.authentication(), call.metadata, peers.CLIENT) or call.peer)
+    return str(peers.read_claim(call.authentication(), call.metadata, peers.CLIENT) or call.peer)
 
 
-def check_share(noun: str, held: int, taken: int, places: int, limit: int = 0) -> None:
+def check_share(noun: str, count: int, total: int, places: int, limit: int = 0) -> None:
     """Checks that an identity may take one more place. It always may if it holds none and has no limit.
 
     Args:
         noun: What the places are for, in the plural.
-        held: Number of places that the identity holds.
-        taken: Number of those that all identities hold.
+        count: Number of places that the identity holds.
+        total: Number of those that all identities hold.
         places: Number of all places.
         limit: Most that the identity may hold; 0 sets no limit of its own.
 
     Raises:
         IdentityLimitError: It holds its limit, or its share.
     """
-    if limit and held >= limit:
-        raise IdentityLimitError(
-            f"{held} {noun} of this identity are open, which is its limit; try again later"
-        )
-    if held and held >= FREE_MULTIPLE * (places - taken):
-        raise IdentityLimitError(
-            f"{held} {noun} of this identity are open, which is its share while"
-            f" {taken} of {places} are; try again later"
-        )
+    message = f"{count} {noun} of this identity are open, which is its"
+    if limit and count >= limit:
+        raise IdentityLimitError(f"{message} limit; try again later")
+    if count and count >= FREE_MULTIPLE * (places - total):
+        raise IdentityLimitError(f"{message} share while {total} of {places} are; try again later")

@@ -1,4 +1,4 @@
-"""The life of every call: one coroutine each, from its arrival until the core is done with it."""
+"""The life of every call: a coroutine, from its arrival until gRPC has finished the call."""
 
 import math
 import time
@@ -12,7 +12,7 @@ import grpc
 
 from attention_serving.server.api.admission import DRAINING, Admission
 from attention_serving.server.api.errors import end_with
-from attention_serving.server.api.method import CallKind, Method
+from attention_serving.server.api.method import Method
 from attention_serving.server.coroutines import Task, Wait, suspend
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import (
@@ -69,32 +69,26 @@ class Calls:
             admission: Decides which calls are taken.
             recorder: Is asked about every call whose method is counted; None if none is recorded.
         """
-        self._observer = observer
-        self._admission = admission
-        self._recorder = recorder
-        streams = {
-            CallKind.ORDERED_STREAM: self._ordered_stream,
-            CallKind.SERVER_STREAMING: self._server_stream,
-        }
-        self._methods = {name: (method, streams.get(method.kind)) for name, method in methods.items()}
+        self._methods, self._observer = methods, observer
+        self._admission, self._recorder = admission, recorder
         # The ordered streams, which end once what was received has been answered.
         self._streams: set[Call] = set()
 
     async def serve(self, call: Call) -> None:
         """Serves one call until the core is done with it: one request and one reply, or a stream."""
-        found = self._methods.get(call.method)
-        if found is None:
+        method = self._methods.get(call.method)
+        if method is None:
             call.finish(grpc.StatusCode.UNIMPLEMENTED, "the server has no such method")
             return
-        method, serve_stream = found
         started, reservation, message = time.perf_counter(), None, None
         if self._recorder is not None and method.is_counted:
-            call.record = self._recorder(call, method.kind is not CallKind.UNARY)
+            call.record = self._recorder(call, method.kind != "unary")
         try:
             try:
                 self._admission.arrive(call, method)
-                if serve_stream is not None:
-                    await serve_stream(call, method)
+                if method.kind != "unary":
+                    is_ordered = method.kind == "ordered stream"
+                    await (self._ordered_stream if is_ordered else self._server_stream)(call, method)
                 else:
                     message = await call.message()
                     if message is None:
@@ -198,9 +192,9 @@ class Calls:
 
     def load(self) -> CallLoad:
         """The calls that are open now. For any thread."""
-        taken = self._admission
-        waiting = len(taken.waiting) + len(taken.waiting_others)
-        return CallLoad(open_calls=len(taken.calls), open_streams=len(taken.streams), waiting_calls=waiting)
+        calls, streams = len(self._admission.calls), len(self._admission.streams)
+        waiting = len(self._admission.waiting) + len(self._admission.waiting_other_calls)
+        return CallLoad(open_calls=calls, open_streams=streams, waiting_calls=waiting)
 
     def _report(self, call: Call, method: Method, started: float) -> None:
         """Reports a call. The core is done with it: it was sent, or cancelled."""

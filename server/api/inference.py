@@ -11,14 +11,14 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 from weakref import ref
 
 import numpy as np
 
 from attention_serving.artifact.manifest import POSITIONS
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.method import LARGE_BYTES, CallKind, Method, caller_of, find_model, parse
+from attention_serving.server.api.method import LARGE_BYTES, Method, caller_of, find_model, parse
 from attention_serving.server.api.protobuf_bytes import Parsed, head, reader
 from attention_serving.server.api.tensors import Allowance, Reply
 from attention_serving.server.engine.budget import Reservation
@@ -36,7 +36,7 @@ LARGE_RESERVATION_BYTES = 3 << 20
 # request, that is 30 MB for a method at most.
 CACHED_SIZES, MAX_ALIKE = 1024, 4
 # Requests of more sequences are not kept, nor those with more bytes around their vectors.
-MAX_SEQUENCES, MAX_REST_BYTES = 4, 512
+MAX_SEQUENCES, MAX_FIXED_BYTES = 4, 512
 
 
 class Inference(ABC):
@@ -73,7 +73,7 @@ class Inference(ABC):
     def method(self) -> Method:
         """What the server knows of the method."""
         return Method(
-            kind=CallKind.ORDERED_STREAM if self.is_stream else CallKind.UNARY,
+            kind="ordered stream" if self.is_stream else "unary",
             handle=self.handle,
             is_inference=True,
             right=Right.INFER,
@@ -84,22 +84,23 @@ class Inference(ABC):
         """Answers one request."""
         request_id = None
         try:
-            if known := self._cache.get(message, call):
-                request, reply, request_id = known
+            if cached := self._cache.get(message, call):
+                request, reply, request_id = cached
                 if call.identity is not None:
                     call.identity.require_model(Right.INFER, request.model.name)
                 result = await self._engine.run(request, reservation, len(message))
             else:
                 reservation.add(len(message))
-                parsed = await self._parsed(message, call)
+                work, is_large = partial(parse, self._read, message), len(message) > LARGE_BYTES
+                parsed = await self._threads.run(work, call.deadline) if is_large else work()
                 request_id = parsed.id
-                request, reply = await self._decoded(parsed, call, reservation)
+                request, reply = await self._prepare(parsed, call, reservation)
                 result = await self._engine.run(request, reservation)
             is_large = reservation.size > LARGE_RESERVATION_BYTES
             if reservation.timeline is None and not is_large:
                 return self._encode(reply, result, request_id)
-            work = partial(self._recorded, reply, result, request_id, reservation)
-            return await self._threads.run(work, call.deadline) if is_large else work()
+            encode = partial(self._encode_timed, reply, result, request_id, reservation)
+            return await self._threads.run(encode, call.deadline) if is_large else encode()
         except Exception as error:
             if not self.is_stream:
                 raise
@@ -138,15 +139,11 @@ class Inference(ABC):
         """The id of a request for which there is no memory to parse it; empty if it comes late."""
         return ""
 
-    async def _parsed(self, message: bytes, call: Call) -> Parsed[Any]:
-        work = partial(parse, self._read, message)
-        return await self._threads.run(work, call.deadline) if len(message) > LARGE_BYTES else work()
-
-    async def _decoded(
+    async def _prepare(
         self, parsed: Parsed[Any], call: Call, reservation: Reservation
     ) -> tuple[ValidatedRequest, Reply]:
         """A request that is not recognised. The next one of its form will be."""
-        work = partial(self._validated, parsed, call, reservation)
+        work = partial(self._validate, parsed, call, reservation)
         is_large = len(parsed.data) > LARGE_BYTES or self.is_slow(parsed)
         is_large |= self._engine.contexts.reads_files and bool(self._context_id(parsed))
         changes = self._engine.repository.changes
@@ -155,7 +152,7 @@ class Inference(ABC):
             self._cache.keep(parsed, decoded, request, reply)
         return request, reply
 
-    def _validated(
+    def _validate(
         self, parsed: Parsed[Any], call: Call, reservation: Reservation
     ) -> tuple[Request, ValidatedRequest, Reply]:
         message, allowance = parsed.message, Allowance(self._engine.limits, reservation)
@@ -171,17 +168,13 @@ class Inference(ABC):
             self._engine.refused(model, error, reservation)
             raise
 
-    def _recorded(self, reply: Reply, result: Result, request_id: str, reservation: Reservation) -> bytes:
+    def _encode_timed(self, reply: Reply, result: Result, request_id: str, reservation: Reservation) -> bytes:
         """The same as `_encode`, with its time."""
         started = time.monotonic()
         data = self._encode(reply, result, request_id)
         if (timeline := reservation.timeline) is not None:
             timeline.encode_started_at, timeline.encoded_at = started, time.monotonic()
         return data
-
-
-# What a method does with a request: runs it, and encodes the reply; and the caller's name for it.
-Known: TypeAlias = tuple[ValidatedRequest, Reply, str]
 
 
 class Entry:
@@ -230,17 +223,18 @@ class RequestCache:
         # used last comes first.
         self._entries: OrderedDict[int, tuple[Entry, ...]] = OrderedDict()
 
-    def get(self, message: bytes, call: Call) -> Known | None:
-        """The request that a message is found to be by its bytes; None if it has to be decoded.
+    def get(self, message: bytes, call: Call) -> tuple[ValidatedRequest, Reply, str] | None:
+        """The request that a message is by its bytes, with the encoder of its reply, and its id.
 
-        Its arrays are views of the message. Whether the caller has the right for its model is not checked.
+        None if it has to be decoded. The arrays are views of the message. Whether the caller has the right
+        for its model is not checked.
         """
         if self._changes != self._repository.changes:
             self._changes = self._repository.changes
             self._entries.clear()
         size = len(message)
-        alike = self._entries.get(size, ())
-        for entry in alike:
+        entries = self._entries.get(size, ())
+        for entry in entries:
             if all(map(message.startswith, entry.fixed, entry.offsets)):
                 break
         else:
@@ -254,7 +248,7 @@ class RequestCache:
                 request_id = message[entry.id_place].decode()
             except UnicodeDecodeError:
                 return None
-        if entry is alike[0]:
+        if entry is entries[0]:
             self._entries.move_to_end(size)
         else:
             self._use(size, entry)
@@ -283,23 +277,24 @@ class RequestCache:
         ):
             return
         rows = {spec.name: decoded.inputs[spec.name].rows for spec in model.inputs}
-        rest_bytes = len(parsed.data) - sum([own.nbytes for own in rows.values()])
-        if not 0 <= rest_bytes <= MAX_REST_BYTES or len(parsed.places.get(("id",), ())) > 1:
+        fixed_bytes = len(parsed.data) - sum([array.nbytes for array in rows.values()])
+        if not 0 <= fixed_bytes <= MAX_FIXED_BYTES or len(parsed.places.get(("id",), ())) > 1:
             return
         # Inputs that are not the very bytes of the message were converted, cut, or sent elsewhere.
         start = _address(np.frombuffer(parsed.data, np.uint8))
-        arrays = tuple([(name, own.shape, own.dtype, _address(own) - start) for name, own in rows.items()])
-        for name, _, _, at in arrays:
-            own = rows[name]
-            if not (own.flags.c_contiguous and 0 <= at <= len(parsed.data) - own.nbytes):
+        arrays = []
+        for name, array in rows.items():
+            at = _address(array) - start
+            if not (array.flags.c_contiguous and 0 <= at <= len(parsed.data) - array.nbytes):
                 return
-        self._use(len(parsed.data), Entry(parsed, model, request.form, arrays, reply))
+            arrays.append((name, array.shape, array.dtype, at))
+        self._use(len(parsed.data), Entry(parsed, model, request.form, tuple(arrays), reply))
 
     def _use(self, size: int, entry: Entry) -> None:
         """Keeps an entry as the most recently used one, in place of the least recently used one."""
-        own = (entry.fixed, entry.offsets)
-        others = [other for other in self._entries.get(size, ()) if (other.fixed, other.offsets) != own]
-        self._entries[size] = (entry, *others[: MAX_ALIKE - 1])
+        key = (entry.fixed, entry.offsets)
+        older = [old for old in self._entries.get(size, ()) if (old.fixed, old.offsets) != key]
+        self._entries[size] = (entry, *older[: MAX_ALIKE - 1])
         self._entries.move_to_end(size)
         if len(self._entries) > CACHED_SIZES:
             self._entries.popitem(last=False)

@@ -12,13 +12,13 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged
 
 
-def check_once(name: str, others: Mapping[str, object]) -> None:
-    """Checks that an input is not among the others.
+def check_once(name: str, inputs: Mapping[str, object]) -> None:
+    """Checks that an input is not among those before.
 
     Raises:
         InvalidRequestError: It is.
     """
-    if name in others:
+    if name in inputs:
         raise InvalidRequestError(name, "is sent twice; each input must be sent once")
 
 
@@ -40,15 +40,14 @@ def ragged(name: str, shapes: Sequence[Shape], elements: Array, rank: int, limit
         ((batch, *sequence),) = shapes
         limits.check_sequences(name, batch)
         shapes = [tuple(sequence)] * batch
-    if (found := len(shapes[0])) != rank:
-        raise InvalidRequestError(
-            name, f"has a tensor of {found} axes; one sequence has {rank}, and one batch has {rank + 1}"
-        )
+    if (axes := len(shapes[0])) != rank:
+        message = f"has a tensor of {axes} axes; one sequence has {rank}, and one batch has {rank + 1}"
+        raise InvalidRequestError(name, message)
     width = shapes[0][1:]
     for index, shape in enumerate(shapes):
         if shape[1:] != width:
-            says = f"sequence {index} has rows of shape {shape[1:]}; those of sequence 0 have {width}"
-            raise InvalidRequestError(name, says)
+            message = f"sequence {index} has rows of shape {shape[1:]}; those of sequence 0 have {width}"
+            raise InvalidRequestError(name, message)
     lengths = tuple([shape[0] for shape in shapes])
     return Ragged(elements.reshape(sum(lengths), *width), lengths)
 
@@ -82,8 +81,8 @@ def mask(
     if has_batch and len(shapes) == 1:
         queries, keys, batch = queries[:1], keys[:1], (len(queries),)
     if len(shapes) != len(queries):
-        says = f"contains {len(shapes)} masks for {len(queries)} sequences"
-        raise InvalidRequestError(ATTENTION_MASK, says)
+        message = f"contains {len(shapes)} masks for {len(queries)} sequences"
+        raise InvalidRequestError(ATTENTION_MASK, message)
     kinds = set[MaskKind]()
     for shape, query, key in zip(shapes, queries, keys, strict=False):
         expected = {
@@ -94,11 +93,11 @@ def mask(
         if heads := model.manifest.num_heads:
             expected[*batch, heads, query, key] = MaskKind.HEADS
         if shape not in expected or flags.dtype != np.bool_:
-            *others, last = map(str, expected)
-            says = f"is {flags.dtype.name} {shape}; must be bool {', '.join(others)} or {last}"
-            raise InvalidRequestError(ATTENTION_MASK, says)
+            *first, last = map(str, expected)
+            message = f"is {flags.dtype.name} {shape}; must be bool {', '.join(first)} or {last}"
+            raise InvalidRequestError(ATTENTION_MASK, message)
         kinds.add(expected[shape])
     if len(kinds) > 1:
-        says = "has masks of different numbers of axes; all must have the same"
-        raise InvalidRequestError(ATTENTION_MASK, says)
+        message = "has masks of different numbers of axes; all must have the same"
+        raise InvalidRequestError(ATTENTION_MASK, message)
     return Mask(kinds.pop(), flags.ravel())

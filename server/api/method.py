@@ -6,9 +6,8 @@ is checked here, once the request has named it, before anyone looks for the mode
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 from inspect import isawaitable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError
@@ -35,12 +34,9 @@ M = TypeVar("M")
 N = TypeVar("N", bound=Model | IndexEntry)
 
 
-class CallKind(Enum):
-    """How many requests and replies a call has."""
-
-    UNARY = "one request, one reply"
-    ORDERED_STREAM = "one reply for each request, in the order of the requests"
-    SERVER_STREAMING = "one request, any number of replies"
+# How many requests and replies a call has: one and one; one reply for each request, in the order of the
+# requests; one request and any number of replies.
+CallKind: TypeAlias = Literal["unary", "ordered stream", "server stream"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -60,7 +56,7 @@ class Method:
             None for requests of a few names, whose reservation is None too.
     """
 
-    kind: CallKind = CallKind.UNARY
+    kind: CallKind = "unary"
     handle: Callable[..., Any]
     is_inference: bool = False
     is_counted: bool = True
@@ -92,12 +88,10 @@ def of_service(
     """Methods of a service whose requests consist of a few names, by their full names: see `of_names`."""
     methods = {}
     for name, handle in handlers.items():
-        described = service.methods_by_name[name]
-        kind = CallKind.ORDERED_STREAM if described.client_streaming else CallKind.UNARY
-        read = GetMessageClass(described.input_type).FromString
-        methods[f"/{service.full_name}/{name}"] = of_names(
-            read, handle, kind=kind, is_counted=is_counted, right=right
-        )
+        rpc = service.methods_by_name[name]
+        kind = "ordered stream" if rpc.client_streaming else "unary"
+        read, path = GetMessageClass(rpc.input_type).FromString, f"/{service.full_name}/{name}"
+        methods[path] = of_names(read, handle, kind=kind, is_counted=is_counted, right=right)
     return methods
 
 
@@ -159,11 +153,11 @@ def find_model(find: Callable[[str, str], M], call: Call, right: Right, name: st
     except ModelNotFoundError as error:
         if call.identity is None or call.identity.rights.reads_every_model:
             raise
-        says = f"model {quoted(name)}, or the version of it, does not exist"
-        raise ModelNotFoundError(says, field=error.field) from None
+        message = f"model {quoted(name)}, or the version of it, does not exist"
+        raise ModelNotFoundError(message, field=error.field) from None
 
 
 def readable(models: Iterable[N], call: Call) -> Iterator[N]:
     """Those of some models that the caller may read."""
-    own = call.identity
-    yield from (model for model in models if own is None or own.rights.covers(Right.READ, model.name))
+    rights = None if call.identity is None else call.identity.rights
+    return (model for model in models if rights is None or rights.covers(Right.READ, model.name))

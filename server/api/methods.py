@@ -16,15 +16,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from attention_serving.server.api.attention import service as attention
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.method import (
-    LARGE_BYTES,
-    CallKind,
-    Method,
-    of_names,
-    of_service,
-    parse,
-    require,
-)
+from attention_serving.server.api.method import LARGE_BYTES, Method, of_names, of_service, parse, require
 from attention_serving.server.api.open_inference import service as open_inference
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.coroutines import Task, suspend
@@ -68,20 +60,18 @@ def all_methods(
         **of_service(
             health_pb2.DESCRIPTOR.services_by_name["Health"], None, is_counted=False, Check=health.check
         ),
-        f"/{HEALTH}/Watch": Method(
-            kind=CallKind.SERVER_STREAMING, handle=health.watch, is_counted=False, right=None
-        ),
+        f"/{HEALTH}/Watch": Method(kind="server stream", handle=health.watch, is_counted=False, right=None),
         **_reflection(),
     }
 
     def check_access(request: StringValue, call: Call) -> None:
-        method, _, model = request.value.partition(SEPARATOR)
-        asked = methods.get(method)
-        if asked is None:
+        name, _, model = request.value.partition(SEPARATOR)
+        method = methods.get(name)
+        if method is None:
             raise InvalidRequestError("value", "is not a method of this server")
-        identify(call, asked)
-        if model and asked.right is not None:
-            require(call, asked.right, model)
+        identify(call, method)
+        if model and method.right is not None:
+            require(call, method.right, model)
 
     access = of_names(StringValue.FromString, check_access, is_counted=False, right=None)
     return {**methods, ACCESS_CHECK: access}

@@ -46,7 +46,7 @@ WIRE_TYPES: dict[int, int] = {
     FieldDescriptor.TYPE_DOUBLE: FIXED64,
 }
 ID = "id"
-CACHED_HEADS = 1024
+CACHED_HEADERS = 1024
 # Longer than the longest id of a request with what is before it.
 MAX_LEADING_BYTES = 2048
 
@@ -85,12 +85,12 @@ def cut_fields(message: Descriptor, paths: Sequence[str]) -> CutFields:
     """
     members: dict[str, list[str]] = defaultdict(list)
     for path in paths:
-        name, _, rest = path.partition(".")
-        members[name] += [rest] if rest else []
+        name, _, inner_path = path.partition(".")
+        members[name] += [inner_path] if inner_path else []
     fields = {}
-    for name, own in members.items():
+    for name, inner_paths in members.items():
         field = message.fields_by_name[name]
-        inner = cut_fields(field.message_type, own) if own else None
+        inner = cut_fields(field.message_type, inner_paths) if inner_paths else None
         kinds = frozenset({LENGTH_DELIMITED, WIRE_TYPES.get(field.type, VARINT)})
         oneof = field.containing_oneof
         siblings = [member.name for member in oneof.fields if member.name != name] if oneof else []
@@ -147,25 +147,25 @@ def reader(
     root = cut_fields(kind.DESCRIPTOR, ids + [f"{within}.{path}" if within else path for path in paths])
 
     def read(data: bytes) -> Parsed[Any]:
-        rest, places = cut(data, root, *bounds)
-        message = kind.FromString(rest)
+        remainder, places = cut(data, root, *bounds)
+        message = kind.FromString(remainder)
         request_id = getattr(message, ID, "")
         if within:
             message = getattr(message, within)
-            places = {path[1:] if path[0] == within else path: own for path, own in places.items()}
+            places = {path[1:] if path[0] == within else path: spans for path, spans in places.items()}
         return Parsed(message, data, places, request_id)
 
     return read
 
 
-def cut(message: bytes, root: CutFields, max_fields: int, max_rest: int) -> tuple[bytes, Places]:
+def cut(message: bytes, root: CutFields, max_fields: int, max_remainder: int) -> tuple[bytes, Places]:
     """Cuts fields out of a serialized message without copying them.
 
     Args:
         message: The message.
         root: What is cut out.
         max_fields: Number of fields that are looked at, those of submessages included.
-        max_rest: Size of everything that is not cut out: of what may be left to the protobuf library.
+        max_remainder: Size of everything that is not cut out: of what may be left to the protobuf library.
 
     Returns:
         The message without the fields, and where the contents of the fields begin and end.
@@ -174,9 +174,9 @@ def cut(message: bytes, root: CutFields, max_fields: int, max_rest: int) -> tupl
         DecodeError: The bytes are not a message.
         LimitExceededError: The message exceeds the bounds.
     """
-    cutter = _Cutter(message, max_fields, max_rest)
+    cutter = _Cutter(message, max_fields, max_remainder)
     try:
-        return cutter.rest(root, (), 0, len(message)), cutter.places
+        return cutter.cut(root, (), 0, len(message)), cutter.places
     except ValueError as error:
         raise DecodeError(str(error)) from error
 
@@ -188,47 +188,47 @@ class _Cutter:
         places: Where the occurrences of each field were found, in the message's order.
     """
 
-    def __init__(self, message: bytes, max_fields: int, max_rest: int) -> None:
+    def __init__(self, message: bytes, max_fields: int, max_remainder: int) -> None:
         self.places: dict[Path, list[tuple[int, int]]] = {}
         self._message = memoryview(message)
-        self._max_fields, self._max_rest = max_fields, max_rest
-        self._fields = self._rest = 0
+        self._max_fields, self._max_remainder = max_fields, max_remainder
+        self._fields = self._remainder = 0
         self._occurrences: Counter[Path] = Counter()
 
-    def rest(self, node: CutFields, path: Path, begin: int, end: int) -> bytes:
+    def cut(self, node: CutFields, path: Path, begin: int, end: int) -> bytes:
         """What is left of the message between two bytes; adds what is cut out to the places."""
         parts: list[Buffer] = []
         kept_from = begin
         for number, wire_type, start, content, stop in message_fields(self._message, begin, end):
             self._fields += 1
             if self._fields > self._max_fields:
-                says = f"has more than {self._max_fields} fields, which is the limit"
-                raise LimitExceededError("message", says)
-            own = node.get(number)
-            if own is None or wire_type not in own.wire_types:
+                limit = f"has more than {self._max_fields} fields, which is the limit"
+                raise LimitExceededError("message", limit)
+            member = node.get(number)
+            if member is None or wire_type not in member.wire_types:
                 continue
-            own_path: Path = (*path, own.name)
-            for replaced in own.replaces:
+            member_path: Path = (*path, member.name)
+            for replaced in member.replaces:
                 self.places.pop((*path, *replaced), None)
-            if own.inner is None:
-                self.places.setdefault(own_path, []).append((content, stop))
-                if own.name == ID:  # it stays in the message
+            if member.inner is None:
+                self.places.setdefault(member_path, []).append((content, stop))
+                if member.name == ID:  # it stays in the message
                     continue
-            parts += self._kept(self._message[kept_from:start])
+            parts += self._keep(self._message[kept_from:start])
             kept_from = stop
-            if own.inner is not None:
-                if own.repeated:
-                    self._occurrences[own_path] += 1
-                    own_path = (*own_path, self._occurrences[own_path] - 1)
-                parts += field((number,), [self.rest(own.inner, own_path, content, stop)])
-        return b"".join([*parts, *self._kept(self._message[kept_from:end])])
+            if member.inner is not None:
+                if member.repeated:
+                    self._occurrences[member_path] += 1
+                    member_path = (*member_path, self._occurrences[member_path] - 1)
+                parts += field((number,), [self.cut(member.inner, member_path, content, stop)])
+        return b"".join([*parts, *self._keep(self._message[kept_from:end])])
 
-    def _kept(self, part: memoryview) -> list[Buffer]:
-        """A part that is left, unless it is empty: a view takes more memory than a short text."""
-        self._rest += len(part)
-        if self._rest > self._max_rest:
-            says = f"has at least {self._rest} bytes besides tensors, numbers and texts; the limit is"
-            raise LimitExceededError("message", f"{says} {self._max_rest}")
+    def _keep(self, part: memoryview) -> list[Buffer]:
+        """A part that is not cut out, unless it is empty: a view takes more memory than a short text."""
+        self._remainder += len(part)
+        if self._remainder > self._max_remainder:
+            size = f"has at least {self._remainder} bytes besides tensors, numbers and texts"
+            raise LimitExceededError("message", f"{size}; the limit is {self._max_remainder}")
         return [part] if part else []
 
 
@@ -241,8 +241,8 @@ def leading_text(message: bytes, number: int) -> str:
         first = next(message_fields(message, 0, min(len(message), MAX_LEADING_BYTES)), (0,) * 5)
     except ValueError:
         return ""
-    found, wire_type, _, content, end = first
-    is_text = (found, wire_type) == (number, LENGTH_DELIMITED)
+    first_number, wire_type, _, content, end = first
+    is_text = (first_number, wire_type) == (number, LENGTH_DELIMITED)
     return str(message[content:end], "utf-8", "replace") if is_text else ""
 
 
@@ -263,7 +263,7 @@ def text_field(number: int, text: str) -> bytes:
     return head((number,), len(content)) + content if content else b""
 
 
-@lru_cache(maxsize=CACHED_HEADS)
+@lru_cache(maxsize=CACHED_HEADERS)
 def head(path: tuple[int, ...], size: int) -> bytes:
     """The bytes before the content of a field: its key and size, and those of the submessages around it.
 
@@ -314,8 +314,7 @@ class PackedNumbers:
             dtype: Type of the numbers. Floating-point numbers have a fixed width; others are varints.
             is_fixed: Whether integers have the width of their type, little-endian.
         """
-        self._occurrences = occurrences
-        self._dtype = dtype
+        self._occurrences, self._dtype = occurrences, dtype
         self._is_fixed = is_fixed or dtype.kind == "f"
 
     def __len__(self) -> int:
@@ -332,23 +331,23 @@ class PackedNumbers:
             InvalidRequestError: A number is incomplete or too long.
         """
         if self._is_fixed:
-            if any(len(own) % self._dtype.itemsize for own in self._occurrences):
+            if any(len(content) % self._dtype.itemsize for content in self._occurrences):
                 raise _malformed("a field of numbers ends within a number")
             content = self._occurrences[0] if len(self._occurrences) == 1 else b"".join(self._occurrences)
             return np.frombuffer(content, self._dtype)
         number = FIELDS[self._dtype]
-        parts = [part for own in self._occurrences for part in field((number,), [own])]
+        parts = [part for content in self._occurrences for part in field((number,), [content])]
         try:
             message = Numbers.FromString(b"".join(parts))
         except DecodeError as error:
             raise _malformed(f"a field of numbers cannot be read: {error}") from error
-        found = getattr(message, Numbers.DESCRIPTOR.fields_by_number[number].name)
-        return np.fromiter(found, self._dtype, len(found))
+        numbers = getattr(message, Numbers.DESCRIPTOR.fields_by_number[number].name)
+        return np.fromiter(numbers, self._dtype, len(numbers))
 
 
 def _chunks(content: memoryview) -> Iterator[memoryview]:
     return (content[at : at + CHUNK_BYTES] for at in range(0, len(content), CHUNK_BYTES))
 
 
-def _malformed(says: str) -> InvalidRequestError:
-    return InvalidRequestError("message", f"is not a request of this method: {says}")
+def _malformed(problem: str) -> InvalidRequestError:
+    return InvalidRequestError("message", f"is not a request of this method: {problem}")

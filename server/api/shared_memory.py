@@ -46,7 +46,7 @@ class Region:
                 or it is smaller than the region.
         """
         self.name, self.key, self.offset, self.size = name, key, offset, size
-        self.descriptor = _opened(key)
+        self.descriptor = _open(key)
         weakref.finalize(self, os.close, self.descriptor)
         length = os.fstat(self.descriptor).st_size
         if offset + size > length:
@@ -81,15 +81,15 @@ class Slice(NamedTuple):
             raise self._shrunk()
         return data
 
-    def shortened(self, size: int) -> "Slice":
+    def shorten(self, size: int) -> "Slice":
         """The beginning of it, for a tensor of a known size.
 
         Raises:
             InvalidRequestError: The tensor does not fit.
         """
         if size > self.size:
-            says = f"has {size} bytes; the request sets {self.size} bytes aside for it"
-            raise InvalidRequestError(self.field, says)
+            sizes = f"has {size} bytes; the request sets {self.size} bytes aside for it"
+            raise InvalidRequestError(self.field, sizes)
         return self._replace(size=size)
 
     def write(self, parts: Iterable[Any]) -> None:
@@ -182,21 +182,18 @@ class SharedMemory:
             raise UnsupportedError(SHARED_MEMORY_IS_OFF)
         region = self._find(field, name)
         if not 0 <= offset <= region.size or not 0 <= size <= region.size - offset:
-            raise InvalidRequestError(
-                field,
-                f"bytes {offset} to {offset + size} are not in region {name!r} of {region.size} bytes",
-            )
+            place = f"bytes {offset} to {offset + size} are not in region {name!r} of {region.size} bytes"
+            raise InvalidRequestError(field, place)
         return Slice(field, region, offset, size)
 
     def _find(self, field: str, name: str) -> Region:
-        found = self._regions.get(name)
-        if found is None:
-            says = f"{field}: shared memory {name[:MAX_NAME]!r} is not registered"
-            raise RegionNotFoundError(says, field=field)
-        return found
+        if name not in self._regions:
+            message = f"{field}: shared memory {name[:MAX_NAME]!r} is not registered"
+            raise RegionNotFoundError(message, field=field)
+        return self._regions[name]
 
 
-def _opened(key: str) -> int:
+def _open(key: str) -> int:
     if not KEY.fullmatch(key):
         raise InvalidRequestError("key", f"{key[:MAX_NAME]!r} is not a name such as /vectors")
     path = FOLDER / key.removeprefix("/")
@@ -204,8 +201,8 @@ def _opened(key: str) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise InvalidRequestError("key", f"{key!r} cannot be opened: {error.strerror}") from error
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         os.close(descriptor)
         raise InvalidRequestError("key", f"{key!r} is not shared memory of the user that the server runs as")
     return descriptor

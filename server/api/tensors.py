@@ -54,10 +54,8 @@ class Allowance(NamedTuple):
         Raises:
             LimitExceededError: It is too large.
         """
-        if size > self.limits.max_input_bytes:
-            raise LimitExceededError(
-                field, f"would have {size} bytes decoded; the limit is {self.limits.max_input_bytes}"
-            )
+        if size > (limit := self.limits.max_input_bytes):
+            raise LimitExceededError(field, f"would have {size} bytes decoded; the limit is {limit}")
 
     def take(self, field: str, size: int) -> None:
         """Checks the size of a copy that is about to be made, and reserves its memory.
@@ -89,11 +87,9 @@ def from_bytes(
     """
     dtype = FLOATS[datatype] if datatype in FLOATS else DTYPES[datatype]
     if len(data) != (expected := dtype.itemsize * math.prod(shape)):
-        shown = " x ".join(map(str, shape))
-        name = "bfloat16" if datatype == "BF16" else dtype.name
-        raise InvalidRequestError(
-            field, f"has {len(data)} bytes; {shown} elements of {name} need {expected} bytes"
-        )
+        sizes, name = " x ".join(map(str, shape)), "bfloat16" if datatype == "BF16" else dtype.name
+        message = f"has {len(data)} bytes; {sizes} elements of {name} need {expected} bytes"
+        raise InvalidRequestError(field, message)
     elements = np.frombuffer(data, dtype).reshape(shape)
     # The runtime computes with other bytes than 0 and 1 as if they were numbers.
     if dtype.kind == "b" and (most := elements.view(np.uint8).max(initial=0)) > 1:
@@ -136,11 +132,11 @@ class Output(NamedTuple):
         """Its arrays as they are sent. Those in row-major order and of that type are not copied."""
         if self.shape is not None:
             arrays = [
-                np.pad(array, [(0, size - own) for own, size in zip(array.shape, self.shape, strict=True)])
+                np.pad(array, [(0, end - size) for size, end in zip(array.shape, self.shape, strict=True)])
                 for array in arrays
             ]
         if self.wire != "FP32":
-            arrays = [narrowed(array, self.wire) for array in arrays]
+            arrays = [narrow(array, self.wire) for array in arrays]
         # Those of a run with padding may be views with gaps.
         return list(map(np.ascontiguousarray, arrays))
 
@@ -164,11 +160,10 @@ class Reply:
 
     def parts(self, result: Result) -> list[Any]:
         """The parts of the reply to one request, without its id: bytes, and arrays."""
-        pieces = self._pieces
-        if pieces is None:
-            pieces = self._pieces = self._encode(result)
+        if self._pieces is None:
+            self._pieces = self._encode(result)
         parts: list[Any] = []
-        for piece in pieces:
+        for piece in self._pieces:
             if isinstance(piece, bytes):
                 parts.append(piece)
             else:
@@ -176,7 +171,7 @@ class Reply:
         return parts
 
 
-def narrowed(array: Array, wire: str) -> Array:
+def narrow(array: Array, wire: str) -> Array:
     """An array in the type of the wire, rounded to the nearest number; ties go to the even one.
 
     What is too large for FP16 becomes infinite. Arrays of other types than float32 stay as they are.

@@ -59,16 +59,16 @@ PAGE_HEADERS = {
 
 def create_application(service: Service) -> Router:
     """The application of one process."""
-    found: dict[str, dict[str, Handler]] = defaultdict(dict)
+    table: dict[str, dict[str, Handler]] = defaultdict(dict)
     for route in ROUTES:
         for path in route.paths:
-            found[path][route.verb] = route.handle
-    found["/openapi.json"]["GET"] = _openapi
-    found["/docs"]["GET"] = partial(_page, DOCS.read_bytes())
+            table[path][route.verb] = route.handle
+    table["/openapi.json"]["GET"] = _openapi
+    table["/docs"]["GET"] = partial(_page, DOCS.read_bytes())
     if service.settings.http_explore:
-        found["/explore"]["GET"] = partial(_page, EXPLORER.read_bytes())
-        found["/explore/models"]["GET"] = _explorer_models
-    routes = [Route(path, Endpoint(service, path, handlers)) for path, handlers in found.items()]
+        table["/explore"]["GET"] = partial(_page, EXPLORER.read_bytes())
+        table["/explore/models"]["GET"] = _explorer_models
+    routes = [Route(path, Endpoint(service, path, handlers)) for path, handlers in table.items()]
     return Router(routes, redirect_slashes=False, default=Endpoint(service, "", {}))
 
 
@@ -105,10 +105,7 @@ class Endpoint:
             refusal = self._refusal(error)
         if not exchange.body_has_arrived:
             await exchange.discard()
-        headers = {
-            **(refusal.headers or {}),
-            **({} if exchange.body_has_arrived else {"connection": "close"}),
-        }
+        headers = dict(refusal.headers or {}) | ({} if exchange.body_has_arrived else {"connection": "close"})
         is_openai = self._path.startswith("/v1/") or self._path in text_models.TEXTS
         json = text_models.error_json(refusal, self._path) if is_openai else {"error": refusal.detail}
         return Reply.of_json(json, refusal.status_code, headers)

@@ -40,7 +40,7 @@ class HttpProcess(Child):
         self.ports: dict[str, object] = {}
         if self._sockets:
             self.ports["http_port"] = self._sockets[0].getsockname()[1]
-        descriptors = [each.fileno() for each in self._sockets]
+        descriptors = [listener.fileno() for listener in self._sockets]
         super().__init__(
             "http process",
             "attention_serving.server.http.server",
@@ -60,6 +60,6 @@ class HttpProcess(Child):
         Returns when it has answered, or when its requests have had the time to reach the gRPC server.
         """
         super().drain()
-        for each in self._sockets:
-            each.close()
+        for listener in self._sockets:
+            listener.close()
         self.ended.wait(ARRIVING_SECONDS)

@@ -7,10 +7,11 @@ import numpy as np
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.inference import open_inference_pb2
+from attention_serving.server.api.open_inference.parameters import read
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.http.exchange import Exchange, Reply, run
 from attention_serving.server.http.infer import receive
-from attention_serving.server.http.schemas import ContextRequest, checked, to_json, values_of
+from attention_serving.server.http.schemas import ContextRequest, check, to_json
 
 SERVICE = pb.DESCRIPTOR.services_by_name["AttentionService"].full_name
 PUT, APPEND = f"/{SERVICE}/PutContext", f"/{SERVICE}/AppendContext"
@@ -43,17 +44,17 @@ def encode(message: bytes) -> tuple[str, bytes]:
     Raises:
         InvalidRequestError: A parameter or an input is wrong.
     """
-    given = open_inference_pb2.ModelInferRequest.FromString(message)
-    parameters = checked({"parameters": values_of(given.parameters), "inputs": []}, ContextRequest).parameters
+    body = open_inference_pb2.ModelInferRequest.FromString(message)
+    parameters = check({"parameters": read(body.parameters), "inputs": []}, ContextRequest).parameters
     request: Any = pb.PutContextRequest(shared=parameters.shared)
     if parameters.append_to:
         request = pb.AppendContextRequest(id=parameters.append_to)
-    request.model_name, request.model_version = given.model_name, given.model_version
+    request.model_name, request.model_version = body.model_name, body.model_version
     request.ttl_seconds = parameters.ttl_seconds
-    if len(given.inputs) != len(given.raw_input_contents):
+    if len(body.inputs) != len(body.raw_input_contents):
         raise InvalidRequestError("inputs", "must not be in shared memory")
     rows = {}
-    for tensor, data in zip(given.inputs, given.raw_input_contents, strict=True):
+    for tensor, data in zip(body.inputs, body.raw_input_contents, strict=True):
         name = tensor.name
         if name not in INPUTS or name in rows:
             raise InvalidRequestError(name, "is unknown or given twice; inputs are key, value and mask")
@@ -61,9 +62,9 @@ def encode(message: bytes) -> tuple[str, bytes]:
         try:
             rows[name] = fill(getattr(request, name), tensor, data)
         except ValueError:
-            found = f"is {tensor.datatype} of the shape {list(tensor.shape)}"
+            kind = f"is {tensor.datatype} of the shape {list(tensor.shape)}"
             must = "BOOL (rows)" if name == MASK else "FP32, FP16 or BF16 (rows, width) or (1, rows, width)"
-            raise InvalidRequestError(name, f"{found}; must be {must}") from None
+            raise InvalidRequestError(name, f"{kind}; must be {must}") from None
     if len(set(rows.values())) > 1:
         raise InvalidRequestError("inputs", f"have different numbers of rows: {rows}")
     return APPEND if parameters.append_to else PUT, request.SerializeToString()

@@ -48,6 +48,8 @@ DISCARD_SECONDS = 5.0
 # More than this takes noticeable time to parse or encode, which is then done on another thread; and a larger
 # body is worth a question to the gRPC server before it is read.
 LARGE_BYTES = 1 << 16
+# Headers of bodies whose size is not known before they are read.
+UNKNOWN_SIZE = {"transfer-encoding", "content-encoding"}
 # Where the state of a scope has the connection.
 CONNECTION = "connection"
 # The gRPC server refuses larger headers, and asks to try again. The rest is for the headers of gRPC itself.
@@ -107,7 +109,7 @@ class Service:
 
         One that is not connected is left out while another is: its process may be starting again.
         """
-        ready = [each for each in self.calls if each.get_state(try_to_connect=True) is READY]
+        ready = [channel for channel in self.calls if channel.get_state(try_to_connect=True) is READY]
         channel = min(ready or self.calls, key=self.calls.__getitem__)
         self.calls[channel] = self.calls.pop(channel)  # it is the last one now
         return channel
@@ -171,7 +173,6 @@ class Exchange:
         self.status = 0
         self._connection = scope["state"][CONNECTION]
         self._has_place = False
-        self._announced = int(self.headers.get("content-length", 0))
 
     def close(self) -> None:
         """Frees what the request holds, and notes its end."""
@@ -197,15 +198,6 @@ class Exchange:
             raise OverloadedError(f"{limit}; try again later")
         self.service.places -= 1
         self._has_place = True
-
-    async def _authorize(self, method: str) -> None:
-        """Asks the gRPC server whether the client may call a method, if the body is or may be large.
-
-        A small body is read and sent on, and refused there.
-        """
-        unknown = "transfer-encoding" in self.headers or "content-encoding" in self.headers
-        if self.service.settings.has_identities and (unknown or self._announced > LARGE_BYTES):
-            await self.call(peers.ACCESS_CHECK, access_question(method, self.parameters.get("model", "")))
 
     async def call(self, method: str, message: bytes, timeout: float | None = TIMEOUT_SECONDS) -> bytes:
         """Calls a method of the gRPC server on behalf of the client; returns the serialized reply.
@@ -262,7 +254,7 @@ class Exchange:
             raise HTTPException(431, message)
         return metadata
 
-    async def decoded(self, data: bytearray, json_size: int, decode: Callable[[bytearray], T]) -> T:
+    async def decode_body(self, data: bytearray, json_size: int, decode: Callable[[bytearray], T]) -> T:
         """Decodes a body whose first bytes are JSON, for which memory is reserved meanwhile.
 
         Raises:
@@ -299,9 +291,12 @@ class Exchange:
             OverloadedError: The memory is not available.
             ClientDisconnect: The client left, or was too slow.
         """
-        await self._authorize(method)
+        settings, size = self.service.settings, int(self.headers.get("content-length", 0))
+        may_be_large = size > LARGE_BYTES or not UNKNOWN_SIZE.isdisjoint(self.headers)
+        if settings.has_identities and may_be_large:  # a small body is sent on, and refused there
+            await self.call(peers.ACCESS_CHECK, access_question(method, self.parameters.get("model", "")))
         data, decoder = bytearray(), self._decoder()
-        if self._announced > self.service.settings.max_message_bytes:
+        if size > settings.max_message_bytes:
             raise self._too_large()
         while self._cycle.body or not self.body_has_arrived:
             chunk = await self._chunk()
@@ -317,11 +312,11 @@ class Exchange:
         """Reads and drops the rest of a refused body, for a bounded time and size."""
         if self._cycle.waiting_for_100_continue:
             return
-        left: int = self.service.settings.max_message_bytes
+        remaining: int = self.service.settings.max_message_bytes
         with suppress(TimeoutError, ClientDisconnect):
             async with asyncio.timeout(DISCARD_SECONDS):
-                while not self.body_has_arrived and left > 0:
-                    left -= len(await self._chunk())
+                while not self.body_has_arrived and remaining > 0:
+                    remaining -= len(await self._chunk())
 
     async def _chunk(self) -> bytes:
         message = await self._receive()
@@ -372,13 +367,12 @@ class Exchange:
         cycle, self.status = self._cycle, reply.status
         size = sum(map(len, reply.parts))
         cycle.keep_alive = cycle.keep_alive and "connection" not in reply.headers
-        described = {"content-type": JSON, "content-length": str(size)}
-        if reply.status == HTTPStatus.NO_CONTENT:
-            described = {}
-        named = {**described, **reply.headers, REQUEST_ID: self.request_id}
-        named |= {} if cycle.keep_alive else {"connection": "close"}
+        is_empty = self.status == HTTPStatus.NO_CONTENT
+        headers = {} if is_empty else {"content-type": JSON, "content-length": str(size)}
+        headers |= {**reply.headers, REQUEST_ID: self.request_id}
+        headers |= {} if cycle.keep_alive else {"connection": "close"}
         fields = list(cycle.default_headers)
-        fields += [(name.encode(), value.encode("latin-1")) for name, value in named.items()]
+        fields += [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
         start = [STATUS_LINE[self.status], *(b"%s: %s\r\n" % field for field in fields), b"\r\n"]
         is_small = size <= LARGE_BYTES
         if is_small and self.scope["method"] != "HEAD":

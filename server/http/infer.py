@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api import protobuf_bytes
+from attention_serving.server.api.open_inference.parameters import read
 from attention_serving.server.api.open_inference.tensors import BYTES, split_bytes
 from attention_serving.server.api.tensors import DTYPES
 from attention_serving.server.engine.budget import Reservation
@@ -19,7 +20,7 @@ from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.types import Array
 from attention_serving.server.http import schemas
 from attention_serving.server.http.exchange import Exchange, Reply, run
-from attention_serving.server.http.schemas import NOT_FINITE, InferenceRequest, InputTensor, values_of
+from attention_serving.server.http.schemas import NOT_FINITE, InferenceRequest, InputTensor
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 HEADER_LENGTH, BINARY_MEDIA_TYPE = "inference-header-content-length", "application/octet-stream"
@@ -30,7 +31,7 @@ RAW_INPUT_CONTENTS = (pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER,)
 # How much longer than a request's own timeout the call may take: the server reports that it has passed.
 TIMEOUT_MARGIN_SECONDS = 1.0
 # JSON of this size is the same from request to request if the tensors follow it, and is parsed once.
-KNOWN_BYTES, KNOWN_HEADS = 1024, 256
+CACHED_BYTES, CACHED_HEADERS = 1024, 256
 # Of the size of the JSON.
 MAX_DIGITS = 19
 # The longest element in JSON for its size: false, with a comma, for one byte.
@@ -47,7 +48,7 @@ ACCEPTED: dict[str, tuple[frozenset[type], str]] = {
 
 
 @dataclass(frozen=True)
-class Head:
+class InferenceHeader:
     """What the JSON of a request says.
 
     Attributes:
@@ -68,13 +69,13 @@ class Head:
 
 async def infer(exchange: Exchange) -> Reply:
     """Answers POST .../infer."""
-    message, head = await receive(exchange, METHOD)
-    reply = await exchange.call(METHOD, message, head.timeout_seconds)
+    message, header = await receive(exchange, METHOD)
+    reply = await exchange.call(METHOD, message, header.timeout_seconds)
     exchange.memory.add(len(reply))
-    return await run(len(reply), partial(encode, reply, head, exchange.memory))
+    return await run(len(reply), partial(encode, reply, header, exchange.memory))
 
 
-async def receive(exchange: Exchange, method: str) -> tuple[bytes, Head]:
+async def receive(exchange: Exchange, method: str) -> tuple[bytes, InferenceHeader]:
     """Takes a place, and reads and decodes the body of a request that a method of the gRPC server answers.
 
     Returns:
@@ -82,17 +83,17 @@ async def receive(exchange: Exchange, method: str) -> tuple[bytes, Head]:
     """
     data = await exchange.read(method)
     exchange.take_place()  # a body that does not arrive takes none
-    header, most = exchange.headers.get(HEADER_LENGTH), exchange.service.settings.max_message_bytes
-    size = len(data) if header is None else _json_size(header, len(data))
+    length, most = exchange.headers.get(HEADER_LENGTH), exchange.service.settings.max_message_bytes
+    size = len(data) if length is None else _json_size(length, len(data))
     model, version = exchange.parameters["model"], exchange.parameters.get("version", "")
-    return await exchange.decoded(
+    return await exchange.decode_body(
         data, size, lambda body: decode(body, size, model, version, most, exchange.memory)
     )
 
 
 def decode(
     body: bytearray, size: int, model: str, version: str, max_bytes: int, reservation: Reservation
-) -> tuple[bytes, Head]:
+) -> tuple[bytes, InferenceHeader]:
     """Decodes a body: JSON, and the binary tensors that follow it.
 
     Args:
@@ -112,49 +113,49 @@ def decode(
         OverloadedError: The memory is not available.
     """
     json: Any = body if size == len(body) else bytes(memoryview(body)[:size])
-    is_known = size < len(body) and size + len(model) + len(version) <= KNOWN_BYTES
-    head = (_known_head if is_known else _read_head)(json, model, version)
-    parts: list[Any] = [head.message]
+    is_cached = size < len(body) and size + len(model) + len(version) <= CACHED_BYTES
+    header = (_cached_header if is_cached else _read_header)(json, model, version)
+    parts: list[Any] = [header.message]
     used = size
     with memoryview(body) as binary:
-        for name, content in head.contents:
+        for name, content in header.contents:
             data: Any = content
             if isinstance(content, int):
                 if content > len(body) - used:
-                    left = f"the body has {len(body) - used} bytes left for it"
-                    raise InvalidRequestError(name, f"has {BINARY_DATA_SIZE} {content}; {left}")
+                    remaining = f"the body has {len(body) - used} bytes left for it"
+                    raise InvalidRequestError(name, f"has {BINARY_DATA_SIZE} {content}; {remaining}")
                 data = binary[used : used + content]
                 used += content
             parts += protobuf_bytes.field(RAW_INPUT_CONTENTS, [data])
         if used != len(body):
-            found = f"has {len(body) - size} bytes of binary data; the inputs use {used - size}"
-            raise InvalidRequestError("body", found)
+            sizes = f"has {len(body) - size} bytes of binary data; the inputs use {used - size}"
+            raise InvalidRequestError("body", sizes)
         total = sum(map(len, parts))
         if total > max_bytes:
             message = f"the tensors have {total} bytes as a message; the limit is {max_bytes}"
             raise HTTPException(413, message)
         reservation.add(total)
-        return b"".join(parts), head
+        return b"".join(parts), header
 
 
 def _json_size(header: str, most: int) -> int:
     is_number = header.isascii() and header.isdigit() and len(header) <= MAX_DIGITS
     if not is_number or not 0 < int(header) <= most:
-        found = f"is {header[:40]!r}; must be the size of the JSON in bytes, 1..{most}"
-        raise InvalidRequestError("Inference-Header-Content-Length", found)
+        message = f"is {header[:40]!r}; must be the size of the JSON in bytes, 1..{most}"
+        raise InvalidRequestError("Inference-Header-Content-Length", message)
     return int(header)
 
 
-def _read_head(json: bytes | bytearray, model: str, version: str) -> Head:
+def _read_header(json: bytes | bytearray, model: str, version: str) -> InferenceHeader:
     request = schemas.parse(json, InferenceRequest)
     message = pb.ModelInferRequest(model_name=model, model_version=version, id=request.id)
     binary = _taken_flag(request.parameters, BINARY_DATA_OUTPUT, "parameters", default=False)
-    _set_parameters(message.parameters, request.parameters, "parameters")
+    schemas.set_parameters(message.parameters, request.parameters, "parameters")
     outputs = {}
     for index, output in enumerate(request.outputs):
         field = f"outputs[{index}].parameters"
         outputs[output.name] = _taken_flag(output.parameters, BINARY_DATA, field, default=binary)
-        _set_parameters(message.outputs.add(name=output.name).parameters, output.parameters, field)
+        schemas.set_parameters(message.outputs.add(name=output.name).parameters, output.parameters, field)
     contents = [
         (tensor.name, content)
         for index, tensor in enumerate(request.inputs)
@@ -162,10 +163,10 @@ def _read_head(json: bytes | bytearray, model: str, version: str) -> Head:
     ]
     timeout = request.parameters.get(TIMEOUT)  # in microseconds; the server refuses other types
     seconds = timeout / 1e6 + TIMEOUT_MARGIN_SECONDS if type(timeout) is int and timeout > 0 else None
-    return Head(message.SerializeToString(), tuple(contents), binary, outputs, seconds)
+    return InferenceHeader(message.SerializeToString(), tuple(contents), binary, outputs, seconds)
 
 
-_known_head = lru_cache(KNOWN_HEADS)(_read_head)
+_cached_header = lru_cache(CACHED_HEADERS)(_read_header)
 
 
 def _taken_flag(parameters: dict[str, Any], name: str, field: str, *, default: bool) -> bool:
@@ -175,11 +176,6 @@ def _taken_flag(parameters: dict[str, Any], name: str, field: str, *, default: b
     return value
 
 
-def _set_parameters(messages: Any, parameters: Mapping[str, Any], field: str) -> None:
-    for name, value in parameters.items():
-        schemas.set_parameter(messages[name], f"{field}[{name}]", value)
-
-
 def _add_input(message: pb.ModelInferRequest, tensor: InputTensor, field: str) -> bytes | int | None:
     """Adds an input; returns its elements, or their size after the JSON, or None for shared memory."""
     name, parameters = tensor.name, tensor.parameters
@@ -187,24 +183,24 @@ def _add_input(message: pb.ModelInferRequest, tensor: InputTensor, field: str) -
     sources = ["data"] if "data" in tensor.model_fields_set else []
     sources += [source for source in (BINARY_DATA_SIZE, SHARED_MEMORY) if source in parameters]
     if len(sources) != 1:
-        found = f"has {' and '.join(sources) or 'none'} of data, {BINARY_DATA_SIZE} and {SHARED_MEMORY}"
-        raise InvalidRequestError(name, f"{found}; must have exactly one")
+        count = f"has {' and '.join(sources) or 'none'} of data, {BINARY_DATA_SIZE} and {SHARED_MEMORY}"
+        raise InvalidRequestError(name, f"{count}; must have exactly one")
     content: bytes | int | None = parameters.pop(BINARY_DATA_SIZE, None)
     if sources == [BINARY_DATA_SIZE] and (type(content) is not int or content < 0):
         raise InvalidRequestError(f"{field}[{BINARY_DATA_SIZE}]", "must be an integer, 0 or more")
     if sources == ["data"]:
         content = to_bytes(name, tensor.data, tensor.datatype, tuple(tensor.shape))
     added = message.inputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
-    _set_parameters(added.parameters, parameters, field)
+    schemas.set_parameters(added.parameters, parameters, field)
     return content
 
 
-def encode(reply: bytes, head: Head, reservation: Reservation) -> Reply:
+def encode(reply: bytes, header: InferenceHeader, reservation: Reservation) -> Reply:
     """Encodes a reply.
 
     Args:
         reply: The serialized ModelInferResponse.
-        head: How the client wants the outputs.
+        header: How the client wants the outputs.
         reservation: Takes the memory of the body.
 
     Raises:
@@ -216,23 +212,23 @@ def encode(reply: bytes, head: Head, reservation: Reservation) -> Reply:
     if message.id:
         document["id"] = message.id
     if message.parameters:
-        document["parameters"] = values_of(message.parameters)
+        document["parameters"] = read(message.parameters)
     document["outputs"], binary = [], []
     for output, data in zip(message.outputs, message.raw_output_contents, strict=True):
-        name, parameters = output.name, values_of(output.parameters)
-        found: dict[str, Any] = {"name": name, "datatype": output.datatype, "shape": list(output.shape)}
+        name, parameters = output.name, read(output.parameters)
+        tensor: dict[str, Any] = {"name": name, "datatype": output.datatype, "shape": list(output.shape)}
         if SHARED_MEMORY in parameters:
             pass  # the server has written it there
-        elif head.outputs.get(name, head.binary):
+        elif header.outputs.get(name, header.binary):
             parameters[BINARY_DATA_SIZE] = len(data)
             reservation.add(len(data))
             binary.append(data)
         else:
             reservation.add(JSON_BYTES_PER_BYTE * len(data))
-            found["data"] = to_json(f"outputs[{name}]", data, output.datatype)
+            tensor["data"] = to_json(f"outputs[{name}]", data, output.datatype)
         if parameters:
-            found["parameters"] = parameters
-        document["outputs"].append(found)
+            tensor["parameters"] = parameters
+        document["outputs"].append(tensor)
     answer = Reply.of_json(document)
     if not binary:
         return answer
@@ -257,7 +253,7 @@ def to_bytes(field: str, data: Any, datatype: str, shape: tuple[int, ...]) -> by
     elements = _flat(field, data, shape)
     accepted, words = ACCEPTED["S" if datatype == BYTES else DTYPES[datatype].kind]
     if set(map(type, elements)) - accepted:
-        kind = next(type(each).__name__ for each in elements if type(each) not in accepted)
+        kind = next(type(item).__name__ for item in elements if type(item) not in accepted)
         raise InvalidRequestError(field, f"data contains a value of type {kind}; {datatype} takes {words}")
     if datatype != BYTES:
         return _numbers(field, elements, datatype).tobytes()
@@ -299,8 +295,8 @@ def _flat(field: str, data: Any, shape: tuple[int, ...]) -> list[Any]:
         elements = list(chain.from_iterable(elements))
     count = math.prod(shape)
     if not isinstance(elements, list) or len(elements) != count:
-        found = f"data must be an array of {count} elements; its shape is {list(shape)}"
-        raise InvalidRequestError(field, found)
+        message = f"data must be an array of {count} elements; its shape is {list(shape)}"
+        raise InvalidRequestError(field, message)
     return elements
 
 

@@ -35,14 +35,14 @@ def document() -> dict[str, Any]:
             bodies.append((route.body, "validation"))
         for path in route.paths:
             paths.setdefault(path, {})[route.verb.lower()] = _operation(route, path)
-    _, found = models_json_schema(bodies, ref_template="#/components/schemas/{model}")
+    _, schemas = models_json_schema(bodies, ref_template="#/components/schemas/{model}")
     error = {"type": "object", "properties": {"error": {}}}
     refused = {"description": REFUSED, "content": {JSON: {"schema": error}}}
     return {
         "openapi": "3.1.0",
         "info": {"title": NAME, "version": VERSION, "description": ABOUT},
         "paths": paths,
-        "components": {"schemas": found["$defs"], "responses": {"Error": refused}},
+        "components": {"schemas": schemas["$defs"], "responses": {"Error": refused}},
     }
 
 

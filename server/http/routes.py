@@ -17,7 +17,7 @@ from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.inference import open_inference_pb2
 from attention_serving.server.http import contexts, infer, schemas, text_models
 from attention_serving.server.http.exchange import TIMEOUT_SECONDS, Exchange, Reply
-from attention_serving.server.http.schemas import Body, to_json, values_of
+from attention_serving.server.http.schemas import Body, to_json
 
 Handler: TypeAlias = "Callable[[Exchange], Awaitable[Reply]]"
 
@@ -67,15 +67,15 @@ def _rpc(
     verb = verb or ("GET" if body is None else "POST")
     # Waiting for models to load or to unload is not bounded: they may be large.
     timeout_seconds = None if rpc in ("RepositoryModelLoad", "RepositoryModelUnload") else TIMEOUT_SECONDS
-    described = METHODS[rpc]
-    method = f"/{described.containing_service.full_name}/{rpc}"
-    request_type, reply_type = map(GetMessageClass, (described.input_type, described.output_type))
+    descriptor = METHODS[rpc]
+    method = f"/{descriptor.containing_service.full_name}/{rpc}"
+    request_type, reply_type = map(GetMessageClass, (descriptor.input_type, descriptor.output_type))
 
     def message(parameters: Mapping[str, str], data: bytearray | None = None) -> bytes:
         request: Any = request_type()
         for name, value in parameters.items():
-            known = next(field for field in FIELDS[name] if field in request.DESCRIPTOR.fields_by_name)
-            setattr(request, known, value)
+            fields = request.DESCRIPTOR.fields_by_name
+            setattr(request, next(field for field in FIELDS[name] if field in fields), value)
         if data is not None:
             schemas.parse(data, body).fill(request)
         return bytes(request.SerializeToString())
@@ -85,7 +85,7 @@ def _rpc(
             sent = message(exchange.parameters)
         else:
             data = await exchange.read(method)
-            sent = await exchange.decoded(data, len(data), partial(message, exchange.parameters))
+            sent = await exchange.decode_body(data, len(data), partial(message, exchange.parameters))
         reply: Any = reply_type.FromString(await exchange.call(method, sent, timeout_seconds))
         if verb == "DELETE":
             return Reply([], HTTPStatus.NO_CONTENT)
@@ -105,16 +105,16 @@ def _trace_settings(reply: Any) -> dict[str, Any]:
     return {name: list(setting.value) for name, setting in reply.settings.items()}
 
 
-def _log_settings(reply: Any) -> dict[str, Any]:
-    return values_of(reply.settings)
+def _log_settings(reply: Any) -> Any:
+    return to_json(reply)["settings"]
 
 
 def _regions(reply: Any) -> list[Any]:
     return [to_json(region) for region in reply.regions.values()]
 
 
-def _models(reply: Any) -> list[Any]:
-    return [to_json(model) for model in reply.models]
+def _models(reply: Any) -> Any:
+    return to_json(reply)["models"]
 
 
 def _config(reply: Any) -> Any:
@@ -136,11 +136,11 @@ def _shared_memory(kind: str, path: str, region: type[Body]) -> tuple[Route, ...
 
 
 MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-NAMED = ("/v2/repository/models/{model}",)
+REPOSITORY = ("/v2/repository/models/{model}",)
 EMBEDDINGS, ENCODERS = ("/v1/embeddings",), ("/v1/models", "/v1/models/{model}")
 INFER, STATISTICS = _after(MODEL, "/infer"), ("/v2/models/stats", *_after(MODEL, "/stats"))
 CONTEXTS = _after(MODEL, "/contexts")
-INDEX, LOAD, UNLOAD = ("/v2/repository/index",), _after(NAMED, "/load"), _after(NAMED, "/unload")
+INDEX, LOAD, UNLOAD = ("/v2/repository/index",), _after(REPOSITORY, "/load"), _after(REPOSITORY, "/unload")
 TRACES, LOGGING = ("/v2/trace/setting", "/v2/models/{model}/trace/setting"), ("/v2/logging",)
 OUTPUTS, VECTORS = "Computes the outputs of a model.", "Computes embeddings of texts."
 RANKS, LABELS = "Sorts documents by relevance to a query.", "Scores the labels of texts or of pairs."

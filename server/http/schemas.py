@@ -1,5 +1,6 @@
 """JSON and messages: pydantic models that check and describe bodies, their messages, and JSON of replies."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -10,6 +11,7 @@ from google.protobuf.message import Message
 from numpy.typing import NDArray
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from attention_serving.server.api.open_inference import parameters
 from attention_serving.server.engine.errors import InvalidRequestError
 
 M = TypeVar("M", bound=BaseModel)
@@ -34,7 +36,7 @@ CHOICES = {
 
 Natural = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Unsigned = Annotated[int, Field(ge=0, le=2**64 - 1)]
-Document = Annotated[str, BeforeValidator(lambda own: own.get("text") if isinstance(own, dict) else own)]
+Document = Annotated[str, BeforeValidator(lambda item: item.get("text") if isinstance(item, dict) else item)]
 Entries = Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)]
 
 
@@ -62,8 +64,7 @@ class RepositoryChange(Body):
 
     def fill(self, message: Any) -> None:
         """Sets the parameters."""
-        for name, value in self.parameters.items():
-            set_parameter(message.parameters[name], f"parameters[{name}]", value)
+        set_parameters(message.parameters, self.parameters, "parameters")
 
 
 class SystemRegion(Body):
@@ -191,14 +192,14 @@ def parse(data: bytes | bytearray, model: type[M]) -> M:
         content = orjson.loads(data or b"{}")
         if isinstance(content, dict) and len(content) > MAX_ENTRIES:  # an error for each would take memory
             raise InvalidRequestError("body", f"has {len(content)} members; the limit is {MAX_ENTRIES}")
-        return checked(content, model)
+        return check(content, model)
     except orjson.JSONDecodeError as error:
         if data[error.pos : error.pos + 9].startswith(NOT_IN_JSON):
             raise InvalidRequestError("body", f"{NOT_FINITE}; send binary tensors") from None
         raise InvalidRequestError("body", f"is not JSON: {error}") from None
 
 
-def checked(content: Any, model: type[M]) -> M:
+def check(content: Any, model: type[M]) -> M:
     """Parsed JSON as a model.
 
     Raises:
@@ -239,29 +240,32 @@ def memory_of(data: bytes | bytearray, size: int) -> int:
 
 def _invalid(error: ValidationError) -> InvalidRequestError:
     """The first of pydantic's errors, with the path of the member in the JSON."""
-    found = error.errors(include_url=False)[0]
+    details = error.errors(include_url=False)[0]
     field = ""
-    for part in found["loc"]:
+    for part in details["loc"]:
         in_brackets = isinstance(part, int) or field.endswith("parameters")
         field += f"[{part}]" if in_brackets else f".{part}" if field else str(part)
-    text = found["msg"].replace("Input should", "must", 1)
-    return InvalidRequestError(field[:200] or "body", WORDS.get(found["type"], text))
+    text = details["msg"].replace("Input should", "must", 1)
+    return InvalidRequestError(field[:200] or "body", WORDS.get(details["type"], text))
 
 
-def set_parameter(message: Any, field: str, value: object) -> None:
-    """Sets the member of the oneof `parameter_choice` that takes a JSON value.
+def set_parameters(messages: Any, parameters: Mapping[str, object], field: str) -> None:
+    """Sets, for each parameter, the member of the oneof `parameter_choice` that takes its JSON value.
 
     Raises:
         InvalidRequestError: There is none.
     """
-    members = [name for name in message.DESCRIPTOR.fields_by_name if name != "bytes_param"]
-    for name in CHOICES.get(type(value), ()):
-        if name in members:
-            with suppress(ValueError):  # beyond the range
-                setattr(message, name, value)
-                return
-    kinds = " or ".join(name.removesuffix("_param") for name in members)
-    raise InvalidRequestError(field, f"must be a value of the type {kinds}")
+    for parameter, value in parameters.items():
+        message = messages[parameter]
+        members = [name for name in message.DESCRIPTOR.fields_by_name if name != "bytes_param"]
+        for name in CHOICES.get(type(value), ()):
+            if name in members:
+                with suppress(ValueError):  # beyond the range
+                    setattr(message, name, value)
+                    break
+        else:
+            kinds = " or ".join(name.removesuffix("_param") for name in members)
+            raise InvalidRequestError(f"{field}[{parameter}]", f"must be a value of the type {kinds}")
 
 
 def to_json(message: Message) -> dict[str, Any]:
@@ -279,8 +283,8 @@ def to_json(message: Message) -> dict[str, Any]:
 
 def _member(value: Any, field: FieldDescriptor) -> Any:
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        return values_of(value)
-    return [_value(each, field) for each in value] if field.is_repeated else _value(value, field)
+        return parameters.read(value)
+    return [_value(item, field) for item in value] if field.is_repeated else _value(value, field)
 
 
 def _value(value: Any, field: FieldDescriptor) -> Any:
@@ -289,9 +293,3 @@ def _value(value: Any, field: FieldDescriptor) -> Any:
     if field.enum_type is not None:
         return field.enum_type.values_by_number[value].name
     return value
-
-
-def values_of(messages: Any) -> dict[str, Any]:
-    """The values of a map to messages with the oneof `parameter_choice`; None for those without one."""
-    found = {name: message.WhichOneof("parameter_choice") for name, message in messages.items()}
-    return {name: choice and getattr(messages[name], choice) for name, choice in found.items()}

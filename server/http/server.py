@@ -33,7 +33,7 @@ from attention_serving.server.supervision import HEARTBEAT_SECONDS, SERVES, run_
 from attention_serving.server.tls import current_certificates, renewing_context
 
 # How long a client may take for a handshake, and to answer the end of a connection. An idle one does not.
-HANDSHAKE_SECONDS, GOODBYE_SECONDS = 10.0, 0.5
+HANDSHAKE_SECONDS, TLS_SHUTDOWN_SECONDS = 10.0, 0.5
 # Seconds of work on one large body share the cores with the server's runs, and with small calls.
 LARGE_BODIES_NICE = 5
 # The request line and the headers together; also what a body has between two pieces of its data.
@@ -84,9 +84,9 @@ class Connection(HttpToolsProtocol):
         self.app_state = {**self.app_state, CONNECTION: self}
         self._await(HEAD)
         if len(self.connections) > self._settings.max_connections:
-            others = cast("set[Connection]", self.connections)
-            oldest = min(others, key=lambda each: math.inf if each._is_answering else each._since)
-            others.discard(oldest)
+            connections = cast("set[Connection]", self.connections)
+            oldest = min(connections, key=lambda open_: math.inf if open_._is_answering else open_._since)
+            connections.discard(oldest)
             oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -192,7 +192,7 @@ class Connection(HttpToolsProtocol):
         """Makes the library ignore a request whose parser has stopped; see `_parse_again`."""
         return True
 
-    def _parse_again(self, rest: bytes) -> None:
+    def _parse_again(self, body: bytes) -> None:
         """Parses a request that asks for another protocol, without this wish.
 
         The parser would take the body for the other protocol, and the bytes after that for a request.
@@ -201,7 +201,7 @@ class Connection(HttpToolsProtocol):
         version = self.parser.get_http_version().encode()
         line = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, version)
         self.parser = httptools.HttpRequestParser(self)
-        self.data_received(line + headers + b"\r\n" + rest)
+        self.data_received(line + headers + b"\r\n" + body)
 
     def _check_head(self) -> None:
         """Refuses what the parser takes and HTTP forbids, or a proxy may understand in another way.
@@ -306,14 +306,17 @@ class HttpServer(uvicorn.Server):
         options: dict[str, Any] = {}
         if self._certificates is not None:
             options["ssl"] = renewing_context(self._certificates)
-            options |= {"ssl_handshake_timeout": HANDSHAKE_SECONDS, "ssl_shutdown_timeout": GOODBYE_SECONDS}
+            options |= {
+                "ssl_handshake_timeout": HANDSHAKE_SECONDS,
+                "ssl_shutdown_timeout": TLS_SHUTDOWN_SECONDS,
+            }
         loop = asyncio.get_running_loop()
         self.servers = []
-        for each in sockets or ():
-            self.servers.append(await loop.create_server(self._connect, sock=each, backlog=1, **options))
+        for listener in sockets or ():
+            self.servers.append(await loop.create_server(self._connect, sock=listener, backlog=1, **options))
             # asyncio does it for sockets that state their protocol, which these do not.
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            each.listen(BACKLOG)  # asyncio has told the system that only one may wait
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            listener.listen(BACKLOG)  # asyncio has told the system that only one may wait
         self.started = True
 
 
@@ -338,7 +341,7 @@ async def _serve(settings: Settings, targets: list[str], descriptors: list[int],
     loop.add_reader(pipe.fileno(), parent_has_ended)
     os.set_blocking(pipe.fileno(), False)  # a parent that is stopped does not stop the loop
     announce()
-    await server.serve([socket.socket(fileno=each) for each in descriptors])
+    await server.serve([socket.socket(fileno=descriptor) for descriptor in descriptors])
 
 
 def _child(pipe: Any, assignment: tuple[Settings, list[str], list[int]]) -> None:

@@ -53,7 +53,7 @@ async def answer(exchange: Exchange, decode: Callable[[bytearray], tuple[bytes, 
     """Answers a request, of whose body `decode` makes a serialized AttendRequest."""
     data = await exchange.read(INFER)
     exchange.take_place()
-    message, encode = await exchange.decoded(data, len(data), decode)
+    message, encode = await exchange.decode_body(data, len(data), decode)
     exchange.memory.add(len(message))
     reply = await exchange.call(ATTEND, message, timeout=None)
     exchange.memory.add(len(reply))
@@ -76,7 +76,7 @@ async def models(exchange: Exchange) -> Reply:
     names = await _ready(exchange, "text_encoder", "text_classifier")
     name = exchange.parameters.get("model")
     if name is None:
-        return Reply.of_json({"object": "list", "data": [_encoder(each) for each in sorted(names)]})
+        return Reply.of_json({"object": "list", "data": [_encoder(model) for model in sorted(names)]})
     if name not in names:
         message = f"model: {name[:100]!r} is not a text model that is ready; GET /v1/models lists them"
         raise HTTPException(404, message)
@@ -97,8 +97,8 @@ async def _ready(
     exchange: Exchange, *fields: Literal["text_encoder", "text_classifier"]
 ) -> dict[str, pb.Model]:
     """The models that are ready and have one of some fields, by name; of several versions, the highest."""
-    found = [model for model in await list_models(exchange) if model.state == pb.Model.STATE_READY]
-    return {model.name: model for model in found if any(map(model.HasField, fields))}
+    ready = [model for model in await list_models(exchange) if model.state == pb.Model.STATE_READY]
+    return {model.name: model for model in ready if any(map(model.HasField, fields))}
 
 
 async def list_models(exchange: Exchange) -> Sequence[pb.Model]:
@@ -125,8 +125,8 @@ def decode(body: bytearray, *, takes_ids: bool = True) -> tuple[bytes, Encode]:
         is_base64 = request.encoding_format == "base64"
         if not is_base64:
             schemas.check_finite(INPUT, rows, NO_EMBEDDING)
-        shown = [base64.b64encode(row.tobytes()).decode() for row in rows] if is_base64 else rows
-        data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(shown)]
+        texts = [base64.b64encode(row.tobytes()).decode() for row in rows] if is_base64 else rows
+        data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(texts)]
         return _with_usage({"object": "list", "data": data, "model": request.model}, reply, count)
 
     return message.SerializeToString(), encode
@@ -134,19 +134,20 @@ def decode(body: bytearray, *, takes_ids: bool = True) -> tuple[bytes, Encode]:
 
 def _add_input(message: pb.AttendRequest, request: EmbeddingRequest) -> None:
     """Adds texts with their options, or token lists."""
-    given = request.input
-    items = [given] if isinstance(given, str) or _is_tokens(given) else given
+    items = request.input
+    if isinstance(items, str) or _is_tokens(items):
+        items = [items]
     if not isinstance(items, list) or not items:
         raise InvalidRequestError(INPUT, "must be a text, a list of texts, token ids or a list of them")
-    options = {"prompt": request.prompt, "truncate": request.truncate}
-    stated: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if all(isinstance(item, str) for item in items):
-        message.text.CopyFrom(pb.TextSequences(texts=items, **stated))
+        text = pb.TextSequences(texts=items, prompt=request.prompt, truncate=request.truncate)
+        message.text.CopyFrom(text)
         return
     if not all(_is_tokens(item) for item in items):
         raise InvalidRequestError(INPUT, "must contain texts only, or non-empty lists of token ids only")
-    for name in stated:
-        raise InvalidRequestError(name, "needs texts; the request has token ids")
+    for name in ("prompt", "truncate"):
+        if getattr(request, name) is not None:
+            raise InvalidRequestError(name, "needs texts; the request has token ids")
     message.token_ids.lengths.extend(map(len, items))
     try:
         message.token_ids.ids.extend(chain.from_iterable(items))
@@ -155,7 +156,7 @@ def _add_input(message: pb.AttendRequest, request: EmbeddingRequest) -> None:
 
 
 def _is_tokens(item: Any) -> bool:
-    return isinstance(item, list) and bool(item) and all(type(each) is int for each in item)
+    return isinstance(item, list) and bool(item) and all(type(token) is int for token in item)
 
 
 def _decode_documents(limit: int, body: bytearray) -> tuple[bytes, Encode]:
@@ -163,15 +164,15 @@ def _decode_documents(limit: int, body: bytearray) -> tuple[bytes, Encode]:
     request = schemas.parse(body, RerankRequest)
     query, documents = request.query, request.documents
     if (size := len(query.encode()) * len(documents)) > limit:  # it is the first text of every pair
-        says = f"has {size} bytes, once for each of {len(documents)} documents; the limit is {limit}"
-        raise LimitExceededError("query", says)
+        message = f"has {size} bytes, once for each of {len(documents)} documents; the limit is {limit}"
+        raise LimitExceededError("query", message)
     text = pb.TextSequences(texts=[query] * len(documents), pairs=documents, truncate=request.truncate)
 
     def encode(reply: pb.AttendResponse, memory: Reservation) -> Any:
         scores = _rows(reply, memory, schemas.OBJECT_BYTES)
         if (count := scores.shape[1]) > 1:
-            says = f"{request.model!r} has {count} labels, and a reranker has one; use POST /predict"
-            raise InvalidRequestError("model", says)
+            message = f"{request.model!r} has {count} labels, and a reranker has one; use POST /predict"
+            raise InvalidRequestError("model", message)
         schemas.check_finite("documents", scores, NO_SCORE)
         results = list[dict[str, Any]]()
         for at in _highest_first(scores[:, 0])[: request.top_n]:
@@ -187,15 +188,15 @@ def _decode_inputs(classifiers: Mapping[str, pb.Model], body: bytearray) -> tupl
     request = schemas.parse(body, ClassifyRequest)
     if request.model is None and len(classifiers) != 1:
         raise InvalidRequestError("model", f"is required: {len(classifiers)} text classifiers are ready")
-    name, given = request.model or next(iter(classifiers)), request.inputs
+    name, inputs = request.model or next(iter(classifiers)), request.inputs
     if name not in classifiers:
-        says = f"model: {name[:100]!r} is not a text classifier that is ready"
-        raise HTTPException(404, f"{says}; GET /v1/models lists them")
+        detail = f"model: {name[:100]!r} is not a text classifier that is ready"
+        raise HTTPException(404, f"{detail}; GET /v1/models lists them")
     model = classifiers[name]
-    is_one = not isinstance(given, list) or any(isinstance(each, str) for each in given)
-    items = [given if isinstance(given, list) else [given]] if is_one else given
-    are_lists = {type(each) for each in items} == {list} and {len(each) for each in items} in ({1}, {2})
-    if not are_lists or {type(text) for each in items for text in each} != {str}:
+    is_single = not isinstance(inputs, list) or any(isinstance(item, str) for item in inputs)
+    items = [inputs if isinstance(inputs, list) else [inputs]] if is_single else inputs
+    are_lists = {type(item) for item in items} == {list} and {len(item) for item in items} in ({1}, {2})
+    if not are_lists or {type(text) for item in items for text in item} != {str}:
         raise InvalidRequestError("inputs", INPUTS)
     texts, *pairs = zip(*items, strict=True)
     text = pb.TextSequences(texts=texts, pairs=chain.from_iterable(pairs), truncate=request.truncate)
@@ -204,8 +205,8 @@ def _decode_inputs(classifiers: Mapping[str, pb.Model], body: bytearray) -> tupl
     def encode(reply: pb.AttendResponse, memory: Reservation) -> Any:
         rows, labels = _rows(reply, memory, schemas.OBJECT_BYTES), model.text_classifier.labels
         schemas.check_finite("inputs", rows, NO_SCORE)
-        found = [[{"label": labels[at], "score": row[at]} for at in _highest_first(row)] for row in rows]
-        return found[0] if is_one else found
+        scores = [[{"label": labels[at], "score": row[at]} for at in _highest_first(row)] for row in rows]
+        return scores[0] if is_single else scores
 
     return message.SerializeToString(), encode
 

@@ -145,8 +145,8 @@ def configure(level: str, style: Literal["text", "json"] = "text", **fields: obj
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     # Some libraries, such as Ray, add attributes to every record. Their names begin with an underscore.
-    own = vars(record).items()
-    return {key: value for key, value in own if key not in _STANDARD and not key.startswith("_")}
+    attributes = vars(record).items()
+    return {key: value for key, value in attributes if key not in _STANDARD and not key.startswith("_")}
 
 
 def _quoted(value: Any) -> str:
@@ -218,7 +218,7 @@ class Recorder:
 
     def _ended(self, call: CallRecord, request: Timeline | None) -> None:
         """A call over gRPC has ended, or a request of a stream."""
-        if self._logs and not (self._failed_only and call.what_ended(request).code == "OK"):
+        if self._logs and not (self._failed_only and call.subject(request).code == "OK"):
             event = "stream" if call.is_stream and request is None else "request"
             requests.info(event, extra=fields(call, request))
         if self._traces is not None:
@@ -241,20 +241,20 @@ def fields(call: CallRecord, request: Timeline | None) -> dict[str, object]:
         call: The call.
         request: The request; None at the end of a stream, and if it never arrived.
     """
-    found: dict[str, object] = {"request_id": call.request_id, "method": call.method}
-    found |= {"caller": call.caller, "trace_id": call.trace_id}
+    values: dict[str, object] = {"request_id": call.request_id, "method": call.method}
+    values |= {"caller": call.caller, "trace_id": call.trace_id}
     if request is None:
-        found |= {"requests": call.requests} if call.is_stream else {}
-        found |= {"bytes_in": call.received_bytes, "bytes_out": call.sent_bytes}
+        values |= {"requests": call.requests} if call.is_stream else {}
     else:
-        found |= {"model": request.model, "version": request.version}
-        found |= {"sequences": request.sequences or "", "rows": request.rows or ""}
-        found |= {"bytes_in": request.received_bytes, "bytes_out": request.sent_bytes}
-        found |= {f"{stage}_ms": milliseconds(end - start) for stage, start, end in request.stages()}
-    ended = call.what_ended(request)
-    total = milliseconds(ended.ended_at - ended.arrived_at)
-    found |= {"total_ms": total, "code": ended.code, "reason": ended.reason}
-    return {name: value for name, value in found.items() if value != ""}
+        values |= {"model": request.model, "version": request.version}
+        values |= {"sequences": request.sequences or "", "rows": request.rows or ""}
+    sizes, subject = call if request is None else request, call.subject(request)
+    values |= {"bytes_in": sizes.received_bytes, "bytes_out": sizes.sent_bytes}
+    stages = () if request is None else request.stages()
+    values |= {f"{stage}_ms": milliseconds(end - start) for stage, start, end in stages}
+    values |= {"total_ms": milliseconds(subject.ended_at - subject.arrived_at)}
+    values |= {"code": subject.code, "reason": subject.reason}
+    return {name: value for name, value in values.items() if value != ""}
 
 
 def milliseconds(seconds: float) -> float:

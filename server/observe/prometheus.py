@@ -83,16 +83,16 @@ class MetricsEndpoint(ThreadingWSGIServer):
         self._places = threading.Semaphore(MAX_CONNECTIONS)
         super().__init__((host, port), _Handler, bind_and_activate=False)
         self.socket.close()
-        self.socket, *others = listen(host, port, "metrics")
-        for each in others:
-            each.close()
+        self.socket, *unused = listen(host, port, "metrics")
+        for listener in unused:
+            listener.close()
         self.server_name, self.port = self.socket.getsockname()[:2]
         self.server_port = self.port
         self.setup_environ()
         if certificates is not None:  # the thread of a connection does its handshake, with the first read
             context = renewing_context(certificates)
             self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
-        self.set_app(_guarded(make_wsgi_app(registry), refresh, guard))
+        self.set_app(_guard_metrics(make_wsgi_app(registry), refresh, guard))
         threading.Thread(target=self.serve_forever, name="metrics", daemon=True).start()
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class _Handler(WSGIRequestHandler):
         """Logs nothing: scrapes are frequent."""
 
 
-def _guarded(metrics: Any, refresh: Callable[[], None], guard: Guard | None) -> Any:
+def _guard_metrics(metrics: Any, refresh: Callable[[], None], guard: Guard | None) -> Any:
     """The application that serves metrics, or says why they are refused."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., object]) -> Any:
@@ -198,23 +198,24 @@ class ProcessesCollector(Collector):
     resident memory of each.
     """
 
-    def __init__(self, own: str, children: Mapping[str, Child]) -> None:
+    def __init__(self, name: str, children: Mapping[str, Child]) -> None:
         """Reads nothing yet.
 
         Args:
-            own: The name of this process.
+            name: The name of this process.
             children: The other processes of the service by their names, such as `worker-0`.
         """
-        self._own, self._children = own, children
+        self._name, self._children = name, children
 
     def collect(self) -> Iterable[Metric]:
         """The metrics of every process that is running."""
         families = dict[str, Metric]()
         children = {name: child.pid for name, child in self._children.items()}
-        for name, pid in {self._own: os.getpid(), **children}.items():
-            for own in _collector(pid).collect() if pid is not None else ():  # what can be read
-                family = families.setdefault(own.name, Metric(own.name, own.documentation, own.type))
-                for sample in own.samples:
+        for name, pid in {self._name: os.getpid(), **children}.items():
+            for metric in _collector(pid).collect() if pid is not None else ():  # what can be read
+                empty = Metric(metric.name, metric.documentation, metric.type)
+                family = families.setdefault(metric.name, empty)
+                for sample in metric.samples:
                     family.add_sample(sample.name, {PROCESS: name}, sample.value)
         return families.values()
 

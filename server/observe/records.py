@@ -42,9 +42,9 @@ def callers_trace(metadata: Metadata) -> tuple[str, bool] | None:
     """The id of the caller's trace, and whether it is sampled; None if it sent none that can be taken."""
     sent = [value for key, value in metadata if key == PARENT]
     # Two contradict each other.
-    if len(sent) != 1 or not isinstance(sent[0], str) or (found := _PARENT.fullmatch(sent[0])) is None:
+    if len(sent) != 1 or not isinstance(sent[0], str) or (match := _PARENT.fullmatch(sent[0])) is None:
         return None
-    return found[1], bool(int(found[2], 16) & SAMPLED)
+    return match[1], bool(int(match[2], 16) & SAMPLED)
 
 
 class CallRecord:
@@ -127,8 +127,8 @@ class CallRecord:
                 record.reference = record.span.get_span_context()
         return record
 
-    def what_ended(self, request: Timeline | None) -> "CallRecord | Timeline":
-        """What `report` tells of: a request of a stream, or else the call."""
+    def subject(self, request: Timeline | None) -> "CallRecord | Timeline":
+        """The subject of a report: a request of a stream, or else the call."""
         return request if self.is_stream and request is not None else self
 
     def request_ended(self, record: Timeline) -> None:

@@ -28,13 +28,7 @@ from opentelemetry.trace.propagation import tracecontext
 
 from attention_serving.server import NAME, VERSION
 from attention_serving.server.engine.statistics import Timeline
-from attention_serving.server.observe.records import (
-    PARENT,
-    STATE,
-    CallRecord,
-    Metadata,
-    callers_trace,
-)
+from attention_serving.server.observe.records import PARENT, STATE, CallRecord, Metadata, callers_trace
 
 log = logging.getLogger(__name__)
 # How long the last spans may take to reach the collector when the process ends.
@@ -68,8 +62,8 @@ class Traces:
         self._tracer = self._provider.get_tracer(NAME, VERSION)
         self._propagator = tracecontext.TraceContextTextMapPropagator()
         self._follows_caller = isinstance(self._provider.sampler, ParentBased)
-        found = NEW_TRACES.match(self._provider.sampler.get_description())
-        ratio = float(found[1] or 0) if found else 1.0
+        match = NEW_TRACES.match(self._provider.sampler.get_description())
+        ratio = float(match[1] or 0) if match else 1.0
         # Of the ids of new traces, the sampler takes those whose lower half is less.
         self._bound = TraceIdRatioBased.get_bound_for_rate(ratio)
 
@@ -107,17 +101,17 @@ class Traces:
                 values = {"attention.model": request.model, "attention.version": request.version}
                 values |= {"attention.sequences": request.sequences or ""}
                 values |= {"attention.rows": request.rows or ""}
-        ended = call.what_ended(request)
-        values |= {"rpc.response.status_code": ended.code, "attention.reason": ended.reason}
-        if ended is call:
+        subject = call.subject(request)
+        values |= {"rpc.response.status_code": subject.code, "attention.reason": subject.reason}
+        if subject is call:
             values |= {"rpc.system.name": "grpc", "rpc.method": call.method, **self._server}
             values |= {"attention.request_id": call.request_id}
             values |= {"attention.requests": call.requests} if call.is_stream else {}
-        if ended.code in ERRORS:
-            values |= {"error.type": ended.code}
-            ended.span.set_status(StatusCode.ERROR)
-        ended.span.set_attributes({name: value for name, value in values.items() if value != ""})
-        ended.span.end(call.since_1970(ended.ended_at))
+        if subject.code in ERRORS:
+            values |= {"error.type": subject.code}
+            subject.span.set_status(StatusCode.ERROR)
+        subject.span.set_attributes({name: value for name, value in values.items() if value != ""})
+        subject.span.end(call.since_1970(subject.ended_at))
 
     def _stages(self, call: CallRecord, request: Timeline) -> None:
         """The spans below that of a request."""
@@ -144,8 +138,8 @@ class Traces:
                     "attention.padding_share": round(run.padding / computed, 4) if computed else 0.0,
                 }
                 links = [Link(reference) for reference in run.requests] if run.is_shared else []
-                made = add("run", run.started_at, run.ended_at, attributes=values, links=links)
-                run.reference = made.get_span_context()
+                span = add("run", run.started_at, run.ended_at, attributes=values, links=links)
+                run.reference = span.get_span_context()
             if run.is_shared:
                 request.span.add_link(run.reference)
 
@@ -184,6 +178,6 @@ class _Ids(RandomIdGenerator):
 
 def _resource() -> Resource:
     """What the process is called; OpenTelemetry's variables take precedence over the names."""
-    given = OTELResourceDetector().detect().attributes
-    own = {"service.name": NAME, "service.version": VERSION}
-    return Resource.create({**own, **given, "process.pid": os.getpid()})
+    variables = OTELResourceDetector().detect().attributes
+    names = {"service.name": NAME, "service.version": VERSION}
+    return Resource.create({**names, **variables, "process.pid": os.getpid()})

@@ -33,8 +33,7 @@ class Guard:
             table: The identities of the tokens file.
             web_tokens: Verifies JSON Web Tokens.
         """
-        self._table = table
-        self._web_tokens = web_tokens
+        self._table, self._web_tokens = table, web_tokens
 
     def identify(
         self, metadata: Metadata, certificates: Callable[[], tuple[str, ...]], client: Callable[[], str] = str
@@ -68,10 +67,11 @@ class Guard:
 
     def _of_certificate(self, names: tuple[str, ...]) -> Identity:
         table = self._table.value if self._table is not None else {}
-        if found := [table[name] for name in names if name in table]:
-            return found[0]
-        known = "; its client certificate has no name that this server knows" if names else ""
-        raise MissingCredentialsError(f'a token is required: send "authorization: Bearer TOKEN"{known}')
+        for name in names:
+            if name in table:
+                return table[name]
+        unknown = "; its client certificate has no name that this server knows" if names else ""
+        raise MissingCredentialsError(f'a token is required: send "authorization: Bearer TOKEN"{unknown}')
 
 
 def bearer_token(metadata: Metadata) -> str | None:
@@ -88,9 +88,8 @@ def bearer_token(metadata: Metadata) -> str | None:
     value = values[0]
     if isinstance(value, bytes):
         value = value.decode("ascii", "replace")
-    found = BEARER.fullmatch(value) if len(value) <= MAX_TOKEN_CHARACTERS else None
-    if found is None:
-        raise InvalidTokenError(
-            f'the authorization header must be "Bearer TOKEN", of at most {MAX_TOKEN_CHARACTERS} characters'
-        )
-    return found[1]
+    match = BEARER.fullmatch(value) if len(value) <= MAX_TOKEN_CHARACTERS else None
+    if match is None:
+        rule = f'must be "Bearer TOKEN", of at most {MAX_TOKEN_CHARACTERS} characters'
+        raise InvalidTokenError(f"the authorization header {rule}")
+    return match[1]

@@ -39,8 +39,8 @@ def names_in(certificate: bytes) -> tuple[str, ...]:
 
     load = x509.load_pem_x509_certificate if certificate.startswith(PEM) else x509.load_der_x509_certificate
     try:
-        found = load(certificate)
-        extension = found.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        document = load(certificate)
+        extension = document.extensions.get_extension_for_class(x509.SubjectAlternativeName)
         alternative = list(extension.value)
     except x509.ExtensionNotFound:
         alternative = []
@@ -48,11 +48,11 @@ def names_in(certificate: bytes) -> tuple[str, ...]:
         return ()
     kinds = x509.DNSName | x509.UniformResourceIdentifier | x509.RFC822Name | x509.IPAddress
     names = [str(name.value) for name in alternative if isinstance(name, kinds)]
-    names += [str(name.value) for name in found.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
+    names += [str(name.value) for name in document.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
     return tuple(dict.fromkeys(name for name in names if name and name.isprintable()))
 
 
-def claimed(
+def read_claim(
     context: Mapping[str, Sequence[bytes]], metadata: Iterable[tuple[str, str | bytes]], name: str
 ) -> str | bytes | None:
     """What the HTTP process says about its client; None if the call is from anybody else.

@@ -102,26 +102,26 @@ class Rights:
         Raises:
             ValueError: A text is not a right, or there are too many.
         """
-        found: dict[str, list[str]] = {right: [] for right in Right}
+        table: dict[str, list[str]] = {right: [] for right in Right}
         for text in texts:
-            if (matched := RIGHT.fullmatch(text)) is None:
+            if (match := RIGHT.fullmatch(text)) is None:
                 must = "must be infer:PATTERN, read, read:PATTERN or admin"
                 raise ValueError(f"{text[:100]!r} is not a right; {must}")
-            right, pattern, for_all = matched.groups()
-            found[right or for_all].append(pattern or EVERY_MODEL)
-        if sum(map(len, found.values())) > MAX_RIGHTS:
+            right, pattern, for_all = match.groups()
+            table[right or for_all].append(pattern or EVERY_MODEL)
+        if sum(map(len, table.values())) > MAX_RIGHTS:
             raise ValueError(f"there are more than {MAX_RIGHTS} rights")
-        return cls(**{right: tuple(patterns) for right, patterns in found.items()})
+        return cls(**{right: tuple(patterns) for right, patterns in table.items()})
 
     @classmethod
-    def known(cls, texts: Iterable[str]) -> Self:
+    def parse_known(cls, texts: Iterable[str]) -> Self:
         """The rights among texts that may mean something else to others, such as the scopes of a token."""
         return cls.parse([text for text in texts if RIGHT.fullmatch(text)][:MAX_RIGHTS])
 
     def patterns(self, right: Right) -> tuple[str, ...]:
         """The models for which the identity has a right; empty if it does not have it."""
-        found: tuple[str, ...] = getattr(self, right)
-        return found
+        patterns: tuple[str, ...] = getattr(self, right)
+        return patterns
 
     def covers(self, right: Right, model: str) -> bool:
         """Whether the identity has a right for a model."""
@@ -186,7 +186,5 @@ class Identity:
             PermissionDeniedError: The identity does not have it.
         """
         if not self.rights.covers(right, model):
-            raise PermissionDeniedError(
-                f"the identity {self.name!r} does not have the right {right} for model {quoted(model)}",
-                field="model_name",
-            )
+            message = f"the identity {self.name!r} does not have the right {right} for model {quoted(model)}"
+            raise PermissionDeniedError(message, field="model_name")

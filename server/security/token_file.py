@@ -112,8 +112,8 @@ class TokenFile(BaseModel):
             twice = [value for value, count in values.items() if count > 1]
             if twice:
                 # A hash is not shown: its entry is found by its name.
-                shown = repr(twice[0]) if isinstance(twice[0], str) else "a token"
-                raise ValueError(f"{shown} is the {field} of more than one identity")
+                value = repr(twice[0]) if isinstance(twice[0], str) else "a token"
+                raise ValueError(f"{value} is the {field} of more than one identity")
         return self
 
 
@@ -187,11 +187,11 @@ def write_file(path: Path, content: TokenFile) -> None:
 
 def problems(error: ValidationError) -> str:
     """Where and what. Not the given values: a token may stand in the place of its hash."""
-    found = []
+    lines = []
     for details in error.errors(include_input=False, include_url=False)[:MAX_PROBLEMS]:
         where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"])
-        found.append(f"{where.removeprefix('.') or 'file'}: {details['msg'].removeprefix('Value error, ')}")
-    return "; ".join(found)
+        lines.append(f"{where.removeprefix('.') or 'file'}: {details['msg'].removeprefix('Value error, ')}")
+    return "; ".join(lines)
 
 
 def digest_of(token: str) -> bytes:

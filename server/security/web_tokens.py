@@ -35,10 +35,8 @@ from attention_serving.server.security.token_file import parse_text
 from attention_serving.server.threads import Reloaded, Watched, read_bytes, unreported
 
 # Asymmetric only.
-ALGORITHMS = (
-    *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
-    *("ES256", "ES384", "ES512", "EdDSA"),
-)
+RSA_ALGORITHMS = "RS256", "RS384", "RS512", "PS256", "PS384", "PS512"
+ALGORITHMS = *RSA_ALGORITHMS, "ES256", "ES384", "ES512", "EdDSA"
 MIN_RSA_BITS = 2048
 SETTING, LOCAL = "--jwt-jwks", "http://127.0.0.1/"
 # Whoever can change the keys on their way can make any token.
@@ -57,7 +55,7 @@ MAX_SUBJECT = 200
 # Seconds since 1970 that a float holds exactly.
 FOREVER = 2**53
 # All that parsing and verifying what a stranger wrote may raise.
-BROKEN = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
+INVALID_TOKEN_ERRORS = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
 
 KeySet: TypeAlias = Mapping[str, jwt.PyJWK]
 
@@ -109,7 +107,7 @@ class Keys:
             try:
                 self._outcome = self._client.fetch_data()
                 read_keys(self._outcome)
-            except (*BROKEN, OSError, ServerError) as error:
+            except (*INVALID_TOKEN_ERRORS, OSError, ServerError) as error:
                 self._next = now + PAUSE_SECONDS
                 self._outcome = ServerError(f"{SETTING}: {error}")
         if isinstance(self._outcome, ServerError):
@@ -131,10 +129,10 @@ def read_keys(content: Any) -> KeySet:
         ServerError: No key is left.
     """
     try:
-        found = jwt.PyJWKSet.from_dict(content).keys
-    except (*BROKEN, AttributeError):
-        found = []
-    keys = {str(key.key_id or ""): key for key in found if _verifies(key)}
+        entries = jwt.PyJWKSet.from_dict(content).keys
+    except (*INVALID_TOKEN_ERRORS, AttributeError):
+        entries = []
+    keys = {str(key.key_id or ""): key for key in entries if _verifies(key)}
     if not keys:
         kinds = ", ".join(ALGORITHMS)
         raise ServerError(f"this is not a JWK set with a public key that verifies signatures of {kinds}")
@@ -176,11 +174,10 @@ class WebTokens:
             audience: What the claim `aud` must be or contain.
             rights_claim: The claim with the rights: a text with spaces between them, or an array.
         """
-        self._keys = keys
+        self._keys, self._rights_claim = keys, rights_claim
         self._issuer, self._audience = issuer, audience
-        self._rights_claim = rights_claim
         # Those of tokens that were verified, by their SHA-256, with the key set that they hold for.
-        self._known: tuple[KeySet | None, dict[bytes, Identity]] = None, {}
+        self._cache: tuple[KeySet | None, dict[bytes, Identity]] = None, {}
         # Failed verifications of this second, for each connection and for each address.
         self._second, self._failures = 0, Counter[str]()
 
@@ -200,20 +197,19 @@ class WebTokens:
         keys = self._keys.current
         if keys is None:
             raise KeysUnavailableError("the keys of the issuer are not available yet; try again later")
-        known_with, known = self._known
-        if known_with is not keys or len(known) >= MAX_KNOWN:
-            known = {}
-            self._known = keys, known
-        found = known.get(digest)
-        if found is None:
+        cached_keys, identities = self._cache
+        if cached_keys is not keys or len(identities) >= MAX_KNOWN:
+            identities = {}
+            self._cache = keys, identities
+        if (identity := identities.get(digest)) is None:
             connection = client()
             self._check_failures(connection)
             try:
-                found = known[digest] = self._identity(self._claims(token, keys))
+                identity = identities[digest] = self._identity(self._claims(token, keys))
             except CredentialsError:
                 self._failures.update((connection, _address(connection)))
                 raise
-        return found
+        return identity
 
     def _check_failures(self, connection: str) -> None:
         """Refuses to try a token that arrived on a connection.
@@ -229,9 +225,8 @@ class WebTokens:
             self._second, self._failures = second, Counter()
         failures = self._failures
         if failures[_address(connection)] >= MAX_FAILURES and connection in failures:
-            raise OverloadedError(
-                "too many tokens of this address are not valid; try again later", retry_after=1
-            )
+            message = "too many tokens of this address are not valid; try again later"
+            raise OverloadedError(message, retry_after=1)
 
     def _claims(self, token: str, keys: KeySet) -> dict[str, Any]:
         """The claims of a token that is valid now. Its key decides about the algorithm."""
@@ -250,7 +245,7 @@ class WebTokens:
             )
         except jwt.ExpiredSignatureError:
             raise ExpiredTokenError("the token has expired; get a new one") from None
-        except BROKEN as error:
+        except INVALID_TOKEN_ERRORS as error:
             raise InvalidTokenError(f"the token is not valid: {quoted(str(error))}") from None
         return claims
 
@@ -263,7 +258,7 @@ class WebTokens:
         return Identity(
             source="jwt",
             name=subject,
-            rights=Rights.known(text for text in texts if isinstance(text, str)),
+            rights=Rights.parse_known(text for text in texts if isinstance(text, str)),
             expires=min(int(claims["exp"]), FOREVER) + LEEWAY_SECONDS,
         )
 

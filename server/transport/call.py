@@ -28,7 +28,7 @@ SLOW_READER = "SLOW_READER"
 # How often the calls are looked through for one that has waited for too long, in seconds.
 SWEEP_SECONDS = 0.1
 # How long gRPC's core may take for what it does at once unless something is wrong.
-PATIENCE_SECONDS = 1.0
+CORE_TIMEOUT_SECONDS = 1.0
 # If a call has no deadline, gRPC's core reports one that is centuries away.
 FOREVER_SECONDS = 365 * 24 * 3600.0
 

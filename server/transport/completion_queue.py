@@ -19,10 +19,10 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stub
 
 from attention_serving.server.coroutines import Callback, suspend
 from attention_serving.server.transport.call import (
+    CORE_TIMEOUT_SECONDS,
     FOREVER_SECONDS,
     NOT_READ,
     OK,
-    PATIENCE_SECONDS,
     SWEEP_SECONDS,
     Call,
     Metadata,
@@ -46,7 +46,7 @@ AT_ONCE = 0.0
 # How long the thread waits for an event at most. Without an open call, nothing else can wake it.
 IDLE_SECONDS = 0.05
 # The end of a call is watched once it is as old as this, in seconds, or twice: by then most are answered.
-YOUNG_SECONDS = 0.01
+WATCH_AFTER_SECONDS = 0.01
 
 
 class CompletionQueueCall(Call):
@@ -61,7 +61,7 @@ class CompletionQueueCall(Call):
         self.method = details.method.decode("utf-8", "replace")
         seconds = details.deadline - time.time()
         self.deadline = math.inf if seconds > FOREVER_SECONDS else time.monotonic() + seconds
-        self.metadata = _bounded(metadata) if len(metadata) > FEW_METADATA else metadata
+        self.metadata = _limit_metadata(metadata) if len(metadata) > FEW_METADATA else metadata
         self.transport = transport
         self._call = event.call
 
@@ -155,16 +155,16 @@ class CompletionQueueTransport(Transport):
         self.is_woken = False
         self._posted: deque[Callback] = deque()
         # Calls whose end is not watched yet: those since the last look at them, and those before.
-        self._young: list[CompletionQueueCall] = []
+        self._new: list[CompletionQueueCall] = []
         self._older: list[CompletionQueueCall] = []
-        self._looked_at = self._swept_at = 0.0
+        self._watched_at = self._swept_at = 0.0
         self._run_inline: Callable[[], bool] = bool  # nothing to do
         self._queue = cygrpc.CompletionQueue()
         self._server = cygrpc.Server([(name.encode(), value) for name, value in options.items()], WITHOUT_XDS)
         # No event arrives on this queue. Whoever polls it does what the sockets of the server need.
         self._socket_queue = cygrpc.CompletionQueue()
-        for each in (self._queue, self._socket_queue):
-            self._server.register_completion_queue(each)
+        for queue in (self._queue, self._socket_queue):
+            self._server.register_completion_queue(queue)
         self._socket_thread = threading.Thread(target=self._poll_sockets, name="sockets", daemon=True)
         self._thread = threading.Thread(target=self._run, name="calls", daemon=True)
         self._ended = threading.Event()
@@ -172,8 +172,8 @@ class CompletionQueueTransport(Transport):
 
     def listen(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
         """See `Transport`."""
-        own: Any = credentials and credentials._credentials  # type: ignore[attr-defined]
-        port: int = self._server.add_http2_port(address.encode(), own)
+        core_credentials: Any = credentials and credentials._credentials  # type: ignore[attr-defined]
+        port: int = self._server.add_http2_port(address.encode(), core_credentials)
         if not port:
             raise RuntimeError("the address is in use or does not belong to this machine")
         self.addresses.append(listening_address(address, port))
@@ -199,7 +199,7 @@ class CompletionQueueTransport(Transport):
             drain(self, grace, refuse)
             self._server.shutdown(self._queue, self._shut_down)
         # Where the connections could not be closed, the core cancels what is left on them.
-        if not self._ended.wait(PATIENCE_SECONDS):
+        if not self._ended.wait(CORE_TIMEOUT_SECONDS):
             self._server.cancel_all_calls()
         self._thread.join()
         self._socket_queue.shutdown()
@@ -231,24 +231,24 @@ class CompletionQueueTransport(Transport):
         except ValueError:  # the server began to stop at this moment
             pass
         call = CompletionQueueCall(event, self)
-        self._young.append(call)
+        self._new.append(call)
         call.serve()
 
     def _run(self) -> None:
         self.thread = threading.get_ident()
-        taken = 0
+        event_count = 0
         while not self._is_shut_down:
-            event = self._queue.poll(AT_ONCE if taken else time.time() + IDLE_SECONDS)
+            event = self._queue.poll(AT_ONCE if event_count else time.time() + IDLE_SECONDS)
             ready = event.completion_type != cygrpc.CompletionType.queue_timeout
             if ready:
-                taken += 1
+                event_count += 1
                 try:
                     event.tag(event)
                 except Exception:  # the failure of one call must not affect the others
                     log.exception("call failed")
             del event  # it may hold the last reference to a call, which must go before the next poll
-            if not ready or taken >= EVENTS_PER_TURN:
-                taken = int(self._work())
+            if not ready or event_count >= EVENTS_PER_TURN:
+                event_count = int(self._work())
 
     def _poll_sockets(self) -> None:
         while not self._is_shut_down:
@@ -260,17 +260,17 @@ class CompletionQueueTransport(Transport):
         try:
             if self._posted:
                 self.run_posted()
-            if now - self._looked_at >= YOUNG_SECONDS:
-                self._look_after(now)
+            if now - self._watched_at >= WATCH_AFTER_SECONDS:
+                self._watch_ends(now)
             return self._run_inline()
         except Exception:  # the thread must survive, or no later call would be answered
             log.exception("the transport's thread failed")
             return False
 
-    def _look_after(self, now: float) -> None:
+    def _watch_ends(self, now: float) -> None:
         """Watches the end of calls that are not answered soon, and ends waits that take too long."""
-        self._looked_at, older = now, self._older
-        self._older, self._young = self._young, []
+        self._watched_at, older = now, self._older
+        self._older, self._new = self._new, []
         for call in older:
             if not call.is_done:
                 call.watch_end()
@@ -279,7 +279,7 @@ class CompletionQueueTransport(Transport):
             self.sweep(now)
 
 
-def _bounded(metadata: Metadata) -> Metadata:
+def _limit_metadata(metadata: Metadata) -> Metadata:
     """The metadata of a call, or none if it is one that the core has refused because of their size.
 
     The core decodes a block of headers before it compares their size with the limit, and hands the call over

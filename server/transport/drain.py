@@ -39,7 +39,7 @@ import grpc
 
 from attention_serving.server.coroutines import Callback
 from attention_serving.server.engine.errors import ShuttingDownError
-from attention_serving.server.transport.call import PATIENCE_SECONDS, Address, Call, Transport
+from attention_serving.server.transport.call import CORE_TIMEOUT_SECONDS, Address, Call, Transport
 
 DESCRIPTORS = Path("/proc/self/fd")
 FAMILIES = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
@@ -48,8 +48,8 @@ POLL_SECONDS = 0.01
 # How long what was sent may take to reach the peers, once the last call has ended.
 FLUSH_SECONDS = 1.0
 # How long the statuses of calls that outlast the grace may take to be sent.
-LAST_SECONDS = 0.5
-OUTLASTED = "the call did not end within the grace of a server that shuts down; retry on another server"
+CANCEL_TIMEOUT_SECONDS = 0.5
+GRACE_EXPIRED = "the call did not end within the grace of a server that shuts down; retry on another server"
 
 
 def drain(transport: Transport, grace: float, refuse: Callback) -> None:
@@ -68,22 +68,22 @@ def drain(transport: Transport, grace: float, refuse: Callback) -> None:
         refused.set()
 
     transport.post(begin)
-    refused.wait(PATIENCE_SECONDS)
+    refused.wait(CORE_TIMEOUT_SECONDS)
     stop_listening(transport.addresses)
-    left = connections(transport.addresses)
+    open_connections = connections(transport.addresses)
     until = time.monotonic() + grace
     while _are_open(calls) and time.monotonic() < until:
-        _close_idle(left, calls)
+        _close_idle(open_connections, calls)
         time.sleep(POLL_SECONDS)
     for call in calls:
         code, reason = grpc.StatusCode.UNAVAILABLE, ShuttingDownError.reason
-        transport.post(partial(call.finish, code, OUTLASTED, reason=reason))
-    until = time.monotonic() + (LAST_SECONDS if calls else FLUSH_SECONDS)
-    while (_are_open(calls) or left) and time.monotonic() < until:
-        _close_idle(left, calls)
+        transport.post(partial(call.finish, code, GRACE_EXPIRED, reason=reason))
+    until = time.monotonic() + (CANCEL_TIMEOUT_SECONDS if calls else FLUSH_SECONDS)
+    while (_are_open(calls) or open_connections) and time.monotonic() < until:
+        _close_idle(open_connections, calls)
         time.sleep(POLL_SECONDS)
     # Those too that were accepted at the last moment.
-    for connection in [*left, *connections(transport.addresses)]:
+    for connection in [*open_connections, *connections(transport.addresses)]:
         connection.close()
 
 
@@ -93,13 +93,13 @@ def _are_open(calls: set[Call]) -> bool:
     return bool(calls)
 
 
-def _close_idle(left: list["Connection"], calls: set[Call]) -> None:
+def _close_idle(connections: list["Connection"], calls: set[Call]) -> None:
     """Closes the connections that have none of the calls and nothing unsent, and leaves them out."""
     busy = {_peer_address(call.peer) for call in calls}
-    for connection in tuple(left):
+    for connection in tuple(connections):
         if connection.peer not in busy and not connection.unsent_bytes:
             connection.close()
-            left.remove(connection)
+            connections.remove(connection)
 
 
 class Connection(NamedTuple):
@@ -141,21 +141,21 @@ def _peer_address(peer: str) -> Address:
 
 def connections(addresses: Collection[Address]) -> list[Connection]:
     """The established connections of this process that were made to local addresses."""
-    found = []
+    established = []
     for _, duplicate in _sockets(addresses):
         try:
-            found.append(Connection(duplicate, _address(duplicate.getpeername())))
+            established.append(Connection(duplicate, _address(duplicate.getpeername())))
         except OSError:  # not connected: it listens, or was closed
             duplicate.close()
-    return found
+    return established
 
 
 def count_connections(addresses: Collection[Address]) -> int:
     """How many there are."""
-    found = connections(addresses)
-    for connection in found:
+    established = connections(addresses)
+    for connection in established:
         connection.duplicate.close()
-    return len(found)
+    return len(established)
 
 
 def stop_listening(addresses: Collection[Address]) -> None:
@@ -180,19 +180,19 @@ def _sockets(addresses: Collection[Address]) -> Iterator[tuple[int, socket.socke
         descriptors = [int(entry.name) for entry in DESCRIPTORS.iterdir()]
     except OSError:  # not Linux, or no descriptor is free
         return
-    seen = set[int]()
+    inodes = set[int]()
     for descriptor in descriptors:
         with suppress(OSError):  # closed in the meantime
             status = os.fstat(descriptor)
-            if not stat.S_ISSOCK(status.st_mode) or status.st_ino in seen:  # it may be one of the duplicates
+            if not stat.S_ISSOCK(status.st_mode) or status.st_ino in inodes:  # it may be a duplicate
                 continue
-            seen.add(status.st_ino)
-            found = socket.socket(fileno=os.dup(descriptor))
-            is_stream = found.type == socket.SOCK_STREAM and found.family in FAMILIES
-            if is_stream and _address(found.getsockname()) in addresses:
-                yield descriptor, found
+            inodes.add(status.st_ino)
+            duplicate = socket.socket(fileno=os.dup(descriptor))
+            is_stream = duplicate.type == socket.SOCK_STREAM and duplicate.family in FAMILIES
+            if is_stream and _address(duplicate.getsockname()) in addresses:
+                yield descriptor, duplicate
             else:
-                found.close()
+                duplicate.close()
 
 
 def _address(name: Any) -> Address:

@@ -21,7 +21,7 @@ import grpc
 
 from attention_serving.server.coroutines import Callback, suspend
 from attention_serving.server.transport.call import (
-    PATIENCE_SECONDS,
+    CORE_TIMEOUT_SECONDS,
     SWEEP_SECONDS,
     Call,
     Metadata,
@@ -43,19 +43,13 @@ class ThreadedCall(Call):
     transport: "ThreadedTransport"
 
     def __init__(
-        self,
-        method: str,
-        requests: Iterator[bytes],
-        context: grpc.ServicerContext,
-        transport: "ThreadedTransport",
+        self, method: str, requests: Iterator[bytes], context: Any, transport: "ThreadedTransport"
     ) -> None:
         remaining: float | None = context.time_remaining()
         self.method = method
         self.deadline = math.inf if remaining is None else deadline_after(remaining)
         self.metadata = tuple((key, value) for key, value in context.invocation_metadata())
-        self.transport = transport
-        self._requests = requests
-        self._context = context
+        self.transport, self._requests, self._context = transport, requests, context
         # What the call's own thread is to send, each with what follows it; None before the status.
         self._outgoing: SimpleQueue[tuple[bytes, Callback] | None] = SimpleQueue()
         self._status: tuple[grpc.StatusCode, str, Metadata] | None = None
@@ -63,13 +57,11 @@ class ThreadedCall(Call):
     @property
     def peer(self) -> str:
         """See `Call`."""
-        found: str = self._context.peer()
-        return found
+        return str(self._context.peer())
 
     def authentication(self) -> Mapping[str, Sequence[bytes]]:
         """See `Call`."""
-        found: Any = self._context.auth_context()  # the stubs lack that a property has several values
-        return dict(found)
+        return dict(self._context.auth_context())
 
     def post(self, callback: Callback) -> None:
         """See `Call`."""
@@ -190,7 +182,7 @@ class ThreadedTransport(Transport, grpc.GenericRpcHandler):
             stop_listening(self.addresses)
             self.start(_refuse, bool)
         drain(self, grace, refuse)
-        self._server.stop(PATIENCE_SECONDS).wait()
+        self._server.stop(CORE_TIMEOUT_SECONDS).wait()
         self._senders.shutdown()
         self.receivers.shutdown()
         self._posted.put(None)

@@ -85,10 +85,7 @@ def is_slow(parsed: Parsed[pb.AttendRequest]) -> bool:
 
 
 def decode(
-    parsed: Parsed[pb.AttendRequest],
-    names: Mapping[str, str],
-    deadline: float,
-    allowance: Allowance,
+    parsed: Parsed[pb.AttendRequest], names: Mapping[str, str], deadline: float, allowance: Allowance
 ) -> Request:
     """Decodes a request. Its arrays share memory with the message where they can.
 
@@ -137,11 +134,7 @@ def decode(
 
 
 def elements(
-    field: str,
-    data_type: pb.DataType.ValueType,
-    data: bytes | memoryview,
-    shape: Shape,
-    allowance: Allowance,
+    field: str, data_type: pb.DataType.ValueType, data: bytes | memoryview, shape: Shape, allowance: Allowance
 ) -> Array:
     """The elements of an input in the type that models take.
 
@@ -151,9 +144,8 @@ def elements(
         OverloadedError: The memory of its copy is not available.
     """
     if data_type not in NAMES:
-        raise InvalidRequestError(
-            f"{field}.data_type", f"is {data_type}; must be one of {', '.join(DATA_TYPES)}"
-        )
+        message = f"is {data_type}; must be one of {', '.join(DATA_TYPES)}"
+        raise InvalidRequestError(f"{field}.data_type", message)
     return from_bytes(f"{field}.data", data, NAMES[data_type], shape, allowance)
 
 
@@ -186,15 +178,14 @@ class Decoder(NamedTuple):
         """Start and end of each span (n, 2)."""
         path = ("embedding", SPANS)
         lengths = self._lengths(*path)
-        bounds = {
-            noun: self.parsed.numbers(UINT32, *path, noun, is_fixed=True) for noun in ("starts", "ends")
-        }
-        for noun, numbers in bounds.items():
-            if len(numbers) != sum(lengths):
-                says = f"have {len(numbers)} {noun}; the lengths sum to {sum(lengths)}"
-                raise InvalidRequestError(SPANS, says)
+        bounds = []
+        for noun in ("starts", "ends"):
+            bounds.append(self.parsed.numbers(UINT32, *path, noun, is_fixed=True))
+            if (count := len(bounds[-1])) != sum(lengths):
+                message = f"have {count} {noun}; the lengths sum to {sum(lengths)}"
+                raise InvalidRequestError(SPANS, message)
         self.allowance.take(SPANS, 2 * sum(lengths) * INT64.itemsize)
-        arrays = [numbers.array() for numbers in bounds.values()]
+        arrays = [numbers.array() for numbers in bounds]
         return Ragged(np.stack(arrays, axis=1, dtype=INT64), lengths)
 
     def mask(self, kind: pb.AttentionMask.Kind.ValueType) -> Mask:
@@ -206,10 +197,10 @@ class Decoder(NamedTuple):
         self.allowance.check_bytes("mask.bits", (len(bits) - 1) * BITS_PER_BYTE)
         return Mask(MASK_KINDS[kind], bits)
 
-    def _integers(self, path: tuple[str, ...], lengths: tuple[int, ...], says: str) -> Ragged:
+    def _integers(self, path: tuple[str, ...], lengths: tuple[int, ...], rule: str) -> Ragged:
         numbers, field, expected = self.parsed.numbers(INT64, *path), ".".join(path), sum(lengths)
         if len(numbers) != expected:
-            raise InvalidRequestError(field, f"has {len(numbers)} {path[-1]}; {says}")
+            raise InvalidRequestError(field, f"has {len(numbers)} {path[-1]}; {rule}")
         self.allowance.take(field, expected * INT64.itemsize)
         return Ragged(numbers.array(), lengths)
 
@@ -228,8 +219,8 @@ def output_type(message: pb.AttendRequest) -> str:
     data_type = message.output_data_type
     wire = NAMES.get(data_type, "") if data_type else "FP32"
     if wire not in FLOATS:
-        known = ", ".join(FLOATS)
-        raise InvalidRequestError("output_data_type", f"is {data_type}; must be one of {known}")
+        rule = f"is {data_type}; must be one of {', '.join(FLOATS)}"
+        raise InvalidRequestError("output_data_type", rule)
     return wire
 
 
@@ -257,13 +248,13 @@ def facts(request: Request, model: LoadedModel, *, has_texts: bool = False) -> b
 
 
 def encode(
-    result: Result, known: bytes, wire: str = "FP32", *, embeds: bool = False, has_heads: bool = True
+    result: Result, prefix: bytes, wire: str = "FP32", *, embeds: bool = False, has_heads: bool = True
 ) -> list[Piece]:
     """A response, for `Reply`.
 
     Args:
         result: The outputs of each sequence.
-        known: The result of `facts`.
+        prefix: The result of `facts`.
         wire: The type of real numbers in the response.
         embeds: Whether the request asked for embeddings.
         has_heads: Whether the model has attention weights.
@@ -279,12 +270,16 @@ def encode(
     contents: list[Piece] = [head(CONTEXT_DATA, output.size(rows)), output]
     # A module may have an output of this name that is not the weights of heads.
     if weights := outputs.get(ATTENTION_WEIGHTS, ()) if has_heads else ():
-        described = response.attention_weights
-        described.data_type = DATA_TYPES[wire]
-        *layers, described.num_heads, _, _ = weights[0].shape  # those of an encoder have layers
-        described.num_layers = layers[0] if layers else 0
-        described.query_lengths.extend([array.shape[-2] for array in weights])
-        described.key_lengths.extend([array.shape[-1] for array in weights])
+        *layers, heads, _, _ = weights[0].shape  # those of an encoder have layers
+        response.attention_weights.MergeFrom(
+            pb.AttentionWeights(
+                data_type=DATA_TYPES[wire],
+                num_layers=layers[0] if layers else 0,
+                num_heads=heads,
+                query_lengths=[array.shape[-2] for array in weights],
+                key_lengths=[array.shape[-1] for array in weights],
+            )
+        )
         output = Output(ATTENTION_WEIGHTS, wire)
         contents += [head(WEIGHTS_DATA, output.size(weights)), output]
-    return [known + response.SerializeToString(), *contents]
+    return [prefix + response.SerializeToString(), *contents]

@@ -21,14 +21,7 @@ from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validated_request import ValidatedRequest
-from attention_serving.server.engine.types import (
-    CONTEXT_BYTES,
-    Array,
-    Context,
-    MaskKind,
-    Ragged,
-    Request,
-)
+from attention_serving.server.engine.types import CONTEXT_BYTES, Array, Context, MaskKind, Ragged, Request
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
@@ -62,26 +55,26 @@ class PutContext:
         model, context, tensors, request = await self._threads.run(work, call.deadline)
         if request is not None:
             result = await self._engine.run(request, reservation)
-            made = partial(tensors, result.outputs)
-            await self._threads.run(partial(self._contexts.put, model, context, made), call.deadline)
+            store = partial(self._contexts.put, model, context, partial(tensors, result.outputs))
+            await self._threads.run(store, call.deadline)
         reply: bytes = self._reply(context=describe(context, model)).SerializeToString()
         return reply
 
     def _decode(self, message: bytes, call: Call, reservation: Reservation) -> Put:
         parsed = parse(self._read, message)
-        own = parsed.message
-        model = find_model(self._engine.model, call, Right.INFER, own.model_name, own.model_version)
+        name, version = parsed.message.model_name, parsed.message.model_version
+        model = find_model(self._engine.model, call, Right.INFER, name, version)
         try:
-            return self._decoded(parsed, model, call, reservation)
+            return self._validate(parsed, model, call, reservation)
         except EngineError as error:
             self._engine.refused(model, error, reservation)
             raise
 
-    def _decoded(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> Put:
-        own, caller, parent = parsed.message, caller_of(call), None
+    def _validate(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> Put:
+        message, caller, parent = parsed.message, caller_of(call), None
         projector = model.projector
-        if isinstance(own, pb.AppendContextRequest):
-            parent = self._contexts.find(model, own.id, caller.name, "id").context
+        if isinstance(message, pb.AppendContextRequest):
+            parent = self._contexts.find(model, message.id, caller.name, "id").context
         rows, hidden = _decode_rows(parsed, Allowance(self._engine.limits, reservation))
         length = 0 if parent is None else parent.length
         positions = np.flatnonzero(~hidden) + length
@@ -99,8 +92,8 @@ class PutContext:
             + positions.nbytes,
             length=length + len(hidden),
             owner=caller.name,
-            shared=own.shared if parent is None else parent.shared and parent.owner == caller.name,
-            expires_at=time.time() + (own.ttl_seconds or DEFAULT_TTL_SECONDS),
+            shared=message.shared if parent is None else parent.shared and parent.owner == caller.name,
+            expires_at=time.time() + (message.ttl_seconds or DEFAULT_TTL_SECONDS),
         )
         stored = self._contexts.existing(model, new.id, caller.name)
         if stored is not None and stored.context is not None and stored.context.shared >= new.shared:
@@ -113,24 +106,23 @@ class PutContext:
 
 def _decode_rows(parsed: Parsed[Any], allowance: Allowance) -> tuple[dict[str, Array], Array]:
     """The rows (T, d) of each input that no mask hides; and which of the rows that were sent one hides."""
-    own, decoder = parsed.message, Decoder(parsed, allowance)
-    given = {
-        name: decoder.vectors(name, getattr(own, name)) for name in ("key", "value") if own.HasField(name)
-    }
-    if "key" not in given:
+    message, decoder = parsed.message, Decoder(parsed, allowance)
+    names = filter(message.HasField, ("key", "value"))
+    vectors = {name: decoder.vectors(name, getattr(message, name)) for name in names}
+    if "key" not in vectors:
         raise InvalidRequestError("key", "is missing; a context consists of key rows")
-    for name, ragged in given.items():
-        if len(ragged.lengths) != 1 or ragged.lengths != given["key"].lengths:
-            says = "must be one sequence" if name == "key" else "must have as many rows as key"
-            raise InvalidRequestError(name, f"has lengths {list(ragged.lengths[:9])}; {says}")
-    count = given["key"].lengths[0]
+    for name, ragged in vectors.items():
+        if len(ragged.lengths) != 1 or ragged.lengths != vectors["key"].lengths:
+            rule = "must be one sequence" if name == "key" else "must have as many rows as key"
+            raise InvalidRequestError(name, f"has lengths {list(ragged.lengths[:9])}; {rule}")
+    count = vectors["key"].lengths[0]
     hidden: Array = np.zeros(count, np.bool_)
-    if own.HasField("mask"):
-        mask = decoder.mask(own.mask.kind)
+    if message.HasField("mask"):
+        mask = decoder.mask(message.mask.kind)
         if mask.kind is not MaskKind.KEYS or not mask.holds(count):
             raise InvalidRequestError("mask", f"must be of kind keys, with a bit for each of {count} rows")
         hidden = ~mask.flags(count)
-    rows = {name: ragged.rows[~hidden] if hidden.any() else ragged.rows for name, ragged in given.items()}
+    rows = {name: ragged.rows[~hidden] if hidden.any() else ragged.rows for name, ragged in vectors.items()}
     return rows, hidden
 
 
@@ -149,8 +141,8 @@ def methods(service: ServiceDescriptor, engine: Engine, threads: CodecThreads) -
 
     def list_all(request: pb.ListContextsRequest, call: Call) -> pb.ListContextsResponse:
         model = find_model(engine.model, call, Right.INFER, request.model_name, request.model_version)
-        found = engine.contexts.contexts(model, caller_of(call).name)
-        return pb.ListContextsResponse(contexts=[describe(context, model) for context in found])
+        contexts = engine.contexts.contexts(model, caller_of(call).name)
+        return pb.ListContextsResponse(contexts=[describe(context, model) for context in contexts])
 
     put = PutContext(engine, threads, pb.PutContextRequest, pb.PutContextResponse)
     append = PutContext(engine, threads, pb.AppendContextRequest, pb.AppendContextResponse)

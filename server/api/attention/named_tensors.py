@@ -18,7 +18,7 @@ from attention_serving.server.engine.types import Array, Ragged, Request, Result
 OUTPUTS = (pb.AttendResponse.OUTPUTS_FIELD_NUMBER,)
 DATA = (pb.NamedTensors.DATA_FIELD_NUMBER,)
 BESIDE_INPUTS = frozenset(
-    {"model_name", "model_version", "output_data_type", "inputs", "output_names", "context_id"}
+    {"id", "model_name", "model_version", "output_data_type", "inputs", "output_names", "context_id"}
 )
 # No tensor of a model has more axes.
 MAX_AXES = 32
@@ -38,7 +38,7 @@ def decode(
         LimitExceededError: The message contains too much.
         OverloadedError: The memory for its numbers is not available.
     """
-    message, found, mask, has_batch = parsed.message, dict[str, Ragged](), dict[str, _Sent](), True
+    message, rows, mask, has_batch = parsed.message, dict[str, Ragged](), dict[str, _Sent](), True
     _check_alone(parsed)
     names = _output_names(message, model)
     for index, sent in enumerate(message.inputs):
@@ -46,22 +46,22 @@ def decode(
         is_mask = name == ATTENTION_MASK and name not in model.inputs_by_name
         is_mask = is_mask and GraphKind.MASK in model.manifest.graphs
         rank = 0 if is_mask else len(model.input(name).axes) - 1
-        inputs.check_once(name, {**found, **mask})
+        inputs.check_once(name, {**rows, **mask})
         shapes, array = _tensors(sent, index, parsed, allowance)
         if is_mask:
             mask[name] = shapes, array
             continue
         has_batch &= len(shapes[0]) == rank + 1
-        found[name] = inputs.ragged(name, shapes, array, rank, allowance.limits)
+        rows[name] = inputs.ragged(name, shapes, array, rank, allowance.limits)
     request = Request(
-        inputs=found,
-        mask=inputs.mask(*mask[ATTENTION_MASK], model, found, has_batch=has_batch) if mask else None,
+        inputs=rows,
+        mask=inputs.mask(*mask[ATTENTION_MASK], model, rows, has_batch=has_batch) if mask else None,
         return_weights=ATTENTION_WEIGHTS in names and ATTENTION_WEIGHTS not in model.default_outputs,
         return_tokens=CONTEXT_VECTORS in names,
         deadline=deadline,
     )
-    known = facts(request, model)
-    return request, Reply(lambda result: [known, *_pieces(result, names, wire, has_batch=has_batch)])
+    prefix = facts(request, model)
+    return request, Reply(lambda result: [prefix, *_pieces(result, names, wire, has_batch=has_batch)])
 
 
 # The shape of each tensor of an input, and the elements of all of them.
@@ -70,19 +70,17 @@ _Sent = tuple[list[Shape], Array]
 
 def _check_alone(parsed: Parsed[pb.AttendRequest]) -> None:
     """The inputs are named, or they are in the other fields."""
-    found = {field.name for field, _ in parsed.message.ListFields()} | {
-        str(path[0]) for path in parsed.places
-    }
-    if others := sorted(found - BESIDE_INPUTS - {"id"}):
-        raise InvalidRequestError(others[0], "cannot be combined with inputs, which name every input")
+    fields = {field.name for field, _ in parsed.message.ListFields()} | {path[0] for path in parsed.places}
+    for name in sorted(map(str, fields - BESIDE_INPUTS)):
+        raise InvalidRequestError(name, "cannot be combined with inputs, which name every input")
 
 
 def _output_names(message: pb.AttendRequest, model: LoadedModel) -> Sequence[str]:
     names = list(message.output_names)
     for at, name in enumerate(names):
         if name not in model.outputs:
-            known = ", ".join(model.outputs)
-            raise InvalidRequestError("output_names", f"has {name!r}; must be one of {known}")
+            outputs = ", ".join(model.outputs)
+            raise InvalidRequestError("output_names", f"has {name!r}; must be one of {outputs}")
         if name in names[:at]:
             raise InvalidRequestError("output_names", f"has {name!r} twice; each must be requested once")
     return names or model.default_outputs
@@ -98,11 +96,10 @@ def _tensors(
     allowance.limits.check_sequences(name, count)
     packed = parsed.numbers(UINT32, "inputs", index, "shapes")
     size = len(packed)
-    rank, left = divmod(size, count)
-    if left or rank > MAX_AXES:
-        raise InvalidRequestError(
-            name, f"has {size} sizes for {count} tensors; each has as many, {MAX_AXES} at most"
-        )
+    rank, remainder = divmod(size, count)
+    if remainder or rank > MAX_AXES:
+        message = f"has {size} sizes for {count} tensors; each has as many, {MAX_AXES} at most"
+        raise InvalidRequestError(name, message)
     sizes = packed.array().tolist()
     if 0 in sizes:
         raise InvalidRequestError(name, f"tensor {sizes.index(0) // rank} has an axis without elements")

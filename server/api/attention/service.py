@@ -1,12 +1,12 @@
 """The methods of attention.v1, and how models are described in it."""
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+from google.protobuf.message import Message
 
-from attention_serving.artifact.encoder import ClassifierFacts, EncoderFacts
-from attention_serving.artifact.manifest import Cost, GraphKind, TensorSpec
+from attention_serving.artifact.manifest import GraphKind, TensorSpec
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention import codec, contexts, named_tensors
 from attention_serving.server.api.attention.codec import DATA_TYPES
@@ -25,6 +25,7 @@ from attention_serving.server.engine.types import Request, Result
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
+M = TypeVar("M", bound=Message)
 SERVICE = pb.DESCRIPTOR.services_by_name["AttentionService"]
 # A response contains the id of its request.
 MAX_ID_BYTES = 1024
@@ -49,9 +50,9 @@ class Attend(Inference):
             raise InvalidRequestError("embedding", f"model {model.name!r} is not a text encoder")
         request = codec.decode(parsed, codec.input_names(model), deadline, allowance)
         request = encode_texts(request, model, allowance.limits, allowance.reservation)
-        known = codec.facts(request, model, has_texts=has_texts)
+        prefix = codec.facts(request, model, has_texts=has_texts)
         has_heads = bool(model.manifest.num_heads)
-        encode = partial(codec.encode, known=known, wire=wire, embeds=embeds, has_heads=has_heads)
+        encode = partial(codec.encode, prefix=prefix, wire=wire, embeds=embeds, has_heads=has_heads)
         return request, Reply(encode)
 
 
@@ -74,10 +75,8 @@ class AttendStream(Attend):
         return leading_text(message, pb.AttendStreamRequest.ID_FIELD_NUMBER)
 
     def _failed(self, request_id: str, error: Exception) -> bytes:
-        shown = engine_error_of(error)
-        stream_error = pb.StreamError(
-            code=code_of(shown).value[0], reason=shown.reason, message=shown.message, field=shown.field
-        )
+        failure = engine_error_of(error)
+        stream_error = _copy(failure, pb.StreamError, code=code_of(failure).value[0])
         return pb.AttendStreamResponse(id=request_id[:MAX_ID_BYTES], error=stream_error).SerializeToString()
 
 
@@ -112,14 +111,20 @@ def describe(model: Model) -> pb.Model:
         return pb.Model(
             name=model.name, version=model.version, state=pb.Model.STATE_FAILED, state_reason=model.reason
         )
-    manifest = model.manifest
+    manifest, encoder, classifier = model.manifest, model.encoder, model.classifier
+    inputs = [_tensor(spec, model, optional=spec.name in model.optional_inputs) for spec in model.inputs]
+    if GraphKind.MASK in manifest.graphs:
+        inputs.append(_tensor(manifest.graphs[GraphKind.MASK].inputs[-1], model, optional=True))
     return pb.Model(
         name=model.name,
         version=model.version,
         state=pb.Model.STATE_READY,
         description=manifest.description,
-        inputs=_inputs(model),
-        outputs=_outputs(model),
+        inputs=inputs,
+        outputs=[
+            _tensor(spec, model, optional=name not in model.default_outputs)
+            for name, spec in model.outputs.items()
+        ],
         num_heads=manifest.num_heads or None,
         causal=manifest.causal,
         accepts_text=model.text_encoder is not None,
@@ -129,55 +134,20 @@ def describe(model: Model) -> pb.Model:
             measured_max_abs_error=model.measured_error,
         ),
         parameters=manifest.parameters,
-        cost=_cost(manifest.cost),
+        # The manifest has zeros if the operations are unknown.
+        cost=_copy(manifest.cost, pb.Cost) if any(manifest.cost.model_dump().values()) else None,
         provider=model.provider,
         digest=model.digest,
-        text_encoder=None if model.encoder is None else _encoder(model.encoder),
-        text_classifier=None if model.classifier is None else _classifier(model.classifier),
-        attention_patterns=[
-            pb.AttentionPattern(causal=pattern.causal, window=pattern.window)
-            for pattern in manifest.attention_patterns
-        ],
+        text_encoder=None if encoder is None else _copy(encoder, pb.TextEncoder, num_layers=encoder.layers),
+        text_classifier=None if classifier is None else _copy(classifier, pb.TextClassifier),
+        attention_patterns=[_copy(pattern, pb.AttentionPattern) for pattern in manifest.attention_patterns],
     )
 
 
-def _encoder(encoder: EncoderFacts) -> pb.TextEncoder:
-    return pb.TextEncoder(
-        num_layers=encoder.layers,
-        embedding_width=encoder.embedding_width,
-        normalised=encoder.normalised,
-        dimensions=encoder.dimensions,
-        prompts=list(encoder.prompts),
-        default_prompt=encoder.default_prompt,
-        truncates=encoder.truncates,
-    )
-
-
-def _classifier(classifier: ClassifierFacts) -> pb.TextClassifier:
-    return pb.TextClassifier(
-        family=classifier.family,
-        labels=classifier.labels,
-        activation=classifier.activation,
-        truncates=classifier.truncates,
-    )
-
-
-def _cost(cost: Cost) -> pb.Cost | None:
-    """None if the operations are unknown: the manifest then has only zeros."""
-    known = cost.model_dump()
-    return pb.Cost(**known) if any(known.values()) else None
-
-
-def _inputs(model: LoadedModel) -> list[pb.Tensor]:
-    specs = [(spec, spec.name in model.optional_inputs) for spec in model.inputs]
-    if GraphKind.MASK in model.manifest.graphs:
-        specs.append((model.manifest.graphs[GraphKind.MASK].inputs[-1], True))
-    return [_tensor(spec, model, optional=optional) for spec, optional in specs]
-
-
-def _outputs(model: LoadedModel) -> list[pb.Tensor]:
-    always = model.default_outputs
-    return [_tensor(spec, model, optional=name not in always) for name, spec in model.outputs.items()]
+def _copy(facts: object, kind: type[M], **fields: object) -> M:
+    """A message with the attributes of an object in the fields of the same names, and some fields beside."""
+    names = kind.DESCRIPTOR.fields_by_name.keys() - fields.keys()
+    return kind(**fields, **{name: getattr(facts, name) for name in names})
 
 
 def _tensor(spec: TensorSpec, model: LoadedModel, *, optional: bool) -> pb.Tensor:

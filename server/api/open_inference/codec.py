@@ -12,11 +12,7 @@ from itertools import islice
 import numpy as np
 
 from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS
-from attention_serving.artifact.manifest import (
-    ATTENTION_MASK,
-    BATCH_AXIS,
-    GraphKind,
-)
+from attention_serving.artifact.manifest import ATTENTION_MASK, BATCH_AXIS, GraphKind
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api import inputs
 from attention_serving.server.api.open_inference import parameters, response, tensors
@@ -35,7 +31,7 @@ TEXT_PAIR = "text_pair"
 # Inputs that a request may have beside those of its model.
 OTHER_INPUTS = (TEXT, TEXT_PAIR, ATTENTION_MASK)
 # The length of each sequence without its padding, by symbolic axis.
-Cuts = Mapping[str, tuple[int, ...]]
+Lengths = Mapping[str, tuple[int, ...]]
 # Marks, in a stream, the response that is the only one to its request, if the client wants to know.
 FINAL = pb.ModelInferResponse(
     parameters={"triton_final_response": pb.InferParameter(bool_param=True)}
@@ -46,7 +42,7 @@ def is_slow(parsed: Parsed[pb.ModelInferRequest]) -> bool:
     """Whether a request takes long to decode even if it is not large: much text, or many texts."""
     is_long = len(parsed.data) > LITTLE_TEXT_BYTES
     texts = [tensor for tensor in parsed.message.inputs if tensor.datatype == tensors.BYTES]
-    return any(is_long or math.prod(islice(own.shape, tensors.MAX_AXES)) > FEW_TEXTS for own in texts)
+    return any(is_long or math.prod(islice(text.shape, tensors.MAX_AXES)) > FEW_TEXTS for text in texts)
 
 
 def decode(
@@ -75,54 +71,52 @@ def decode(
         RegionNotFoundError: A tensor is in shared memory that is not registered.
         UnsupportedError: A tensor is in shared memory, which is switched off.
     """
-    message, given = parsed.message, parameters.read(parsed.message.parameters)
-    for name in parameters.SEQUENCE:
-        if given.get(name):
-            says = "is not supported by this server: its models keep no state"
-            raise InvalidRequestError(f"parameters[{name}]", says)
-    requested = response.requested(message, model)
+    message, options = parsed.message, parameters.read(parsed.message.parameters)
+    for name in filter(options.get, parameters.SEQUENCE):
+        no_state = "is not supported by this server: its models keep no state"
+        raise InvalidRequestError(f"parameters[{name}]", no_state)
+    requested = response.output_names(message, model)
     names = (*OTHER_INPUTS, *model.axes_of_lengths)
-    if len(message.inputs) > (most := len(model.inputs) + len(names)):
-        says = f"has {len(message.inputs)} entries; the model takes {most} at most"
-        raise InvalidRequestError("inputs", says)
+    if (count := len(message.inputs)) > (most := len(model.inputs) + len(names)):
+        raise InvalidRequestError("inputs", f"has {count} entries; the model takes {most} at most")
     arrays = tensors.decode_tensors(parsed, allowance, memory)
-    beside = {name: arrays.pop(name) for name in names if name in arrays}
-    texts, pairs = beside.pop(TEXT, None), beside.pop(TEXT_PAIR, None)
-    if texts is not None and beside:
-        raise InvalidRequestError(next(iter(beside)), "cannot be combined with text; send token ids instead")
-    sizes, mask = _sizes(arrays, model), beside.pop(ATTENTION_MASK, None)
-    cuts = _cuts(beside, sizes, model)
-    whole, cut = dict[str, Ragged](), dict[str, Ragged]()
+    extras = {name: arrays.pop(name) for name in names if name in arrays}
+    texts, pairs = extras.pop(TEXT, None), extras.pop(TEXT_PAIR, None)
+    if texts is not None and extras:
+        raise InvalidRequestError(next(iter(extras)), "cannot be combined with text; send token ids instead")
+    sizes, mask = _sizes(arrays, model), extras.pop(ATTENTION_MASK, None)
+    lengths = _lengths(extras, sizes, model)
+    padded, unpadded = dict[str, Ragged](), dict[str, Ragged]()
     for spec in model.inputs:
         name, array = spec.name, arrays.get(spec.name)
         if array is not None:
-            whole[name] = inputs.ragged(name, [array.shape], array, array.ndim - 1, allowance.limits)
-            cut[name] = _cut(whole[name], cuts.get(str(spec.axes[1])))
-    dimensions = parameters.typed(given, parameters.DIMENSIONS, int, "a positive integer")
+            padded[name] = inputs.ragged(name, [array.shape], array, array.ndim - 1, allowance.limits)
+            unpadded[name] = _unpad(padded[name], lengths.get(str(spec.axes[1])))
+    dimensions = parameters.typed(options, parameters.DIMENSIONS, int, "a positive integer")
     if dimensions is not None:
         check_dimensions(dimensions, model)
-    says = "an integer: microseconds, or 0 for no timeout"
-    microseconds = parameters.typed(given, parameters.TIMEOUT, int, says) or 0
+    kind = "an integer: microseconds, or 0 for no timeout"
+    microseconds = parameters.typed(options, parameters.TIMEOUT, int, kind) or 0
     request = Request(
-        inputs=cut,
+        inputs=unpadded,
         texts=() if texts is None else tensors.decode_texts(TEXT, texts),
         pairs=() if pairs is None else tensors.decode_texts(TEXT_PAIR, pairs),
-        mask=None if mask is None else _mask(mask, model, whole, cuts),
+        mask=None if mask is None else _mask(mask, model, padded, lengths),
         return_weights=ATTENTION_WEIGHTS in requested and ATTENTION_WEIGHTS not in model.default_outputs,
         return_tokens=CONTEXT_VECTORS in requested,
         dimensions=dimensions or 0,
-        prompt=parameters.typed(given, "prompt", str, "a string"),
-        truncate=parameters.typed(given, "truncate", bool, "a boolean"),
+        prompt=parameters.typed(options, "prompt", str, "a string"),
+        truncate=parameters.typed(options, "truncate", bool, "a boolean"),
         deadline=min(deadline, deadline_after(microseconds / 1e6)) if microseconds > 0 else deadline,
     )
     request = encode_texts(request, model, allowance.limits, allowance.reservation)
     outputs = response.plan(requested, parsed, request, model, sizes, allowance, memory)
-    known = response.known(request, model)
-    if in_stream and given.get(parameters.WANTS_FINAL) is True:
-        known += FINAL
+    prefix = response.prefix(request, model)
+    if in_stream and options.get(parameters.WANTS_FINAL) is True:
+        prefix += FINAL
     # A timeout counts from the arrival of its request, and regions can be replaced.
-    is_kept = parameters.TIMEOUT not in given and not any(own.where for own in outputs)
-    return request, Reply(partial(response.encode, known=known, outputs=outputs), is_kept=is_kept)
+    is_kept = parameters.TIMEOUT not in options and not any(output.where for output in outputs)
+    return request, Reply(partial(response.encode, prefix=prefix, outputs=outputs), is_kept=is_kept)
 
 
 def _sizes(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, int]:
@@ -136,46 +130,45 @@ def _sizes(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, int]:
             raise InvalidRequestError(name, f"has {array.ndim} axes; the model takes {len(spec.axes)}")
         for axis, size in zip(spec.axes, array.shape, strict=True):
             if isinstance(axis, str) and sizes.setdefault(axis, size) != size:
-                raise InvalidRequestError(
-                    name, f"has {axis} {size}; it must be {sizes[axis]}, as in another input"
-                )
+                message = f"has {axis} {size}; it must be {sizes[axis]}, as in another input"
+                raise InvalidRequestError(name, message)
     return sizes
 
 
-def _cuts(given: Mapping[str, Array], sizes: Mapping[str, int], model: LoadedModel) -> Cuts:
+def _lengths(extras: Mapping[str, Array], sizes: Mapping[str, int], model: LoadedModel) -> Lengths:
     """Checks the lengths of axes, such as `key_lengths`, each B lengths."""
-    axes = model.axes_of_lengths
-    batch, cuts = sizes.get(BATCH_AXIS, 0), {}
-    for name, lengths in given.items():
-        longest = sizes.get(axes[name], 0)
-        if lengths.dtype.kind not in "iu" or lengths.shape != (batch,) or batch == 0:
+    batch, lengths = sizes.get(BATCH_AXIS, 0), {}
+    for name, array in extras.items():
+        axis = model.axes_of_lengths[name]
+        longest = sizes.get(axis, 0)
+        if array.dtype.kind not in "iu" or array.shape != (batch,) or batch == 0:
             raise InvalidRequestError(name, f"must be integers, one for each of {batch} sequences")
-        if not 1 <= lengths.min() <= lengths.max() <= longest:
+        if not 1 <= array.min() <= array.max() <= longest:
             raise InvalidRequestError(name, f"must lie in 1..{longest}")
-        cuts[axes[name]] = tuple(lengths.tolist())
-    return cuts
+        lengths[axis] = tuple(array.tolist())
+    return lengths
 
 
-def _cut(whole: Ragged, lengths: tuple[int, ...] | None) -> Ragged:
+def _unpad(padded: Ragged, lengths: tuple[int, ...] | None) -> Ragged:
     """Sequences of one length without their padding."""
     if lengths is None:
-        return whole
-    ends = zip(range(0, len(whole.rows), whole.lengths[0]), lengths, strict=True)
-    return Ragged(np.concatenate([whole.rows[start : start + length] for start, length in ends]), lengths)
+        return padded
+    ends = zip(range(0, len(padded.rows), padded.lengths[0]), lengths, strict=True)
+    return Ragged(np.concatenate([padded.rows[start : start + length] for start, length in ends]), lengths)
 
 
-def _mask(array: Array, model: LoadedModel, whole: Mapping[str, Ragged], cuts: Cuts) -> Mask | None:
+def _mask(array: Array, model: LoadedModel, padded: Mapping[str, Ragged], lengths: Lengths) -> Mask | None:
     """The flags of (B, Tk), (B, Tq, Tk) or (B, 1 or H, Tq, Tk) without padding."""
     masked = model.manifest.graphs.get(GraphKind.MASK)
     if masked is None:
         raise InvalidRequestError(ATTENTION_MASK, f"model {model.name!r} does not take a mask")
-    found = inputs.mask([array.shape], array, model, whole, has_batch=True)
-    if found is None or not cuts:
-        return found
-    all_of_them = (None,) * len(array)
-    query, key = (cuts.get(str(axis), all_of_them) for axis in masked.inputs[-1].axes[-2:])
+    mask = inputs.mask([array.shape], array, model, padded, has_batch=True)
+    if mask is None or not lengths:
+        return mask
+    all_rows = (None,) * len(array)
+    query, key = (lengths.get(str(axis), all_rows) for axis in masked.inputs[-1].axes[-2:])
     parts = [
-        (part[:end] if found.kind is MaskKind.KEYS else part[..., :last, :end]).ravel()
+        (part[:end] if mask.kind is MaskKind.KEYS else part[..., :last, :end]).ravel()
         for part, last, end in zip(array, query, key, strict=True)
     ]
-    return Mask(found.kind, np.concatenate(parts))
+    return Mask(mask.kind, np.concatenate(parts))

@@ -5,9 +5,8 @@ clients encode or trace, have no effect.
 """
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.shared_memory import SharedMemory, Slice
 from attention_serving.server.api.tensors import FLOATS
 from attention_serving.server.engine.errors import InvalidRequestError
@@ -28,20 +27,17 @@ DIMENSIONS = "dimensions"
 # A parameter of this server, of metadata and responses: the digest of the model.
 MODEL_DIGEST = "model_digest"
 # Where a tensor is in shared memory.
-REGION, REGION_OFFSET, REGION_SIZE = (
-    "shared_memory_region",
-    "shared_memory_offset",
-    "shared_memory_byte_size",
-)
+REGION, REGION_OFFSET = "shared_memory_region", "shared_memory_offset"
+REGION_SIZE = "shared_memory_byte_size"
 
 
-def read(parameters: Mapping[str, pb.InferParameter]) -> Parameters:
-    """The values of parameters."""
+def read(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a map to messages with the oneof `parameter_choice`; None for those without one."""
     choices = {name: parameter.WhichOneof("parameter_choice") for name, parameter in parameters.items()}
     return {name: choice and getattr(parameters[name], choice) for name, choice in choices.items()}
 
 
-def place(field: str, given: Parameters, memory: SharedMemory) -> Slice | None:
+def place(field: str, parameters: Parameters, memory: SharedMemory) -> Slice | None:
     """Where a tensor's parameters say that it is in shared memory; None if they do not.
 
     Raises:
@@ -49,38 +45,38 @@ def place(field: str, given: Parameters, memory: SharedMemory) -> Slice | None:
         RegionNotFoundError: The region is not registered.
         UnsupportedError: Shared memory is switched off.
     """
-    region = typed(given, REGION, str, "the name of a region", field)
+    region = typed(parameters, REGION, str, "the name of a region", field)
     if region is None:
         return None
-    offset = typed(given, REGION_OFFSET, int, "a number of bytes", field) or 0
-    size = typed(given, REGION_SIZE, int, "a number of bytes", field) or 0
+    offset = typed(parameters, REGION_OFFSET, int, "a number of bytes", field) or 0
+    size = typed(parameters, REGION_SIZE, int, "a number of bytes", field) or 0
     return memory.slice(field, region, offset, size)
 
 
-def output_type(field: str, given: Parameters) -> str:
+def output_type(field: str, parameters: Parameters) -> str:
     """Checks the parameters of a requested output; the type of `datatype`, FP32 if it has none.
 
     Raises:
         InvalidRequestError: The output is to be classified, or the type is not one of real numbers.
     """
-    if given.get(CLASSIFICATION):
-        says = "is not supported by this server; request the output without it"
-        raise InvalidRequestError(f"{field}.parameters[{CLASSIFICATION}]", says)
-    wire = str(given.get(DATATYPE, "FP32"))
+    if parameters.get(CLASSIFICATION):
+        message = "is not supported by this server; request the output without it"
+        raise InvalidRequestError(f"{field}.parameters[{CLASSIFICATION}]", message)
+    wire = str(parameters.get(DATATYPE, "FP32"))
     if wire not in FLOATS:
         raise InvalidRequestError(f"{field}.parameters[{DATATYPE}]", f"must be one of {', '.join(FLOATS)}")
     return wire
 
 
-def typed(given: Parameters, name: str, kind: type[T], words: str, tensor: str = "") -> T | None:
+def typed(parameters: Parameters, name: str, kind: type[T], words: str, tensor: str = "") -> T | None:
     """The value of a parameter of a type; None if the request, or the tensor, does not have it.
 
     Raises:
         InvalidRequestError: It has another type than that which `words` name.
     """
-    if name not in given:
+    if name not in parameters:
         return None
-    value = given[name]
+    value = parameters[name]
     if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
         field = f"{tensor}.parameters[{name}]" if tensor else name
         raise InvalidRequestError(field, f"must be {words}")

@@ -65,7 +65,7 @@ class Planned(NamedTuple):
     where: Slice | None
 
 
-def requested(message: pb.ModelInferRequest, model: LoadedModel) -> Sequence[str]:
+def output_names(message: pb.ModelInferRequest, model: LoadedModel) -> Sequence[str]:
     """The names of the requested outputs, in their order.
 
     Raises:
@@ -74,19 +74,18 @@ def requested(message: pb.ModelInferRequest, model: LoadedModel) -> Sequence[str
     names = default_outputs(model)
     if not message.outputs:
         return names
-    known = list(dict.fromkeys((*names, *model.outputs, *([TOKENS] if model.text_encoder else []))))
-    found: list[str] = []
-    for output in message.outputs:
-        name, field = output.name, f"outputs[{output.name}]"
-        if name not in known:
-            says = f"is unknown; must be one of {', '.join(known)}"
+    outputs = list(dict.fromkeys((*names, *model.outputs, *([TOKENS] if model.text_encoder else []))))
+    requested = [output.name for output in message.outputs]
+    for index, name in enumerate(requested):
+        if name not in outputs:
+            problem = "is unknown; must be one of"
             if name == EMBEDDING and model.encoder is None:
-                says = f"model {model.name!r} is not a text encoder; its outputs are {', '.join(known)}"
-            raise InvalidRequestError(field, says)
-        if name in found:
-            raise InvalidRequestError(field, "is requested twice; each output must be requested once")
-        found.append(name)
-    return found
+                problem = f"model {model.name!r} is not a text encoder; its outputs are"
+            raise InvalidRequestError(f"outputs[{name}]", f"{problem} {', '.join(outputs)}")
+        if name in requested[:index]:
+            twice = "is requested twice; each output must be requested once"
+            raise InvalidRequestError(f"outputs[{name}]", twice)
+    return requested
 
 
 def plan(
@@ -101,7 +100,7 @@ def plan(
     """What is known of the outputs of a response, whose size is checked before the request is queued.
 
     Args:
-        requested: The result of `requested`.
+        requested: The result of `output_names`.
         parsed: The request as it was received, with the parameters of its outputs.
         request: The decoded request, without texts. It may still be found invalid.
         model: The model.
@@ -123,17 +122,17 @@ def plan(
         if spec.name in request.inputs
     }
     batch = max(map(len, lengths.values()), default=0)
-    longest = {axis: max(own, default=0) for axis, own in lengths.items()}
+    longest = {axis: max(ends, default=0) for axis, ends in lengths.items()}
     padded = {**longest, **sizes, BATCH_AXIS: batch}
     outputs, size = list[Planned](), 0
-    given = {output.name: parameters.read(output.parameters) for output in parsed.message.outputs}
+    sent_parameters = {output.name: parameters.read(output.parameters) for output in parsed.message.outputs}
     for name in requested:
-        field, own_parameters = f"outputs[{name}]", given.get(name, {})
-        wire = parameters.output_type(field, own_parameters)
-        where, content = parameters.place(field, own_parameters, memory), None
+        field, output_parameters = f"outputs[{name}]", sent_parameters.get(name, {})
+        wire = parameters.output_type(field, output_parameters)
+        where, content = parameters.place(field, output_parameters, memory), None
         if name == TOKENS and name not in model.outputs:
             shape, tokens = token_texts(request, model, sizes.get(str(model.inputs[0].axes[1]), 0), allowance)
-            content, sent, own_bytes = (BYTES, tokens), len(tokens), 0  # they have a limit of their own
+            content, sent, result_bytes = (BYTES, tokens), len(tokens), 0  # they have a separate limit
         else:
             spec = model.outputs.get(name, LENGTHS_SPEC)
             shape = tuple([padded.get(axis, 0) if isinstance(axis, str) else axis for axis in spec.axes])
@@ -141,27 +140,27 @@ def plan(
                 shape = (batch, request.dimensions)
             dtype, count = np.dtype(spec.data_type), math.prod(shape)
             if spec is LENGTHS_SPEC:
-                own = next(iter(request.inputs.values())).lengths if request.inputs else ()
-                content = DATATYPES[dtype], np.array(own, dtype).tobytes()
-            own_bytes = count * dtype.itemsize
-            sent = count * FLOATS[wire].itemsize if dtype == FLOAT32 else own_bytes
+                rows = next(iter(request.inputs.values())).lengths if request.inputs else ()
+                content = DATATYPES[dtype], np.array(rows, dtype).tobytes()
+            result_bytes = count * dtype.itemsize
+            sent = count * FLOATS[wire].itemsize if dtype == FLOAT32 else result_bytes
         if where is not None:
-            where = where.shortened(sent)
-        size += own_bytes
+            where = where.shorten(sent)
+        size += result_bytes
         outputs.append(Planned(name, wire, shape, content, where))
     with_id = size + len(parsed.id.encode())
     if with_id > (most := allowance.limits.max_result_bytes):
         field = f"outputs[{ATTENTION_WEIGHTS}]" if request.return_weights else parsed.message.inputs[0].name
-        says = f"the response would have {with_id} bytes with padding; the limit is {most}"
-        raise LimitExceededError(field, says)
-    if any(min(own, default=0) < padded[axis] for axis, own in lengths.items()):
+        message = f"the response would have {with_id} bytes with padding; the limit is {most}"
+        raise LimitExceededError(field, message)
+    if any(min(ends, default=0) < padded[axis] for axis, ends in lengths.items()):
         # The outputs are copied to rectangles, which are then copied to the response.
         allowance.reservation.add(2 * size)
     return outputs
 
 
-def known(request: Request, model: LoadedModel) -> bytes:
-    """What is known of the response to a request before the run, beside its outputs: a ModelInferResponse."""
+def prefix(request: Request, model: LoadedModel) -> bytes:
+    """The part of a response that does not depend on the run, a serialized ModelInferResponse."""
     response = pb.ModelInferResponse(model_name=model.name, model_version=model.version)
     response.parameters[parameters.MODEL_DIGEST].string_param = model.digest
     if request.truncated:
@@ -199,18 +198,18 @@ def token_texts(
         raise LimitExceededError(f"outputs[{TOKENS}]", f"would have {size} bytes; the limit is {most}")
     allowance.reservation.add(size)
     parts, tokens = [], iter(indices.tolist())
-    for own in ids.lengths:
-        parts += [elements[index] for index in islice(tokens, own)]
-        parts.append(EMPTY * (length - own))
+    for count in ids.lengths:
+        parts += [elements[index] for index in islice(tokens, count)]
+        parts.append(EMPTY * (length - count))
     return (len(ids.lengths), length), b"".join(parts)
 
 
-def encode(result: Result, known: bytes, outputs: Sequence[Planned]) -> list[Piece]:
+def encode(result: Result, prefix: bytes, outputs: Sequence[Planned]) -> list[Piece]:
     """A response without its id, with one raw entry for each requested output.
 
     Args:
         result: The outputs of each sequence.
-        known: The result of `known`.
+        prefix: The result of `prefix`.
         outputs: The result of `plan`.
 
     Raises:
@@ -218,21 +217,21 @@ def encode(result: Result, known: bytes, outputs: Sequence[Planned]) -> list[Pie
     """
     response, raw = pb.ModelInferResponse(), list[Piece]()
     for name, wire, shape, content, where in outputs:
-        described = response.outputs.add(name=name, shape=shape)
-        own: Piece
+        tensor = response.outputs.add(name=name, shape=shape)
+        piece: Piece
         if content is not None:
-            described.datatype, own = content
-            size = len(own)
+            tensor.datatype, piece = content
+            size = len(piece)
         else:
             arrays = result.outputs[name]
             is_padded = any(array.shape != shape[1:] for array in arrays)
-            own = Output(name, wire, shape[1:] if is_padded else None)
-            described.datatype, size = datatype_of(arrays[0], wire), own.size(arrays)
+            piece = Output(name, wire, shape[1:] if is_padded else None)
+            tensor.datatype, size = datatype_of(arrays[0], wire), piece.size(arrays)
         if where is not None:
-            where.write([own] if isinstance(own, bytes) else own.parts(arrays))
-            described.parameters[parameters.REGION].string_param = where.region.name
-            described.parameters[parameters.REGION_OFFSET].int64_param = where.offset
-            described.parameters[parameters.REGION_SIZE].int64_param = where.size
-            own, size = b"", 0
-        raw += [head(RAW_OUTPUT_CONTENTS, size), own]
-    return [known + response.SerializeToString(), *raw]
+            where.write([piece] if isinstance(piece, bytes) else piece.parts(arrays))
+            tensor.parameters[parameters.REGION].string_param = where.region.name
+            tensor.parameters[parameters.REGION_OFFSET].int64_param = where.offset
+            tensor.parameters[parameters.REGION_SIZE].int64_param = where.size
+            piece, size = b"", 0
+        raw += [head(RAW_OUTPUT_CONTENTS, size), piece]
+    return [prefix + response.SerializeToString(), *raw]

@@ -36,6 +36,8 @@ RESPONSE = (pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER,)
 PLATFORM = "onnxruntime_onnx"
 BACKEND = "onnxruntime"
 UNLOAD_DEPENDENTS = "unload_dependents"
+CONFIGURED = "is not supported: an artifact states its own configuration"
+FIXED = "cannot be changed while the server runs"
 # The parts of a run in the statistics of a model.
 PARTS = {"compute_input": "prepare", "compute_infer": "compute", "compute_output": "split"}
 TensorMetadata = pb.ModelMetadataResponse.TensorMetadata
@@ -57,8 +59,8 @@ class ModelInfer(Inference):
         self._memory = memory
 
     def _context_id(self, parsed: Parsed[Any]) -> str:
-        given = parameters.read(parsed.message.parameters)
-        return parameters.typed(given, CONTEXT_ID, str, "the id of a stored context") or ""
+        options = parameters.read(parsed.message.parameters)
+        return parameters.typed(options, CONTEXT_ID, str, "the id of a stored context") or ""
 
     def _decode(
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
@@ -84,20 +86,13 @@ class Handlers:
     """Everything but inference: they describe the server and its models, and change both."""
 
     def __init__(
-        self,
-        engine: Engine,
-        is_serving: Callable[[], bool],
-        control: ModelControl,
-        memory: SharedMemory,
+        self, engine: Engine, is_serving: Callable[[], bool], control: ModelControl, memory: SharedMemory
     ) -> None:
         """Creates the handlers; the arguments are those of `methods`."""
         self._engine, self._is_serving = engine, is_serving
         self._control, self._memory = control, memory
-        self._extensions = list(EXTENSIONS)
-        if control.is_explicit:
-            self._extensions.append("model_repository")
-        if memory.is_on:
-            self._extensions.append("system_shared_memory")
+        self._extensions = [*EXTENSIONS, *(["model_repository"] if control.is_explicit else [])]
+        self._extensions += ["system_shared_memory"] if memory.is_on else []
 
     def live(self, request: pb.ServerLiveRequest, call: Call) -> pb.ServerLiveResponse:
         """Replies true: a server that replies is live."""
@@ -126,7 +121,7 @@ class Handlers:
         Raises:
             InvalidRequestError: A setting is to be changed.
         """
-        _refuse_changes(request.settings)
+        _refuse("settings", request.settings, FIXED)
         level, response = logging.getLogger().level, pb.LogSettingsResponse()
         for name, severity in SEVERITIES.items():
             response.settings[name].bool_param = level <= severity
@@ -141,7 +136,7 @@ class Handlers:
         Raises:
             InvalidRequestError: A setting is to be changed.
         """
-        _refuse_changes(request.settings)
+        _refuse("settings", request.settings, FIXED)
         response = pb.TraceSettingResponse()
         response.settings["trace_level"].value.append("OFF")
         return response
@@ -175,10 +170,9 @@ class Handlers:
     def model_metadata(self, request: pb.ModelMetadataRequest, call: Call) -> pb.ModelMetadataResponse:
         """Lists the inputs that a request must contain, and the outputs of a request that names none."""
         model = find_model(self._engine.model, call, Right.READ, request.name, request.version)
-        versions = [m.version for m in self._engine.repository if m.name == model.name]
         return pb.ModelMetadataResponse(
             name=model.name,
-            versions=versions,
+            versions=[other.version for other in self._engine.repository if other.name == model.name],
             platform=PLATFORM,
             inputs=_inputs(model),
             outputs=_outputs(model),
@@ -235,25 +229,18 @@ class Handlers:
 
     async def load(self, request: pb.RepositoryModelLoadRequest, call: Call) -> None:
         """Loads a model, and replies once it is served."""
-        _check_parameters(request.parameters)
+        _refuse("parameters", request.parameters, CONFIGURED)
         await result_of(self._control.request(self._control.load, request.model_name))
 
     async def unload(self, request: pb.RepositoryModelUnloadRequest, call: Call) -> None:
         """Unloads a model, and replies once it takes no more requests."""
-        _check_parameters(request.parameters, UNLOAD_DEPENDENTS)
+        _refuse("parameters", request.parameters.keys() - {UNLOAD_DEPENDENTS}, CONFIGURED)
         await result_of(self._control.request(self._control.unload, request.model_name))
 
 
-def _check_parameters(parameters: Iterable[str], *known: str) -> None:
-    """Refuses the parameters of a request to load or to unload a model, but for the known ones."""
-    for name in set(parameters).difference(known):
-        says = "is not supported: an artifact states its own configuration"
-        raise InvalidRequestError(f"parameters[{name}]", says)
-
-
-def _refuse_changes(settings: Iterable[str]) -> None:
-    for name in settings:
-        raise InvalidRequestError(f"settings[{name}]", "cannot be changed while the server runs")
+def _refuse(field: str, names: Iterable[str], reason: str) -> None:
+    for name in names:
+        raise InvalidRequestError(f"{field}[{name}]", reason)
 
 
 def _inputs(model: LoadedModel) -> list[TensorMetadata]:
@@ -263,8 +250,8 @@ def _inputs(model: LoadedModel) -> list[TensorMetadata]:
 
 
 def _outputs(model: LoadedModel) -> list[TensorMetadata]:
-    names = response.default_outputs(model)
-    return [_metadata(model.outputs.get(name, response.LENGTHS_SPEC)) for name in names]
+    specs = [model.outputs.get(name, response.LENGTHS_SPEC) for name in response.default_outputs(model)]
+    return list(map(_metadata, specs))
 
 
 def _metadata(spec: TensorSpec) -> TensorMetadata:
@@ -288,7 +275,7 @@ def _statistics(model: LoadedModel) -> pb.ModelStatistics:
             version=model.version,
             last_inference=int(statistics.last_run * 1e3),
             inference_count=statistics.queued.count,
-            execution_count=sum(own.count for _, own in runs),
+            execution_count=sum(durations.count for _, durations in runs),
             # Each sequence of a run counts, and takes as long as the run.
             inference_stats=pb.InferStatistics(
                 success=_duration(statistics.succeeded),
@@ -297,22 +284,23 @@ def _statistics(model: LoadedModel) -> pb.ModelStatistics:
                 **_parts(runs),
             ),
             batch_stats=[
-                pb.InferBatchStatistics(batch_size=sequences, **_parts([(1, own)])) for sequences, own in runs
+                pb.InferBatchStatistics(batch_size=sequences, **_parts([(1, durations)]))
+                for sequences, durations in runs
             ],
         )
 
 
 def _parts(runs: list[tuple[int, RunDurations]]) -> dict[str, pb.StatisticDuration]:
     """The durations of the parts of some runs, each of which counts so many times."""
-    count = sum(times * own.count for times, own in runs)
+    count = sum(times * run.count for times, run in runs)
     return {
-        name: _duration(Durations(count, sum(times * getattr(own, part) for times, own in runs)))
+        name: _duration(Durations(count, sum(times * getattr(run, part) for times, run in runs)))
         for name, part in PARTS.items()
     }
 
 
-def _duration(own: Durations) -> pb.StatisticDuration:
-    return pb.StatisticDuration(count=own.count, ns=int(own.seconds * 1e9))
+def _duration(durations: Durations) -> pb.StatisticDuration:
+    return pb.StatisticDuration(count=durations.count, ns=int(durations.seconds * 1e9))
 
 
 def methods(
@@ -331,33 +319,33 @@ def methods(
         control: Loads and unloads models on request.
         memory: The regions of shared memory.
     """
-    own = Handlers(engine, is_serving, control, memory)
+    handlers = Handlers(engine, is_serving, control, memory)
     return {
         f"/{SERVICE.full_name}/ModelInfer": ModelInfer(engine, threads, memory).method(),
         f"/{SERVICE.full_name}/ModelStreamInfer": ModelStreamInfer(engine, threads, memory).method(),
-        **of_service(SERVICE, None, ServerLive=own.live, ServerReady=own.ready),
+        **of_service(SERVICE, None, ServerLive=handlers.live, ServerReady=handlers.ready),
         **of_service(
             SERVICE,
             Right.READ,
-            ServerMetadata=own.metadata,
-            ModelReady=own.model_ready,
-            ModelMetadata=own.model_metadata,
-            ModelConfig=own.config,
-            ModelStatistics=own.statistics,
-            RepositoryIndex=own.index,
+            ServerMetadata=handlers.metadata,
+            ModelReady=handlers.model_ready,
+            ModelMetadata=handlers.model_metadata,
+            ModelConfig=handlers.config,
+            ModelStatistics=handlers.statistics,
+            RepositoryIndex=handlers.index,
         ),
         **of_service(
             SERVICE,
             Right.ADMIN,
-            RepositoryModelLoad=own.load,
-            RepositoryModelUnload=own.unload,
-            SystemSharedMemoryStatus=own.regions,
-            SystemSharedMemoryRegister=own.register,
-            SystemSharedMemoryUnregister=own.unregister,
-            CudaSharedMemoryStatus=own.without_cuda,
-            CudaSharedMemoryRegister=own.register_cuda,
-            CudaSharedMemoryUnregister=own.without_cuda,
-            TraceSetting=own.trace_settings,
-            LogSettings=own.log_settings,
+            RepositoryModelLoad=handlers.load,
+            RepositoryModelUnload=handlers.unload,
+            SystemSharedMemoryStatus=handlers.regions,
+            SystemSharedMemoryRegister=handlers.register,
+            SystemSharedMemoryUnregister=handlers.unregister,
+            CudaSharedMemoryStatus=handlers.without_cuda,
+            CudaSharedMemoryRegister=handlers.register_cuda,
+            CudaSharedMemoryUnregister=handlers.without_cuda,
+            TraceSetting=handlers.trace_settings,
+            LogSettings=handlers.log_settings,
         ),
     }

@@ -59,7 +59,7 @@ def decode_tensors(
     for index, sent in enumerate(parsed.message.inputs):
         name = sent.name
         check_once(name, tensors)
-        tensor = _checked(sent, allowance)
+        tensor = _check_input(sent, allowance)
         where = parameters.place(name, parameters.read(sent.parameters), memory)
         if where is not None:
             allowance.take(name, where.size)
@@ -77,17 +77,17 @@ def decode_tensors(
             tensors[name] = tensor.raw(data)
     if next(raw, None) is not None:
         elsewhere = " outside shared memory" if shared else ""
-        has = f"has {len(contents)} entries; the request has {len(tensors) - shared} inputs{elsewhere}"
-        raise InvalidRequestError(RAW_CONTENTS, has)
+        counts = f"has {len(contents)} entries; the request has {len(tensors) - shared} inputs{elsewhere}"
+        raise InvalidRequestError(RAW_CONTENTS, counts)
     return tensors
 
 
-def _checked(sent: InputTensor, allowance: Allowance) -> "_Tensor":
+def _check_input(sent: InputTensor, allowance: Allowance) -> "_Tensor":
     """An input of a known type, which has one element or more."""
     name, datatype, shape = sent.name, sent.datatype, tuple(sent.shape[: MAX_AXES + 1])
     if datatype not in KNOWN_DATATYPES:
-        known = ", ".join(KNOWN_DATATYPES)
-        raise InvalidRequestError(name, f"datatype {datatype!r} is unknown; must be one of {known}")
+        names = ", ".join(KNOWN_DATATYPES)
+        raise InvalidRequestError(name, f"datatype {datatype!r} is unknown; must be one of {names}")
     if len(shape) > MAX_AXES:
         raise InvalidRequestError(name, f"has {len(sent.shape)} axes; the limit is {MAX_AXES}")
     # If a size was 0, the number of bytes would not bound the others.
@@ -119,8 +119,8 @@ class _Tensor(NamedTuple):
         if field is None:
             raise InvalidRequestError(name, f"{datatype} must be sent in raw_input_contents")
         if filled and filled != [field]:
-            says = f"is {datatype} and fills {', '.join(filled)}; must fill {field} only"
-            raise InvalidRequestError(name, says)
+            message = f"is {datatype} and fills {', '.join(filled)}; must fill {field} only"
+            raise InvalidRequestError(name, message)
         path = ("inputs", index, "contents", field)
         if datatype == BYTES:
             return self._bytes(parsed.contents(*path))
@@ -129,28 +129,28 @@ class _Tensor(NamedTuple):
         self._check_count(count := len(numbers))
         # The type of the tensor may be narrower than that of the field, which copies the numbers once more.
         self.allowance.take(name, count * (wide.itemsize + (dtype.itemsize if dtype != wide else 0)))
-        found = numbers.array()
+        array = numbers.array()
         if dtype != wide:
             info: Any = np.iinfo(dtype)
-            least, most = found.min(), found.max()
+            least, most = array.min(), array.max()
             if not info.min <= least <= most <= info.max:
                 wrong = least if least < info.min else most
-                says = f"contains {wrong}; {datatype} takes {info.min} to {info.max}"
-                raise InvalidRequestError(name, says)
-        return found.astype(dtype, copy=False).reshape(self.shape)
+                message = f"contains {wrong}; {datatype} takes {info.min} to {info.max}"
+                raise InvalidRequestError(name, message)
+        return array.astype(dtype, copy=False).reshape(self.shape)
 
     def _bytes(self, elements: Iterable[Buffer]) -> Array:
         """The elements of a BYTES tensor, each of which is a sequence."""
         count = math.prod(self.shape)
         self.allowance.limits.check_sequences(self.name, count)
-        found = list(islice(elements, count + 1))
-        self._check_count(len(found))
-        return np.fromiter(found, object, count).reshape(self.shape)
+        values = list(islice(elements, count + 1))
+        self._check_count(len(values))
+        return np.fromiter(values, object, count).reshape(self.shape)
 
     def _check_count(self, count: int) -> None:
         if count != (expected := math.prod(self.shape)):
-            found = f"more than {expected}" if self.datatype == BYTES and count > expected else count
-            raise InvalidRequestError(self.name, f"has {found} elements; its shape is {list(self.shape)}")
+            number = f"more than {expected}" if self.datatype == BYTES and count > expected else count
+            raise InvalidRequestError(self.name, f"has {number} elements; its shape is {list(self.shape)}")
 
 
 def split_bytes(name: str, data: Buffer) -> Iterator[Buffer]:

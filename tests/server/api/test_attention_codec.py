@@ -71,7 +71,7 @@ def test_mask_bits_become_flags_lowest_first(
 
 def encoded(result: Result, model: LoadedModel) -> bytes:
     known, has_heads = facts(Request(), model), bool(model.manifest.num_heads)
-    return b"".join(Reply(partial(encode, known=known, has_heads=has_heads)).parts(result))
+    return b"".join(Reply(partial(encode, prefix=known, has_heads=has_heads)).parts(result))
 
 
 pairs = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4)

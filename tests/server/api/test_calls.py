@@ -10,7 +10,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from attention_serving.server.api.method import CallKind, Method
+from attention_serving.server.api.method import Method
 from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.errors import OverloadedError
 from attention_serving.server.engine.schedule.fair_shares import ANYONE
@@ -55,11 +55,11 @@ def unary(handler: Handler) -> Method:
 
 
 def ordered_stream(handler: Handler) -> Method:
-    return Method(kind=CallKind.ORDERED_STREAM, handle=handler.answer, right=None)
+    return Method(kind="ordered stream", handle=handler.answer, right=None)
 
 
 def server_stream(handler: Handler) -> Method:
-    return Method(kind=CallKind.SERVER_STREAMING, handle=handler.watch, right=None)
+    return Method(kind="server stream", handle=handler.watch, right=None)
 
 
 KINDS: dict[str, Callable[[Handler], Method]] = {

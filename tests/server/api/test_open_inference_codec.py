@@ -212,7 +212,7 @@ INVALID: tuple[tuple[str, Build, str], ...] = (
     (SELF, tensors(key=KEY), "key: is not an input; model 'tiny-self' takes query"),
     (SELF, tensors(query=QUERY[0]), "query: has 2 axes; the model takes 3"),
     (CROSS, tensors(value=VALUE[:, 1:]), "value: has key_length 4; it must be 5, as in another input"),
-    (SELF, changed(lambda m: m.inputs.extend([m.inputs[0]] * 6)), "inputs: has 7 entries; the model takes 6"),
+    (SELF, changed(lambda m: m.inputs.extend([m.inputs[0]] * 7)), "inputs: has 8 entries; the model takes 7"),
     (SELF, lengths(1, 2, dtype="f4"), "key_lengths: must be integers, one for each of 2 sequences"),
     (CROSS, lengths(0, 5), "key_lengths: must lie in 1..5"),
     (TEXT, text(b"Life", key_lengths=np.array([1])), "key_lengths: cannot be combined with text; send"),

@@ -51,11 +51,11 @@ def open_files() -> int:
 
 def test_a_tensor_is_read_and_written_where_it_lies(memory: SharedMemory, file: Path) -> None:
     assert memory.slice("query", "r", 3, 5).read() == bytes([3, 4, 5, 6, 7])
-    place = memory.slice("out", "r", 1020, 4).shortened(3)
+    place = memory.slice("out", "r", 1020, 4).shorten(3)
     place.write([b"a", np.array([[7], [8]], np.uint8)])
     assert file.read_bytes()[256 + 1019 : 256 + 1024] == bytes([251, ord("a"), 7, 8, 255])
     with pytest.raises(InvalidRequestError, match="out: has 4 bytes; the request sets 3 bytes aside for it"):
-        place.shortened(4)
+        place.shorten(4)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from attention_serving.server.api.tensors import DATATYPES, Allowance, from_bytes, narrowed
+from attention_serving.server.api.tensors import DATATYPES, Allowance, from_bytes, narrow
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.errors import LimitExceededError
 from attention_serving.server.engine.limits import Limits
@@ -55,11 +55,11 @@ def test_every_number_is_rounded_as_pytorch_rounds_it(wire: str) -> None:
     ties = ((EVERY_VALUE.astype(np.uint32) << 16) | 0x8000).view(np.float32)
     special = np.array([-0.0, math.inf, math.nan, 65_504, 65_519, 65_520, 3.4e38, 1e-45, 6e-8], np.float32)
     numbers = np.concatenate([random, ties, special, -special])
-    found = narrowed(numbers, wire)
+    found = narrow(numbers, wire)
     expected: Array = torch.from_numpy(numbers).to(HALVES[wire]).view(torch.uint16).numpy()
     none = np.isnan(numbers)
     np.testing.assert_array_equal(found.view(np.uint16)[~none], expected[~none])
     assert np.isnan(from_bytes("x", found.tobytes(), wire, found.shape, UNCOUNTED)[none]).all()
     table = numbers[:6000].reshape(60, 100)
-    np.testing.assert_array_equal(narrowed(table[:, :7], wire), narrowed(table, wire)[:, :7])
-    assert narrowed(EVERY_VALUE, wire) is EVERY_VALUE
+    np.testing.assert_array_equal(narrow(table[:, :7], wire), narrow(table, wire)[:, :7])
+    assert narrow(EVERY_VALUE, wire) is EVERY_VALUE

@@ -17,7 +17,7 @@ from attention_serving.server.api.open_inference.tensors import BYTES
 from attention_serving.server.api.tensors import DATATYPES, DTYPES
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.errors import InvalidRequestError
-from attention_serving.server.http.infer import Head, decode, encode, to_bytes, to_json
+from attention_serving.server.http.infer import InferenceHeader, decode, encode, to_bytes, to_json
 from attention_serving.server.http.schemas import memory_of
 from tests.server.http.clients import MAX_BYTES, ask, binary_body, tensor
 from tests.server.http.scripted import Scripted
@@ -30,7 +30,7 @@ def memory() -> Reservation:
     return MemoryBudget(64 * MAX_BYTES).reserve(0)
 
 
-def decoded(body: Any, size: int | None = None) -> tuple[pb.ModelInferRequest, Head]:
+def decoded(body: Any, size: int | None = None) -> tuple[pb.ModelInferRequest, InferenceHeader]:
     """The message of a body, which may be given as a document, and what the JSON says."""
     data = bytearray(body if isinstance(body, bytes) else json.dumps(body).encode())
     message, head = decode(data, len(data) if size is None else size, "m", "2", MAX_BYTES, memory())

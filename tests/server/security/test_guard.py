@@ -132,7 +132,7 @@ def test_rights_cover_models(text: str, right: Right, model: str, covered: bool)
 def test_other_texts_are_not_rights(text: str) -> None:
     with pytest.raises(ValueError, match="must be infer:PATTERN, read, read:PATTERN or admin"):
         Rights.parse(["read", text])
-    assert Rights.known(["openid", text, "infer:a", "admin"]) == Rights(("a",), admin=("*",))
+    assert Rights.parse_known(["openid", text, "infer:a", "admin"]) == Rights(("a",), admin=("*",))
 
 
 def test_the_number_of_rights_is_limited() -> None:
