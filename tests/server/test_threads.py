@@ -94,9 +94,7 @@ def test_the_thread_looks_by_itself(followed: Followed) -> None:
     followed.watched.close()
 
 
-def test_the_work_is_called_again_after_a_time_that_it_may_change_and_after_an_error(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_work_is_repeated_after_a_time_and_after_an_error(caplog: pytest.LogCaptureFixture) -> None:
     calls: queue.Queue[str] = queue.Queue()
 
     def work() -> None:

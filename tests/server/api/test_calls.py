@@ -190,9 +190,7 @@ def test_a_drain_answers_a_message_that_is_on_its_way_and_waits_for_no_other(*, 
 
 
 @pytest.mark.parametrize(("deadline", "is_refused"), [(1.0, True), (math.inf, False)])
-def test_a_call_that_would_be_answered_too_late_is_refused_before_its_message(
-    deadline: float, *, is_refused: bool
-) -> None:
+def test_a_late_call_is_refused_before_its_message(deadline: float, *, is_refused: bool) -> None:
     def check(checked: float, caller: object) -> None:
         assert (checked, caller) == (deadline, ANYONE)
         raise OverloadedError("too late")

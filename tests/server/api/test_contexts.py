@@ -104,9 +104,7 @@ def test_putting_twice_is_free_and_a_name_that_is_unknown_is_refused(cross_model
         assert refusal(lambda: stub.Attend(query)) == ("INVALID_ARGUMENT", "INVALID_FIELD", "key")
 
 
-def test_queries_to_one_context_run_together_and_those_of_both_protocols_are_equal(
-    cross_model: LoadedModel,
-) -> None:
+def test_queries_to_one_context_run_together_in_both_protocols(cross_model: LoadedModel) -> None:
     """Of different lengths, with and without masks: without padding."""
     gate, seen = Gate(), list[tuple[int, ...]]()
 

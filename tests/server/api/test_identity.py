@@ -148,9 +148,7 @@ def test_a_token_that_is_revoked_ends_its_streams_with_the_next_message(secured:
     stream.end()
 
 
-def test_an_identity_at_its_limit_is_refused_and_others_are_not(
-    self_model: LoadedModel, guard: Guard
-) -> None:
+def test_only_the_identity_at_its_limit_is_refused(self_model: LoadedModel, guard: Guard) -> None:
     with Served.held(self_model, guard=guard) as served:
         calls = [attend(served.channel, caller="limited-token")]
         assert served.gate.entered.wait(PATIENCE_SECONDS)

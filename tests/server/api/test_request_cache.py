@@ -241,9 +241,7 @@ def test_a_model_that_was_replaced_is_not_used_and_freed(models: Models, threads
 
 
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["unary", "stream"])
-def test_what_is_known_of_a_changed_message_is_what_it_says(
-    methods: Methods, models: Models, *, is_streamed: bool
-) -> None:
+def test_a_changed_message_is_read_again(methods: Methods, models: Models, *, is_streamed: bool) -> None:
     """A message that passes for a known one is answered as its own fields demand."""
     request = streamed(cross_request(2, 1), "some id") if is_streamed else infer_request(models[CROSS], 2)
     method, message = methods[AttendStream if is_streamed else ModelInfer], request.SerializeToString()

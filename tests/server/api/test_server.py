@@ -62,9 +62,7 @@ def path() -> Iterator[Path]:
         yield Path(folder) / "socket"
 
 
-def test_a_socket_answers_as_the_port_does_and_its_calls_outlast_a_drain(
-    path: Path, self_model: LoadedModel
-) -> None:
+def test_a_socket_answers_as_the_port_does(path: Path, self_model: LoadedModel) -> None:
     options: dict[str, Any] = {"unix_socket": path, "max_concurrent_calls": 20}
     with Served(self_model, **options) as served, grpc.insecure_channel(f"unix:{path}") as own:
         first, second = [attend(channel, 3).result() for channel in (served.channel, own)]

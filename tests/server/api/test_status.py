@@ -68,9 +68,7 @@ def test_every_error_has_a_code_and_a_stable_reason() -> None:
     ],
     ids=["no field", "field", "field beside the message", "retry"],
 )
-def test_an_error_becomes_a_status_with_its_reason_field_and_when_to_retry(
-    error: EngineError, details: dict[str, Any]
-) -> None:
+def test_an_error_becomes_a_status_with_its_details(error: EngineError, details: dict[str, Any]) -> None:
     ((_, value),) = trailing_metadata(error)
     status = status_pb2.Status.FromString(value)
     assert (status.code, status.message) == (code_of(error).value[0], error.message)

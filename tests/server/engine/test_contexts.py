@@ -78,9 +78,7 @@ def test_the_least_recently_used_context_makes_room(cross_model: LoadedModel) ->
 
 
 @pytest.mark.usefixtures("now")
-def test_a_caller_evicts_its_own_contexts_and_those_of_others_beyond_their_share(
-    cross_model: LoadedModel,
-) -> None:
+def test_a_caller_evicts_its_own_contexts_and_those_beyond_a_share(cross_model: LoadedModel) -> None:
     store = ContextStore(4 * NBYTES)
     put(store, cross_model, "small", "modest")
     for name in "abcdef":

@@ -116,9 +116,7 @@ def test_a_batch_that_cannot_be_planned_or_delivered_fails_its_requests(
     assert_still_runs(engine, self_model)
 
 
-def test_a_result_that_cannot_be_made_fails_its_own_request_only(
-    self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_result_fails_one_request(self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request has left the queue by then, and the others of its batch too."""
     failures = [RuntimeError(MESSAGE)] * 2
 
@@ -162,9 +160,7 @@ def test_the_arena_is_trimmed_once_some_time_after_large_runs_or_may_fail_to_be(
 
 
 @pytest.mark.parametrize("abandoned", [True, False], ids=["all callers left", "one caller waits"])
-def test_a_run_is_ended_once_all_of_its_callers_have_left(
-    self_model: LoadedModel, *, abandoned: bool
-) -> None:
+def test_a_run_ends_when_all_of_its_callers_left(self_model: LoadedModel, *, abandoned: bool) -> None:
     """The runtime itself ends the run: it is asked to before the gate lets the run begin."""
     gate, recorder = Gate(), Recorder()
     model = tapped(costing(self_model, SAME_FOR_ALL), gate)  # one second

@@ -29,9 +29,7 @@ ANY_RUN = math.inf
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another run"])
 @pytest.mark.parametrize("kind", ["short", "long", "on a device"])
-def test_a_batch_that_may_be_long_or_wait_is_handed_to_a_thread(
-    self_model: LoadedModel, kind: str, beside: bool
-) -> None:
+def test_a_long_batch_is_handed_to_a_thread(self_model: LoadedModel, kind: str, beside: bool) -> None:
     threads, gate, stays = Threads(), Gate(), kind == "short"
     provider = (Provider.CUDA if kind == "on a device" else Provider.CPU).runtime.name
     model = replace(tapped(costing(self_model, SAME_FOR_ALL), threads), provider=provider)
@@ -51,9 +49,7 @@ def test_a_batch_that_may_be_long_or_wait_is_handed_to_a_thread(
     assert threads.names == [HERE if stays else THREAD]
 
 
-def test_the_caller_stays_awake_for_a_time_after_a_run_unless_a_thread_runs_a_batch(
-    self_model: LoadedModel,
-) -> None:
+def test_the_caller_stays_awake_after_a_run_unless_a_thread_runs(self_model: LoadedModel) -> None:
     gate = Gate()
     with closing(engine_of(awake_seconds=1e-9)) as engine:
         engine.submit(validated_of(self_model, [(3, 3)]), wake=False)

@@ -127,9 +127,7 @@ def add(traces: Traces) -> None:
     span.end()
 
 
-def test_a_slow_or_absent_collector_delays_neither_calls_nor_the_end(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_collector_delays_nobody(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv(ENDPOINT, NOBODY)
     absent = Traces()
     add(absent)
@@ -146,9 +144,7 @@ def test_a_slow_or_absent_collector_delays_neither_calls_nor_the_end(
     assert "traces lost" in caplog.text
 
 
-def test_what_is_queued_is_sent_before_the_end_with_opentelemetrys_variables(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_queued_is_sent_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
     with collecting() as collector:

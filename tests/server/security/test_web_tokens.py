@@ -127,9 +127,7 @@ def test_a_token_expires_a_little_after_its_end(tokens: WebTokens) -> None:
     assert identity_of(tokens, signed(exp=10**400)).expires > now  # of any size
 
 
-def test_a_token_that_is_not_valid_yet_becomes_valid(
-    tokens: WebTokens, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_becomes_valid_later(tokens: WebTokens, monkeypatch: pytest.MonkeyPatch) -> None:
     token = signed(nbf=int(time.time()) + LEEWAY_SECONDS + 1000)
     with pytest.raises(InvalidTokenError, match="not yet valid"):
         identity_of(tokens, token)
@@ -324,9 +322,7 @@ def has(keys: Keys, *key_ids: str) -> bool:
     return set(keys.current or ()) == set(key_ids)
 
 
-def test_keys_are_fetched_when_a_new_one_is_wanted_but_not_at_once_again_and_after_a_while(
-    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_are_fetched_on_demand_and_periodically(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
     with keys_of(issuer.url) as keys:
         wait_until(lambda: has(keys, "one"))
         issuer.keys = key_set(public_jwk("ES256"), public_jwk("ES256", "two"))

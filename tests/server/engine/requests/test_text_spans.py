@@ -109,9 +109,7 @@ texts = st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=1, max_size=4
 
 @settings(max_examples=30)
 @given(data=st.data(), steps=texts)
-def test_the_tokens_of_a_span_are_those_that_share_a_character_with_it(
-    data: st.DataObject, steps: list[list[int]]
-) -> None:
+def test_tokens_of_a_span_share_a_character_with_it(data: st.DataObject, steps: list[list[int]]) -> None:
     """Tokens may share characters, leave some out, or have none."""
     offsets, ends, spans = [], [], []
     for own in steps:

@@ -134,9 +134,7 @@ def test_offsets_are_those_of_the_library_without_the_prefix_and_the_ids_do_not_
 
 @settings(max_examples=40)
 @given(text=st.text(st.sampled_from(LETTERS), max_size=200))
-def test_a_text_that_is_cut_ends_where_its_next_token_begins(
-    pair: tuple[TextEncoder, Tokenizer], text: str
-) -> None:
+def test_a_cut_text_ends_where_its_next_token_begins(pair: tuple[TextEncoder, Tokenizer], text: str) -> None:
     encoder, reference = pair
     most = 6
     found = encoder.encode((text,), TextLimits(text_tokens=most), truncates=True, offsets=True)
@@ -155,9 +153,7 @@ def test_a_text_that_is_cut_ends_where_its_next_token_begins(
 
 @settings(max_examples=60)
 @given(text=st.text(st.sampled_from(LETTERS), max_size=80), limit=st.integers(2, 12))
-def test_a_text_is_refused_for_its_tokens_only_if_the_whole_of_it_has_too_many(
-    pair: tuple[TextEncoder, Tokenizer], text: str, limit: int
-) -> None:
+def test_only_too_many_tokens_are_refused(pair: tuple[TextEncoder, Tokenizer], text: str, limit: int) -> None:
     encoder, reference = pair
     length = len(reference.encode(text))
     try:

@@ -130,9 +130,7 @@ def test_each_graph_is_timed_at_the_sizes_that_its_cost_is_fitted_to_and_that_th
         assert seen <= sizes | {(1, 1)}  # which the trimming of the arena runs
 
 
-def test_a_device_is_timed_at_sizes_of_its_own_and_runs_longer_sequences_whole(
-    self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_has_sizes_of_its_own(self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sessions are those of the host."""
     monkeypatch.setattr(calibration, "TIMED_SIZES_ON_DEVICE", ((1, 1), (1, 8), (3, 16)))
     seen: set[tuple[int, int]] = set()

@@ -112,9 +112,7 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("whole", "blocks"), IN_BLOCKS.items(), ids=IN_BLOCKS)
-def test_a_sequence_of_several_blocks_runs_in_them_if_its_scores_need_much_memory(
-    cross_model: LoadedModel, whole: GraphKind, blocks: GraphKind
-) -> None:
+def test_long_sequences_need_blocks(cross_model: LoadedModel, whole: GraphKind, blocks: GraphKind) -> None:
     graph_of = cross_model.sequence_graph
     assert graph_of(whole, (LONGEST_WHOLE, LONGEST_WHOLE)) is whole
     assert graph_of(whole, (LONGEST_WHOLE, LONGEST_WHOLE + 1)) is blocks
@@ -128,9 +126,7 @@ def test_a_sequence_of_several_blocks_runs_in_them_if_its_scores_need_much_memor
 @pytest.mark.usefixtures("short_blocks")
 @pytest.mark.parametrize("kind", [None, *MaskKind])
 @pytest.mark.parametrize("name", [SELF, CROSS])
-def test_long_sequences_of_a_request_run_alone_in_blocks_and_the_others_together(
-    models: dict[str, LoadedModel], name: str, kind: MaskKind | None
-) -> None:
+def test_blocks_run_alone(models: dict[str, LoadedModel], name: str, kind: MaskKind | None) -> None:
     runs: list[tuple[int, int, bool]] = []
 
     def tap(inputs: dict[str, Array]) -> None:
