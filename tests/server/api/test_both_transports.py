@@ -109,6 +109,7 @@ def a_drain_ends_watchers_idle_streams_and_silent_calls(served: Served) -> None:
 
 def callers_are_asked_for_a_token(served: Served) -> None:
     assert answer(attend(served.channel, caller="all-token")) == [2]
+    assert health(served.channel) == SERVING  # which needs none
     for wrong in ("unknown", None):
         assert attend(served.channel, caller=wrong).code() is grpc.StatusCode.UNAUTHENTICATED
 

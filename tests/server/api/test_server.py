@@ -17,16 +17,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.errors import ServerError
 from attention_serving.server.grpc_server import RpcServer
 from tests.server.api.scripted import UNLIMITED
-from tests.server.api.served import (
-    NOT_SERVING,
-    SERVING,
-    OpenStream,
-    Stopping,
-    answer,
-    attend,
-    health,
-    refusal,
-)
+from tests.server.api.served import NOT_SERVING, SERVING, OpenStream, Stopping, attend, health, refusal
 from tests.server.samples import SELF
 from tests.server.seams import PATIENCE_SECONDS, Calls, Served
 
@@ -73,7 +64,7 @@ def test_a_socket_answers_as_the_port_does(path: Path, self_model: LoadedModel) 
             second.bind()
         second.stop(0)
         calls = [attend(own, rows) for rows in range(1, 20)]
-        assert answer(calls[0]) == [1]
+        assert calls[0].result().context_vectors.lengths == [1]
         served.server.stop(PATIENCE_SECONDS)
         assert list(path.parent.iterdir()) == []
         assert {call.code() for call in calls} <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
@@ -117,7 +108,7 @@ def test_a_drain_answers_what_was_accepted_and_refuses_the_rest(self_model: Load
         assert health(served.channel) == NOT_SERVING
         assert stopping.goes_on
         served.gate.open()
-        assert answer(held) == [2]
+        assert held.result(PATIENCE_SECONDS).context_vectors.lengths == [2]
         assert [next(stream.replies).id, next(stream.replies).id] == ["a", "b"]
         assert refusal(stream.replies) == (UNAVAILABLE, "SHUTTING_DOWN")
         stopping.wait()

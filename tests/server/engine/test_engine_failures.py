@@ -15,12 +15,7 @@ import pytest
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine import engine as engines
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.errors import (
-    Code,
-    DeadlineExceededError,
-    OverloadedError,
-    RunFailedError,
-)
+from attention_serving.server.engine.errors import DeadlineExceededError, OverloadedError, RunFailedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.run.execute import Outputs, gather
@@ -231,7 +226,7 @@ def test_many_callers_at_once_get_their_own_answers(models: dict[str, LoadedMode
         fates = [pair for found in pool.map(call, range(CALLERS)) for pair in found]
     engine.close()
     withdrawn = [request for request, _ in fates if request.is_done and request.outcome is None]
-    assert [code for _, code in recorder.failed].count(Code.CANCELLED) == len(withdrawn) > 0
+    assert [code for _, code in recorder.failed].count("CANCELLED") == len(withdrawn) > 0
     assert {fate for _, fate in fates} == set(FATES)
     assert max(recorder.sizes) <= 5
     for request, fate in fates:
