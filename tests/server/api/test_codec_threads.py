@@ -59,12 +59,10 @@ class World(NamedTuple):
 
 
 @pytest.fixture
-def world(
-    self_model: LoadedModel, text_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[World]:
+def world(models: dict[str, LoadedModel], monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(inference, "LARGE_BYTES", LARGE_REQUEST)
     monkeypatch.setattr(inference, "LARGE_RESERVATION_BYTES", LARGE_RESERVATION)
-    engine, stepped = WatchedEngine([self_model, text_model], Limits()), Stepped()
+    engine, stepped = WatchedEngine([*models.values()], Limits()), Stepped()
     threads = CodecThreads(stepped)
     yield World(engine, stepped, Attend(engine, threads), AttendStream(engine, threads))
     engine.close()

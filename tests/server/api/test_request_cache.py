@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -64,12 +65,8 @@ class Method(NamedTuple):
     def recognised(self, data: bytes) -> bytes:
         """The answer to a message that the cache has, which is not decoded."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self.cache, "keep", _not_decoded)
+            patch.setattr(self.cache, "keep", Mock(side_effect=AssertionError("the request was decoded")))
             return self.answer(data)
-
-
-def _not_decoded(*_: object) -> None:
-    raise AssertionError("the request was decoded")
 
 
 Methods = dict[type[Inference], Method]

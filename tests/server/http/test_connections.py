@@ -237,8 +237,7 @@ def test_the_grace_ends(scripted: Scripted, blocked: Blocked) -> None:
     with front(scripted, grace_seconds=0) as running, busy(running.port, scripted, 1) as (connection,):
         running.drain()
         answer = answer_on(connection)
-        assert answer.status == 503
-        assert answer.error == "the server is shutting down; retry on another server"
+        assert (answer.status, answer.error) == (503, "the server is shutting down; retry on another server")
     assert blocked.cancelled.wait(PATIENCE_SECONDS)
 
 

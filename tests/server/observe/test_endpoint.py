@@ -65,9 +65,7 @@ def handlers() -> int:
     return sum("process_request_thread" in thread.name for thread in threading.enumerate())
 
 
-def test_connections_are_limited(
-    endpoint: MetricsEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connections_are_limited(endpoint: MetricsEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus._Handler, "timeout", 2.0)
     wait_until(lambda: not handlers())  # those of other tests
     with ExitStack() as stack:

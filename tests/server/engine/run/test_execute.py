@@ -27,9 +27,10 @@ sequences = st.lists(
 )
 
 
-def sequences_of(
-    model: LoadedModel, specs: Sequence[tuple[int, int, MaskKind | None]]
-) -> list[SequenceInputs]:
+Specs = Sequence[tuple[int, int, MaskKind | None]]
+
+
+def sequences_of(model: LoadedModel, specs: Specs) -> list[SequenceInputs]:
     """One random sequence for each pair of lengths and kind of mask."""
     return [
         validated_of(model, [(query, key)], kind=kind, seed=seed).sequences[0]
@@ -53,11 +54,7 @@ def run(
 @given(specs=sequences, name=st.sampled_from([SELF, CROSS]), return_weights=st.booleans())
 @settings(deadline=None, max_examples=40)
 def test_together_equals_alone_and_eager(
-    models: dict[str, LoadedModel],
-    specs: list[tuple[int, int, MaskKind | None]],
-    name: str,
-    *,
-    return_weights: bool,
+    models: dict[str, LoadedModel], specs: Specs, name: str, *, return_weights: bool
 ) -> None:
     sequences = sequences_of(models[name], specs)
     together = run(models[name], sequences, return_weights=return_weights)
