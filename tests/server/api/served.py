@@ -76,10 +76,10 @@ def watch(channel: grpc.Channel, service: str = "") -> Any:
 
 
 def health(channel: grpc.Channel, service: str = "") -> Any:
-    """The health of a service; None if the server is not available."""
+    """The health of a service, or the code of the refusal."""
     message = health_pb2.HealthCheckRequest(service=service)
     call = health_pb2_grpc.HealthStub(channel).Check.future(message, timeout=PATIENCE_SECONDS)
-    return None if call.code() is grpc.StatusCode.UNAVAILABLE else call.result().status
+    return call.result().status if call.code() is grpc.StatusCode.OK else call.code()
 
 
 class OpenStream:

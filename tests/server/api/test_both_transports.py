@@ -102,7 +102,7 @@ def a_drain_ends_watchers_idle_streams_and_silent_calls(served: Served) -> None:
         assert refusal(call) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
     assert opened.codes() == {grpc.StatusCode.UNAVAILABLE}
     stopping.wait(AT_ONCE_SECONDS)
-    assert health(served.channel) is None
+    assert health(served.channel) is grpc.StatusCode.UNAVAILABLE
     stream.end()
     opened.close()
 

@@ -77,9 +77,7 @@ def world(models: dict[str, LoadedModel], monkeypatch: pytest.MonkeyPatch) -> It
     ],
     ids=["small", "large request", "large reply"],
 )
-def test_what_is_large_is_decoded_and_encoded_on_codec_threads(
-    world: World, request_: pb.AttendRequest, before: list[int], after: int
-) -> None:
+def test_large_work_is_moved(world: World, request_: pb.AttendRequest, before: list[int], after: int) -> None:
     call, data = started(world.unary.method()), request_.SerializeToString()
     call.deliver(data)
     assert world.held_bytes >= len(data)

@@ -86,9 +86,7 @@ TURNS: dict[str, tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]]] = 
 
 
 @pytest.mark.parametrize(("ways", "expected"), TURNS.values(), ids=TURNS)
-def test_sizes_are_timed_by_the_shortest_of_runs_in_turns(
-    ways: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]
-) -> None:
+def test_the_fastest_run_counts(ways: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> None:
     clock = Clock()
     with nullcontext() if expected else pytest.raises(MemoryError):
         found = time_in_turns([(1, 1), (1, 16)], list(map(clock.way, ways)), clock)
