@@ -6,6 +6,7 @@ import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def put(
-    store: ContextStore, model: LoadedModel, name: str, owner: str = "", nbytes: int = NBYTES, **fields: bool
+    store: ContextStore, model: LoadedModel, name: str, owner: str = "", nbytes: int = NBYTES, **fields: Any
 ) -> Context:
     """Stores a context of noise, for a minute."""
     rng = np.random.default_rng(0)

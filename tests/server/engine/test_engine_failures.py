@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -91,15 +91,9 @@ def test_a_run_out_of_memory_is_refused_as_overload(self_model: LoadedModel, eng
     ids=["planned on a thread", "planned inline", "delivered"],
 )
 def test_a_batch_that_cannot_be_planned_or_delivered_fails_its_requests(
-    self_model: LoadedModel,
-    engine: Engine,
-    monkeypatch: pytest.MonkeyPatch,
-    part: object,
-    name: str,
-    *,
-    inline: bool,
+    self_model: LoadedModel, engine: Engine, part: Any, name: str, inline: bool
 ) -> None:
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(part, name, broken)
         for _ in range(3):
             request = validated_of(self_model, [(2, 2)])

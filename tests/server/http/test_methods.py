@@ -96,9 +96,7 @@ LOGS_KEPT = {"settings": {"a": {"bool_param": False}, "b": {"uint32_param": 0}, 
         ("/v2/repository/index", "RepositoryIndex", {"models": [INDEX]}, [INDEX]),
     ],
 )
-def test_replies(
-    scripted: Scripted, port: int, path: str, method: str, fields: dict[str, Any], expected: Any
-) -> None:
+def test_replies(scripted: Scripted, port: int, path: str, method: str, fields: Any, expected: Any) -> None:
     scripted.answer(method, json_format.ParseDict(fields, getattr(pb, f"{method}Response")()))
     answer = ask(port, path, {} if method == "RepositoryIndex" else None)
     assert (answer.status, answer.json) == (200, expected)
@@ -126,9 +124,7 @@ def test_not_ready_is_400_and_a_head_has_no_body(scripted: Scripted, port: int) 
         ("UNAVAILABLE", 503, ("retry-after", "1")),
     ],
 )
-def test_statuses(
-    scripted: Scripted, port: int, code: str, status: int, header: tuple[str, str] | None
-) -> None:
+def test_statuses(scripted: Scripted, port: int, code: str, status: int, header: Any) -> None:
     scripted.behaviours["ModelInfer"] = lambda _, context: context.abort(grpc.StatusCode[code], "wrong: ä")
     answer = ask(port, INFER, REQUEST)
     assert (answer.status, answer.error) == (status, "wrong: ä")

@@ -79,9 +79,7 @@ def test_callers_are_named_by_their_token_or_else_their_certificate(guard: Guard
     ],
     ids=range(12),
 )
-def test_other_callers_are_unknown(
-    guard: Guard, values: list[str | bytes], certificates: tuple[str, ...], kind: Any, error: str
-) -> None:
+def test_unknown_callers(guard: Guard, values: Any, certificates: Any, kind: Any, error: str) -> None:
     with pytest.raises(CredentialsError) as raised:
         name_of(guard, *values, certificates=certificates)
     assert type(raised.value) is kind
