@@ -240,7 +240,7 @@ REFUSED: tuple[tuple[Any, ...], ...] = (*INVALID, *LIMITED)
 @pytest.mark.parametrize("row", REFUSED, ids=[row[2] for row in REFUSED])
 def test_a_wrong_request_is_refused(models: dict[str, LoadedModel], row: Any) -> None:
     (name, build, message, *limits), budget = row, MemoryBudget(10**6)
-    allowance = Allowance(*(limits or [Limits()]), budget.reserve(0))
+    allowance = Allowance(limits[0] if limits else Limits(), budget.reserve(0))
     with expect_refusal(message, LimitExceededError if limits else InvalidRequestError):
         decode_infer(build(models[name]), models[name], allowance=allowance)
     assert not limits or budget.held_bytes == 0  # what is too large is not made
