@@ -126,16 +126,6 @@ def take(queue: Queue, now: float = 0.0) -> Next:
     return batch, expired
 
 
-class Threads:
-    """A tap that notes which thread each run is on."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def __call__(self, _: dict[str, Array]) -> None:
-        self.names.append(threading.current_thread().name)
-
-
 class Recorder(Observer):
     """Records every report."""
 
@@ -267,7 +257,7 @@ class WatchedEngine(Engine):
         self._queued.release()
 
     def run_inline(self, limit_seconds: float = 0) -> bool:
-        return super().run_inline(limit_seconds)
+        return super().run_inline(limit_seconds)  # by default none
 
     def has_queued(self, count: int) -> bool:
         """Waits for that many more submissions; returns whether they came in time."""

@@ -265,9 +265,7 @@ def test_the_memory_of_the_machine_is_shared_by_workers() -> None:
 
 
 @WITHOUT_CUDA
-def test_auto_takes_the_host_and_logs_why_and_cuda_that_cannot_be_used_is_an_error(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_auto_takes_the_host_if_cuda_cannot_be_used(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert application.resolve(given := settings("--provider=cpu")) is given
     assert not caplog.records

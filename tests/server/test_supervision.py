@@ -42,9 +42,7 @@ def started(assignment: str) -> Iterator[tuple[Child, "queue.Queue[Event]"]]:
         ("be silent", "unresponsive", "child 3 did not answer for 2 s and was killed"),
     ],
 )
-def test_an_end_is_reported_with_its_reason_and_the_process_replaced(
-    assignment: str, kind: str, reason: str
-) -> None:
+def test_an_end_is_reported_and_the_process_replaced(assignment: str, kind: str, reason: str) -> None:
     with started(assignment) as (child, events):
         if assignment != "fail":
             assert events.get(timeout=PATIENCE_SECONDS) == (3, None, "")

@@ -46,6 +46,11 @@ def published(registry: CollectorRegistry) -> Samples:
     return parse(generate_latest(registry).decode())
 
 
+def shows(registry: CollectorRegistry, expected: str) -> bool:
+    """Whether a registry publishes these samples, in Prometheus' text format."""
+    return parse(expected).items() <= published(registry).items()
+
+
 def value(samples: Samples, name: str, **labels: str) -> float:
     """The sample of this name with exactly these labels."""
     return samples[name, frozenset(labels.items())]

@@ -10,10 +10,9 @@ from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.security.guard import Guard
-from attention_serving.server.security.web_tokens import WebTokens
 from tests.server.api.served import ENTRIES, Secured
 from tests.server.seams import Served
-from tests.server.security.samples import AUDIENCE, ISSUER, FixedKeys, public_jwk, watched, write_tokens
+from tests.server.security.samples import FixedKeys, issuer_tokens, public_jwk, watched, write_tokens
 
 
 @pytest.fixture
@@ -30,16 +29,13 @@ def engine(loaded: Repository) -> Iterator[Engine]:
 @pytest.fixture
 def guard(tokens_file: Path) -> Iterator[Guard]:
     table = watched(tokens_file)
-    yield Guard(table, WebTokens(FixedKeys(public_jwk("RS256")), issuer=ISSUER, audience=AUDIENCE))
+    yield Guard(table, issuer_tokens(FixedKeys(public_jwk("RS256"))))
     table.close()
 
 
 @pytest.fixture
 def secured(
-    self_model: LoadedModel,
-    cross_model: LoadedModel,
-    guard: Guard,
-    tokens_file: Path,
+    self_model: LoadedModel, cross_model: LoadedModel, guard: Guard, tokens_file: Path
 ) -> Iterator[Secured]:
     with Served(self_model, cross_model, guard=guard) as served:
         yield Secured(served, tokens_file)

@@ -15,7 +15,7 @@ from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionSe
 from attention_serving.server.transport.call import Metadata
 from tests.server.api.messages import attend_request
 from tests.server.seams import PATIENCE_SECONDS, Served
-from tests.server.security.samples import entry
+from tests.server.security.samples import entry, write_tokens
 
 ATTEND = "/attention.v1.AttentionService/Attend"
 STREAM = "/attention.v1.AttentionService/AttendStream"
@@ -37,6 +37,10 @@ class Secured(NamedTuple):
 
     served: Served
     file: Path
+
+    def revoke(self, name: str) -> None:
+        """Removes an identity from the file."""
+        write_tokens(self.file, *(identity for identity in ENTRIES if identity["name"] != name))
 
 
 def bearer(token: str | None) -> Metadata:
@@ -72,10 +76,10 @@ def watch(channel: grpc.Channel, service: str = "") -> Any:
 
 
 def health(channel: grpc.Channel, service: str = "") -> Any:
-    """The health of a service; None if the server is not available."""
+    """The health of a service, or the code of the refusal."""
     message = health_pb2.HealthCheckRequest(service=service)
     call = health_pb2_grpc.HealthStub(channel).Check.future(message, timeout=PATIENCE_SECONDS)
-    return None if call.code() is grpc.StatusCode.UNAVAILABLE else call.result().status
+    return call.result().status if call.code() is grpc.StatusCode.OK else call.code()
 
 
 class OpenStream:

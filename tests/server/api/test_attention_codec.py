@@ -14,13 +14,14 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention.codec import DATA_TYPES, MASK_KINDS, encode, facts, input_names
 from attention_serving.server.api.tensors import DTYPES as ELEMENTS
 from attention_serving.server.api.tensors import Reply
-from attention_serving.server.engine.errors import EngineError, InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Request, Result
 from tests.server.api.messages import decode_attend
 from tests.support.eager import Array
 from tests.support.mutations import named
+from tests.support.refusals import expect_refusal
 
 DTYPES = {DATA_TYPES[name]: ELEMENTS[name] for name in ("FP32", "INT64", "BOOL")}
 lengths_of_sequences = st.lists(st.integers(0, 5), max_size=5)
@@ -57,9 +58,8 @@ def test_vectors_become_rows_of_their_type_without_a_copy(
 
 
 @given(kind=st.sampled_from(sorted(MASK_KINDS)), flags=st.lists(st.booleans(), max_size=40))
-def test_mask_bits_become_flags_lowest_first(
-    kind: "pb.AttentionMask.Kind.ValueType", flags: list[bool]
-) -> None:
+def test_mask_bits_become_flags(kind: "pb.AttentionMask.Kind.ValueType", flags: list[bool]) -> None:
+    """The lowest bit is the first flag."""
     bits = np.packbits(np.array(flags, np.bool_), bitorder="little").tobytes()
     mask = decode_attend(pb.AttendRequest(mask=pb.AttentionMask(kind=kind, bits=bits))).mask
     assert mask is not None
@@ -123,6 +123,11 @@ MOST = 2**32 - 1
 LONGEST = pb.VectorSequences(data_type=pb.DATA_TYPE_INT64, width=MOST, lengths=[MOST] * 2, data=bytes(8))
 
 
+UNTYPED = sequences(data_type=pb.DATA_TYPE_UNSPECIFIED)
+TOO_SHORT = f"key.data: has 8 bytes; {2 * MOST} x {MOST} elements of int64 need {16 * MOST**2} bytes"
+THREE_OF_FOUR = pb.TokenSequences(lengths=[2, 2], ids=[1, 2, 3])
+
+
 def by_name(*arrays: Array, **fields: Any) -> pb.NamedTensors:
     """The query, with other values in some fields."""
     message = named("query", *(arrays or (QUERY,)))
@@ -135,29 +140,20 @@ def inputs(*tensors: pb.NamedTensors, **options: Any) -> pb.AttendRequest:
 
 
 INVALID = (
-    (
-        pb.AttendRequest(query=sequences(data_type=pb.DATA_TYPE_UNSPECIFIED)),
-        "query.data_type: is 0; must be one of FP32, FP16, BF16, INT64, BOOL",
-    ),
+    (pb.AttendRequest(query=UNTYPED), "query.data_type: is 0; must be one of FP32, FP16, BF16, INT64, BOOL"),
     (pb.AttendRequest(query=sequences(width=0)), "query.width: must be at least 1"),
     (
         pb.AttendRequest(key=LONGEST),
-        f"key.data: has 8 bytes; {2 * MOST} x {MOST} elements of int64 need {16 * MOST**2} bytes",
+        TOO_SHORT,
     ),
-    (
-        pb.AttendRequest(token_ids=pb.TokenSequences(lengths=[2, 2], ids=[1, 2, 3])),
-        "token_ids.ids: has 3 ids; the lengths sum to 4",
-    ),
+    (pb.AttendRequest(token_ids=THREE_OF_FOUR), "token_ids.ids: has 3 ids; the lengths sum to 4"),
     (pb.AttendRequest(positions=[1]), "positions: need a query of vectors or token ids; the request has"),
     (pb.AttendRequest(query=sequences([1]), output_names=["x"]), "output_names: needs inputs, which name"),
     (pb.AttendRequest(mask=pb.AttentionMask(bits=b"1")), "mask.kind: is 0; must be one of keys, pairs"),
     (inputs(by_name(), by_name()), "query: is sent twice"),
     (inputs(by_name(shapes=[1] * 40)), "query: has 42 sizes for 1 tensors"),
     (inputs(by_name(data=b"1234567")), "query.data: has 7 bytes; 12 elements"),
-    (
-        inputs(by_name(np.ones((0, 4), np.float32), shapes=[MOST] * 2)),
-        "query: tensor 0 has an axis without elements",
-    ),
+    (inputs(by_name(QUERY[:0], shapes=[MOST] * 2)), "query: tensor 0 has an axis without elements"),
     (inputs(by_name(), return_weights=True), "return_weights: cannot be combined with inputs"),
     (inputs(by_name(), output_names=["x"]), "output_names: has 'x'; must be one of context_vectors"),
     (inputs(by_name(), output_names=["context_vectors"] * 2), "output_names: has 'context_vectors' twice"),
@@ -173,10 +169,6 @@ TOO_LARGE = (
     [(*row, InvalidRequestError) for row in INVALID] + [(*row, LimitExceededError) for row in TOO_LARGE],
     ids=[says for _, says in (*INVALID, *TOO_LARGE)],
 )
-def test_a_message_that_contradicts_itself_or_is_too_large_is_refused_and_names_the_field(
-    self_model: LoadedModel, message: pb.AttendRequest, says: str, kind: type[EngineError]
-) -> None:
-    with pytest.raises(kind) as caught:
+def test_a_wrong_message_is_refused(self_model: LoadedModel, message: Any, says: str, kind: Any) -> None:
+    with expect_refusal(says, kind):
         decode_attend(message, self_model, limits=LIMITS)
-    assert caught.value.field == says.partition(": ")[0]
-    assert caught.value.message.startswith(says)

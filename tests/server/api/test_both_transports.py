@@ -102,13 +102,14 @@ def a_drain_ends_watchers_idle_streams_and_silent_calls(served: Served) -> None:
         assert refusal(call) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
     assert opened.codes() == {grpc.StatusCode.UNAVAILABLE}
     stopping.wait(AT_ONCE_SECONDS)
-    assert health(served.channel) is None
+    assert health(served.channel) is grpc.StatusCode.UNAVAILABLE
     stream.end()
     opened.close()
 
 
 def callers_are_asked_for_a_token(served: Served) -> None:
     assert answer(attend(served.channel, caller="all-token")) == [2]
+    assert health(served.channel) == SERVING  # which needs none
     for wrong in ("unknown", None):
         assert attend(served.channel, caller=wrong).code() is grpc.StatusCode.UNAUTHENTICATED
 

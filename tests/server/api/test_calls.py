@@ -6,6 +6,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import get_args
 
 import grpc
 import pytest
@@ -50,24 +51,12 @@ class Handler:
             self.ended.append(message)
 
 
-def unary(handler: Handler) -> Method:
-    return Method(handle=handler.answer, right=None)
+def method_of(handler: Handler, kind: CallKind = "unary") -> Method:
+    handle = handler.watch if kind == "server stream" else handler.answer
+    return Method(kind=kind, handle=handle, right=None)
 
 
-def ordered_stream(handler: Handler) -> Method:
-    return Method(kind="ordered stream", handle=handler.answer, right=None)
-
-
-def server_stream(handler: Handler) -> Method:
-    return Method(kind="server stream", handle=handler.watch, right=None)
-
-
-KINDS: dict[str, Callable[[Handler], Method]] = {
-    "unary": unary,
-    "ordered stream": ordered_stream,
-    "server stream": server_stream,
-}
-every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+every_kind = pytest.mark.parametrize("kind", get_args(CallKind))
 
 
 def leaves(call: ScriptedCall, handler: Handler) -> None:
@@ -100,11 +89,11 @@ def has_no_request(call: ScriptedCall, handler: Handler) -> None:
 @every_kind
 @pytest.mark.parametrize("end", [leaves, is_answered, has_no_request])
 def test_a_call_that_has_ended_is_freed_by_reference_counting(
-    kind: Callable[[Handler], Method], end: Callable[[ScriptedCall, Handler], None]
+    kind: CallKind, end: Callable[[ScriptedCall, Handler], None]
 ) -> None:
     """With it goes what it waits for, and what the core keeps, such as a reply that was not taken."""
     handler = Handler()
-    call = started(kind(handler), LIMITS)
+    call = started(method_of(handler, kind), LIMITS)
     freed = weakref.ref(call)
     gc.disable()
     try:
@@ -118,9 +107,9 @@ def test_a_call_that_has_ended_is_freed_by_reference_counting(
 
 
 @every_kind
-def test_a_message_after_the_end_of_the_call_is_not_handled(kind: Callable[[Handler], Method]) -> None:
+def test_a_message_after_the_end_of_the_call_is_not_handled(kind: CallKind) -> None:
     handler = Handler()
-    call = started(kind(handler))
+    call = started(method_of(handler, kind))
     call.cancel()
     call.deliver(b"a")
     assert (handler.requests, call.is_receiving) == ([], False)
@@ -129,7 +118,7 @@ def test_a_message_after_the_end_of_the_call_is_not_handled(kind: Callable[[Hand
 
 def test_replies_of_a_stream_keep_their_order_and_its_window() -> None:
     handler = Handler()
-    call = started(ordered_stream(handler))
+    call = started(method_of(handler, "ordered stream"))
     for name in (b"a", b"b", b"c"):
         call.deliver(name)
     assert not call.is_receiving
@@ -148,12 +137,12 @@ def test_replies_of_a_stream_keep_their_order_and_its_window() -> None:
 
 
 @every_kind
-def test_an_unexpected_error_ends_the_call_with_a_fixed_text(kind: Callable[[Handler], Method]) -> None:
+def test_an_unexpected_error_ends_the_call_with_a_fixed_text(kind: CallKind) -> None:
     class Failing(Handler):
         def begin(self, message: bytes) -> "Future[bytes]":  # noqa: ARG002
             raise ValueError("a secret")
 
-    call = started(kind(Failing()))
+    call = started(method_of(Failing(), kind))
     call.deliver(b"a")
     assert call.ended_with is grpc.StatusCode.INTERNAL
     call.deliver(b"b")  # of a stream that failed
@@ -163,7 +152,7 @@ def test_an_unexpected_error_ends_the_call_with_a_fixed_text(kind: Callable[[Han
 
 def test_a_stream_that_is_idle_for_too_long_ends_and_a_busy_one_does_not() -> None:
     handler = Handler()
-    call = started(ordered_stream(handler), LIMITS)
+    call = started(method_of(handler, "ordered stream"), LIMITS)
     call.deliver(b"a")
     call.wait_long()
     assert call.ended_with is None
@@ -176,7 +165,7 @@ def test_a_stream_that_is_idle_for_too_long_ends_and_a_busy_one_does_not() -> No
 @pytest.mark.parametrize("is_inference", [True, False])
 def test_a_drain_answers_a_message_that_is_on_its_way_and_waits_for_no_other(*, is_inference: bool) -> None:
     handler = Handler()
-    calls = calls_of(replace(unary(handler), is_inference=is_inference))
+    calls = calls_of(replace(method_of(handler), is_inference=is_inference))
     on_its_way, silent = ScriptedCall(), ScriptedCall()
     for call in (on_its_way, silent):
         call.begin(calls.serve)
@@ -190,13 +179,11 @@ def test_a_drain_answers_a_message_that_is_on_its_way_and_waits_for_no_other(*, 
 
 
 @pytest.mark.parametrize(("deadline", "is_refused"), [(1.0, True), (math.inf, False)])
-def test_a_call_that_would_be_answered_too_late_is_refused_before_its_message(
-    deadline: float, *, is_refused: bool
-) -> None:
+def test_a_late_call_is_refused_before_its_message(deadline: float, *, is_refused: bool) -> None:
     def check(checked: float, caller: object) -> None:
         assert (checked, caller) == (deadline, ANYONE)
         raise OverloadedError("too late")
 
     call = ScriptedCall(deadline)
-    call.begin(calls_of(replace(unary(Handler()), is_inference=True), check_deadline=check).serve)
+    call.begin(calls_of(replace(method_of(Handler()), is_inference=True), check_deadline=check).serve)
     assert (call.is_receiving, call.reason) == ((False, "OVERLOADED") if is_refused else (True, ""))

@@ -59,12 +59,10 @@ class World(NamedTuple):
 
 
 @pytest.fixture
-def world(
-    self_model: LoadedModel, text_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[World]:
+def world(models: dict[str, LoadedModel], monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(inference, "LARGE_BYTES", LARGE_REQUEST)
     monkeypatch.setattr(inference, "LARGE_RESERVATION_BYTES", LARGE_RESERVATION)
-    engine, stepped = WatchedEngine([self_model, text_model], Limits()), Stepped()
+    engine, stepped = WatchedEngine([*models.values()], Limits()), Stepped()
     threads = CodecThreads(stepped)
     yield World(engine, stepped, Attend(engine, threads), AttendStream(engine, threads))
     engine.close()
@@ -79,9 +77,7 @@ def world(
     ],
     ids=["small", "large request", "large reply"],
 )
-def test_what_is_large_is_decoded_and_encoded_on_codec_threads(
-    world: World, request_: pb.AttendRequest, before: list[int], after: int
-) -> None:
+def test_large_work_is_moved(world: World, request_: pb.AttendRequest, before: list[int], after: int) -> None:
     call, data = started(world.unary.method()), request_.SerializeToString()
     call.deliver(data)
     assert world.held_bytes >= len(data)

@@ -41,39 +41,37 @@ def refusal(call: Callable[[], object]) -> tuple[str, str, str]:
     return error.value.code().name, found.reason, found.field
 
 
+EMPTY = pb.VectorSequences(data_type=FLOATS, width=6)
+LONG = {"key": vectors(np.tile(KEY, (30, 1))), "value": vectors(np.tile(VALUE, (30, 1)))}
+# Changes of a context, and the field at fault.
+WRONG: list[tuple[Change, str]] = [
+    ({"key": None}, "key"),
+    ({"key": vectors(KEY, KEY)}, "key"),
+    ({"key": EMPTY}, "key"),
+    ({"key": vectors(VALUE)}, "key"),
+    ({"value": None}, "value"),
+    ({"value": vectors(VALUE[:3])}, "value"),
+    ({"model_name": SELF}, "value"),
+    ({"mask": pb.AttentionMask(kind=PAIRS, bits=b"\xff")}, "mask"),
+    ({"mask": pb.AttentionMask(kind=KEYS, bits=b"\xff")}, "mask"),
+    ({"mask": pb.AttentionMask(kind=KEYS, bits=b"\0\0")}, "mask"),
+]
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"model_name": "unknown"}, ("NOT_FOUND", "MODEL_NOT_FOUND", "model_name")),
         ({"model_name": TEXT}, ("UNIMPLEMENTED", "UNSUPPORTED", "")),
-        ({"key": None}, ("INVALID_ARGUMENT", "INVALID_FIELD", "key")),
-        ({"key": vectors(KEY, KEY)}, ("INVALID_ARGUMENT", "INVALID_FIELD", "key")),
-        (
-            {"key": pb.VectorSequences(data_type=FLOATS, width=6)},
-            ("INVALID_ARGUMENT", "INVALID_FIELD", "key"),
-        ),
-        ({"key": vectors(VALUE)}, ("INVALID_ARGUMENT", "INVALID_FIELD", "key")),
-        ({"value": None}, ("INVALID_ARGUMENT", "INVALID_FIELD", "value")),
-        ({"value": vectors(VALUE[:3])}, ("INVALID_ARGUMENT", "INVALID_FIELD", "value")),
-        ({"model_name": SELF}, ("INVALID_ARGUMENT", "INVALID_FIELD", "value")),
-        ({"mask": pb.AttentionMask(kind=PAIRS, bits=b"\xff")}, ("INVALID_ARGUMENT", "INVALID_FIELD", "mask")),
-        ({"mask": pb.AttentionMask(kind=KEYS, bits=b"\xff")}, ("INVALID_ARGUMENT", "INVALID_FIELD", "mask")),
-        ({"mask": pb.AttentionMask(kind=KEYS, bits=b"\0\0")}, ("INVALID_ARGUMENT", "INVALID_FIELD", "mask")),
-        (
-            {"key": vectors(np.tile(KEY, (30, 1))), "value": vectors(np.tile(VALUE, (30, 1)))},
-            ("INVALID_ARGUMENT", "LIMIT_EXCEEDED", "key"),
-        ),
+        (LONG, ("INVALID_ARGUMENT", "LIMIT_EXCEEDED", "key")),
+        *((changes, ("INVALID_ARGUMENT", "INVALID_FIELD", field)) for changes, field in WRONG),
     ],
 )
 def test_what_is_no_context_is_refused(
-    cross_model: LoadedModel,
-    self_model: LoadedModel,
-    text_model: LoadedModel,
-    changes: Change,
-    expected: tuple[str, str, str],
+    models: dict[str, LoadedModel], changes: Change, expected: tuple[str, str, str]
 ) -> None:
     limits = Limits(max_context_bytes=CONTEXT_BYTES + 10_000)
-    with Served(cross_model, self_model, text_model, limits=limits) as served:
+    with Served(*models.values(), limits=limits) as served:
         stub = AttentionServiceStub(served.channel)
         assert refusal(lambda: put(stub, **changes)) == expected
         wait_until(lambda: served.engine.budget.held_bytes == served.engine.contexts.held_bytes == 0)
@@ -104,9 +102,7 @@ def test_putting_twice_is_free_and_a_name_that_is_unknown_is_refused(cross_model
         assert refusal(lambda: stub.Attend(query)) == ("INVALID_ARGUMENT", "INVALID_FIELD", "key")
 
 
-def test_queries_to_one_context_run_together_and_those_of_both_protocols_are_equal(
-    cross_model: LoadedModel,
-) -> None:
+def test_queries_to_one_context_run_together_in_both_protocols(cross_model: LoadedModel) -> None:
     """Of different lengths, with and without masks: without padding."""
     gate, seen = Gate(), list[tuple[int, ...]]()
 

@@ -157,9 +157,7 @@ def test_messages_beyond_the_bounds_are_refused(data: bytes, says: str) -> None:
 
 
 @given(contents=st.lists(content, max_size=3))
-def test_a_field_that_is_appended_is_parsed_by_the_library_and_merges_with_its_submessage(
-    contents: list[bytes],
-) -> None:
+def test_an_appended_field_merges_with_its_submessage(contents: list[bytes]) -> None:
     streamed = typed.AttendStreamResponse(id="7", response=typed.AttendResponse(context_vectors=vectors(b"")))
     appended = field(RESPONSE, field(attention_codec.CONTEXT_DATA, contents))
     read = typed.AttendStreamResponse.FromString(streamed.SerializeToString() + b"".join(appended))

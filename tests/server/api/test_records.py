@@ -134,9 +134,7 @@ def test_each_request_of_a_stream_has_a_line_and_a_span_and_so_has_the_stream(
     assert sorted(codes) == ["NOT_FOUND", "OK", "OK", "OK"]
 
 
-def test_a_run_that_requests_share_is_one_span_linked_to_all_of_them(
-    self_model: LoadedModel, recorder: Recorder, collector: Collector
-) -> None:
+def test_a_shared_run_is_one_span(self_model: LoadedModel, recorder: Recorder, collector: Collector) -> None:
     gate = Gate()
     held = tapped(costing(self_model, SAME_FOR_ALL), gate)
     with Served(held, recorder=recorder, max_concurrent_calls=SHARED + 1) as served:
@@ -155,9 +153,7 @@ def test_a_run_that_requests_share_is_one_span_linked_to_all_of_them(
     assert len(sharing) == SHARED
 
 
-def test_requests_that_fail_are_logged_and_reported_with_their_model(
-    self_model: LoadedModel, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_requests_name_their_model(self_model: LoadedModel, caplog: pytest.LogCaptureFixture) -> None:
     with Served(self_model, limits=Limits(max_sequence_length=4), recorder=Recorder("failed")) as served:
         typed, open_inference = AttentionServiceStub(served.channel), GRPCInferenceServiceStub(served.channel)
         assert attend(served.channel).code() is grpc.StatusCode.OK

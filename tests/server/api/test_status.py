@@ -13,12 +13,7 @@ from attention_serving.server.api import admission  # noqa: F401 - defines some 
 from attention_serving.server.api.attention.service import AttendStream
 from attention_serving.server.api.errors import UNEXPECTED, code_of, trailing_metadata
 from attention_serving.server.api.open_inference.service import ModelStreamInfer
-from attention_serving.server.engine.errors import (
-    EngineError,
-    InvalidRequestError,
-    ModelNotFoundError,
-    OverloadedError,
-)
+from attention_serving.server.engine.errors import EngineError, InvalidRequestError, OverloadedError
 from attention_serving.server.security import web_tokens  # noqa: F401 - and others
 
 # Code and reason of each error, by its name. Clients rely on both.
@@ -63,14 +58,12 @@ def test_every_error_has_a_code_and_a_stable_reason() -> None:
     [
         (EngineError("m"), {}),
         (InvalidRequestError("key", "m"), {"fieldViolations": [{"field": "key", "description": "key: m"}]}),
-        (ModelNotFoundError("m", field="f"), {"fieldViolations": [{"field": "f", "description": "m"}]}),
+        (EngineError("m", field="f"), {"fieldViolations": [{"field": "f", "description": "m"}]}),
         (OverloadedError("full", retry_after=1.25), {"retryDelay": "1.250s"}),
     ],
     ids=["no field", "field", "field beside the message", "retry"],
 )
-def test_an_error_becomes_a_status_with_its_reason_field_and_when_to_retry(
-    error: EngineError, details: dict[str, Any]
-) -> None:
+def test_an_error_becomes_a_status_with_its_details(error: EngineError, details: dict[str, Any]) -> None:
     ((_, value),) = trailing_metadata(error)
     status = status_pb2.Status.FromString(value)
     assert (status.code, status.message) == (code_of(error).value[0], error.message)

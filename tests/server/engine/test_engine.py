@@ -104,9 +104,7 @@ def test_whoever_waits_may_submit_and_withdraw_when_told(held: Held) -> None:
     assert held.recorder.failed == [(SELF, "CANCELLED")]
 
 
-def test_requests_that_wait_run_together_and_the_report_counts_rows_and_padding(
-    cross_model: LoadedModel,
-) -> None:
+def test_a_run_of_several_requests_counts_rows_and_padding(cross_model: LoadedModel) -> None:
     with Held(cross_model) as held:
         requests = [held.submit([(2, 3)]), held.submit([(4, 1)], seed=1)]
     (_, run) = held.recorder.runs

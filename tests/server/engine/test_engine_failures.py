@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -15,12 +15,7 @@ import pytest
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine import engine as engines
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.errors import (
-    Code,
-    DeadlineExceededError,
-    OverloadedError,
-    RunFailedError,
-)
+from attention_serving.server.engine.errors import DeadlineExceededError, OverloadedError, RunFailedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.run.execute import Outputs, gather
@@ -96,15 +91,9 @@ def test_a_run_out_of_memory_is_refused_as_overload(self_model: LoadedModel, eng
     ids=["planned on a thread", "planned inline", "delivered"],
 )
 def test_a_batch_that_cannot_be_planned_or_delivered_fails_its_requests(
-    self_model: LoadedModel,
-    engine: Engine,
-    monkeypatch: pytest.MonkeyPatch,
-    part: object,
-    name: str,
-    *,
-    inline: bool,
+    self_model: LoadedModel, engine: Engine, part: Any, name: str, inline: bool
 ) -> None:
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(part, name, broken)
         for _ in range(3):
             request = validated_of(self_model, [(2, 2)])
@@ -116,9 +105,7 @@ def test_a_batch_that_cannot_be_planned_or_delivered_fails_its_requests(
     assert_still_runs(engine, self_model)
 
 
-def test_a_result_that_cannot_be_made_fails_its_own_request_only(
-    self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_result_fails_one_request(self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request has left the queue by then, and the others of its batch too."""
     failures = [RuntimeError(MESSAGE)] * 2
 
@@ -162,9 +149,7 @@ def test_the_arena_is_trimmed_once_some_time_after_large_runs_or_may_fail_to_be(
 
 
 @pytest.mark.parametrize("abandoned", [True, False], ids=["all callers left", "one caller waits"])
-def test_a_run_is_ended_once_all_of_its_callers_have_left(
-    self_model: LoadedModel, *, abandoned: bool
-) -> None:
+def test_a_run_ends_when_all_of_its_callers_left(self_model: LoadedModel, *, abandoned: bool) -> None:
     """The runtime itself ends the run: it is asked to before the gate lets the run begin."""
     gate, recorder = Gate(), Recorder()
     model = tapped(costing(self_model, SAME_FOR_ALL), gate)  # one second
@@ -235,7 +220,7 @@ def test_many_callers_at_once_get_their_own_answers(models: dict[str, LoadedMode
         fates = [pair for found in pool.map(call, range(CALLERS)) for pair in found]
     engine.close()
     withdrawn = [request for request, _ in fates if request.is_done and request.outcome is None]
-    assert [code for _, code in recorder.failed].count(Code.CANCELLED) == len(withdrawn) > 0
+    assert [code for _, code in recorder.failed].count("CANCELLED") == len(withdrawn) > 0
     assert {fate for _, fate in fates} == set(FATES)
     assert max(recorder.sizes) <= 5
     for request, fate in fates:

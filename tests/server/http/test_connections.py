@@ -149,9 +149,7 @@ def test_the_time_of_a_head(shared_scripted: Scripted) -> None:
         assert answer_on(later).status == 408
 
 
-def test_connections_that_wait_for_their_clients_make_room_and_take_no_places(
-    shared_scripted: Scripted,
-) -> None:
+def test_slow_connections_make_room_and_take_no_places(shared_scripted: Scripted) -> None:
     begun = (b"", b"POST /v2/mo", head(INFER, "Content-Length: 100") + b"{", LIVE)
     with (
         front(shared_scripted, max_connections=8, max_concurrent_calls=1) as running,
@@ -185,9 +183,7 @@ def test_more_requests_than_places(port: int, scripted: Scripted, blocked: Block
 
 
 @pytest.mark.parametrize("padding", [0, 2 * LARGE_BYTES], ids=["small", "large"])
-def test_a_client_that_leaves_cancels_its_call(
-    port: int, scripted: Scripted, blocked: Blocked, padding: int
-) -> None:
+def test_leaving_cancels_a_call(port: int, scripted: Scripted, blocked: Blocked, padding: int) -> None:
     """Also after a large body, for which reading was paused."""
     with connected(port) as connection:
         body = json.dumps(REQUEST).encode() + b" " * padding
@@ -241,8 +237,7 @@ def test_the_grace_ends(scripted: Scripted, blocked: Blocked) -> None:
     with front(scripted, grace_seconds=0) as running, busy(running.port, scripted, 1) as (connection,):
         running.drain()
         answer = answer_on(connection)
-        assert answer.status == 503
-        assert answer.error == "the server is shutting down; retry on another server"
+        assert (answer.status, answer.error) == (503, "the server is shutting down; retry on another server")
     assert blocked.cancelled.wait(PATIENCE_SECONDS)
 
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import pytest
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from tests.server.api.messages import vectors
@@ -46,26 +45,3 @@ def test_contexts_are_listed_and_dropped(scripted: Scripted, port: int) -> None:
     answer = ask(port, f"{PATH}/c1", method="DELETE")
     assert (answer.status, answer.body, "content-length" in answer.headers) == (204, b"", False)
     assert scripted.next().request == pb.DropContextRequest(**NAMED, id="c1")
-
-
-SHARED = {"name": "key", "shape": [3, 4], "datatype": "FP32", "parameters": {"shared_memory_region": "a"}}
-WRONG: dict[str, tuple[Any, ...]] = {
-    "parameters[ttl_seconds]: must be less than": ({"ttl_seconds": 2**32}, [tensor("key", KEY)]),
-    "parameters[ttl]: is unknown": ({"ttl": 1}, [tensor("key", KEY)]),
-    "query: is unknown or given twice": ({}, [tensor("query", KEY)]),
-    "key: is unknown or given twice": ({}, [tensor("key", KEY)] * 2),
-    "key: is FP32 of the shape [2, 3, 2]; must be": ({}, [tensor("key", KEY.reshape(2, 3, 2))]),
-    "key: is FP32 of the shape [12]; must be": ({}, [tensor("key", KEY.ravel())]),
-    "key: is FP64 of the shape [3, 4]; must be": ({}, [{**tensor("key", KEY), "datatype": "FP64"}]),
-    "mask: is BOOL of the shape [1, 3]; must be BOOL (rows)": ({}, [{**MASK, "shape": [1, 3]}]),
-    "inputs: have different numbers of rows": ({}, [tensor("key", KEY[:2]), MASK]),
-    "inputs: must not be in shared memory": ({}, [SHARED]),
-}
-
-
-@pytest.mark.parametrize(("error", "given"), WRONG.items())
-def test_wrong_bodies(scripted: Scripted, port: int, error: str, given: tuple[Any, ...]) -> None:
-    answer = ask(port, PATH, dict(zip(("parameters", "inputs"), given, strict=True)))
-    assert answer.status == 400
-    assert answer.error.startswith(error)
-    assert scripted.calls.empty()

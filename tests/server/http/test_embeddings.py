@@ -60,9 +60,7 @@ def test_requests(scripted: Scripted, port: int, members: dict[str, Any], fields
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_errors(
-    scripted: Scripted, port: int, code: str, details: str, status: int, error: tuple[str | None, ...]
-) -> None:
+def test_errors(scripted: Scripted, port: int, code: str, details: str, status: int, error: Any) -> None:
     scripted.behaviours["Attend"] = lambda _, context: context.abort(grpc.StatusCode[code], details)
     answer = ask(port, PATH, {"model": "m", "input": "a"})
     found = answer.json["error"]

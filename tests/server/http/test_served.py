@@ -77,9 +77,7 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def test_descriptions_answers_and_refusals_state_the_digest(
-    served: Served, port: int, artifacts: Path
-) -> None:
+def test_replies_and_refusals_state_the_digest(served: Served, port: int, artifacts: Path) -> None:
     with AttentionClient(served.target, token="all-token") as client:  # noqa: S106 - of a test
         digests = [client.model(SELF).digest, client.attend(SELF, QUERY).model_digest]
         digests += [client.infer(SELF, {"query": QUERY}).model_digest]
@@ -116,9 +114,7 @@ LARGE, CALLER = "Content-Length: 1048576", "Authorization: Bearer caller-token"
         (INFER, ["Content-Encoding: gzip", "Content-Length: 100"], 401),
     ],
 )
-def test_a_large_body_is_refused_before_it_is_read(
-    port: int, path: str, headers: list[str], status: int
-) -> None:
+def test_a_large_body_is_refused_unread(port: int, path: str, headers: list[str], status: int) -> None:
     """Only the head is sent: it announces a body that may be large and never comes."""
     with connected(port) as connection:
         connection.sendall(head(path, "Expect: 100-continue", *headers))

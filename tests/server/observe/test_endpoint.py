@@ -45,9 +45,7 @@ def endpoint() -> Iterator[MetricsEndpoint]:
         ("POST", "/metrics", 405, b"# HTTP 405"),
     ],
 )
-def test_one_path_is_served(
-    endpoint: MetricsEndpoint, method: str, path: str, status: int, body: bytes
-) -> None:
+def test_the_only_path(endpoint: MetricsEndpoint, method: str, path: str, status: int, body: bytes) -> None:
     answer = ask(endpoint.port, path, method=method)
     assert answer.status == status
     assert answer.body.startswith(body)
@@ -67,9 +65,7 @@ def handlers() -> int:
     return sum("process_request_thread" in thread.name for thread in threading.enumerate())
 
 
-def test_connections_beyond_the_limit_wait_until_others_have_ended_or_were_silent_for_a_time(
-    endpoint: MetricsEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connections_are_limited(endpoint: MetricsEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus._Handler, "timeout", 2.0)
     wait_until(lambda: not handlers())  # those of other tests
     with ExitStack() as stack:

@@ -35,9 +35,7 @@ def json_line(event: str = "model ready", /, **fields: object) -> str:
     return JsonFormatter().format(record(event, **fields))
 
 
-def test_a_line_has_its_time_in_utc_its_event_and_its_fields_in_their_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_line_has_time_in_utc_event_and_fields_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "Asia/Tokyo")
         time.tzset()
@@ -93,9 +91,7 @@ def logged(code: str) -> str:
         ("json", '"event": "shown", "a": 1', "UserWarning: one\\ntwo", ', "worker": 3}'),
     ],
 )
-def test_events_and_warnings_are_lines_with_the_fields_of_the_process(
-    style: str, shown: str, warned: str, end: str
-) -> None:
+def test_events_and_warnings_are_lines_of_the_process(style: str, shown: str, warned: str, end: str) -> None:
     first, second = logged(
         f"import warnings; logs.configure('WARNING', {style!r}, worker=3); log = logging.getLogger('any');"
         "log.info('hidden'); log.warning('shown', extra={'a': 1})\n"

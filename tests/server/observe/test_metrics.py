@@ -24,7 +24,7 @@ from attention_serving.server.observe.prometheus import BulkHistogram, MetricsEn
 from attention_serving.server.settings import Settings
 from attention_serving.server.supervision import Child
 from tests.server.samples import CROSS, SELF, TEXT
-from tests.support.prometheus import parse, published, scrape, value
+from tests.support.prometheus import published, scrape, shows, value
 
 HOST = "127.0.0.1"
 
@@ -35,10 +35,9 @@ def metrics() -> Metrics:
 
 
 def has(metrics: Metrics, expected: str) -> bool:
-    """Whether these samples, in Prometheus' text format, are published once the metrics are refreshed."""
+    """Whether these samples are published once the metrics are refreshed."""
     metrics.refresh()
-    samples = published(metrics.registry)
-    return {name: samples.get(name) for name in parse(expected)} == parse(expected)
+    return shows(metrics.registry, expected)
 
 
 def test_models_are_published_with_state_and_measured_error(metrics: Metrics, loaded: Repository) -> None:

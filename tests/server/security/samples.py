@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from attention_serving.server.security.token_file import TokenTable, digest_of, parse_table
-from attention_serving.server.security.web_tokens import Keys, KeySet, read_keys
+from attention_serving.server.security.web_tokens import Keys, KeySet, WebTokens, read_keys
 from attention_serving.server.threads import Watched, read_bytes
 
 ISSUER, AUDIENCE = "https://issuer.example", "attention"
@@ -71,6 +71,11 @@ class FixedKeys(Keys):
         self.wanted += 1
 
 
+def issuer_tokens(keys: FixedKeys, **options: Any) -> WebTokens:
+    """What takes the tokens of the issuer."""
+    return WebTokens(keys, issuer=ISSUER, audience=AUDIENCE, **options)
+
+
 @cache
 def private_key(algorithm: str, name: str = "one") -> Any:
     """A key of the issuer; another for each name."""
@@ -82,11 +87,15 @@ def private_key(algorithm: str, name: str = "one") -> Any:
     return rsa.generate_private_key(65537, 2048)
 
 
+def jwk(algorithm: str, key: Any) -> dict[str, Any]:
+    """A key as a member of a key set, without a name."""
+    member: dict[str, Any] = json.loads(jwt.get_algorithm_by_name(algorithm).to_jwk(key))
+    return member
+
+
 def public_jwk(algorithm: str, name: str = "one", **members: Any) -> dict[str, Any]:
     """The public part of a key, as a member of a key set."""
-    kind = jwt.get_algorithm_by_name(algorithm)
-    found: dict[str, Any] = json.loads(kind.to_jwk(private_key(algorithm, name).public_key()))
-    return {**found, "kid": name, **members}
+    return {**jwk(algorithm, private_key(algorithm, name).public_key()), "kid": name, **members}
 
 
 def key_set(*members: dict[str, Any]) -> dict[str, Any]:

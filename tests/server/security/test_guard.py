@@ -17,13 +17,11 @@ from attention_serving.server.security.rights import (
     Right,
     Rights,
 )
-from attention_serving.server.security.web_tokens import WebTokens
 from tests.server.http.clients import HOST, ask
 from tests.server.security.samples import (
-    AUDIENCE,
-    ISSUER,
     FixedKeys,
     entry,
+    issuer_tokens,
     public_jwk,
     signed,
     watched,
@@ -41,7 +39,7 @@ def guard(tmp_path: Path) -> Iterator[Guard]:
         entry("old", "second", "read", expires="2020-01-01T00:00:00Z"),
         entry("jobs", None, "read", certificate="jobs.example"),
     )
-    tokens = WebTokens(FixedKeys(public_jwk("ES256")), issuer=ISSUER, audience=AUDIENCE)
+    tokens = issuer_tokens(FixedKeys(public_jwk("ES256")))
     table = watched(path)
     yield Guard(table, tokens)
     table.close()
@@ -81,9 +79,7 @@ def test_callers_are_named_by_their_token_or_else_their_certificate(guard: Guard
     ],
     ids=range(12),
 )
-def test_other_callers_are_unknown(
-    guard: Guard, values: list[str | bytes], certificates: tuple[str, ...], kind: Any, error: str
-) -> None:
+def test_unknown_callers(guard: Guard, values: Any, certificates: Any, kind: Any, error: str) -> None:
     with pytest.raises(CredentialsError) as raised:
         name_of(guard, *values, certificates=certificates)
     assert type(raised.value) is kind

@@ -64,9 +64,7 @@ def test_toml_and_json_are_read_alike(tmp_path: Path) -> None:
     ],
     ids=range(13),
 )
-def test_a_wrong_file_is_refused_with_the_place_and_without_secrets(
-    content: Any, error: str, tmp_path: Path
-) -> None:
+def test_a_wrong_file_is_refused_without_secrets(content: Any, error: str, tmp_path: Path) -> None:
     path = tmp_path / "tokens.json"
     path.write_text(content if isinstance(content, str) else json.dumps({"identities": content}))
     with pytest.raises(ServerError) as raised:
@@ -76,9 +74,7 @@ def test_a_wrong_file_is_refused_with_the_place_and_without_secrets(
     assert "t0p-s3cret" not in str(raised.value)
 
 
-def test_a_file_is_replaced_whole_and_for_its_owner_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_replaced_whole_for_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_tokens(tmp_path / "tokens.json", entry("old", "t", "read"))
     path.chmod(0o644)
     content = TokenFile(identities=(Entry(name="new", sha256=HASH, rights=("infer:a", "read")),))

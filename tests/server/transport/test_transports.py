@@ -174,9 +174,7 @@ def test_callbacks_run_in_order_on_the_transports_thread(listening: Listening) -
     assert ran == [(name, "calls") for name in (*range(100), "inner", "outer")]
 
 
-def test_a_call_that_has_ended_is_not_resumed_and_delays_no_other(
-    listening: Listening, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ended_call_is_not_resumed(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
 
     async def reply_and_wait(call: Call) -> None:

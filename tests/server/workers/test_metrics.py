@@ -10,7 +10,7 @@ from attention_serving.server.api.calls import CallLoad
 from attention_serving.server.engine.statistics import EngineLoad
 from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.observe.prometheus import FOLDER_VARIABLE, worker_registry, write_metrics_to
-from tests.support.prometheus import parse, published
+from tests.support.prometheus import shows
 
 
 @pytest.fixture(autouse=True)
@@ -33,17 +33,11 @@ def work(folder: Path, worker: int, *, calls: int, is_ready: bool) -> None:
     metrics.refresh()
 
 
-def shows(folder: Path, expected: str) -> bool:
-    """Whether the metrics of all workers have these samples."""
-    samples = published(worker_registry(folder))
-    return {name: samples.get(name) for name in parse(expected)} == parse(expected)
-
-
 def test_counts_and_loads_add_up_and_other_gauges_show_the_worst_worker(tmp_path: Path) -> None:
     work(tmp_path, 0, calls=2, is_ready=True)
     work(tmp_path, 1, calls=3, is_ready=False)
     assert shows(
-        tmp_path,
+        worker_registry(tmp_path),
         """
         attention_requests_total{method="/a/B",code="OK"} 5
         attention_request_seconds_count{method="/a/B"} 5
@@ -56,11 +50,11 @@ def test_counts_and_loads_add_up_and_other_gauges_show_the_worst_worker(tmp_path
     )
     files = len(list(tmp_path.iterdir()))
     mark_process_dead(1, str(tmp_path))  # type: ignore[no-untyped-call]
-    assert shows(tmp_path, "attention_open_calls 2\nattention_queue_age_seconds 0.5")
+    assert shows(worker_registry(tmp_path), "attention_open_calls 2\nattention_queue_age_seconds 0.5")
     for _ in range(2):  # replacements of it, which go on with its counts and its files
         work(tmp_path, 1, calls=1, is_ready=True)
     assert shows(
-        tmp_path,
+        worker_registry(tmp_path),
         """
         attention_requests_total{method="/a/B",code="OK"} 7
         attention_request_seconds_sum{method="/a/B"} 3.5

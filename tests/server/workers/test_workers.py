@@ -154,9 +154,7 @@ def test_stopped_workers_do_not_hold_up_the_end(artifacts: Path, tmp_path: Path,
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("is_serving", [True, False], ids=["serving", "loading"])
-def test_no_process_outlives_the_supervisor(
-    artifacts: Path, tmp_path: Path, temporary: Path, is_serving: bool
-) -> None:
+def test_no_process_is_orphaned(artifacts: Path, tmp_path: Path, temporary: Path, is_serving: bool) -> None:
     with two_workers(artifacts, tmp_path, "--http-port=0") as service:
         service.pids(2)
         if is_serving:
@@ -204,12 +202,7 @@ CAUSES = {
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(("options", "said"), CAUSES.values(), ids=CAUSES)
 def test_a_service_that_cannot_start_says_why_once_before_it_loads(
-    artifacts: Path,
-    tmp_path: Path,
-    temporary: Path,
-    options: str,
-    said: str,
-    workers: int,
+    artifacts: Path, tmp_path: Path, temporary: Path, options: str, said: str, workers: int
 ) -> None:
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -14,20 +14,16 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING, EncoderFacts
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.model.config import POOLINGS as LIBRARY_POOLINGS
-from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.errors import EngineError, InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.outputs import (
-    POOLINGS,
-    check_pooling,
-    check_spans,
-    pooled,
-    token_spans,
-    with_spans,
-)
+from attention_serving.server.engine.requests import outputs
 from attention_serving.server.engine.requests.tokenizer import EncodedTexts
 from attention_serving.server.engine.types import Array, Ragged
+from tests.server.samples import TEXT
+from tests.support.refusals import expect_refusal
 
 WIDTH, TOKENS = 8, 40
+CUT = "span 1 of text 1, (0, 6), ends beyond character 5, where the text is cut"
 
 
 def facts(*pooling: str, normalised: bool = False) -> EncoderFacts:
@@ -66,12 +62,12 @@ def weighted_by_hand(rows: Array, start: int, end: int) -> torch.Tensor:
     return (torch.from_numpy(rows[start:end]) * weights).sum(dim=0) / weights.sum()
 
 
-@pytest.mark.parametrize("name", POOLINGS)
+@pytest.mark.parametrize("name", outputs.POOLINGS)
 @settings(max_examples=12)
 @given(spans=ranges(TOKENS))
 def test_each_span_is_pooled_as_torch_pools_its_rows(name: str, spans: list[tuple[int, int]]) -> None:
     rows = token_vectors()
-    found = pooled(rows, np.array(spans, np.int64).reshape(-1, 2), facts(name))
+    found = outputs.pooled(rows, np.array(spans, np.int64).reshape(-1, 2), facts(name))
     assert found.dtype == np.float32
     assert found.shape == (len(spans), WIDTH)
     for vector, (start, end) in zip(found, spans, strict=True):
@@ -81,8 +77,9 @@ def test_each_span_is_pooled_as_torch_pools_its_rows(name: str, spans: list[tupl
 
 def test_several_poolings_are_concatenated_and_then_normalised() -> None:
     rows = token_vectors()
-    found = pooled(rows, np.array([[2, 9]]), facts("mean", "mean_sqrt_length", normalised=True))[0]
-    zeros = pooled(np.zeros((3, WIDTH), np.float32), np.array([[0, 3]]), facts("mean", normalised=True))
+    found = outputs.pooled(rows, np.array([[2, 9]]), facts("mean", "mean_sqrt_length", normalised=True))[0]
+    zero_rows, span = np.zeros((3, WIDTH), np.float32), np.array([[0, 3]])
+    zeros = outputs.pooled(zero_rows, span, facts("mean", normalised=True))
     np.testing.assert_array_equal(zeros, np.zeros((1, WIDTH)))
     both = torch.cat([by_torch(name, rows, 2, 9) for name in ("mean", "mean_sqrt_length")])
     np.testing.assert_allclose(found, F.normalize(both, dim=0).numpy(), rtol=1e-5, atol=1e-6)
@@ -90,15 +87,15 @@ def test_several_poolings_are_concatenated_and_then_normalised() -> None:
 
 def test_small_rows_after_large_ones_keep_their_precision() -> None:
     rows = np.concatenate([np.full((500, WIDTH), 1e4, np.float32), token_vectors(4) * 1e-3])
-    found = pooled(rows, np.array([[500, 504]]), facts("mean"))[0]
+    found = outputs.pooled(rows, np.array([[500, 504]]), facts("mean"))[0]
     np.testing.assert_allclose(found, rows[500:].mean(axis=0, dtype=np.float64), rtol=1e-5, atol=1e-9)
 
 
 def test_spans_replace_token_vectors_and_the_embedding_and_nothing_else() -> None:
-    outputs = {EMBEDDING: np.ones(WIDTH), CONTEXT_VECTORS: token_vectors(), "attention_weights": np.ones(3)}
-    found = with_spans(outputs, np.array([[0, 1]]), facts("mean"))
+    results = {EMBEDDING: np.ones(WIDTH), CONTEXT_VECTORS: token_vectors(), "attention_weights": np.ones(3)}
+    found = outputs.with_spans(results, np.array([[0, 1]]), facts("mean"))
     assert set(found) == {EMBEDDING, "attention_weights"}
-    np.testing.assert_allclose(found[EMBEDDING], outputs[CONTEXT_VECTORS][:1], rtol=1e-6)
+    np.testing.assert_allclose(found[EMBEDDING], results[CONTEXT_VECTORS][:1], rtol=1e-6)
 
 
 texts = st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=1, max_size=4)
@@ -106,9 +103,7 @@ texts = st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=1, max_size=4
 
 @settings(max_examples=30)
 @given(data=st.data(), steps=texts)
-def test_the_tokens_of_a_span_are_those_that_share_a_character_with_it(
-    data: st.DataObject, steps: list[list[int]]
-) -> None:
+def test_tokens_of_a_span_share_a_character_with_it(data: st.DataObject, steps: list[list[int]]) -> None:
     """Tokens may share characters, leave some out, or have none."""
     offsets, ends, spans = [], [], []
     for own in steps:
@@ -123,11 +118,10 @@ def test_the_tokens_of_a_span_are_those_that_share_a_character_with_it(
         for own, wanted in zip(offsets, spans, strict=True)
     ]
     if any(not tokens for own in expected for tokens in own):
-        with pytest.raises(InvalidRequestError, match="does not overlap any token") as caught:
-            token_spans(ragged(spans), encoded)
-        assert caught.value.field == "spans"
+        with pytest.raises(InvalidRequestError, match=r"^spans: .* does not overlap any token"):
+            outputs.token_spans(ragged(spans), encoded)
         return
-    found = token_spans(ragged(spans), encoded)
+    found = outputs.token_spans(ragged(spans), encoded)
     assert found.rows.tolist() == [[tokens[0], tokens[-1] + 1] for own in expected for tokens in own]
     assert found.lengths == tuple(map(len, spans))
 
@@ -140,20 +134,17 @@ def ragged(pairs: list[list[tuple[int, int]]], dtype: Any = np.int64) -> Ragged:
 @pytest.mark.parametrize(
     ("spans", "error", "message"),
     [
-        ([[(0, 2)], [(3, 3)]], InvalidRequestError, r"span 0 of text 1, \(3, 3\), has no characters"),
-        ([[(0, 2), (5, 4)], []], InvalidRequestError, r"span 1 of text 0, \(5, 4\), has no characters"),
-        ([[(0, 11)], []], InvalidRequestError, r"span 0 of text 0, \(0, 11\), ends beyond the 10 characters"),
-        ([[], [(0, 1), (0, 6)]], LimitExceededError, r"\(0, 6\), ends beyond character 5, where the text is"),
+        ([[(0, 2)], [(3, 3)]], InvalidRequestError, "span 0 of text 1, (3, 3), has no characters"),
+        ([[(0, 2), (5, 4)], []], InvalidRequestError, "span 1 of text 0, (5, 4), has no characters"),
+        ([[(0, 11)], []], InvalidRequestError, "span 0 of text 0, (0, 11), ends beyond the 10 characters"),
+        ([[], [(0, 1), (0, 6)]], LimitExceededError, CUT),
         ([[(0, 1)]], InvalidRequestError, "are given for 1 texts of 2"),
         ([[(0, 1)], [], []], InvalidRequestError, "are given for 3 texts of 2"),
     ],
 )
-def test_spans_outside_their_text_are_refused(
-    spans: list[list[tuple[int, int]]], error: type[InvalidRequestError], message: str
-) -> None:
-    with pytest.raises(error, match=message) as caught:
-        check_spans(ragged(spans), (10, 5), truncated=(1,), unit="character", noun="text")
-    assert caught.value.field == "spans"
+def test_spans_outside_their_text_are_refused(spans: Any, error: type[EngineError], message: str) -> None:
+    with expect_refusal(f"spans: {message}", error):
+        outputs.check_spans(ragged(spans), (10, 5), truncated=(1,), unit="character", noun="text")
 
 
 def with_pooling(model: LoadedModel, **changes: Any) -> LoadedModel:
@@ -164,16 +155,15 @@ def with_pooling(model: LoadedModel, **changes: Any) -> LoadedModel:
 
 
 def test_models_whose_spans_cannot_be_pooled_are_refused(text_model: LoadedModel) -> None:
-    def refusal(model: LoadedModel) -> str:
-        with pytest.raises(InvalidRequestError) as caught:
-            check_pooling(model)
-        assert caught.value.field == "spans"
-        return caught.value.message
-
-    assert {*LIBRARY_POOLINGS} == {*POOLINGS, "max", "cls", "last", "own"}
-    assert "is not a text encoder with token vectors" in refusal(text_model)
-    one_token = with_pooling(text_model, encoder=facts("mean", "cls"))
-    assert "pools by cls; spans need mean or" in refusal(one_token)
-    check_pooling(with_pooling(text_model, encoder=facts("mean"), config={"dense": []}))
-    dense = with_pooling(text_model, encoder=facts("mean"), config={"dense": [{"d_in": WIDTH}]})
-    assert "linear layers after pooling" in refusal(dense)
+    assert {*LIBRARY_POOLINGS} == {*outputs.POOLINGS, "max", "cls", "last", "own"}
+    outputs.check_pooling(with_pooling(text_model, encoder=facts("mean"), config={"dense": []}))
+    for model, message in (
+        (text_model, "is not a text encoder with token vectors"),
+        (with_pooling(text_model, encoder=facts("mean", "cls")), "pools by cls; spans need mean or"),
+        (
+            with_pooling(text_model, encoder=facts("mean"), config={"dense": [{"d_in": WIDTH}]}),
+            "has linear layers after pooling",
+        ),
+    ):
+        with expect_refusal(f"spans: model '{TEXT}' {message}"):
+            outputs.check_pooling(model)

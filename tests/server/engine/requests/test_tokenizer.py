@@ -2,18 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from attention_serving.server.engine.errors import (
-    DeadlineExceededError,
-    InvalidRequestError,
-    LimitExceededError,
-)
+from attention_serving.server.engine.errors import DeadlineExceededError, LimitExceededError
 from attention_serving.server.engine.requests.tokenizer import EncodedTexts, TextEncoder, TextLimits
+from tests.support.refusals import expect_refusal
 
 UNK = "[UNK]"
 SPECIALS = [("<s>", 0), ("</s>", 1)]
@@ -136,9 +134,7 @@ def test_offsets_are_those_of_the_library_without_the_prefix_and_the_ids_do_not_
 
 @settings(max_examples=40)
 @given(text=st.text(st.sampled_from(LETTERS), max_size=200))
-def test_a_text_that_is_cut_ends_where_its_next_token_begins(
-    pair: tuple[TextEncoder, Tokenizer], text: str
-) -> None:
+def test_a_cut_text_ends_where_its_next_token_begins(pair: tuple[TextEncoder, Tokenizer], text: str) -> None:
     encoder, reference = pair
     most = 6
     found = encoder.encode((text,), TextLimits(text_tokens=most), truncates=True, offsets=True)
@@ -157,9 +153,7 @@ def test_a_text_that_is_cut_ends_where_its_next_token_begins(
 
 @settings(max_examples=60)
 @given(text=st.text(st.sampled_from(LETTERS), max_size=80), limit=st.integers(2, 12))
-def test_a_text_is_refused_for_its_tokens_only_if_the_whole_of_it_has_too_many(
-    pair: tuple[TextEncoder, Tokenizer], text: str, limit: int
-) -> None:
+def test_only_too_many_tokens_are_refused(pair: tuple[TextEncoder, Tokenizer], text: str, limit: int) -> None:
     encoder, reference = pair
     length = len(reference.encode(text))
     try:
@@ -176,65 +170,45 @@ def test_the_start_of_a_long_text_is_enough_to_refuse_it(tmp_path: Path) -> None
     seen: list[int] = []
     encode = long._encoding
     long._encoding = lambda text, **options: seen.append(len(text)) or encode(text, **options)  # type: ignore[method-assign, func-returns-value]
-    with pytest.raises(LimitExceededError) as caught:
+    with pytest.raises(LimitExceededError, match=r"^text: .* the limit is 100"):
         long.encode(("low " * 100_000,), TextLimits(text_tokens=100))
-    assert caught.value.field == "text"
-    assert "the limit is 100" in caught.value.message
     assert max(seen) < 1000
 
 
-@pytest.mark.parametrize("text", ["", " \t\n"])
-def test_a_text_without_words_is_refused_by_its_index(text: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError) as refusal:
-        encoder_of(word_level(), tmp_path).encode(("low", text))
-    assert refusal.value.field == "text"
-    assert refusal.value.message == "text: text 1 does not contain any words"
+EMPTY = "text: text 1 does not contain any words"
+WORDS = [f"w{number}" for number in range(9)]
+UNKNOWN = " ".join(["low", *WORDS, WORDS[0], "x" * 5000, "other"])
+# Texts, the second of a pair, and what is refused of them.
+INVALID: list[tuple[Any, Any, str]] = [
+    (("low", ""), (), EMPTY),
+    (("low", " \t\n"), (), EMPTY),
+    (("low", memoryview(b"\xff")), (), "text: text 1 is not UTF-8: 'utf-8' codec"),
+    (("low",), (b"\xff",), "text: the second text of pair 0 is not UTF-8"),
+    ((UNKNOWN,), (), f"text: unknown words: {', '.join(map(repr, [*WORDS, 'x' * 128 + '...']))}"),
+]
+LIMITED: list[tuple[Any, Any, str]] = [
+    (("low", "low low low"), {"text_tokens": 2}, "text: text 1 has 3 or more tokens; the limit is 2"),
+    (("low low", b"low low"), {"tokens": 3}, "text: texts 0 to 1 have 4 tokens; the limit of one request is"),
+    (("low", b"lowlow"), {"text_bytes": 5}, "text: text 1 has 6 bytes; the limit is 5"),
+    (("\u00e9\u00e9\u00e9",), {"text_bytes": 5}, "text: text 0 has 6 bytes; the limit is 5"),
+]
 
 
-@pytest.mark.parametrize(
-    ("texts", "limits", "says"),
-    [
-        (
-            ("low", "low low low"),
-            TextLimits(text_tokens=2),
-            "text: text 1 has 3 or more tokens; the limit is 2",
-        ),
-        (
-            ("low low", b"low low"),
-            TextLimits(tokens=3),
-            "text: texts 0 to 1 have 4 tokens; the limit of one request is 3",
-        ),
-        (("low", b"lowlow"), TextLimits(text_bytes=5), "text: text 1 has 6 bytes; the limit is 5"),
-        (("\u00e9\u00e9\u00e9",), TextLimits(text_bytes=5), "text: text 0 has 6 bytes; the limit is 5"),
-    ],
-    ids=["tokens of a text", "tokens of all texts", "bytes", "bytes of characters"],
-)
-def test_texts_beyond_a_limit_are_refused(
-    texts: tuple[str | bytes, ...], limits: TextLimits, says: str, tmp_path: Path
-) -> None:
-    with pytest.raises(LimitExceededError) as caught:
-        encoder_of(word_level(), tmp_path).encode(texts, limits)
-    assert caught.value.message == says
+@pytest.mark.parametrize(("texts", "pairs", "message"), INVALID)
+def test_invalid_texts_are_refused(texts: Any, pairs: Any, message: str, tmp_path: Path) -> None:
+    with expect_refusal(message):
+        encoder_of(word_level(), tmp_path).encode(texts, pairs=pairs)
 
 
-def test_bytes_that_are_not_utf_8_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="text 1 is not UTF-8: 'utf-8' codec"):
-        encoder_of(word_level(), tmp_path).encode(("low", memoryview(b"\xff")))
-    with pytest.raises(InvalidRequestError, match="the second text of pair 0 is not UTF-8"):
-        encoder_of(word_level(), tmp_path).encode(("low",), pairs=(b"\xff",))
+@pytest.mark.parametrize(("texts", "limits", "message"), LIMITED)
+def test_texts_beyond_a_limit_are_refused(texts: Any, limits: Any, message: str, tmp_path: Path) -> None:
+    with expect_refusal(message, LimitExceededError):
+        encoder_of(word_level(), tmp_path).encode(texts, TextLimits(**limits))
 
 
 def test_texts_are_not_encoded_after_their_deadline(tmp_path: Path) -> None:
     with pytest.raises(DeadlineExceededError):
         encoder_of(word_level(), tmp_path).encode(("low",), deadline=0.0)
-
-
-def test_ten_unknown_words_are_named_if_there_is_no_token_for_them(tmp_path: Path) -> None:
-    words = [f"w{number}" for number in range(9)]
-    with pytest.raises(InvalidRequestError) as caught:
-        encoder_of(word_level(), tmp_path).encode((" ".join(["low", *words, words[0], "x" * 5000, "other"]),))
-    named = ", ".join(map(repr, [*words, "x" * 128 + "..."]))
-    assert caught.value.message == f"text: unknown words: {named}"
 
 
 def test_the_texts_of_tokens(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.types import Array, HeadSelection, Mask, MaskKind, Ragged, Request
 from tests.server.samples import CROSS, HEADS, SELF, TEXT, ragged, request_of, validated_of
+from tests.support.refusals import expect_refusal
 
 LENGTHS = ((2, 3), (1, 4))
 Build = Callable[[LoadedModel], Request]
@@ -34,10 +37,7 @@ def of_lengths(*lengths: int, width: int) -> Ragged:
     return ragged(np.random.default_rng(0), lengths, width)
 
 
-def of_type(dtype: str) -> Ragged:
-    return Ragged(np.zeros((3, 4), dtype), (2, 1))
-
-
+DOUBLE = Ragged(np.zeros((3, 4)), (2, 1))
 FLAT = Ragged(np.zeros(3, np.float32), (3,))
 
 
@@ -51,19 +51,14 @@ def ids(*given: int) -> Build:
 
 
 def masked(kind: MaskKind, data: Array) -> Build:
-    def build(model: LoadedModel) -> Request:
-        good = request_of(model, LENGTHS)
-        return Request(inputs=good.inputs, mask=Mask(kind, data))
-
-    return build
+    return lambda model: Request(inputs=request_of(model, LENGTHS).inputs, mask=Mask(kind, data))
 
 
-def weighted(model: LoadedModel) -> Request:
-    return request_of(model, LENGTHS, return_weights=True)
+def weighted(model: LoadedModel, **fields: Any) -> Request:
+    return dataclasses.replace(request_of(model, LENGTHS, return_weights=True), **fields)
 
 
-def of_a_layer(model: LoadedModel) -> Request:
-    return dataclasses.replace(weighted(model), head_selection=HeadSelection(layers=(0,)))
+OF_A_LAYER = partial(weighted, head_selection=HeadSelection(layers=(0,)))
 
 
 TAKEN = "model 'tiny-self' takes query and optionally attention_mask"
@@ -74,7 +69,7 @@ INPUTS: dict[str, tuple[str, Build, str]] = {
         "value: is missing; model 'tiny-cross' takes query, key, value and optionally attention_mask",
     ),
     "unknown": (SELF, changed(key=of_lengths(3, width=6)), f"key: is not an input; {TAKEN}"),
-    "float64": (SELF, changed(query=of_type("f8")), "query: is float64; the model takes float32"),
+    "float64": (SELF, changed(query=DOUBLE), "query: is float64; the model takes float32"),
     "width": (SELF, changed(query=of_lengths(2, width=3)), "query: rows are 3 wide; the model takes 4"),
     "flat rows": (SELF, changed(query=FLAT), "query: rows are 1 wide; the model takes 4"),
     "no sequences": (SELF, changed(query=of_lengths(width=4)), "query: does not contain any sequence"),
@@ -92,7 +87,7 @@ INPUTS: dict[str, tuple[str, Build, str]] = {
     "id negative": (TEXT, ids(-1, 3), "token_ids: contains id -1; ids must be between 0 and 5"),
     "unknown word": (TEXT, texts("Life", "Death"), "text: unknown words: 'Death'"),
     "layer": (
-        SELF, of_a_layer, "head_selection.layers: must be empty: model 'tiny-self' is not a text encoder",
+        SELF, OF_A_LAYER, "head_selection.layers: must be empty: model 'tiny-self' is not a text encoder",
     ),
 }  # fmt: skip
 # Of two sequences: 3 + 4 keys, 2 x 3 + 1 x 4 pairs, 2 heads of those.
@@ -133,25 +128,15 @@ SIZES: dict[str, tuple[str, Build, str, Limits]] = {
 }  # fmt: skip
 
 
-def refusal(model: LoadedModel, request: Request, limits: Limits) -> tuple[type[InvalidRequestError], str]:
-    with pytest.raises(InvalidRequestError) as caught:
-        validate(request, model, limits)
-    assert caught.value.message.startswith(f"{caught.value.field}: ")
-    return type(caught.value), caught.value.message
+REFUSED: dict[str, tuple[Any, ...]] = INPUTS | MASKS | SIZES
 
 
-@pytest.mark.parametrize(("name", "build", "message"), (WRONG := INPUTS | MASKS).values(), ids=WRONG)
-def test_a_refusal_names_the_field_what_was_found_and_what_was_expected(
-    name: str, build: Build, message: str, models: dict[str, LoadedModel]
-) -> None:
-    assert refusal(models[name], build(models[name]), Limits()) == (InvalidRequestError, message)
-
-
-@pytest.mark.parametrize(("name", "build", "message", "limits"), SIZES.values(), ids=SIZES)
-def test_a_refusal_of_what_is_too_large_states_the_limit(
-    name: str, build: Build, message: str, limits: Limits, models: dict[str, LoadedModel]
-) -> None:
-    assert refusal(models[name], build(models[name]), limits) == (LimitExceededError, message)
+@pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
+def test_a_refusal_names_field_value_and_limit(row: Any, models: dict[str, LoadedModel]) -> None:
+    name, build, message, *limits = row
+    with expect_refusal(message, LimitExceededError if limits else InvalidRequestError) as caught:
+        validate(build(models[name]), models[name], *(limits or [Limits()]))
+    assert caught.value.message == message
 
 
 @pytest.mark.parametrize(
@@ -163,14 +148,13 @@ def test_a_refusal_of_what_is_too_large_states_the_limit(
     ],
     ids=["query", "key", "short key"],
 )
-def test_a_sequence_beyond_the_lengths_of_its_model_is_refused(
-    cross_model: LoadedModel, lengths: tuple[int, int], message: str
-) -> None:
+def test_the_lengths_of_a_model_are_limits(cross_model: LoadedModel, lengths: Any, message: str) -> None:
     bounds = {"max_lengths": {"query_length": 4, "key_length": 6}, "min_lengths": {"key_length": 2}}
     model = dataclasses.replace(cross_model, manifest=cross_model.manifest.model_copy(update=bounds))
     validate(request_of(model, [(4, 6), (1, 2)]), model, Limits())
-    found = refusal(model, request_of(model, [(1, 2), lengths]), Limits())
-    assert found == (LimitExceededError, message)
+    with expect_refusal(message, LimitExceededError) as caught:
+        validate(request_of(model, [(1, 2), lengths]), model, Limits())
+    assert caught.value.message == message
 
 
 lengths_of_requests = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=5)
@@ -184,11 +168,7 @@ lengths_of_requests = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), 
 )
 @settings(max_examples=80)
 def test_each_sequence_has_views_of_its_own_rows_and_of_its_part_of_the_mask(
-    models: dict[str, LoadedModel],
-    lengths: list[tuple[int, int]],
-    name: str,
-    kind: MaskKind,
-    packed: bool,
+    models: dict[str, LoadedModel], lengths: list[tuple[int, int]], name: str, kind: MaskKind, packed: bool
 ) -> None:
     request = request_of(models[name], lengths, kind=kind)
     assert request.mask is not None
@@ -221,13 +201,8 @@ def test_each_sequence_has_views_of_its_own_rows_and_of_its_part_of_the_mask(
     ],
     ids=["plain", "mask", "weights", "weights and mask"],
 )
-def test_the_graph_is_the_cheapest_that_can_answer_and_mask_result_and_reply_are_held(
-    cross_model: LoadedModel,
-    kind: MaskKind | None,
-    graph: GraphKind,
-    held_bytes: int,
-    *,
-    return_weights: bool,
+def test_the_cheapest_graph_answers_and_mask_result_and_reply_are_held(
+    cross_model: LoadedModel, kind: MaskKind | None, graph: GraphKind, held_bytes: int, return_weights: bool
 ) -> None:
     request = validated_of(cross_model, [(2, 3), (1, 4)], kind=kind, return_weights=return_weights)
     assert (request.form.graph, request.form.held_bytes) == (graph, held_bytes)

@@ -86,9 +86,7 @@ TURNS: dict[str, tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]]] = 
 
 
 @pytest.mark.parametrize(("ways", "expected"), TURNS.values(), ids=TURNS)
-def test_sizes_are_timed_by_the_shortest_of_runs_in_turns(
-    ways: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]
-) -> None:
+def test_the_fastest_run_counts(ways: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> None:
     clock = Clock()
     with nullcontext() if expected else pytest.raises(MemoryError):
         found = time_in_turns([(1, 1), (1, 16)], list(map(clock.way, ways)), clock)
@@ -130,9 +128,7 @@ def test_each_graph_is_timed_at_the_sizes_that_its_cost_is_fitted_to_and_that_th
         assert seen <= sizes | {(1, 1)}  # which the trimming of the arena runs
 
 
-def test_a_device_is_timed_at_sizes_of_its_own_and_runs_longer_sequences_whole(
-    self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_has_sizes_of_its_own(self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sessions are those of the host."""
     monkeypatch.setattr(calibration, "TIMED_SIZES_ON_DEVICE", ((1, 1), (1, 8), (3, 16)))
     seen: set[tuple[int, int]] = set()

@@ -27,9 +27,10 @@ sequences = st.lists(
 )
 
 
-def sequences_of(
-    model: LoadedModel, specs: Sequence[tuple[int, int, MaskKind | None]]
-) -> list[SequenceInputs]:
+Specs = Sequence[tuple[int, int, MaskKind | None]]
+
+
+def sequences_of(model: LoadedModel, specs: Specs) -> list[SequenceInputs]:
     """One random sequence for each pair of lengths and kind of mask."""
     return [
         validated_of(model, [(query, key)], kind=kind, seed=seed).sequences[0]
@@ -53,11 +54,7 @@ def run(
 @given(specs=sequences, name=st.sampled_from([SELF, CROSS]), return_weights=st.booleans())
 @settings(deadline=None, max_examples=40)
 def test_together_equals_alone_and_eager(
-    models: dict[str, LoadedModel],
-    specs: list[tuple[int, int, MaskKind | None]],
-    name: str,
-    *,
-    return_weights: bool,
+    models: dict[str, LoadedModel], specs: Specs, name: str, *, return_weights: bool
 ) -> None:
     sequences = sequences_of(models[name], specs)
     together = run(models[name], sequences, return_weights=return_weights)
@@ -112,9 +109,7 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("whole", "blocks"), IN_BLOCKS.items(), ids=IN_BLOCKS)
-def test_a_sequence_of_several_blocks_runs_in_them_if_its_scores_need_much_memory(
-    cross_model: LoadedModel, whole: GraphKind, blocks: GraphKind
-) -> None:
+def test_long_sequences_need_blocks(cross_model: LoadedModel, whole: GraphKind, blocks: GraphKind) -> None:
     graph_of = cross_model.sequence_graph
     assert graph_of(whole, (LONGEST_WHOLE, LONGEST_WHOLE)) is whole
     assert graph_of(whole, (LONGEST_WHOLE, LONGEST_WHOLE + 1)) is blocks
@@ -128,9 +123,7 @@ def test_a_sequence_of_several_blocks_runs_in_them_if_its_scores_need_much_memor
 @pytest.mark.usefixtures("short_blocks")
 @pytest.mark.parametrize("kind", [None, *MaskKind])
 @pytest.mark.parametrize("name", [SELF, CROSS])
-def test_long_sequences_of_a_request_run_alone_in_blocks_and_the_others_together(
-    models: dict[str, LoadedModel], name: str, kind: MaskKind | None
-) -> None:
+def test_blocks_run_alone(models: dict[str, LoadedModel], name: str, kind: MaskKind | None) -> None:
     runs: list[tuple[int, int, bool]] = []
 
     def tap(inputs: dict[str, Array]) -> None:

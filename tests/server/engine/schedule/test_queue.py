@@ -304,9 +304,7 @@ def test_every_sequence_runs_once_in_time_and_in_a_free_slot(
     [([1] * 9, [4, 4, 1]), ([9], [9]), ([9, 3], [11, 1])],
     ids=["of many requests", "of one request", "of two in turns"],
 )
-def test_a_batch_with_little_to_gain_does_not_take_another_request(
-    self_model: LoadedModel, requests: list[int], expected: list[int]
-) -> None:
+def test_a_full_batch_is_complete(self_model: LoadedModel, requests: list[int], expected: list[int]) -> None:
     rows, _ = self_model.operations(1, (4,))
     one = RunCost(call=1, row=(FULL_AT_CALL_COSTS / 4) / rows, pair=0)
     queue = Queue(Limits())

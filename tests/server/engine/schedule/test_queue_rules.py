@@ -4,6 +4,7 @@ import dataclasses
 import math
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from attention_serving.server.engine.schedule.batch import Batch
 from attention_serving.server.engine.schedule.fair_shares import Caller, FairShares
 from attention_serving.server.engine.schedule.queue import WINDOW_SECONDS, Admission, Queue
 from attention_serving.server.engine.types import RunCost
-from tests.server.samples import CROSS, SELF, Lengths, validated_of
+from tests.server.samples import CROSS, SELF, validated_of
 from tests.server.seams import SAME_FOR_ALL, Held, costing, take
 
 
@@ -49,28 +50,25 @@ def test_sequences_nearest_in_length_join_first_and_the_rest_keep_their_order(mo
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [(CROSS, [[5, 5], [4], []]), (SELF, [[5, 5, 4], [], []])],
-    ids=["sees padding", "causal"],
+    ("name", "is_dear", "expected"),
+    [(CROSS, True, [[5, 5], [4], []]), (SELF, True, [[5, 5, 4], [], []]), (SELF, False, [[5, 5], [4], []])],
+    ids=["sees padding", "causal", "without lengths"],
 )
-def test_a_model_that_sees_padding_pays_for_the_lengths_graph(
-    models: dict[str, LoadedModel], name: str, expected: list[list[int]]
+def test_unequal_lengths_need_a_lengths_graph_that_is_worth_it(
+    models: dict[str, LoadedModel], name: str, is_dear: bool, expected: list[list[int]]
 ) -> None:
-    model = costing(models[name], SAME_FOR_ALL)
-    dear = {**model.costs, GraphKind.LENGTHS: RunCost(call=2.5, row=0, pair=0)}
-    queue = queue_of(Limits(), *requests_of(dataclasses.replace(model, costs=dear), 5, 4, 5))
+    model, lengths = costing(models[name], SAME_FOR_ALL), GraphKind.LENGTHS
+    if is_dear:
+        costs = {**model.costs, lengths: RunCost(call=2.5, row=0, pair=0)}
+        model = dataclasses.replace(model, costs=costs)
+    else:
+        graphs = {kind: graph for kind, graph in model.manifest.graphs.items() if kind is not lengths}
+        model = dataclasses.replace(model, manifest=model.manifest.model_copy(update={"graphs": graphs}))
+    queue = queue_of(Limits(), *requests_of(model, 5, 4, 5))
     assert [next_lengths(queue) for _ in range(3)] == expected
 
 
-def test_without_a_lengths_graph_only_equal_lengths_run_together(model: LoadedModel) -> None:
-    graphs = {kind: graph for kind, graph in model.manifest.graphs.items() if kind is not GraphKind.LENGTHS}
-    manifest = model.manifest.model_copy(update={"graphs": graphs})
-    queue = queue_of(Limits(), *requests_of(dataclasses.replace(model, manifest=manifest), 5, 4, 5))
-    assert [next_lengths(queue) for _ in range(3)] == [[5, 5], [4], []]
-
-
-def test_work_before_a_request_leaves_out_the_rest_of_large_ones(self_model: LoadedModel) -> None:
-    model = costing(self_model, RunCost(call=1, row=0, pair=0))
+def test_work_before_a_request_leaves_out_the_rest_of_large_ones(model: LoadedModel) -> None:
     queue = queue_of(Limits(), validated_of(model, [(5, 5)] * 9), validated_of(model, [(2, 2)]))
     assert queue.work == 10
     assert [queue.work_before(own) for own in (0, 2, 8, 100)] == [2, 4, 10, 10]
@@ -113,10 +111,12 @@ def by_row(self_model: LoadedModel) -> LoadedModel:
     return costing(self_model, RunCost(call=0, row=1, pair=0))
 
 
-def request_from(by_row: LoadedModel, caller: Caller, lengths: Lengths = ((2, 2),)) -> ValidatedRequest:
-    request = validated_of(by_row, lengths)
-    request.caller = caller
-    return request
+def add(queue: Queue, model: LoadedModel, caller: Caller, *, count: int = 1, length: int = 2) -> None:
+    """Adds requests of a caller, of one sequence each."""
+    for _ in range(count):
+        request = validated_of(model, [(length, length)])
+        request.caller = caller
+        queue.add(request, 0)
 
 
 def served(queue: Queue, count: int) -> list[str]:
@@ -134,29 +134,24 @@ def served(queue: Queue, count: int) -> list[str]:
 )
 def test_callers_take_turns(by_row: LoadedModel, other: Caller, length: int, runs: int) -> None:
     queue = Queue(ONE_BY_ONE)
-    for _ in range(40):
-        queue.add(request_from(by_row, other, [(length, length)]), 0)
-        queue.add(request_from(by_row, MODEST, [(2, 2)]), 0)
+    add(queue, by_row, other, count=40, length=length)
+    add(queue, by_row, MODEST, count=40)
     assert Counter(served(queue, 40))[other.name] == pytest.approx(runs, abs=1)
 
 
 def test_a_share_that_was_not_used_is_not_saved_up(by_row: LoadedModel) -> None:
     queue = Queue(ONE_BY_ONE)
-    for _ in range(40):
-        queue.add(request_from(by_row, GREEDY), 0)
+    add(queue, by_row, GREEDY, count=40)
     served(queue, 20)
-    for _ in range(20):
-        queue.add(request_from(by_row, MODEST), 0)
+    add(queue, by_row, MODEST, count=20)
     assert Counter(served(queue, 20))["greedy"] in (9, 10, 11)
 
 
 def test_what_a_caller_ran_is_not_forgotten_while_it_has_nothing_queued(by_row: LoadedModel) -> None:
-    queue = Queue(ONE_BY_ONE)
-    for _ in range(100):
-        queue.add(request_from(by_row, MODEST), 0)
-    names = []
+    queue, names = Queue(ONE_BY_ONE), []
+    add(queue, by_row, MODEST, count=100)
     for _ in range(10):  # a request from time to time, which costs ten times as much
-        queue.add(request_from(by_row, GREEDY, [(20, 20)]), 0)
+        add(queue, by_row, GREEDY, length=20)
         names += served(queue, 8)
     # Of 80 runs, 7 of ten times the cost are half of the work; all 10 would be more than that.
     assert Counter(names)["greedy"] in (6, 7, 8)
@@ -165,7 +160,9 @@ def test_what_a_caller_ran_is_not_forgotten_while_it_has_nothing_queued(by_row: 
 def test_a_deadline_is_predicted_for_the_caller(self_model: LoadedModel) -> None:
     with Held(self_model) as held:  # each run takes a second, of which one is under way
         for _ in range(50):
-            held.engine.submit(request_from(held.model, GREEDY))
+            request = validated_of(held.model, [(2, 2)])
+            request.caller = GREEDY
+            held.engine.submit(request)
         deadline = time.monotonic() + 10
         held.engine.check_deadline(deadline, MODEST)
         with pytest.raises(OverloadedError):
@@ -185,27 +182,23 @@ def test_idle_callers_are_forgotten_when_there_are_many(monkeypatch: pytest.Monk
     assert shares.of(GREEDY) is busy
 
 
-def test_sequences_of_several_callers_run_together(self_model: LoadedModel) -> None:
+def test_sequences_of_several_callers_run_together(model: LoadedModel) -> None:
     queue = Queue(Limits(max_batch_sequences=8))
-    model = costing(self_model, RunCost(call=1, row=0, pair=0))
     for caller in (GREEDY, MODEST, HEAVY):
-        for _ in range(2):
-            queue.add(request_from(model, caller), 0)
+        add(queue, model, caller, count=2)
     batch, _ = take(queue)
     assert batch is not None
     assert Counter(own.request.caller.name for own in batch) == {"greedy": 2, "modest": 2, "heavy": 2}
-    assert not queue
-    assert (queue.sequences, queue.work) == (0, 0.0)
+    assert (bool(queue), queue.sequences, queue.work) == (False, 0, 0.0)
 
 
 def test_work_before_a_request_leaves_out_what_others_run_later(by_row: LoadedModel) -> None:
-    seconds = request_from(by_row, MODEST).sequences[0].shape.seconds
+    seconds = validated_of(by_row, [(2, 2)]).sequences[0].shape.seconds
     queue = Queue(ONE_BY_ONE)
-    for _ in range(100):
-        queue.add(request_from(by_row, GREEDY), 0)
+    add(queue, by_row, GREEDY, count=100)
     assert queue.work_before(seconds, GREEDY) == pytest.approx(100 * seconds)
     assert queue.work_before(seconds, MODEST) == pytest.approx(seconds)
-    queue.add(request_from(by_row, MODEST), 0)
+    add(queue, by_row, MODEST)
     # Its own run before, and two of the greedy one beside its two.
     assert queue.work_before(seconds, MODEST) == pytest.approx(3 * seconds)
     assert queue.work_before(seconds, HEAVY) == pytest.approx(2 * seconds / 3)
@@ -251,12 +244,9 @@ def test_a_run_uses_all_threads_if_it_is_alone_and_gains(large: LoadedModel) -> 
     assert not next_batch(queue_in_slots(unmeasured, ALONE)).is_parallel
 
 
-@pytest.mark.parametrize(("slots", "expected"), [(1, [12]), (2, [6, 6])])
-def test_free_slots_share_the_queue(large: LoadedModel, slots: int, expected: list[int]) -> None:
-    queue = queue_in_slots(large, *[ROWS] * 12, slots=slots)
+@pytest.mark.parametrize(("slots", "call", "expected"), [(1, CALL, [12]), (2, CALL, [6, 6]), (4, 1.0, [12])])
+def test_free_slots_share_more_than_calls(large: LoadedModel, slots: int, call: float, expected: Any) -> None:
+    """What takes little more than the call itself is not divided."""
+    model = costing(large, dataclasses.replace(large.cost(GraphKind.PLAIN), call=call))
+    queue = queue_in_slots(model, *[ROWS] * 12, slots=slots)
     assert [len(next_batch(queue)) for _ in expected] == expected
-
-
-def test_what_takes_little_more_than_the_call_itself_is_not_divided(large: LoadedModel) -> None:
-    costly = costing(large, dataclasses.replace(large.cost(GraphKind.PLAIN), call=1.0))
-    assert len(next_batch(queue_in_slots(costly, *[ROWS] * 16, slots=4))) == 16
