@@ -11,7 +11,7 @@ from typing import get_args
 import grpc
 import pytest
 
-from attention_serving.server.api.method import Method
+from attention_serving.server.api.method import CallKind, Method
 from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.errors import OverloadedError
 from attention_serving.server.engine.schedule.fair_shares import ANYONE
