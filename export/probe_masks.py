@@ -132,9 +132,10 @@ def _is_equal_when_padded(
         for name, window in _cut(padded, padded_with_zeros, index, lengths).items():
             window[...] = rows_of_sequence[name]
     inputs |= padded
-    together = outputs(module, signature, inputs, accepts_nan=True)  # in rows that masks hide altogether
+    # Rows that may attend to nothing can be NaN: those of padding, or all if a mask means the opposite.
+    together = outputs(module, signature, inputs, accepts_nan=True)
     for index, lengths in enumerate(parts):
-        alone = outputs(module, signature, _cut(inputs, signature.inputs, index, lengths))
+        alone = outputs(module, signature, _cut(inputs, signature.inputs, index, lengths), accepts_nan=True)
         beside = _cut(together, signature.outputs, index, lengths)
         if not all(tolerance.holds(alone[name], beside[name]) for name in beside):
             return False
