@@ -128,6 +128,7 @@ def _read(
             raise invalid(field, "at least one sequence", f"shape {array.shape}")
         rows = (array.shape[-rank],) * math.prod(leading)
         form = InputForm.BATCH if leading else InputForm.ONE
+        pieces: tuple[Array, ...]
         pieces = (array.reshape(len(rows), *array.shape[-rank:]) if leading else array,)
     else:
         if not items:

@@ -38,7 +38,7 @@ from attention_client._connection.settings import (
     seconds,
 )
 from attention_client._connection.spans import Pairs, span_of
-from attention_client._connection.streams import Exchange, Outcome, StreamSettings, outcomes
+from attention_client._connection.streams import Exchange, Outcome, StreamSettings, receive_all
 from attention_client._connection.tls import RenewedCredentials, TlsFiles
 from attention_client._generated.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_client._values import (
@@ -89,11 +89,6 @@ def finish(steps: Coroutine[Any, Any, _ResultT]) -> _ResultT:
         return result
     steps.close()
     raise RuntimeError("a call of the synchronous client has waited")
-
-
-def _cause(error: Exception) -> BaseException | None:
-    """What an error of the client is raised from."""
-    return error.__cause__ if isinstance(error, AttentionClientError) else error
 
 
 @dataclass(slots=True, eq=False)
@@ -176,36 +171,31 @@ class BaseConnection:
         finally:
             with self._lock:
                 channel.calls -= 1
-                unused = [each for each in self._channels[:-1] if not each.calls]
-                self._channels = [each for each in self._channels if each not in unused]
-            for each in unused:
-                await self._close(each)
+                unused = [old for old in self._channels[:-1] if not old.calls]
+                self._channels = [other for other in self._channels if other not in unused]
+            for old in unused:
+                await self._wait(old.channel.close())
 
-    def _all_channels(self) -> list[Channel]:
-        """Opens no more channels; returns those that are open, to be closed."""
+    async def _close_channels(self) -> None:
+        """Closes all channels, which cancels the calls in progress, and opens no more."""
         with self._lock:
             self._closed = True
-            return list(self._channels)
+            channels = list(self._channels)
+        for channel in channels:
+            await self._wait(channel.channel.close())
 
     # What differs between the clients: the module that opens channels, and how they wait.
     _grpc: Any
     _exchange: Callable[[Callable[..., Any], Any, StreamSettings], Exchange]
-
     _new_lock: Callable[[], AbstractAsyncContextManager[Any]]
+    _sleep: Callable[[float], Any]
 
     def _run(self, steps: Coroutine[Any, Any, _ResultT]) -> _ResultT:
         """The result of steps; of the asynchronous client, the steps, which the caller awaits."""
         raise NotImplementedError
 
-    async def _send(self, method: Any, request: Any, **options: Any) -> Any:
-        """Makes a unary call."""
-        raise NotImplementedError
-
-    async def _pause(self, duration: float) -> None:
-        raise NotImplementedError
-
-    async def _close(self, channel: Channel) -> None:
-        """Closes a channel. Its calls in progress are cancelled."""
+    async def _wait(self, result: Any) -> Any:
+        """What gRPC or `_sleep` returned; of the asynchronous client, what it is when it has been awaited."""
         raise NotImplementedError
 
     def _options(self, model: str, version: Version, return_weights: ReturnWeights) -> RequestOptions:
@@ -218,15 +208,14 @@ class BaseConnection:
                 async with self._channel() as channel:
                     open_call = partial(self._begin, channel, settings.timeout, added)
                     exchange = self._exchange(open_call, items, settings)
-                    found = outcomes(exchange, return_exceptions=settings.return_exceptions)
                     digests = self._digests or ModelDigests()
-                    async with aclosing(found):
-                        async for outcome in found:
+                    async with aclosing(receive_all(exchange, settings)) as outcomes:
+                        async for outcome in outcomes:
                             if not isinstance(outcome, AttentionClientError):
                                 digests.check(outcome)
                             yield outcome
             except AttentionClientError as error:
-                raise await self._refined(error, settings.timeout) from error.__cause__
+                raise await self._refine(error, settings.timeout) from error.__cause__
 
     def _begin(self, channel: Channel, timeout: float | None, added: Pairs, *requests: Any) -> Any:
         """Begins the call of a stream."""
@@ -272,9 +261,10 @@ class BaseConnection:
         options = {"timeout": limit, "metadata": (*self._metadata, *added), "wait_for_ready": wait}
         try:
             async with self._channel() as channel:
-                return await self._send(channel.methods[method], request, **options)
+                return await self._wait(channel.methods[method](request, **options))
         except FAILURES as error:
-            raise await self._refined(error, limit) from _cause(error)
+            cause = error.__cause__ if isinstance(error, AttentionClientError) else error
+            raise await self._refine(error, limit) from cause
 
     async def _is_ready(self, timeout: float | None) -> bool:
         limit = seconds(timeout, default=self._timeout)
@@ -284,9 +274,9 @@ class BaseConnection:
     async def _wait_until_ready(self, timeout: float | None) -> None:
         limit = seconds(timeout, default=self._timeout)
         end, pause, status = time.monotonic() + limit, _FIRST_PAUSE, "no connection"
-        while (left := end - time.monotonic()) > 0:
+        while (remaining := end - time.monotonic()) > 0:
             try:
-                if await self._is_ready(left):
+                if await self._is_ready(remaining):
                     return
                 status = "not serving"
             except AttentionClientError as error:
@@ -294,27 +284,27 @@ class BaseConnection:
                     raise
                 if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED:  # the end of this wait itself
                     status = f"{error.code.name} {error.message}"
-            await self._pause(min(pause, max(0.0, end - time.monotonic())))
+            await self._wait(self._sleep(min(pause, max(0.0, end - time.monotonic()))))
             pause = min(2 * pause, _LONGEST_PAUSE)
         message = f"{self._name} was not ready within {limit:g} s; last status: {status}"
         raise DeadlineExceededError(message, reason="DEADLINE_EXCEEDED")
 
-    async def _refined(self, error: Exception, timeout: float | None = None) -> AttentionClientError:
+    async def _refine(self, error: Exception, timeout: float | None) -> AttentionClientError:
         """The error to raise, with what the connection knows and the call's status does not."""
-        found = self._as_client_error(error)
-        if isinstance(found, DeadlineExceededError) and not found.reason:
+        refined = self._as_client_error(error)
+        if isinstance(refined, DeadlineExceededError) and not refined.reason:
             # The timeout passed before the server sent a status, which would state a reason.
             within = "before the timeout" if timeout is None else f"within {timeout:g} s"
             if failure := await self._connection_failure():
-                found = UnavailableError(f"no connection to {self._name} {within}: {failure}")
+                refined = UnavailableError(f"no connection to {self._name} {within}: {failure}")
             else:
-                message = found.message if timeout is None else f"{self._name} did not answer {within}"
-                request_id = found.request_id
-                found = DeadlineExceededError(message, reason="DEADLINE_EXCEEDED", request_id=request_id)
-        if hint := self._hint(found):
-            found.message = f"{found.message}; {hint}"
-            found.args = (found.message,)
-        return found
+                refined.reason = "DEADLINE_EXCEEDED"
+                if timeout is not None:
+                    refined.message = f"{self._name} did not answer {within}"
+        if hint := self._hint(refined):
+            refined.message += f"; {hint}"
+        refined.args = (refined.message,)
+        return refined
 
     def _hint(self, error: AttentionClientError) -> str:
         """What to change if the token or the credentials may be why a call failed; otherwise empty."""
@@ -343,7 +333,7 @@ class BaseConnection:
         """The reason if the channel is not connected; otherwise empty. A waiting call does not report it."""
         options = {"timeout": _PROBE_SECONDS, "metadata": self._metadata, "wait_for_ready": False}
         try:
-            await self._send(self._channels[-1].methods["Check"], HEALTH_REQUEST, **options)
+            await self._wait(self._channels[-1].methods["Check"](HEALTH_REQUEST, **options))
         except grpc.RpcError as error:
             return error.details() or "" if error.code() is grpc.StatusCode.UNAVAILABLE else ""
         except FAILURES:  # the client was closed meanwhile

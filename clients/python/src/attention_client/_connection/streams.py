@@ -6,6 +6,7 @@ back. An entry is a request that was sent and awaits its response, the error of 
 before it was sent, or the end of the input or of the call.
 """
 
+import itertools
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,14 +57,6 @@ class StreamSettings:
     idle_timeout: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class SentRequest:
-    """A request that awaits its response."""
-
-    id: str
-    call: EncodedCall[AnyResult]
-
-
 class StreamEnd(Enum):
     """The end of the input or of the call, among the requests of the queue."""
 
@@ -71,7 +64,7 @@ class StreamEnd(Enum):
     CALL_ENDED = "the server ended the call, or the connection is lost"
 
 
-Entry: TypeAlias = SentRequest | AttentionClientError | StreamEnd
+Entry: TypeAlias = EncodedCall[AnyResult] | AttentionClientError | StreamEnd
 Outcome: TypeAlias = AnyResult | AttentionClientError
 
 
@@ -95,7 +88,7 @@ def encode_item(
         call = encode_request(item, options)
     except InvalidArgumentError as error:
         return error, None
-    return SentRequest(str(index), call), pb.AttendStreamRequest(id=str(index), request=call.requests[0])
+    return call, pb.AttendStreamRequest(id=str(index), request=call.requests[0])
 
 
 def encode_request(item: StreamItem, options: RequestOptions) -> EncodedCall[AnyResult]:
@@ -141,13 +134,16 @@ class Exchange(Protocol):
         """Cancels the call, and stops reading the caller's iterable."""
 
 
-async def outcomes(exchange: Exchange, *, return_exceptions: bool) -> AsyncGenerator[Outcome, None]:
+async def receive_all(exchange: Exchange, settings: StreamSettings) -> AsyncGenerator[Outcome, None]:
     """Runs one stream. Closing the generator cancels the call."""
     try:
-        while (entry := await exchange.next_entry()) is not StreamEnd.INPUT_ENDED:
-            outcome = entry if isinstance(entry, AttentionClientError) else await _receive(exchange, entry)
+        for index in itertools.count():
+            entry = await exchange.next_entry()
+            if entry is StreamEnd.INPUT_ENDED:
+                break
+            outcome = await _receive(exchange, index, entry)
             exchange.slots.release()
-            if isinstance(outcome, AttentionClientError) and not return_exceptions:
+            if isinstance(outcome, AttentionClientError) and not settings.return_exceptions:
                 raise outcome
             yield outcome
         # Lets the server end the call. All responses have arrived, so a failure now changes nothing.
@@ -159,38 +155,38 @@ async def outcomes(exchange: Exchange, *, return_exceptions: bool) -> AsyncGener
         await exchange.stop()
 
 
-async def _receive(exchange: Exchange, entry: SentRequest | StreamEnd) -> Outcome:
-    """Waits for the response to one request."""
+async def _receive(exchange: Exchange, index: int, entry: Entry) -> Outcome:
+    """Waits for the response to one request, unless the client has refused it."""
+    if isinstance(entry, AttentionClientError):
+        return entry
     try:
         response = await exchange.read()
         if response is None or isinstance(entry, StreamEnd):
             raise ended_early()
-        outcome = decode_response(response, entry)
+        outcome = decode_response(response, index, entry)
     except AttentionClientError as error:
         # An exception of the caller's iterable takes precedence over the error of the call that it broke.
         raise exchange.failure or error from error.__cause__
-    if isinstance(outcome, NotFoundError) and (context := entry.call.context) is not None:
+    if isinstance(outcome, NotFoundError) and (context := entry.context) is not None:
         try:
-            outcome = await context._source.recover(context, entry.call, outcome, None)
+            outcome = await context._source.recover(context, entry, outcome, None)
         except AttentionClientError as error:
             outcome = error
     return outcome
 
 
-def decode_response(response: pb.AttendStreamResponse, sent: SentRequest) -> Outcome:
+def decode_response(response: pb.AttendStreamResponse, index: int, call: EncodedCall[AnyResult]) -> Outcome:
     """Decodes the response to one request: its result or its error.
 
     Raises:
         InternalError: The response belongs to another request, so the following ones cannot be trusted.
     """
-    if response.id != sent.id:
-        raise InternalError(
-            f"the server answered request {response.id!r}; expected the answer to {sent.id!r}"
-        )
+    if response.id != str(index):
+        raise InternalError(f"the server answered request {response.id!r}; expected the answer to '{index}'")
     if response.WhichOneof("result") == "error":
         return from_stream_error(response.error)
     try:
-        return sent.call.decode([response.response])
+        return call.decode([response.response])
     except InternalError as error:
         return error
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from attention_client._values import Array
 from attention_client.enrich import cells
-from attention_client.enrich.backends import Backend, BackendRequest, BackendResult, ModelSpec
+from attention_client.enrich.backends import Backend, BackendRequest, BackendResult, JobModel
 from attention_client.enrich.options import OnError, PassageLayout, Pool, Role
 from attention_client.enrich.outcome import EnrichError, Figures, Refusal, RefusedError
 from attention_client.enrich.plan import PASSAGE_TYPES, JobPlan
@@ -59,11 +59,12 @@ def make_splitter(plan: JobPlan, backend: Backend) -> PassageSplitter | None:
         )
     tokenizer = load_tokenizer(backend.tokenizer)
     for probe in PROBES:
-        own, known = count_tokens(tokenizer, probe, special=True), backend.count_tokens(probe, prompt="")
-        if min(own, plan.model.max_tokens or own) != known:
+        count = count_tokens(tokenizer, probe, special=True)
+        expected = backend.count_tokens(probe, prompt="")
+        if min(count, plan.model.max_tokens or count) != expected:
             raise EnrichError(
-                f"{backend.tokenizer} is not the tokenizer of model {plan.model.name!r}: it makes {own} "
-                f"tokens of {probe!r}, the model {known}"
+                f"{backend.tokenizer} is not the tokenizer of model {plan.model.name!r}: it makes {count} "
+                f"tokens of {probe!r}, the model {expected}"
             )
     added = backend.count_tokens(SHORT_PROBE, prompt=plan.options.prompt)
     added -= count_tokens(tokenizer, SHORT_PROBE)
@@ -238,7 +239,7 @@ class Batch:
 
     def _refuse(self, row: int, error: RefusedError) -> None:
         message = str(error)
-        if error.reason == LIMIT_EXCEEDED and self._model.is_encoder and not self._plan.options.truncate:
+        if error.reason == LIMIT_EXCEEDED and self._model.text_encoder and not self._plan.options.truncate:
             message += "; --truncate (truncate=True) cuts texts to the tokens that the model takes"
         self._refusals.setdefault(int(row), Refusal(self._first + int(row), error.reason, message))
 
@@ -310,7 +311,7 @@ def _length(value: Any) -> int:
 
 
 def pack(
-    rows: Array, lengths: Mapping[Role, Array], model: ModelSpec, *, weights: bool
+    rows: Array, lengths: Mapping[Role, Array], model: JobModel, *, weights: bool
 ) -> Iterator[list[int]]:
     """Groups sequences into requests: similar lengths together, each request of bounded size.
 
@@ -336,10 +337,10 @@ def pack(
         yield ordered[start:]
 
 
-def _sequences_per_request(query: Array, key: Array, model: ModelSpec, *, weights: bool) -> Array:
+def _sequences_per_request(query: Array, key: Array, model: JobModel, *, weights: bool) -> Array:
     """How many sequences of lengths Tq and Tk a request may hold; at least one."""
     longest = np.maximum(np.maximum(query, key), 1)
-    if model.is_encoder:
+    if model.text_encoder is not None:
         most: Array = REQUEST_TOKENS // longest
     else:
         width = max(model.output_width, *(width or 1 for width in model.input_widths.values()))

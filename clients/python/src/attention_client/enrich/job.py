@@ -208,7 +208,7 @@ def _summary(plan: JobPlan, target: Location, figures: Figures, rejects: str | N
         rejects=rejects,
         model=plan.model.name,
         version=plan.model.version,
-        parity_error=plan.model.parity_error,
+        parity_error=parity.measured_max_abs_error if (parity := plan.model.parity) else None,
         **counts,
         **known,
     )
