@@ -442,19 +442,19 @@ class AttentionClient(Connection):
         """Lists the caller's own contexts of a model and those that others share, the last used first."""
         options = self._options(model, version, return_weights=False)
 
-        def decode(responses: list[pb.ListContextsResponse]) -> list[Context]:
-            return [Context(ContextSource(self, options), stored) for stored in responses[0].contexts]
+        def decode(response: pb.ListContextsResponse) -> list[Context]:
+            return [Context(ContextSource(self, options), stored) for stored in response.contexts]
 
         request = pb.ListContextsRequest(model_name=options.model, model_version=options.version)
-        return self._run(self._ask("ListContexts", [request], decode, timeout))
+        return self._run(self._ask("ListContexts", request, decode, timeout))
 
     def models(self, *, timeout: float | None = None) -> list[ModelInfo]:
         """Lists all models, including those that failed to load, sorted by name and then by version."""
 
-        def decode(responses: list[pb.ListModelsResponse]) -> list[ModelInfo]:
-            return [ModelInfo.from_proto(model) for model in responses[0].models]
+        def decode(response: pb.ListModelsResponse) -> list[ModelInfo]:
+            return [ModelInfo.from_proto(model) for model in response.models]
 
-        return self._run(self._ask("ListModels", [pb.ListModelsRequest()], decode, timeout))
+        return self._run(self._ask("ListModels", pb.ListModelsRequest(), decode, timeout))
 
     def model(self, name: str, version: Version = "", *, timeout: float | None = None) -> ModelInfo:
         """Describes one model; an empty version means the highest that is ready.
@@ -462,13 +462,10 @@ class AttentionClient(Connection):
         Raises:
             NotFoundError: The server does not have this model or version.
         """
-
-        def decode(responses: list[pb.GetModelResponse]) -> ModelInfo:
-            return ModelInfo.from_proto(responses[0].model)
-
         options = request_options(name, version, return_weights=False)
         request = pb.GetModelRequest(name=options.model, version=options.version)
-        return self._run(self._ask("GetModel", [request], decode, timeout))
+        ask = self._ask("GetModel", request, lambda response: ModelInfo.from_proto(response.model), timeout)
+        return self._run(ask)
 
     def is_ready(self, *, timeout: float | None = None) -> bool:
         """Asks the server once, over grpc.health.v1, whether it is ready to answer.

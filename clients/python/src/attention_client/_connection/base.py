@@ -7,7 +7,7 @@ that `finish` runs them to their end. Those of the asynchronous client are await
 import re
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +40,7 @@ from attention_client._connection.settings import (
 from attention_client._connection.spans import Pairs, span_of
 from attention_client._connection.streams import Exchange, Outcome, StreamSettings, receive_all
 from attention_client._connection.tls import RenewedCredentials, TlsFiles
+from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._generated.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_client._values import (
     RequestOptions,
@@ -229,33 +230,30 @@ class BaseConnection:
         return self._run(self._attend(call, timeout))
 
     async def _attend(self, call: EncodedCall[_ResultT], timeout: float | None) -> _ResultT:
+        """Sends the requests of a call, and decodes the responses, which are those of one model."""
+        responses: list[pb.AttendResponse] = []
+        digests = self._digests or ModelDigests()
         try:
-            return await self._ask("Attend", call.requests, call.decode, timeout)
+            for request in call.requests:
+                if responses:
+                    request.model_version = responses[0].model_version
+                responses.append(await self._ask("Attend", request, lambda response: response, timeout))
+                digests.check(responses[-1])
         except NotFoundError as error:
             if call.context is None:
                 raise
             result: _ResultT = await call.context._source.recover(call.context, call, error, timeout)
             return result
+        return call.decode(responses)
 
     async def _ask(
-        self,
-        method: str,
-        requests: Sequence[Any],
-        decode: Callable[[list[Any]], _ResultT],
-        timeout: float | None,
+        self, method: str, request: Any, decode: Callable[[Any], _ResultT], timeout: float | None
     ) -> _ResultT:
-        """Calls a method, once for each request, and decodes its responses, which are those of one model."""
+        """Makes a call, and decodes its response."""
         limit = seconds(timeout, default=self._timeout)
-        responses, digests = [], self._digests or ModelDigests()
-        for request in requests:
-            with span_of(method, self._targets) as added:
-                response = await self._invoke(method, request, limit, wait=self._wait_for_ready, added=added)
-            responses.append(response)
-            if method == "Attend":
-                digests.check(response)
-                for later in requests[len(responses) :]:
-                    later.model_version = response.model_version
-        return decode(responses)
+        with span_of(method, self._targets) as added:
+            response = await self._invoke(method, request, limit, wait=self._wait_for_ready, added=added)
+        return decode(response)
 
     async def _invoke(self, method: str, request: Any, limit: float, *, wait: bool, added: Pairs = ()) -> Any:
         options = {"timeout": limit, "metadata": (*self._metadata, *added), "wait_for_ready": wait}

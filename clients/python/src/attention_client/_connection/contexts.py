@@ -1,6 +1,7 @@
 """What a stored context is put from, and the calls that concern it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from attention_client._calls.attention import EncodedCall
@@ -80,7 +81,7 @@ class ContextSource:
                 puts = self.puts
             request.context_id = context.id
             try:
-                return await self._connection._ask("Attend", [request], call.decode, timeout)
+                return await self._connection._attend(replace(call, context=None), timeout)
             except NotFoundError as again:
                 error = again
         raise error
@@ -119,5 +120,5 @@ class ContextSource:
             request.ttl_seconds = self._ttl
             fill_rows(request, parts, self.options.wire)
         return await self._connection._ask(
-            method, [request], lambda responses: getattr(responses[0], "context", None), timeout
+            method, request, lambda response: getattr(response, "context", None), timeout
         )
