@@ -120,8 +120,6 @@ class OverloadedError(ResourceExhaustedError):
 class MessageTooLargeError(ResourceExhaustedError, LimitExceededError):
     """A request or a response exceeds the largest message that the client or the server accepts."""
 
-    code = grpc.StatusCode.RESOURCE_EXHAUSTED
-
 
 class DeadlineExceededError(AttentionClientError, TimeoutError):
     """The call's timeout passed before its result arrived."""

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_client import errors
 from attention_client._client import AttentionClient
 from attention_client._values import Context
-from attention_client.errors import InvalidArgumentError
+from attention_client.errors import (
+    DeadlineExceededError,
+    InternalError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 
 log = logging.getLogger(__name__)
 # Failures of the service. Others are mistakes in the call, which a fallback would hide.
-SERVICE_FAILURES = (
-    errors.DeadlineExceededError,
-    errors.InternalError,
-    errors.ResourceExhaustedError,
-    errors.UnavailableError,
-)
+SERVICE_FAILURES = (DeadlineExceededError, InternalError, ResourceExhaustedError, UnavailableError)
 UNBATCHED, BATCHED = 2, 3
 
 

@@ -136,7 +136,7 @@ class ResultForm:
         rows = np.array([message.starts, message.ends], np.int64).T.copy()
         if len(rows) != sum(message.lengths) or len(message.lengths) != math.prod(self.leading):
             raise ValueError("the offsets of tokens do not match the texts")
-        if self.form is InputForm.ONE:
+        if self.form is InputForm.SINGLE:
             return rows
         return [rows[start:end] for start, end in pairwise(accumulate(message.lengths, initial=0))]
 
@@ -241,7 +241,7 @@ def encode_texts(options: RequestOptions, inputs: TextInputs) -> EncodedCall[Att
     request = request_of(options)
     request.return_offsets = bool(inputs.return_offsets)
     fill_texts("text", request.text.texts, strings)
-    leading = () if form is InputForm.ONE else (len(strings),)
+    leading = () if form is InputForm.SINGLE else (len(strings),)
     return _finish(request, ResultForm(form, leading), inputs.mask)
 
 

@@ -43,7 +43,7 @@ def read_rows(key: Arrays, value: Arrays | None, mask: Arrays | None) -> Rows:
 
 def _one_sequence(field: str, value: Arrays) -> Array:
     sequences = vectors(field, value)
-    if sequences.form is not InputForm.ONE:
+    if sequences.form is not InputForm.SINGLE:
         raise invalid(field, "one sequence, (T, d)", sequences.form.value)
     return sequences.pieces[0].copy()
 
@@ -57,4 +57,4 @@ def fill_rows(
     if values[0] is not None:
         fill_vectors(request.value, vectors("value", np.concatenate(values)), wire)
     if not (mask := np.concatenate(masks)).all():
-        request.mask.CopyFrom(encode_mask(mask, InputForm.ONE, ()))
+        request.mask.CopyFrom(encode_mask(mask, InputForm.SINGLE, ()))

@@ -73,10 +73,10 @@ def encode_embeddings(
     def decode(responses: Sequence[pb.AttendResponse]) -> FloatArray | list[FloatArray]:
         vectors = _decode(responses, requests, warns=warns and embed.truncate is None)
         if arrays is None:
-            return vectors[0] if form is InputForm.ONE else vectors
+            return vectors[0] if form is InputForm.SINGLE else vectors
         ends = accumulate(map(len, arrays), initial=0)
         parts = [vectors[start:end] for start, end in pairwise(ends)]
-        return parts[0] if form is InputForm.ONE else parts
+        return parts[0] if form is InputForm.SINGLE else parts
 
     return EncodedCall(requests, decode)
 
@@ -104,7 +104,7 @@ def encode_scores(
 
     def decode(responses: Sequence[pb.AttendResponse]) -> FloatArray:
         scores = _decode(responses, requests, warns=truncate is None)
-        return scores[0] if form is InputForm.ONE else scores
+        return scores[0] if form is InputForm.SINGLE else scores
 
     return EncodedCall(tuple(requests), decode)
 
@@ -246,7 +246,7 @@ def _read_spans(spans: Any, ends: Sequence[int], unit: str, form: InputForm) -> 
     """
     if spans is None:
         return None
-    if form is InputForm.ONE:
+    if form is InputForm.SINGLE:
         return [_read_pairs("spans", spans, ends[0], unit)]
     items = list(spans) if isinstance(spans, np.ndarray) and spans.ndim > 1 else items_of(spans)
     if items is None or len(items) != len(ends):

@@ -41,17 +41,14 @@ def encode_infer(
         raise invalid("outputs", "a list of names, or None", type_name(outputs))
     request = request_of(options)
     request.output_names.extend(_name("outputs", name) for name in outputs or ())
-    lists: dict[str, int] = {}
+    first, expected = "", None  # the first input that is a list, and its number of sequences
     for name, value in inputs.items():
         arrays, is_list = _arrays(_name("inputs", name), value)
-        if is_list:
-            lists[name] = len(arrays)
+        if is_list and expected is None:
+            first, expected = name, len(arrays)
+        if is_list and len(arrays) != expected:
+            raise invalid(name, f"as many sequences as {first}, {expected}", len(arrays))
         _fill(request.inputs.add(name=name), arrays, options.wire)
-    first = next(iter(lists), "")
-    for name, count in lists.items():
-        if count != lists[first]:
-            raise invalid(name, f"as many sequences as {first}, {lists[first]}", count)
-    expected = lists[first] if lists else None
     return EncodedCall((request,), lambda responses: _decode(responses[0], expected))
 
 

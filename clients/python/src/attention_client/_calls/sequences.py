@@ -25,7 +25,7 @@ _SHAPES = "(Tk,), (Tq, Tk) or (H, Tq, Tk)"
 class InputForm(Enum):
     """The form of an argument; the result has the form of the query."""
 
-    ONE = "one sequence"
+    SINGLE = "one sequence"
     BATCH = "a batch array"
     LIST = "a list of sequences"
 
@@ -94,7 +94,7 @@ def texts(field: str, value: str | Texts) -> tuple[InputForm, tuple[str, ...]]:
         InvalidArgumentError: The value is neither, it is empty, or an item is not a str.
     """
     if isinstance(value, str):
-        return InputForm.ONE, (value,)
+        return InputForm.SINGLE, (value,)
     items = items_of(value)
     if items is None:
         raise invalid(field, "a str or a list of str", type_name(value))
@@ -119,7 +119,7 @@ def _read(
     """Reads sequences whose arrays `convert` makes; `shape` and `rank` are those of one sequence."""
     items = items_of(value)
     # Whether items are the rows of one sequence, rather than sequences, is seen at the first of them.
-    if items is None or like in {InputForm.ONE, InputForm.BATCH} or _has_rank(field, items, rank - 1):
+    if items is None or like in {InputForm.SINGLE, InputForm.BATCH} or _has_rank(field, items, rank - 1):
         array = convert(field, value if items is None else items)
         if array.ndim < rank:
             raise invalid(field, f"{shape}, (..., {shape[1:]} or a list of {shape}", f"shape {array.shape}")
@@ -127,7 +127,7 @@ def _read(
         if 0 in leading:
             raise invalid(field, "at least one sequence", f"shape {array.shape}")
         rows = (array.shape[-rank],) * math.prod(leading)
-        form = InputForm.BATCH if leading else InputForm.ONE
+        form = InputForm.BATCH if leading else InputForm.SINGLE
         pieces: tuple[Array, ...]
         pieces = (array.reshape(len(rows), *array.shape[-rank:]) if leading else array,)
     else:

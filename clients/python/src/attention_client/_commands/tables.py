@@ -142,13 +142,10 @@ def print_result(
             write("--out", path, arrays)
     if session.json:
         # An array that was written to a file is replaced by the file's name.
-        answer: dict[str, Any] = {"model_name": result.model_name, "model_version": result.model_version}
-        answer["attention_weights"] = None
-        for name, (path, arrays) in outputs.items():
-            answer[name] = as_lists(arrays) if path is None else str(path)
-        if positions:
-            answer["offsets"] = as_lists(result.offsets)
-        print_json(answer)
+        lists = {name: str(path) if path else as_lists(array) for name, (path, array) in outputs.items()}
+        offsets = {"offsets": as_lists(result.offsets)} if positions else {}
+        names = {"model_name": result.model_name, "model_version": result.model_version}
+        print_json({**names, "attention_weights": None, **lists, **offsets})
         return
     for name, (path, arrays) in outputs.items():
         for index, (label, array) in enumerate(labelled(name, arrays)):

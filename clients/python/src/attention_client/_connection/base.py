@@ -17,6 +17,7 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from attention_client import errors
 from attention_client._calls.arrays import DATA_TYPES
 from attention_client._calls.attention import EncodedCall, ModelDigests
 from attention_client._connection.settings import (
@@ -50,17 +51,7 @@ from attention_client._values import (
     request_options,
     type_name,
 )
-from attention_client.errors import (
-    AttentionClientError,
-    CallCancelledError,
-    ClientClosedError,
-    DeadlineExceededError,
-    NotFoundError,
-    UnauthenticatedError,
-    UnavailableError,
-    from_rpc_error,
-    invalid,
-)
+from attention_client.errors import AttentionClientError, from_rpc_error, invalid
 
 _ResultT = TypeVar("_ResultT")
 # Seconds that a call may exceed its timeout to find out why the channel is not connected. The reason is
@@ -199,8 +190,8 @@ class BaseConnection:
         """What gRPC or `_sleep` returned; of the asynchronous client, what it is when it has been awaited."""
         raise NotImplementedError
 
-    def _options(self, model: str, version: Version, return_weights: ReturnWeights) -> RequestOptions:
-        return request_options(model, version, return_weights=return_weights, wire=self._wire)
+    def _options(self, model: str, version: Version, *, weights: ReturnWeights = False) -> RequestOptions:
+        return request_options(model, version, return_weights=weights, wire=self._wire)
 
     async def _outcomes(self, items: Any, settings: StreamSettings) -> AsyncGenerator[Outcome, None]:
         """Opens a stream and runs it. It ends with an error if the model changes."""
@@ -239,7 +230,7 @@ class BaseConnection:
                     request.model_version = responses[0].model_version
                 responses.append(await self._ask("Attend", request, lambda response: response, timeout))
                 digests.check(responses[-1])
-        except NotFoundError as error:
+        except errors.NotFoundError as error:
             if call.context is None:
                 raise
             result: _ResultT = await call.context._source.recover(call.context, call, error, timeout)
@@ -278,23 +269,23 @@ class BaseConnection:
                     return
                 status = "not serving"
             except AttentionClientError as error:
-                if error.code not in _PASSING or isinstance(error, ClientClosedError):
+                if error.code not in _PASSING or isinstance(error, errors.ClientClosedError):
                     raise
                 if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED:  # the end of this wait itself
                     status = f"{error.code.name} {error.message}"
             await self._wait(self._sleep(min(pause, max(0.0, end - time.monotonic()))))
             pause = min(2 * pause, _LONGEST_PAUSE)
         message = f"{self._name} was not ready within {limit:g} s; last status: {status}"
-        raise DeadlineExceededError(message, reason="DEADLINE_EXCEEDED")
+        raise errors.DeadlineExceededError(message, reason="DEADLINE_EXCEEDED")
 
     async def _refine(self, error: Exception, timeout: float | None) -> AttentionClientError:
         """The error to raise, with what the connection knows and the call's status does not."""
         refined = self._as_client_error(error)
-        if isinstance(refined, DeadlineExceededError) and not refined.reason:
+        if isinstance(refined, errors.DeadlineExceededError) and not refined.reason:
             # The timeout passed before the server sent a status, which would state a reason.
             within = "before the timeout" if timeout is None else f"within {timeout:g} s"
             if failure := await self._connection_failure():
-                refined = UnavailableError(f"no connection to {self._name} {within}: {failure}")
+                refined = errors.UnavailableError(f"no connection to {self._name} {within}: {failure}")
             else:
                 refined.reason = "DEADLINE_EXCEEDED"
                 if timeout is not None:
@@ -307,7 +298,7 @@ class BaseConnection:
     def _hint(self, error: AttentionClientError) -> str:
         """What to change if the token or the credentials may be why a call failed; otherwise empty."""
         has_token = any(key == "authorization" for key, _ in self._metadata)
-        if isinstance(error, UnauthenticatedError) and not has_token:
+        if isinstance(error, errors.UnauthenticatedError) and not has_token:
             return "pass token= to the client (--token or ATTENTION_TOKEN on the command line)"
         if self._encrypts and _NOT_TLS in error.message:
             return "the server does not use TLS: omit credentials (--tls, --ca, --certificate)"
@@ -320,11 +311,11 @@ class BaseConnection:
         if isinstance(error, grpc.RpcError):
             error = from_rpc_error(error)
         is_client_error = isinstance(error, AttentionClientError)
-        if self._closed and (isinstance(error, CallCancelledError) or not is_client_error):
-            return ClientClosedError("the client is closed; create another to make further calls")
-        if isinstance(error, CallCancelledError) and _ATTEMPT_ENDED in error.message:
+        if self._closed and (isinstance(error, errors.CallCancelledError) or not is_client_error):
+            return errors.ClientClosedError("the client is closed; create another to make further calls")
+        if isinstance(error, errors.CallCancelledError) and _ATTEMPT_ENDED in error.message:
             message = "none of the call's attempts was answered within attempt_timeout"
-            return DeadlineExceededError(message, reason="DEADLINE_EXCEEDED")
+            return errors.DeadlineExceededError(message, reason="DEADLINE_EXCEEDED")
         return error if isinstance(error, AttentionClientError) else AttentionClientError(str(error))
 
     async def _connection_failure(self) -> str:

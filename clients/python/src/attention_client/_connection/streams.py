@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, TypeAlias
 
+from attention_client import errors
 from attention_client._calls.attention import EncodedCall, encode_texts, encode_tokens, encode_vectors
 from attention_client._calls.embeddings import encode_stream_item
 from attention_client._generated.attention.v1 import attention_pb2 as pb
@@ -26,16 +27,7 @@ from attention_client._values import (
     TokenInputs,
     type_name,
 )
-from attention_client.errors import (
-    AttentionClientError,
-    DeadlineExceededError,
-    InternalError,
-    InvalidArgumentError,
-    NotFoundError,
-    UnavailableError,
-    from_stream_error,
-    invalid,
-)
+from attention_client.errors import AttentionClientError, from_stream_error, invalid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +78,7 @@ def encode_item(
     """Encodes one request of the caller; if the client refuses it, only its error is queued."""
     try:
         call = encode_request(item, options)
-    except InvalidArgumentError as error:
+    except errors.InvalidArgumentError as error:
         return error, None
     return call, pb.AttendStreamRequest(id=str(index), request=call.requests[0])
 
@@ -167,7 +159,7 @@ async def _receive(exchange: Exchange, index: int, entry: Entry) -> Outcome:
     except AttentionClientError as error:
         # An exception of the caller's iterable takes precedence over the error of the call that it broke.
         raise exchange.failure or error from error.__cause__
-    if isinstance(outcome, NotFoundError) and (context := entry.context) is not None:
+    if isinstance(outcome, errors.NotFoundError) and (context := entry.context) is not None:
         try:
             outcome = await context._source.recover(context, entry, outcome, None)
         except AttentionClientError as error:
@@ -182,20 +174,24 @@ def decode_response(response: pb.AttendStreamResponse, index: int, call: Encoded
         InternalError: The response belongs to another request, so the following ones cannot be trusted.
     """
     if response.id != str(index):
-        raise InternalError(f"the server answered request {response.id!r}; expected the answer to '{index}'")
+        raise errors.InternalError(
+            f"the server answered request {response.id!r}; expected the answer to '{index}'"
+        )
     if response.WhichOneof("result") == "error":
         return from_stream_error(response.error)
     try:
         return call.decode([response.response])
-    except InternalError as error:
+    except errors.InternalError as error:
         return error
 
 
-def ended_early() -> UnavailableError:
+def ended_early() -> errors.UnavailableError:
     """The error of a stream that the server ended, without an error, before it answered all requests."""
-    return UnavailableError("the server ended the stream before all requests were answered")
+    return errors.UnavailableError("the server ended the stream before all requests were answered")
 
 
-def idle_too_long(seconds: float | None) -> DeadlineExceededError:
+def idle_too_long(seconds: float | None) -> errors.DeadlineExceededError:
     """The error of a stream whose next response did not arrive in time."""
-    return DeadlineExceededError(f"no response arrived within {seconds} s while requests were in flight")
+    return errors.DeadlineExceededError(
+        f"no response arrived within {seconds} s while requests were in flight"
+    )

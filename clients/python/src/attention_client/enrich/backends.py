@@ -331,7 +331,7 @@ class ServerBackend:
     def _ask(self, target: str, inputs: StreamItem) -> BackendResult:
         """The answer of a server, which states the model that it is from; a refusal by the model does too."""
         client, model = self._clients[target], self.model
-        options = client._options(model.name, model.version, self._options.weights)
+        options = client._options(model.name, model.version, weights=self._options.weights)
         try:
             result = client._answer(encode_request(inputs, options), None)
         except errors.InvalidArgumentError as error:

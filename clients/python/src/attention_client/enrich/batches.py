@@ -16,7 +16,7 @@ from attention_client.enrich.backends import Backend, BackendRequest, BackendRes
 from attention_client.enrich.options import OnError, PassageLayout, Pool, Role
 from attention_client.enrich.outcome import EnrichError, Figures, Refusal, RefusedError
 from attention_client.enrich.plan import PASSAGE_TYPES, JobPlan
-from attention_client.enrich.tables import BATCH_BYTES, rows_per_batch
+from attention_client.enrich.tables import BATCH_BYTES, RowBatch, rows_per_batch
 from attention_client.enrich.texts import Passage, PassageSplitter, count_tokens, load_tokenizer
 
 # A request holds at most this many sequences, and this many bytes of input or of result unless it holds one.
@@ -86,23 +86,17 @@ class Batch:
     """Consecutive rows of a table. Its methods are called once, in their order."""
 
     def __init__(
-        self,
-        first: int,
-        rows: pa.RecordBatch,
-        plan: JobPlan,
-        backend: Backend,
-        splitter: PassageSplitter | None,
+        self, batch: RowBatch, plan: JobPlan, backend: Backend, splitter: PassageSplitter | None
     ) -> None:
         """Reads the cells; encodes texts.
 
         Args:
-            first: Number of the first row in its table.
-            rows: The rows.
+            batch: The rows.
             plan: What to compute.
             backend: Computes it.
             splitter: Cuts texts into passages; None leaves them whole.
         """
-        self._first, self._table = first, rows
+        self._first, self._table = batch
         self._plan = plan
         self._model = plan.model
         self._backend = backend

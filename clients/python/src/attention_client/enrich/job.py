@@ -23,7 +23,14 @@ from attention_client.enrich.journal import Journal, OutputAssembler, is_complet
 from attention_client.enrich.options import EnrichOptions, OnError
 from attention_client.enrich.outcome import EnrichError, Figures, Summary, were_refused
 from attention_client.enrich.plan import Chunk, JobPlan, make_plan
-from attention_client.enrich.tables import Location, check_replaceable, locate, locate_target, open_source
+from attention_client.enrich.tables import (
+    Location,
+    RowBatch,
+    check_replaceable,
+    locate,
+    locate_target,
+    open_source,
+)
 from attention_client.enrich.texts import PassageSplitter
 
 # How often progress is reported.
@@ -243,9 +250,7 @@ def _submitted(
     limit = 2 + ceil(backend.concurrency / BATCH_REQUESTS)
     pending: deque[tuple[Chunk, Batch]] = deque()
     # Cells are read and texts are encoded on a thread, while requests are computed and results are written.
-    batches = (
-        (chunk, Batch(first, rows, plan, backend, splitter)) for chunk, first, rows in _batches(plan, chunks)
-    )
+    batches = ((chunk, Batch(rows, plan, backend, splitter)) for chunk, rows in _batches(plan, chunks))
     with closing(read_ahead(batches)) as ready:
         for chunk, batch in ready:
             if len(pending) >= limit:
@@ -271,13 +276,13 @@ def read_ahead(items: Generator[Item, None, None]) -> Generator[Item, None, None
         items.close()
 
 
-def _batches(plan: JobPlan, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, int, pa.RecordBatch]]:
-    """The batches of chunks, none of which spans two chunks, each with its first row. Files are read once."""
+def _batches(plan: JobPlan, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, RowBatch]]:
+    """The batches of chunks, none of which spans two chunks. Each file is read once."""
     for name, of_file in groupby(chunks, key=lambda chunk: chunk.name):
         remaining = deque(of_file)
         first, last = remaining[0], remaining[-1]
         if first.start == first.stop:  # a file without rows has one chunk, with an empty batch
-            yield first, 0, pa.RecordBatch.from_pylist([], schema=plan.source.schema)
+            yield first, (0, pa.RecordBatch.from_pylist([], schema=plan.source.schema))
         with closing(plan.source.open(name)) as table:
             for start, rows in table.batches(first.start, last.stop):
                 stop = start + rows.num_rows
@@ -285,4 +290,4 @@ def _batches(plan: JobPlan, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, in
                     remaining.popleft()
                 for chunk in takewhile(lambda chunk: chunk.start < stop, remaining):  # noqa: B023 - used here
                     begin, end = max(start, chunk.start), min(stop, chunk.stop)
-                    yield chunk, begin, rows.slice(begin - start, end - begin)
+                    yield chunk, (begin, rows.slice(begin - start, end - begin))

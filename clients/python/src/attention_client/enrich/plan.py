@@ -18,9 +18,7 @@ CHUNK_ROWS = 16 * 1024
 CHUNK_BYTES = 64 << 20
 # Key of the new columns' metadata that identifies the job.
 JOB_KEY = b"job"
-CONTEXT_VECTORS, EMBEDDING, ATTENTION_WEIGHTS = "context_vectors", "embedding", "attention_weights"
-SOURCE_ROW, PASSAGE = "source_row", "passage"
-PASSAGE_TYPES = {PASSAGE: pa.string(), "passage_start": pa.int32(), "passage_end": pa.int32()}
+PASSAGE_TYPES = {"passage": pa.string(), "passage_start": pa.int32(), "passage_end": pa.int32()}
 # Options that change how a job runs and not its result.
 RUN_OPTIONS = ("tokenizer", "on_error", "max_errors", "resume", "overwrite", "progress")
 ENCODER_ONLY = ("prompt", "dimensions", "truncate", "passage_tokens")
@@ -87,7 +85,7 @@ def make_plan(source: TableSource, model: JobModel, options: EnrichOptions) -> J
     if options.dimensions is not None:
         model = replace(model, output=(*model.output[:-1], options.dimensions))
     _check_columns(source.schema, model, options)
-    name = options.output_column or (CONTEXT_VECTORS if model.text_encoder is None else EMBEDDING)
+    name = options.output_column or ("context_vectors" if model.text_encoder is None else "embedding")
     fingerprint = _fingerprint(source, model, options)
     job = _digest(json.dumps(fingerprint, sort_keys=True).encode())
     made_by: dict[str | bytes, str] = {"model": model.name, "version": model.version, JOB_KEY: job}
@@ -172,10 +170,10 @@ def _added_columns(model: JobModel, options: EnrichOptions, name: str) -> dict[s
     vectors = cells.vectors_type(model.output_width, pooled=model.pooled or options.pool is not Pool.NONE)
     match options.layout:
         case PassageLayout.ROWS:
-            return {SOURCE_ROW: pa.int64(), **PASSAGE_TYPES, name: vectors}
+            return {"source_row": pa.int64(), **PASSAGE_TYPES, name: vectors}
         case PassageLayout.LISTS:
             return {key: pa.list_(kind) for key, kind in {**PASSAGE_TYPES, name: vectors}.items()}
-    return {name: vectors, ATTENTION_WEIGHTS: cells.weights_type()} if options.weights else {name: vectors}
+    return {name: vectors, "attention_weights": cells.weights_type()} if options.weights else {name: vectors}
 
 
 def _fingerprint(source: TableSource, model: JobModel, options: EnrichOptions) -> Json:

@@ -160,6 +160,8 @@ def locate(address: str) -> Location:
     return Location(system, path, address)
 
 
+# Consecutive rows of a table, after the number of the first of them.
+RowBatch: TypeAlias = tuple[int, pa.RecordBatch]
 # Record batches that have the rows from a first to a last number, each run of them with its first row.
 Scan: TypeAlias = Callable[[int, int], Iterable[tuple[int, Iterable[pa.RecordBatch]]]]
 
@@ -180,8 +182,8 @@ class Table:
     scan: Scan
     close: Callable[[], None] = lambda: None
 
-    def batches(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The rows from `start` up to, but not including, `stop`: batches with the number of their first row.
+    def batches(self, start: int, stop: int) -> Iterator[RowBatch]:
+        """The rows from `start` up to, but not including, `stop`.
 
         Where one batch ends and the next begins depends on the table, not on `start`.
         """
