@@ -62,8 +62,13 @@ def enrich(
     Raises:
         EnrichError: There is no result. Chunks that were finished are kept for `resume`.
     """
-    given = {"provider": provider, "engine": engine, "workers": workers, "cores_per_worker": cores_per_worker}
-    check_values(given)
+    values = {
+        "provider": provider,
+        "engine": engine,
+        "workers": workers,
+        "cores_per_worker": cores_per_worker,
+    }
+    check_values(values)
     if bool(servers) == (model_repository is not None):
         raise UsageError("exactly one of servers and model_repository is required")
     if engine is None and (workers is not None or cores_per_worker != 1):

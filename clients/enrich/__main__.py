@@ -24,7 +24,7 @@ app.command()(
         enrich,
         "Add context vectors or embeddings to a table as a new column: on servers, in this process or on "
         "Ray.\n\nExactly one of --server and --model-repository is required.",
-        own={
+        further={
             "model_repository": (IN_PROCESS, "FOLDER", Path | None, None),
             "provider": (IN_PROCESS, None, Literal["cpu", "cuda"], "cpu"),
             "engine": (IN_PROCESS, None, Literal["ray"] | None, None),

@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from attention_client import AttentionResult, ModelInfo
-from attention_client.enrich.backends import BackendRequest, BackendResult, spec_of
-from attention_client.enrich.memory import read_memory
+from attention_client.enrich.backends import BackendRequest, BackendResult, JobModel
 from attention_client.enrich.options import EnrichOptions, Role
 from attention_client.enrich.outcome import EnrichError, RefusedError
 
@@ -54,9 +52,7 @@ class LocalBackend:
             raise EnrichError(error.message) from error
         # The messages of the server and of the client have the same fields.
         described: Any = describe(self._model.model)
-        self.model = spec_of(ModelInfo.from_proto(described))
-        memory = read_memory(options, self.model.input_widths)
-        self.model = replace(self.model, memory_rows=sum(map(len, memory[:1])))
+        self.model, memory = JobModel.read(ModelInfo.from_proto(described), options)
         try:
             self._context = self._model.put_context(*memory) if memory else None
         except EngineError as error:

@@ -13,7 +13,7 @@ from grpc_status import rpc_status
 
 import attention_client as ac
 from attention_client import AttendInputs
-from attention_client._connection.streams import decode_response, encode_item
+from attention_client._connection.streams import decode_response, encode_request
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._values import RequestOptions
 from attention_client.errors import from_rpc_error, from_stream_error
@@ -89,12 +89,12 @@ def test_details_of_the_servers_domain_are_read(
 
 
 def test_a_stream_reads_the_answer_to_its_request_only():
-    sent, _ = encode_item(4, AttendInputs(np.ones((1, 1))), RequestOptions(model="m"))
+    call = encode_request(AttendInputs(np.ones((1, 1))), RequestOptions(model="m"))
     with pytest.raises(ac.InternalError, match="'3'"):
-        decode_response(pb.AttendStreamResponse(id="3"), sent)
+        decode_response(pb.AttendStreamResponse(id="3"), 4, call)
     for answer, cls in (
         (pb.AttendStreamResponse(id="4", error=pb.StreamError(code=3)), ac.InvalidArgumentError),
         (pb.AttendStreamResponse(id="4", error=pb.StreamError(code=999)), ac.AttentionClientError),
         (pb.AttendStreamResponse(id="4"), ac.InternalError),
     ):
-        assert type(decode_response(answer, sent)) is cls
+        assert type(decode_response(answer, 4, call)) is cls

@@ -53,7 +53,6 @@ from attention_client._values import (
     Texts,
     TokenInputs,
     Version,
-    request_options,
     whole_number,
 )
 
@@ -155,8 +154,9 @@ class AttentionClient(Connection):
             OverloadedError: The server's queue is full.
             AttentionClientError: The call failed for another reason.
         """
+        options = self._options(model, version, weights=return_weights)
         inputs = AttendInputs(query, key, value, mask, lengths, positions, context)
-        return self._answer(encode_vectors(self._options(model, version, return_weights), inputs), timeout)
+        return self._answer(encode_vectors(options, inputs), timeout)
 
     def attend_text(
         self,
@@ -181,8 +181,8 @@ class AttentionClient(Connection):
             timeout: Seconds; None means the client's timeout.
             version: Version of the model as an integer or a str; empty means the highest that is ready.
         """
-        inputs = TextInputs(text, mask, return_offsets)
-        return self._answer(encode_texts(self._options(model, version, return_weights), inputs), timeout)
+        options = self._options(model, version, weights=return_weights)
+        return self._answer(encode_texts(options, TextInputs(text, mask, return_offsets)), timeout)
 
     def attend_tokens(
         self,
@@ -207,8 +207,8 @@ class AttentionClient(Connection):
             timeout: Seconds; None means the client's timeout.
             version: Version of the model as an integer or a str; empty means the highest that is ready.
         """
-        inputs = TokenInputs(token_ids, mask, lengths)
-        return self._answer(encode_tokens(self._options(model, version, return_weights), inputs), timeout)
+        options = self._options(model, version, weights=return_weights)
+        return self._answer(encode_tokens(options, TokenInputs(token_ids, mask, lengths)), timeout)
 
     def embed(
         self,
@@ -253,9 +253,8 @@ class AttentionClient(Connection):
                 another limit is exceeded.
             AttentionClientError: The call failed for another reason.
         """
-        options = self._options(model, version, return_weights=False)
         embed = EmbeddingInputs(inputs, prompt, dimensions, truncate)
-        return self._answer(encode_embeddings(options, embed, spans), timeout)
+        return self._answer(encode_embeddings(self._options(model, version), embed, spans), timeout)
 
     def rerank(
         self,
@@ -290,7 +289,7 @@ class AttentionClient(Connection):
             LimitExceededError: A pair has too many tokens, or another limit is exceeded.
             AttentionClientError: The call failed for another reason.
         """
-        options = self._options(model, version, return_weights=False)
+        options = self._options(model, version)
         return self._answer(encode_rerank(options, query, texts, top_n, truncate=truncate), timeout)
 
     def classify(
@@ -319,7 +318,7 @@ class AttentionClient(Connection):
         Returns:
             float32: (L,) for one text or pair, otherwise (B, L).
         """
-        options = self._options(model, version, return_weights=False)
+        options = self._options(model, version)
         return self._answer(encode_scores(options, texts, pairs, truncate=truncate), timeout)
 
     def infer(
@@ -349,8 +348,7 @@ class AttentionClient(Connection):
             LimitExceededError: The request is larger than a limit of the server or of the client.
             AttentionClientError: The call failed for another reason.
         """
-        options = self._options(model, version, return_weights=False)
-        return self._answer(encode_infer(options, inputs, outputs), timeout)
+        return self._answer(encode_infer(self._options(model, version), inputs, outputs), timeout)
 
     def attend_stream(
         self,
@@ -388,7 +386,7 @@ class AttentionClient(Connection):
             AttentionClientError: A request was refused, or the stream ended early.
         """
         settings = StreamSettings(
-            options=self._options(model, version, return_weights),
+            options=self._options(model, version, weights=return_weights),
             return_exceptions=return_exceptions,
             max_in_flight=whole_number("max_in_flight", max_in_flight, 1, MAX_IN_FLIGHT),
             timeout=None if timeout is None else seconds(timeout),
@@ -428,7 +426,7 @@ class AttentionClient(Connection):
             ResourceExhaustedError: The server has no room for it.
             AttentionClientError: The call failed for another reason.
         """
-        options = self._options(model, version, return_weights=False)
+        options = self._options(model, version)
         lifetime = 0 if ttl is None else whole_number("ttl", ttl, 1, MAX_INDEX)
         rows = read_rows(key, value, mask)
         source = ContextSource(self, options, [rows], ttl=lifetime, shared=shared)
@@ -440,21 +438,21 @@ class AttentionClient(Connection):
 
     def contexts(self, model: str, version: Version = "", *, timeout: float | None = None) -> list[Context]:
         """Lists the caller's own contexts of a model and those that others share, the last used first."""
-        options = self._options(model, version, return_weights=False)
+        options = self._options(model, version)
 
-        def decode(responses: list[pb.ListContextsResponse]) -> list[Context]:
-            return [Context(ContextSource(self, options), stored) for stored in responses[0].contexts]
+        def decode(response: pb.ListContextsResponse) -> list[Context]:
+            return [Context(ContextSource(self, options), stored) for stored in response.contexts]
 
         request = pb.ListContextsRequest(model_name=options.model, model_version=options.version)
-        return self._run(self._ask("ListContexts", [request], decode, timeout))
+        return self._run(self._ask("ListContexts", request, decode, timeout))
 
     def models(self, *, timeout: float | None = None) -> list[ModelInfo]:
         """Lists all models, including those that failed to load, sorted by name and then by version."""
 
-        def decode(responses: list[pb.ListModelsResponse]) -> list[ModelInfo]:
-            return [ModelInfo.from_proto(model) for model in responses[0].models]
+        def decode(response: pb.ListModelsResponse) -> list[ModelInfo]:
+            return [ModelInfo.from_proto(model) for model in response.models]
 
-        return self._run(self._ask("ListModels", [pb.ListModelsRequest()], decode, timeout))
+        return self._run(self._ask("ListModels", pb.ListModelsRequest(), decode, timeout))
 
     def model(self, name: str, version: Version = "", *, timeout: float | None = None) -> ModelInfo:
         """Describes one model; an empty version means the highest that is ready.
@@ -462,13 +460,10 @@ class AttentionClient(Connection):
         Raises:
             NotFoundError: The server does not have this model or version.
         """
-
-        def decode(responses: list[pb.GetModelResponse]) -> ModelInfo:
-            return ModelInfo.from_proto(responses[0].model)
-
-        options = request_options(name, version, return_weights=False)
+        options = self._options(name, version)
         request = pb.GetModelRequest(name=options.model, version=options.version)
-        return self._run(self._ask("GetModel", [request], decode, timeout))
+        ask = self._ask("GetModel", request, lambda response: ModelInfo.from_proto(response.model), timeout)
+        return self._run(ask)
 
     def is_ready(self, *, timeout: float | None = None) -> bool:
         """Asks the server once, over grpc.health.v1, whether it is ready to answer.

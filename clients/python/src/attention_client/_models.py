@@ -18,7 +18,7 @@ _DATA_TYPES = {
 }
 _STATES = {pb.Model.STATE_READY: "ready", pb.Model.STATE_FAILED: "failed"}
 UNKNOWN = "unknown"
-_InfoT = TypeVar("_InfoT", "ParityInfo", "CostInfo", "EncoderInfo", "ClassifierInfo", "PatternInfo")
+_InfoT = TypeVar("_InfoT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,23 +184,16 @@ class ModelInfo:
     @classmethod
     def from_proto(cls, model: pb.Model) -> Self:
         """Reads the protobuf message."""
-        return cls(
-            name=model.name,
-            version=model.version,
+        return _read(
+            cls,
+            model,
             state=_STATES.get(model.state, UNKNOWN),
-            state_reason=model.state_reason,
-            description=model.description,
             inputs=tuple(TensorInfo.from_proto(tensor) for tensor in model.inputs),
             outputs=tuple(TensorInfo.from_proto(tensor) for tensor in model.outputs),
             num_heads=model.num_heads or None,  # 0 or absent for a module without attention heads
-            causal=model.causal,
-            accepts_text=model.accepts_text,
             parity=_read(ParityInfo, model.parity) if model.HasField("parity") else None,
-            parameters=model.parameters,
             # A cost that is absent or all zeros is unknown.
             cost=_read(CostInfo, model.cost) if model.cost.ListFields() else None,
-            provider=model.provider,
-            digest=model.digest,
             text_encoder=_read(EncoderInfo, model.text_encoder) if model.HasField("text_encoder") else None,
             attention_patterns=tuple(_read(PatternInfo, pattern) for pattern in model.attention_patterns),
             text_classifier=(
@@ -209,9 +202,9 @@ class ModelInfo:
         )
 
 
-def _read(cls: type[_InfoT], message: Message) -> _InfoT:
-    """The fields of a message that have the names of a class's."""
-    values = {field.name: getattr(message, field.name) for field in fields(cls)}
-    scalars = (str, bool, int, float)
-    given: dict[str, Any] = {name: v if isinstance(v, scalars) else tuple(v) for name, v in values.items()}
-    return cls(**given)
+def _read(cls: type[_InfoT], message: Message, **values: Any) -> _InfoT:
+    """An object with `values`, and with the message's fields of the same names for the rest."""
+    for name in {attribute.name for attribute in fields(cls)} - values.keys():  # type: ignore[arg-type]
+        value = getattr(message, name)
+        values[name] = value if isinstance(value, str | int | float) else tuple(value)
+    return cls(**values)

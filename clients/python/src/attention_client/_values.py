@@ -242,8 +242,7 @@ class RequestOptions:
 
     model: str
     version: str = ""
-    return_weights: bool = False
-    head_selection: HeadSelection | None = None
+    return_weights: ReturnWeights = False
     wire: Wire = "fp32"
 
 
@@ -259,20 +258,17 @@ def request_options(
     if not isinstance(model, str):
         raise invalid("model", "a str, the model's name", type_name(model))
     text = version if isinstance(version, str) else str(whole_number("version", version, 1, MAX_VERSION))
+    if isinstance(return_weights, HeadSelection):
+        layers = [
+            whole_number("return_weights.layers", index, 0, MAX_INDEX) for index in return_weights.layers
+        ]
+        heads = [whole_number("return_weights.heads", index, 0, MAX_INDEX) for index in return_weights.heads]
+        return_weights = HeadSelection(layers=layers, heads=heads)
     return RequestOptions(
         model=encodable("model", model),
         version=encodable("version", text),
-        return_weights=bool(return_weights),
-        head_selection=_selection(return_weights) if isinstance(return_weights, HeadSelection) else None,
+        return_weights=return_weights,
         wire=wire,
-    )
-
-
-def _selection(given: HeadSelection) -> HeadSelection:
-    layers = [whole_number("return_weights.layers", each, 0, MAX_INDEX) for each in given.layers]
-    return HeadSelection(
-        layers=layers,
-        heads=[whole_number("return_weights.heads", each, 0, MAX_INDEX) for each in given.heads],
     )
 
 

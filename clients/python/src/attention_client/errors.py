@@ -30,6 +30,7 @@ from grpc_status import rpc_status
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 
 _DOMAIN = "attention.v1"
+# What the server's log calls a call, in the metadata that comes with its status.
 _REQUEST_ID = "x-request-id"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 # A part of the message of gRPC's core, which states the sizes; and the settings that bound a message.
@@ -119,8 +120,6 @@ class OverloadedError(ResourceExhaustedError):
 class MessageTooLargeError(ResourceExhaustedError, LimitExceededError):
     """A request or a response exceeds the largest message that the client or the server accepts."""
 
-    code = grpc.StatusCode.RESOURCE_EXHAUSTED
-
 
 class DeadlineExceededError(AttentionClientError, TimeoutError):
     """The call's timeout passed before its result arrived."""
@@ -171,9 +170,9 @@ _BY_REASON: dict[tuple[grpc.StatusCode, str], type[AttentionClientError]] = {
 }
 
 
-def invalid(field: str, expected: str, found: object) -> InvalidArgumentError:
+def invalid(field: str, expected: str, actual: object) -> InvalidArgumentError:
     """The error for a wrong argument, raised before anything is sent."""
-    message = f"{field}: expected {expected}; found {found}"
+    message = f"{field}: expected {expected}; found {actual}"
     return InvalidArgumentError(message, reason="INVALID_FIELD", field=field)
 
 
@@ -184,7 +183,9 @@ def from_rpc_error(error: grpc.RpcError) -> AttentionClientError:
     except ValueError:  # the details contradict the call's status and cannot be trusted
         status = None
     details = {} if status is None else _details(status)
-    return _make(error.code(), error.details() or "", details, request_id=_request_id(error))
+    metadata: Any = error.trailing_metadata() or ()  # the stubs know only one of two kinds
+    request_id = next((value for key, value in metadata if key == _REQUEST_ID), "")
+    return _make(error.code(), error.details() or "", details, request_id=request_id)
 
 
 def from_stream_error(error: pb.StreamError) -> AttentionClientError:
@@ -202,25 +203,16 @@ def _make(
     return cls(message or code.value[1], code=code, request_id=request_id, **details)
 
 
-def _request_id(error: grpc.RpcError) -> str:
-    """What the server's log calls a call, from the metadata that came with its status."""
-    metadata: Any = error.trailing_metadata() or ()  # the stubs know only one of two kinds
-    for key, value in metadata:
-        if key == _REQUEST_ID and isinstance(value, str):
-            return value
-    return ""
-
-
 def _details(status: status_pb2.Status) -> dict[str, Any]:
     """Reads the reason of ErrorInfo, the field of BadRequest's first violation, and RetryInfo."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     info, bad_request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
     retry = error_details_pb2.RetryInfo()
     for detail in status.details:
         if detail.Unpack(info) and info.domain == _DOMAIN:
-            found["reason"], found["model_digest"] = info.reason, info.metadata.get("model_digest", "")
+            values["reason"], values["model_digest"] = info.reason, info.metadata.get("model_digest", "")
         elif detail.Unpack(bad_request) and bad_request.field_violations:
-            found["field"] = bad_request.field_violations[0].field
+            values["field"] = bad_request.field_violations[0].field
         elif detail.Unpack(retry):
-            found["retry_after"] = max(retry.retry_delay.ToTimedelta().total_seconds(), 0.0)
-    return found
+            values["retry_after"] = max(retry.retry_delay.ToTimedelta().total_seconds(), 0.0)
+    return values

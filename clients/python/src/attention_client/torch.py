@@ -125,7 +125,7 @@ class RemoteAttention(nn.Module):
             RuntimeError: Gradients are needed, and there is no fallback.
             AttentionClientError: The call failed, and the fallback does not apply.
         """
-        if torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value)):
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):
             if self.fallback is None:
                 raise RuntimeError(
                     "RemoteAttention computes no gradients; call it under torch.inference_mode(), or give it"
@@ -158,22 +158,22 @@ class RemoteAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """The context in the form of the query, and the weights of each head."""
         if query.dim() not in (UNBATCHED, BATCHED) or not query.dim() == key.dim() == value.dim():
-            shapes = ", ".join(str(tuple(each.shape)) for each in (query, key, value))
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (query, key, value))
             raise InvalidArgumentError(
                 f"query, key and value must be all 2-D or all 3-D, not {shapes}", field="query"
             )
-        turned = query.dim() == BATCHED and not self.batch_first
+        is_transposed = query.dim() == BATCHED and not self.batch_first
         client = self._connect()
-        keys = key.transpose(0, 1) if turned else key
+        keys = key.transpose(0, 1) if is_transposed else key
         context = None
         if self.store_memory and key is value and key is not query and keys.shape[:-2].numel() == 1:
             context = self._context(client, keys.reshape(keys.shape[-2:]))
-        others = [] if context else self._others(query, key, value)
-        rows = [each.transpose(0, 1) if turned else each for each in (query, *others)]
+        inputs = [query] if context else [query, *self._key_and_value(query, key, value)]
+        rows = [tensor.transpose(0, 1) if is_transposed else tensor for tensor in inputs]
         mask = may_attend(rows[0], keys, key_padding_mask, attn_mask)
         result = client.attend(
             self.model,
-            *(_on_host(each) for each in rows),
+            *map(_on_host, rows),
             mask=None if mask is None else mask.cpu().numpy(),
             context=context,
             return_weights=need_weights,
@@ -182,7 +182,7 @@ class RemoteAttention(nn.Module):
         vectors = torch.from_numpy(result.context_vectors).to(query)  # (N, L, E)
         weights = result.attention_weights
         return (
-            vectors.transpose(0, 1) if turned else vectors,
+            vectors.transpose(0, 1) if is_transposed else vectors,
             None if weights is None else torch.from_numpy(weights).to(query),
         )
 
@@ -191,7 +191,7 @@ class RemoteAttention(nn.Module):
             self._client = AttentionClient(self.target, **self._options)
         if not self._inputs:
             info = self._client.model(self.model, version=self.version)
-            self._inputs = frozenset(each.name for each in info.inputs)
+            self._inputs = frozenset(tensor.name for tensor in info.inputs)
         return self._client
 
     def _context(self, client: AttentionClient, memory: Tensor) -> Context:
@@ -202,13 +202,16 @@ class RemoteAttention(nn.Module):
             self._memory = memory.detach().clone(), context
         return self._memory[1]
 
-    def _others(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        """What the model takes beside the query."""
-        if "key" not in self._inputs:
-            _must_be_same("key", key, query, "the query, because the model computes self-attention")
-        if "value" not in self._inputs:
-            _must_be_same("value", value, key, "the key, because the model has no value input")
-        return [each for name, each in (("key", key), ("value", value)) if name in self._inputs]
+    def _key_and_value(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """The key and the value, if the model takes them; if not, they must be the query and the key."""
+        reasons = {
+            "key": (key, query, "the query, because the model computes self-attention"),
+            "value": (value, key, "the key, because the model has no value input"),
+        }
+        for name, (tensor, other, reason) in reasons.items():
+            if name not in self._inputs and tensor is not other and not _same(tensor, other):
+                raise InvalidArgumentError(f"must be {reason}", field=name)
+        return [tensor for name, (tensor, _, _) in reasons.items() if name in self._inputs]
 
 
 def may_attend(
@@ -263,13 +266,8 @@ def _check_shape(name: str, mask: Tensor, expected: tuple[int, ...]) -> None:
         raise InvalidArgumentError(f"has the shape {tuple(mask.shape)}; expected {expected}", field=name)
 
 
-def _must_be_same(name: str, given: Tensor, other: Tensor, what: str) -> None:
-    if given is not other and not _same(given, other):
-        raise InvalidArgumentError(f"must be {what}", field=name)
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.device == other.device and torch.equal(one, other)
+def _same(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.device == other.device and torch.equal(tensor, other)
 
 
 def _on_host(tensor: Tensor) -> Any:

@@ -97,8 +97,8 @@ def as_array(field: str, value: object) -> Array:
     try:
         return np.asarray(readable)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        found = f"a {type(value).__name__} that NumPy cannot read ({error})"
-        raise invalid(field, "an array", found) from error
+        actual = f"a {type(value).__name__} that NumPy cannot read ({error})"
+        raise invalid(field, "an array", actual) from error
 
 
 def items_of(value: object) -> list[Any] | tuple[Any, ...] | None:
@@ -143,11 +143,11 @@ def narrow(field: str, array: Array, wire: Wire) -> Array:
     if wire == "bf16":
         return _to_bf16(np.ascontiguousarray(array))
     with np.errstate(over="ignore"):
-        found = array.astype(_FP16)
-    if (lost := np.isinf(found) & np.isfinite(array)).any():
+        halves = array.astype(_FP16)
+    if (overflows := np.isinf(halves) & np.isfinite(array)).any():
         expected = f"numbers up to {np.finfo(_FP16).max:.6g} in magnitude, or inf, to be sent as fp16"
-        raise invalid(field, expected, f"{np.abs(array[lost]).max():.6g}")
-    return found
+        raise invalid(field, expected, f"{np.abs(array[overflows]).max():.6g}")
+    return halves
 
 
 def widen(data_type: pb.DataType.ValueType, data: bytes) -> FloatArray:

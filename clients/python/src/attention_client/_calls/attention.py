@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from attention_client._calls.arrays import DATA_TYPES, narrow, split, widen
 from attention_client._calls.sequences import InputForm, Sequences, encode_mask, integers, texts, vectors
@@ -22,6 +22,7 @@ from attention_client._values import (
     AttentionResult,
     Context,
     FloatArray,
+    HeadSelection,
     RequestOptions,
     TextInputs,
     TokenInputs,
@@ -35,7 +36,7 @@ _ResultT = TypeVar("_ResultT")
 _Shape: TypeAlias = tuple[int, ...]
 Offsets: TypeAlias = NDArray[np.int64]
 # How many lengths a message shows at most.
-_SHOWN = 8
+_MAX_LENGTHS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,8 +94,8 @@ class ModelDigests:
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseShape:
-    """The form and the sizes that the result takes from the query.
+class ResultForm:
+    """The form and the sizes that the result takes from the query; decodes responses.
 
     Attributes:
         form: The form of the query.
@@ -108,6 +109,59 @@ class ResponseShape:
     query_rows: int = 0
     key_rows: int = 0
 
+    def decode(self, response: pb.AttendResponse) -> AttentionResult[Any]:
+        """Decodes a response; the arrays are writable copies that do not keep the response in memory.
+
+        Raises:
+            ValueError: The response contradicts itself or the request.
+        """
+        message, weights, offsets = response.context_vectors, None, None
+        if response.HasField("attention_weights"):
+            weights = self._decode_weights(response.attention_weights)
+        if response.HasField("token_offsets"):
+            offsets = self._decode_offsets(response.token_offsets)
+        shapes = [(length, message.width) for length in message.lengths]  # (Tq_i, d)
+        vectors = self._arrange(message, shapes, (self.query_rows, message.width))
+        return result_of(response, vectors, weights, offsets)
+
+    def _decode_weights(self, message: pb.AttentionWeights) -> FloatArray | list[FloatArray]:
+        # (H, Tq_i, Tk_i), of an encoder (L, H, Tq_i, Tk_i).
+        heads = (message.num_layers, message.num_heads) if message.num_layers else (message.num_heads,)
+        lengths = zip(message.query_lengths, message.key_lengths, strict=True)
+        key_rows = self.key_rows or max(message.key_lengths, default=0)
+        return self._arrange(message, [heads + pair for pair in lengths], (*heads, self.query_rows, key_rows))
+
+    def _decode_offsets(self, message: pb.Spans) -> Offsets | list[Offsets]:
+        """(T, 2) for one text, otherwise a list of (T_i, 2)."""
+        rows = np.array([message.starts, message.ends], np.int64).T.copy()
+        if len(rows) != sum(message.lengths) or len(message.lengths) != math.prod(self.leading):
+            raise ValueError("the offsets of tokens do not match the texts")
+        if self.form is InputForm.SINGLE:
+            return rows
+        return [rows[start:end] for start, end in pairwise(accumulate(message.lengths, initial=0))]
+
+    def _arrange(
+        self, message: pb.VectorSequences | pb.AttentionWeights, shapes: Sequence[_Shape], padded: _Shape
+    ) -> FloatArray | list[FloatArray]:
+        """Splits the elements of all sequences into their shapes, in the form of the query.
+
+        Those of a batch have the shape `padded`, with zeros past their own shape.
+        """
+        flat = widen(message.data_type, message.data)
+        expected, size = math.prod(self.leading), sum(map(math.prod, shapes))
+        if len(shapes) != expected or size != flat.size:
+            sizes = f"{len(shapes)} sequences of {size} elements in all"
+            raise ValueError(f"{sizes} do not match {expected} requested and {flat.size} received")
+        if self.form is not InputForm.BATCH:
+            parts = split(flat.astype(np.float32), shapes)  # views of the only copy
+            return parts if self.form is InputForm.LIST else parts[0]
+        if all(shape == padded for shape in shapes):
+            return flat.astype(np.float32).reshape(*self.leading, *padded)
+        batch = np.zeros((len(shapes), *padded), np.float32)
+        for index, part in enumerate(split(flat, shapes)):
+            batch[index][tuple(slice(size) for size in part.shape)] = part
+        return batch.reshape(*self.leading, *padded)
+
 
 def encode_vectors(options: RequestOptions, inputs: AttendInputs) -> EncodedCall[AttentionResult[Any]]:
     """Encodes a call with vectors.
@@ -118,22 +172,30 @@ def encode_vectors(options: RequestOptions, inputs: AttendInputs) -> EncodedCall
         InvalidArgumentError: An argument has a wrong type or shape, or two do not match.
     """
     query_lengths = inputs.lengths if inputs.key is None else None
-    query = vectors("query", inputs.query, query_lengths)
-    key, value = _key_and_value(inputs, query)
+    key = query = vectors("query", inputs.query, query_lengths)
     request = request_of(options)
     fill_vectors(request.query, query, options.wire)
-    if key is not None:
+    if inputs.key is not None:
+        key = vectors("key", inputs.key, inputs.lengths, like=query.form)
+        _check_match(key, query, rows=False)
         fill_vectors(request.key, key, options.wire)
-    if value is not None:
+    if inputs.value is not None:
+        if inputs.key is None:
+            raise invalid("value", "a key as well", "a value without a key")
+        value = vectors("value", inputs.value, inputs.lengths, like=query.form)
+        _check_match(value, key)
         fill_vectors(request.value, value, options.wire)
     if inputs.positions is not None:
-        request.positions.extend(_positions(inputs.positions, query, query_lengths))
+        positions = integers("positions", inputs.positions, query_lengths, like=query.form)
+        _check_match(positions, query)
+        request.positions.extend(positions.numbers)
     if inputs.context is not None:
-        return _attending_to(inputs, request, query)
-    return _finish(request, query, key or query, inputs.mask)
+        return _attend_context(inputs, request, query)
+    result = ResultForm(query.form, query.leading, query.rows[0], key.rows[0])
+    return _finish(request, result, inputs.mask, query, key)
 
 
-def _attending_to(
+def _attend_context(
     inputs: AttendInputs, request: pb.AttendRequest, query: Sequences
 ) -> EncodedCall[AttentionResult[Any]]:
     """A call with a context; only the server knows how many rows a mask must cover."""
@@ -141,15 +203,13 @@ def _attending_to(
     for name in ("key", "lengths"):
         if getattr(inputs, name) is not None:
             raise invalid(name, "None, because the context has the keys", type_name(getattr(inputs, name)))
-    if inputs.mask is not None:
-        request.mask.CopyFrom(encode_mask(inputs.mask, query.form, query.leading))
-    call = _call(request, ResponseShape(query.form, query.leading, query.rows[0]))
+    call = _finish(request, ResultForm(query.form, query.leading, query.rows[0]), inputs.mask)
     if isinstance(context, str) and context:
         request.context_id = encodable("context", context)
         return call
     if not isinstance(context, Context) or context.model_name != request.model_name:
-        found = f"one of {context.model_name}" if isinstance(context, Context) else type_name(context)
-        raise invalid("context", f"a Context of model {request.model_name}, or its id", found)
+        actual = f"one of {context.model_name}" if isinstance(context, Context) else type_name(context)
+        raise invalid("context", f"a Context of model {request.model_name}, or its id", actual)
     request.context_id = context.id
     # A call without a version takes that of the context, which may be the highest that is ready as well.
     request.model_version = request.model_version or context._source.options.version
@@ -166,7 +226,9 @@ def encode_tokens(options: RequestOptions, inputs: TokenInputs) -> EncodedCall[A
     request = request_of(options)
     request.token_ids.lengths.extend(sequences.lengths)
     request.token_ids.ids.extend(sequences.numbers)
-    return _finish(request, sequences, sequences, inputs.mask)
+    rows = sequences.rows[0]
+    result = ResultForm(sequences.form, sequences.leading, rows, rows)
+    return _finish(request, result, inputs.mask, sequences, sequences)
 
 
 def encode_texts(options: RequestOptions, inputs: TextInputs) -> EncodedCall[AttentionResult[Any]]:
@@ -176,13 +238,11 @@ def encode_texts(options: RequestOptions, inputs: TextInputs) -> EncodedCall[Att
         InvalidArgumentError: An argument has a wrong type.
     """
     form, strings = texts("text", inputs.text)
-    leading = () if form is InputForm.ONE else (len(strings),)
     request = request_of(options)
     request.return_offsets = bool(inputs.return_offsets)
     fill_texts("text", request.text.texts, strings)
-    if inputs.mask is not None:
-        request.mask.CopyFrom(encode_mask(inputs.mask, form, leading))
-    return _call(request, ResponseShape(form, leading))
+    leading = () if form is InputForm.SINGLE else (len(strings),)
+    return _finish(request, ResultForm(form, leading), inputs.mask)
 
 
 def request_of(options: RequestOptions) -> pb.AttendRequest:
@@ -190,10 +250,10 @@ def request_of(options: RequestOptions) -> pb.AttendRequest:
     request = pb.AttendRequest(
         model_name=options.model,
         model_version=options.version,
-        return_weights=options.return_weights,
+        return_weights=bool(options.return_weights),
         output_data_type=DATA_TYPES[options.wire] if options.wire != "fp32" else pb.DATA_TYPE_UNSPECIFIED,
     )
-    if (selection := options.head_selection) is not None:
+    if isinstance(selection := options.return_weights, HeadSelection):
         request.head_selection.SetInParent()
         request.head_selection.layers.extend(selection.layers)
         request.head_selection.heads.extend(selection.heads)
@@ -212,86 +272,37 @@ def fill_texts(field: str, target: MutableSequence[str], strings: Sequence[str])
         raise invalid(field, "text that UTF-8 can encode", error) from error
 
 
-def _key_and_value(inputs: AttendInputs, query: Sequences) -> tuple[Sequences | None, Sequences | None]:
-    if inputs.key is None:
-        if inputs.value is not None:
-            raise invalid("value", "a key as well", "a value without a key")
-        return None, None
-    key = vectors("key", inputs.key, inputs.lengths, like=query.form)
-    _check_alike(key, query)
-    if inputs.value is None:
-        return key, None
-    value = vectors("value", inputs.value, inputs.lengths, like=query.form)
-    _check_alike(value, key)
-    _check_rows(value, key)
-    return key, value
-
-
-def _positions(positions: Arrays, query: Sequences, lengths: ArrayLike | None) -> list[int]:
-    sequences = integers("positions", positions, lengths, like=query.form)
-    _check_alike(sequences, query)
-    _check_rows(sequences, query)
-    return sequences.numbers
-
-
-def _check_alike(found: Sequences, other: Sequences) -> None:
-    """Checks that both have the same form and the same leading axes."""
-    if found.form is not other.form:
-        raise invalid(found.field, f"{other.form.value}, because the {other.field} is one", found.form.value)
-    if found.leading != other.leading:
-        if other.form is InputForm.LIST:
+def _check_match(sequences: Sequences, other: Sequences, *, rows: bool = True) -> None:
+    """Checks that both have the same form, the same leading axes and, if asked, equal numbers of rows."""
+    field, form = sequences.field, other.form
+    if sequences.form is not form:
+        raise invalid(field, f"{form.value}, because the {other.field} is one", sequences.form.value)
+    if sequences.leading != other.leading:
+        if form is InputForm.LIST:
             expected = f"as many sequences as the {other.field}, {len(other.rows)}"
-            raise invalid(found.field, expected, len(found.rows))
-        raise invalid(found.field, f"the {other.field}'s leading axes, {other.leading}", found.leading)
-
-
-def _check_rows(found: Sequences, other: Sequences) -> None:
-    if found.rows != other.rows:
-        expected = f"as many rows as the {other.field}, {other.rows[:_SHOWN]}"
-        raise invalid(found.field, expected, found.rows[:_SHOWN])
+            raise invalid(field, expected, len(sequences.rows))
+        raise invalid(field, f"the {other.field}'s leading axes, {other.leading}", sequences.leading)
+    if rows and sequences.rows != other.rows:
+        expected = f"as many rows as the {other.field}, {other.rows[:_MAX_LENGTHS]}"
+        raise invalid(field, expected, sequences.rows[:_MAX_LENGTHS])
 
 
 def fill_vectors(message: pb.VectorSequences, sequences: Sequences, wire: Wire) -> None:
     """Fills the message in place, because copying one message into another copies its data again."""
+    pieces = [narrow(sequences.field, piece, wire) for piece in sequences.pieces]
     message.data_type = DATA_TYPES[wire]
-    message.width = sequences.width
+    message.width = pieces[0].shape[-1]
     message.lengths.extend(sequences.lengths)
-    pieces = tuple(narrow(sequences.field, piece, wire) for piece in sequences.pieces)
-    message.data = replace(sequences, pieces=pieces).flat
+    message.data = b"".join(np.ascontiguousarray(piece).data for piece in pieces)
 
 
 def _finish(
-    request: pb.AttendRequest, query: Sequences, key: Sequences, mask: Arrays | None
+    request: pb.AttendRequest, result: ResultForm, mask: Arrays | None, *sequences: Sequences
 ) -> EncodedCall[AttentionResult[Any]]:
+    """Adds the mask. `sequences` are those of the query and the key, unless only the server knows them."""
     if mask is not None:
-        request.mask.CopyFrom(
-            encode_mask(
-                mask,
-                query.form,
-                query.leading,
-                given=zip(query.rows, key.rows, strict=True),
-                valid=zip(query.lengths, key.lengths, strict=True),
-            )
-        )
-    return _call(request, ResponseShape(query.form, query.leading, query.rows[0], key.rows[0]))
-
-
-def _call(request: pb.AttendRequest, shape: ResponseShape) -> EncodedCall[AttentionResult[Any]]:
-    return EncodedCall((request,), lambda responses: decode_result(responses[0], shape))
-
-
-def decode_result(response: pb.AttendResponse, response_shape: ResponseShape) -> AttentionResult[Any]:
-    """Decodes a response; the arrays are writable copies that do not keep the response in memory.
-
-    Raises:
-        ValueError: The response contradicts itself or the request.
-    """
-    weights = offsets = None
-    if response.HasField("attention_weights"):
-        weights = _weights(response.attention_weights, response_shape)
-    if response.HasField("token_offsets"):
-        offsets = _offsets(response.token_offsets, response_shape)
-    return result_of(response, _context_vectors(response.context_vectors, response_shape), weights, offsets)
+        request.mask.CopyFrom(encode_mask(mask, result.form, result.leading, *sequences))
+    return EncodedCall((request,), lambda responses: result.decode(responses[0]))
 
 
 def result_of(
@@ -308,57 +319,3 @@ def result_of(
         truncated=tuple(response.truncated),
         model_digest=response.model_digest,
     )
-
-
-def _context_vectors(
-    message: pb.VectorSequences, response_shape: ResponseShape
-) -> FloatArray | list[FloatArray]:
-    flat = widen(message.data_type, message.data)
-    shapes = [(length, message.width) for length in message.lengths]  # (Tq_i, d)
-    padded = (response_shape.query_rows, message.width)
-    return _in_form(flat, shapes, response_shape=response_shape, padded=padded)
-
-
-def _weights(message: pb.AttentionWeights, response_shape: ResponseShape) -> FloatArray | list[FloatArray]:
-    heads, flat = message.num_heads, widen(message.data_type, message.data)
-    lengths = zip(message.query_lengths, message.key_lengths, strict=True)
-    # (H, Tq_i, Tk_i), of an encoder (L, H, Tq_i, Tk_i).
-    leading = (message.num_layers, heads) if message.num_layers else (heads,)
-    shapes = [(*leading, queries, keys) for queries, keys in lengths]
-    key_rows = response_shape.key_rows or max(message.key_lengths, default=0)
-    padded = (*leading, response_shape.query_rows, key_rows)
-    return _in_form(flat, shapes, response_shape=response_shape, padded=padded)
-
-
-def _offsets(message: pb.Spans, response_shape: ResponseShape) -> Offsets | list[Offsets]:
-    """(T, 2) for one text, otherwise a list of (T_i, 2)."""
-    rows = np.array([message.starts, message.ends], np.int64).T.copy()
-    if len(rows) != sum(message.lengths) or len(message.lengths) != math.prod(response_shape.leading):
-        raise ValueError("the offsets of tokens do not match the texts")
-    if response_shape.form is InputForm.ONE:
-        return rows
-    return [rows[start:end] for start, end in pairwise(accumulate(message.lengths, initial=0))]
-
-
-def _in_form(
-    flat: FloatArray, shapes: Sequence[_Shape], *, response_shape: ResponseShape, padded: _Shape
-) -> FloatArray | list[FloatArray]:
-    """Splits the elements of all sequences into their shapes, in the form of the query."""
-    expected, size = math.prod(response_shape.leading), sum(map(math.prod, shapes))
-    if len(shapes) != expected or size != flat.size:
-        sizes = f"{len(shapes)} sequences of {size} elements in all"
-        raise ValueError(f"{sizes} do not match {expected} requested and {flat.size} received")
-    if response_shape.form is InputForm.BATCH:
-        return _batch(flat, shapes, padded=padded).reshape(*response_shape.leading, *padded)
-    parts = split(flat.astype(np.float32), shapes)  # views of the only copy
-    return parts if response_shape.form is InputForm.LIST else parts[0]
-
-
-def _batch(flat: FloatArray, shapes: Sequence[_Shape], *, padded: _Shape) -> FloatArray:
-    """(number of sequences, *padded), with zeros past each sequence's shape."""
-    if all(shape == padded for shape in shapes):
-        return flat.astype(np.float32).reshape(len(shapes), *padded)
-    batch = np.zeros((len(shapes), *padded), np.float32)
-    for index, part in enumerate(split(flat, shapes)):
-        batch[index][tuple(slice(size) for size in part.shape)] = part
-    return batch

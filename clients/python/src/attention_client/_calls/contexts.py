@@ -35,17 +35,17 @@ def read_rows(key: Arrays, value: Arrays | None, mask: Arrays | None) -> Rows:
         InvalidArgumentError: An argument has a wrong type or shape.
     """
     keys = _one_sequence("key", key)
-    seen = np.ones(len(keys), bool) if mask is None else as_booleans("mask", mask).copy()
-    if seen.shape != (len(keys),):
-        raise invalid("mask", f"shape {(len(keys),)}, one for each row of the key", f"shape {seen.shape}")
-    return Rows(keys, None if value is None else _one_sequence("value", value), seen)
+    flags = np.ones(len(keys), bool) if mask is None else as_booleans("mask", mask).copy()
+    if flags.shape != (len(keys),):
+        raise invalid("mask", f"shape {(len(keys),)}, one for each row of the key", f"shape {flags.shape}")
+    return Rows(keys, None if value is None else _one_sequence("value", value), flags)
 
 
 def _one_sequence(field: str, value: Arrays) -> Array:
-    found = vectors(field, value)
-    if found.form is not InputForm.ONE:
-        raise invalid(field, "one sequence, (T, d)", found.form.value)
-    return found.pieces[0].copy()
+    sequences = vectors(field, value)
+    if sequences.form is not InputForm.SINGLE:
+        raise invalid(field, "one sequence, (T, d)", sequences.form.value)
+    return sequences.pieces[0].copy()
 
 
 def fill_rows(
@@ -57,4 +57,4 @@ def fill_rows(
     if values[0] is not None:
         fill_vectors(request.value, vectors("value", np.concatenate(values)), wire)
     if not (mask := np.concatenate(masks)).all():
-        request.mask.CopyFrom(encode_mask(mask, InputForm.ONE, ()))
+        request.mask.CopyFrom(encode_mask(mask, InputForm.SINGLE, ()))

@@ -33,7 +33,6 @@ from attention_client.errors import invalid
 MAX_SEQUENCES = 1024
 MAX_TEXT_CHARACTERS = 4 << 20
 MAX_SPANS = 4096
-MAX_DIMENSIONS = 2**31 - 1
 # Start and exclusive end of each part of one text; and those of several texts.
 SpanList: TypeAlias = Sequence[tuple[int, int]] | NDArray[Any]
 SpanLists: TypeAlias = Sequence[SpanList] | NDArray[Any]
@@ -64,39 +63,38 @@ def encode_embeddings(
         InvalidArgumentError: An argument has a wrong type or value.
     """
     form, items, unit = _read_inputs(embed)
-    read = _read_spans(spans, list(map(len, items)), unit, form)
+    sizes = list(map(len, items))
+    arrays = _read_spans(spans, sizes, unit, form)
     requests = tuple(
-        _request(options, embed, items[part], None if read is None else read[part])
-        for part in _parts(list(map(len, items)), read)
+        _request(options, embed, items[part], None if arrays is None else arrays[part])
+        for part in _split(sizes, arrays)
     )
 
     def decode(responses: Sequence[pb.AttendResponse]) -> FloatArray | list[FloatArray]:
-        if warns and embed.truncate is None:
-            _warn_of_cut(responses)
-        found, lengths = _decode(responses, requests)
-        if spans is None:
-            return found[0] if form is InputForm.ONE else found
-        if form is InputForm.ONE:
-            return found
-        return [found[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]
+        vectors = _decode(responses, requests, warns=warns and embed.truncate is None)
+        if arrays is None:
+            return vectors[0] if form is InputForm.SINGLE else vectors
+        ends = accumulate(map(len, arrays), initial=0)
+        parts = [vectors[start:end] for start, end in pairwise(ends)]
+        return parts[0] if form is InputForm.SINGLE else parts
 
     return EncodedCall(requests, decode)
 
 
 def encode_scores(
-    options: RequestOptions, given: str | Texts, pairs: str | Texts | None = None, *, truncate: bool | None
+    options: RequestOptions, first: str | Texts, pairs: str | Texts | None = None, *, truncate: bool | None
 ) -> EncodedCall[FloatArray]:
     """Encodes a call for scores, (L,) of one text or pair and (B, L) of several, as one request or several.
 
     Raises:
         InvalidArgumentError: An argument has a wrong type, or the second texts are not as many as the first.
     """
-    form, firsts = texts("texts", given)
+    form, firsts = texts("texts", first)
     columns = [firsts] if pairs is None else [firsts, texts("pairs", pairs)[1]]
     if len(columns[-1]) != len(firsts):
         raise invalid("pairs", f"as many texts as texts, {len(firsts)}", len(columns[-1]))
     requests = list[pb.AttendRequest]()
-    for part in _parts([sum(map(len, each)) for each in zip(*columns, strict=True)]):
+    for part in _split([sum(map(len, row)) for row in zip(*columns, strict=True)]):
         request = request_of(options)
         for field, column in zip(("texts", "pairs"), columns, strict=False):
             fill_texts(field, getattr(request.text, field), column[part])
@@ -105,10 +103,8 @@ def encode_scores(
         requests.append(request)
 
     def decode(responses: Sequence[pb.AttendResponse]) -> FloatArray:
-        if truncate is None:
-            _warn_of_cut(responses)
-        found, _ = _decode(responses, requests)
-        return found[0] if form is InputForm.ONE else found
+        scores = _decode(responses, requests, warns=truncate is None)
+        return scores[0] if form is InputForm.SINGLE else scores
 
     return EncodedCall(tuple(requests), decode)
 
@@ -137,36 +133,30 @@ def encode_rerank(
     return EncodedCall(call.requests, decode)
 
 
-def _warn_of_cut(responses: Sequence[pb.AttendResponse]) -> None:
-    if cut := sum(len(response.truncated) for response in responses):
-        message = f"the model cut {cut} texts to its first tokens"
-        warnings.warn(message, TextTruncatedWarning, stacklevel=3)
-
-
 def _decode(
-    responses: Sequence[pb.AttendResponse], requests: Sequence[pb.AttendRequest]
-) -> tuple[FloatArray, list[int]]:
-    """The embeddings or scores (n, d), float32, writable; and how many rows each text or sequence has.
+    responses: Sequence[pb.AttendResponse], requests: Sequence[pb.AttendRequest], *, warns: bool
+) -> FloatArray:
+    """The embeddings or scores (n, d), float32, writable.
 
     Raises:
         ValueError: A response contradicts itself or its request.
     """
-    parts, lengths = [], []
+    if warns and (cut := sum(len(response.truncated) for response in responses)):
+        message = f"the model cut {cut} texts to its first tokens"
+        warnings.warn(message, TextTruncatedWarning, stacklevel=3)
+    parts = []
     for response, request in zip(responses, requests, strict=True):
-        vectors, expected = response.context_vectors, _expected_rows(request)
+        vectors, expected = (
+            response.context_vectors,
+            [1] * len(request.text.texts or request.token_ids.lengths),
+        )
+        if request.embedding.HasField("spans"):
+            expected = list(request.embedding.spans.lengths)
         flat = widen(vectors.data_type, vectors.data)
         if list(vectors.lengths) != expected or flat.size != sum(expected) * vectors.width:
             raise ValueError(f"it does not contain {sum(expected)} rows")
         parts.append(flat.reshape(sum(expected), vectors.width))
-        lengths += expected
-    return np.concatenate(parts).astype(np.float32), lengths
-
-
-def _expected_rows(request: pb.AttendRequest) -> list[int]:
-    """The number of embeddings of each text or sequence of a request."""
-    if request.embedding.HasField("spans"):
-        return list(request.embedding.spans.lengths)
-    return [1] * (len(request.text.texts) or len(request.token_ids.lengths))
+    return np.concatenate(parts).astype(np.float32)
 
 
 def encode_stream_item(options: RequestOptions, item: EmbeddingInputs) -> EncodedCall[AttentionResult[Any]]:
@@ -187,36 +177,32 @@ def encode_stream_item(options: RequestOptions, item: EmbeddingInputs) -> Encode
 
 def _read_inputs(embed: EmbeddingInputs) -> tuple[InputForm, Sequence[Any], str]:
     """The form of the inputs, the texts or the ids of each sequence, and what their spans count."""
-    given: Any = embed.inputs
-    if _are_texts(given):
+    inputs: Any = embed.inputs
+    items = [inputs] if isinstance(inputs, str) else items_of(inputs)
+    if items and isinstance(items[0], str):
         if not isinstance(embed.prompt, str | None):
             raise invalid("prompt", "a str, the name of a prompt", type_name(embed.prompt))
-        return *texts("inputs", given), "character"
+        return *texts("inputs", inputs), "character"
     for field in ("prompt", "truncate"):
         if getattr(embed, field) is not None:
             raise invalid(field, "None, because token ids are not texts", getattr(embed, field))
-    sequences = integers("inputs", given)
+    sequences = integers("inputs", inputs)
     if len(sequences.leading) > 1:
         raise invalid("inputs", "(T,), (B, T) or a list of (T,)", f"leading axes {sequences.leading}")
     ids, ends = sequences.numbers, accumulate(sequences.lengths, initial=0)
     return sequences.form, [ids[start:end] for start, end in pairwise(ends)], "token"
 
 
-def _are_texts(inputs: Any) -> bool:
-    items = [inputs] if isinstance(inputs, str) else items_of(inputs)
-    return items is not None and len(items) > 0 and isinstance(items[0], str)
-
-
-def _parts(sizes: Sequence[int], spans: Sequence[Spans] | None = None) -> Iterator[slice]:
+def _split(sizes: Sequence[int], spans: Sequence[Spans] | None = None) -> Iterator[slice]:
     """The texts or sequences, by their sizes, in portions for one request each."""
     start = total = count = 0
     for index, size in enumerate(sizes):
-        own = 0 if spans is None else len(spans[index])
-        is_large = total + size > MAX_TEXT_CHARACTERS or count + own > MAX_SPANS
+        rows = 0 if spans is None else len(spans[index])
+        is_large = total + size > MAX_TEXT_CHARACTERS or count + rows > MAX_SPANS
         if index > start and (is_large or index - start == MAX_SEQUENCES):
             yield slice(start, index)
             start, total, count = index, 0, 0
-        total, count = total + size, count + own
+        total, count = total + size, count + rows
     yield slice(start, len(sizes))
 
 
@@ -227,7 +213,7 @@ def _request(
     request = request_of(options)
     request.embedding.SetInParent()
     if embed.dimensions is not None:
-        request.embedding.dimensions = whole_number("dimensions", embed.dimensions, 1, MAX_DIMENSIONS)
+        request.embedding.dimensions = whole_number("dimensions", embed.dimensions, 1, 2**31 - 1)
     if spans is not None:
         rows = np.concatenate(spans)
         request.embedding.spans.lengths.extend(map(len, spans))
@@ -260,24 +246,23 @@ def _read_spans(spans: Any, ends: Sequence[int], unit: str, form: InputForm) -> 
     """
     if spans is None:
         return None
-    if form is InputForm.ONE:
-        return [_read_one("spans", spans, ends[0], unit)]
-    each = list(spans) if isinstance(spans, np.ndarray) and spans.ndim > 1 else items_of(spans)
-    if each is None or len(each) != len(ends):
-        found = type_name(spans) if each is None else len(each)
-        raise invalid("spans", f"a list of (start, end) for each input, {len(ends)}", found)
-    own = zip(each, ends, strict=True)
-    return [_read_one(f"spans[{index}]", rows, end, unit) for index, (rows, end) in enumerate(own)]
+    if form is InputForm.SINGLE:
+        return [_read_pairs("spans", spans, ends[0], unit)]
+    items = list(spans) if isinstance(spans, np.ndarray) and spans.ndim > 1 else items_of(spans)
+    if items is None or len(items) != len(ends):
+        actual = type_name(spans) if items is None else len(items)
+        raise invalid("spans", f"a list of (start, end) for each input, {len(ends)}", actual)
+    pairs = enumerate(zip(items, ends, strict=True))
+    return [_read_pairs(f"spans[{index}]", item, end, unit) for index, (item, end) in pairs]
 
 
-def _read_one(field: str, spans: ArrayLike, end: int, unit: str) -> Spans:
+def _read_pairs(field: str, spans: ArrayLike, end: int, unit: str) -> Spans:
     array = as_array(field, spans)
     rows = np.empty((0, 2), np.int64) if array.shape[:1] == (0,) else as_integers(field, array)
     if rows.shape[1:] != (2,):
         raise invalid(field, "a list of (start, end)", f"shape {rows.shape}")
     (wrong,) = np.nonzero((rows[:, 0] < 0) | (rows[:, 0] >= rows[:, 1]) | (rows[:, 1] > end))
     if wrong.size:
-        found = tuple(rows[wrong[0]].tolist())
         expected = f"0 <= start < end <= {end}, the number of {unit}s"
-        raise invalid(f"{field}[{wrong[0]}]", expected, found)
+        raise invalid(f"{field}[{wrong[0]}]", expected, tuple(rows[wrong[0]].tolist()))
     return rows

@@ -41,17 +41,14 @@ def encode_infer(
         raise invalid("outputs", "a list of names, or None", type_name(outputs))
     request = request_of(options)
     request.output_names.extend(_name("outputs", name) for name in outputs or ())
-    lists: dict[str, int] = {}
+    first, expected = "", None  # the first input that is a list, and its number of sequences
     for name, value in inputs.items():
         arrays, is_list = _arrays(_name("inputs", name), value)
-        if is_list:
-            lists[name] = len(arrays)
+        if is_list and expected is None:
+            first, expected = name, len(arrays)
+        if is_list and len(arrays) != expected:
+            raise invalid(name, f"as many sequences as {first}, {expected}", len(arrays))
         _fill(request.inputs.add(name=name), arrays, options.wire)
-    first = next(iter(lists), "")
-    for name, count in lists.items():
-        if count != lists[first]:
-            raise invalid(name, f"as many sequences as {first}, {lists[first]}", count)
-    expected = lists[first] if lists else None
     return EncodedCall((request,), lambda responses: _decode(responses[0], expected))
 
 
@@ -130,19 +127,13 @@ def _output(message: pb.NamedTensors, count: int | None) -> Any:
     name, number = message.name, message.num_tensors
     if number != (1 if count is None else count):
         raise ValueError(f"{name}: it contains {number} tensors; the request has {count or 1}")
-    rank, left = divmod(len(message.shapes), number)
+    rank, remainder = divmod(len(message.shapes), number)
     shapes = [tuple(message.shapes[at * rank : (at + 1) * rank]) for at in range(number)]
-    flat = _elements(message)
+    dtype = {pb.DATA_TYPE_INT64: _INT64, pb.DATA_TYPE_BOOL: _BOOL}.get(message.data_type)
+    numbers = widen(message.data_type, message.data) if dtype is None else np.frombuffer(message.data, dtype)
+    flat = numbers.astype(np.float32 if dtype is None else dtype)  # a writable copy
     size = sum(map(math.prod, shapes))
-    if left or size != flat.size:
+    if remainder or size != flat.size:
         raise ValueError(f"{name}: its {flat.size} elements are not the {size} of its shapes")
     arrays = split(flat, shapes)
     return arrays[0] if count is None else arrays
-
-
-def _elements(message: pb.NamedTensors) -> Array:
-    """A writable copy of the elements."""
-    dtype = {pb.DATA_TYPE_INT64: _INT64, pb.DATA_TYPE_BOOL: _BOOL}.get(message.data_type)
-    if dtype is None:
-        return widen(message.data_type, message.data).astype(np.float32)
-    return np.frombuffer(message.data, dtype).copy()

@@ -1,6 +1,5 @@
 """The command line `attention-client`: its list of commands, and those that inspect a server."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated
 
@@ -41,11 +40,11 @@ def _root(
 
 def models(session: Session) -> None:
     """List the server's models."""
-    found = session.client.models()
+    infos = session.client.models()
     if session.json:
-        print_json([asdict(model) for model in found])
+        print_json([asdict(info) for info in infos])
     else:
-        print_models(found)
+        print_models(infos)
 
 
 def describe(
@@ -61,14 +60,13 @@ def describe(
         name: Name of the model.
         model: The name, in place of NAME.
     """
-    given = name or model
-    if given is None or (name and model):
+    if not (name or model) or (name and model):
         raise typer.BadParameter("give the name of one model: describe NAME", param_hint="NAME")
-    found = session.client.model(given, version)
+    info = session.client.model(name or model or "", version)
     if session.json:
-        print_json(asdict(found))
+        print_json(asdict(info))
     else:
-        typer.echo(description(found), nl=False)
+        typer.echo(description(info), nl=False)
 
 
 def health(session: Session) -> None:
@@ -85,12 +83,9 @@ def health(session: Session) -> None:
 
 
 app.callback()(add_options(_root))
-_PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Compute": (attend, infer, embed, rerank, text, tokens, weights),
-    "Inspect": (models, describe, health),
-}
-for _panel, _commands in _PANELS.items():
-    for _command in _commands:
-        add_command(app, _command, panel=_panel)
+for _command in (attend, infer, embed, rerank, text, tokens, weights):
+    add_command(app, _command, panel="Compute")
+for _inspection in (models, describe, health):
+    add_command(app, _inspection, panel="Inspect")
 app.add_typer(contexts.app, name="context", rich_help_panel="Inspect")
 app.command("enrich", rich_help_panel="Tables")(enrich_command)

@@ -79,22 +79,22 @@ def labelled(name: str, arrays: Arrays) -> list[tuple[str, Array]]:
     return [(f"{name}[{index}]", array) for index, array in enumerate(arrays)]
 
 
-def write(option: str, path: Path, found: Arrays | Mapping[str, Arrays]) -> None:
+def write(option: str, path: Path, outputs: Arrays | Mapping[str, Arrays]) -> None:
     """Writes an array, a list of them or outputs by their names, in the format of the file's suffix.
 
     Raises:
         typer.BadParameter: A .npy file is named for several arrays.
     """
     if path.suffix == ".json":
-        path.write_text(json.dumps(as_lists(found)))
+        path.write_text(json.dumps(as_lists(outputs)))
         return
-    arrays: list[Any] = found if isinstance(found, list) else [found]
-    named: dict[str, Any] = {}
-    if isinstance(found, Mapping):
-        named = dict(pair for name, own in found.items() for pair in labelled(name, own))
-        arrays = list(named.values())
+    arrays: list[Any] = outputs if isinstance(outputs, list) else [outputs]
+    labels: dict[str, Any] = {}
+    if isinstance(outputs, Mapping):
+        labels = dict(pair for name, output in outputs.items() for pair in labelled(name, output))
+        arrays = list(labels.values())
     if path.suffix == ".npz":
-        np.savez(path, **named) if named else np.savez(path, *arrays)
+        np.savez(path, **labels) if labels else np.savez(path, *arrays)
     elif len(arrays) == 1 and path.suffix == ".npy":
         np.save(path, arrays[0])
     else:
@@ -102,13 +102,13 @@ def write(option: str, path: Path, found: Arrays | Mapping[str, Arrays]) -> None
         raise typer.BadParameter(message, param_hint=option)
 
 
-def as_lists(found: Any) -> Any:
+def as_lists(outputs: Any) -> Any:
     """Arrays as nested lists, for JSON."""
-    if isinstance(found, Mapping):
-        return {name: as_lists(own) for name, own in found.items()}
-    if isinstance(found, list):
-        return [array.tolist() for array in found]
-    return None if found is None else found.tolist()
+    if isinstance(outputs, Mapping):
+        return {name: as_lists(output) for name, output in outputs.items()}
+    if isinstance(outputs, list):
+        return [array.tolist() for array in outputs]
+    return None if outputs is None else outputs.tolist()
 
 
 def _checked(option: str, value: str, data: bytes) -> Arrays:

@@ -19,10 +19,8 @@ from attention_client._commands.session import ModelName, ModelVersion, Session,
 from attention_client._commands.tables import print_array, print_json, print_result, table, vectors_table
 
 INPUTS, OUTPUT = "Inputs", "Output"
-RequiredArray = Annotated[str, option(metavar="ARRAY", panel=INPUTS)]
 Array = Annotated[str | None, option(metavar="ARRAY", panel=INPUTS)]
 InFile = Annotated[str | None, option(metavar="FILE", panel=INPUTS)]
-Named = Annotated[str | None, option(metavar="NAME", panel=INPUTS)]
 OutFile = Annotated[Path | None, option(metavar="FILE", panel=OUTPUT, parser=array_file)]
 Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts.", show_default=False)]
 
@@ -32,7 +30,7 @@ def attend(  # noqa: PLR0913 - one parameter is one option
     *,
     model: ModelName,
     version: ModelVersion = "",
-    query: RequiredArray,
+    query: Annotated[str, option(metavar="ARRAY", panel=INPUTS)],
     key: Array = None,
     value: Array = None,
     mask: Array = None,
@@ -56,9 +54,9 @@ def attend(  # noqa: PLR0913 - one parameter is one option
         out: Write the context vectors to this file (.npy, .npz, .json) rather than print them.
         weights: Compute the attention weights too and write them to this file; - prints them.
     """
-    given = {"query": query, "key": key, "value": value, "mask": mask, "lengths": lengths}
-    given["positions"] = positions
-    arrays = {name: _read(name, text) for name, text in given.items()}
+    options = {"query": query, "key": key, "value": value, "mask": mask, "lengths": lengths}
+    options["positions"] = positions
+    arrays = {name: _read(name, text) for name, text in options.items()}
     result = session.client.attend(
         model, version=version, context=context, return_weights=weights is not None, **arrays
     )
@@ -88,8 +86,13 @@ def infer(
         output: Write the outputs to this file rather than print them: .npz or .json by their names (NAME[0],
             NAME[1], ... for a list), .npy for one array.
     """
-    given = _named(inputs)
-    arrays = {name: read_array(f"--input {name}", value) for name, value in given.items()}
+    arrays: dict[str, Any] = {}
+    for item in inputs:
+        name, _, value = item.partition("=")
+        if not name or not value or name in arrays:
+            problem = "is given twice" if name in arrays else "must be NAME=ARRAY, such as x=x.npy"
+            raise typer.BadParameter(f"{item}: {problem}", param_hint="--input")
+        arrays[name] = read_array(f"--input {name}", value)
     result = session.client.infer(model, arrays, outputs=names, version=version)
     if output is not None:
         write("--output", output, result.outputs)
@@ -97,21 +100,9 @@ def infer(
         answer = {"outputs": as_lists(result.outputs)} if output is None else {"output": str(output)}
         print_json({"model_name": result.model_name, "model_version": result.model_version, **answer})
         return
-    for name, found in result.outputs.items():
-        for label, array in labelled(name, found):
+    for name, outputs in result.outputs.items():
+        for label, array in labelled(name, outputs):
             print_array(label, array, result, output)
-
-
-def _named(inputs: list[str]) -> dict[str, str]:
-    """What each input is read from, by its name."""
-    given: dict[str, str] = {}
-    for each in inputs:
-        name, equals, value = each.partition("=")
-        if not name or not equals or not value or name in given:
-            problem = "is given twice" if name in given else "must be NAME=ARRAY, such as x=x.npy"
-            raise typer.BadParameter(f"{each}: {problem}", param_hint="--input")
-        given[name] = value
-    return given
 
 
 def text(
@@ -133,11 +124,11 @@ def text(
         out: Write the context vectors to this file (.npy, .npz, .json) rather than print them.
         weights: Compute the attention weights too and write them to this file; - prints them.
     """
-    found = _one_source("TEXT", texts, file, read_texts)
+    items = _read_items("TEXT", texts, file, read_texts)
     result = session.client.attend_text(
-        model, found, version=version, return_weights=weights is not None, return_offsets=True
+        model, items, version=version, return_weights=weights is not None, return_offsets=True
     )
-    print_result(session, result, out, weights, texts=found, positions=offsets)
+    print_result(session, result, out, weights, texts=items, positions=offsets)
 
 
 def embed(
@@ -147,7 +138,7 @@ def embed(
     model: ModelName,
     version: ModelVersion = "",
     file: InFile = None,
-    prompt: Named = None,
+    prompt: Annotated[str | None, option(metavar="NAME", panel=INPUTS)] = None,
     dimensions: Annotated[int | None, option(metavar="N", panel=INPUTS, min=1)] = None,
     truncate: Annotated[bool | None, option("--truncate/--no-truncate", panel=INPUTS)] = None,
     out: OutFile = None,
@@ -161,19 +152,18 @@ def embed(
         truncate: Cut texts with too many tokens, or refuse them.
         out: Write the embeddings (B, d) to this file (.npy, .npz, .json).
     """
-    found = _one_source("TEXT", texts, file, read_texts)
+    items = _read_items("TEXT", texts, file, read_texts)
     result = session.client.embed(
-        model, found, prompt=prompt, dimensions=dimensions, truncate=truncate, version=version
+        model, items, prompt=prompt, dimensions=dimensions, truncate=truncate, version=version
     )
     if out is not None:
         write("--out", out, result)
     if session.json:
-        shown = result.tolist() if out is None else str(out)
-        print_json({"model_name": model, "embeddings": shown})
+        print_json({"model_name": model, "embeddings": result.tolist() if out is None else str(out)})
     elif out is not None:
         typer.echo(f"{out}: {result.shape} float32 from {model}")
     else:
-        typer.echo(vectors_table(found, result), nl=False)
+        typer.echo(vectors_table(items, result), nl=False)
 
 
 def rerank(
@@ -194,12 +184,12 @@ def rerank(
         top: Print the first N only.
         truncate: Cut pairs with too many tokens, or refuse them.
     """
-    found = _one_source("TEXT", texts, file, read_texts)
-    ranked = session.client.rerank(model, query, found, top_n=top, truncate=truncate, version=version)
+    items = _read_items("TEXT", texts, file, read_texts)
+    rankings = session.client.rerank(model, query, items, top_n=top, truncate=truncate, version=version)
     if session.json:
-        print_json({"model_name": model, "rankings": [each._asdict() for each in ranked]})
+        print_json({"model_name": model, "rankings": [ranking._asdict() for ranking in rankings]})
     else:
-        typer.echo(table([(f"{score:.4f}", found[index]) for index, score in ranked]), nl=False)
+        typer.echo(table([(f"{score:.4f}", items[index]) for index, score in rankings]), nl=False)
 
 
 def tokens(
@@ -225,10 +215,9 @@ def tokens(
         out: Write the context vectors to this file (.npy, .npz, .json) rather than print them.
         weights: Compute the attention weights too and write them to this file; - prints them.
     """
-    found = _one_source("ID", ids, file, read_token_ids)
     result = session.client.attend_tokens(
         model,
-        found,
+        _read_items("ID", ids, file, read_token_ids),
         mask=_read("mask", mask),
         lengths=_read("lengths", lengths),
         version=version,
@@ -237,11 +226,11 @@ def tokens(
     print_result(session, result, out, weights)
 
 
-def _one_source(name: str, given: Any, file: str | None, read: Callable[[str, str], Any]) -> Any:
+def _read_items(name: str, arguments: Any, file: str | None, read: Callable[[str, str], Any]) -> Any:
     """The input, from the arguments or from --file."""
-    if given and file is not None:
+    if arguments and file is not None:
         raise typer.BadParameter(f"give {name} arguments or --file, not both", param_hint=name)
-    found = given if file is None else read("--file", file)
-    if found is None or not len(found):
+    items = arguments if file is None else read("--file", file)
+    if items is None or not len(items):
         raise typer.BadParameter(f"give at least one {name}, or --file with at least one", param_hint=name)
-    return found
+    return items

@@ -41,12 +41,12 @@ def put(
 
 def list_(session: Session, *, model: Model, version: ModelVersion = "") -> None:
     """List the contexts of a model that the caller may use, the last used first."""
-    found = [_values(context) for context in session.client.contexts(model, version)]
+    listing = [_values(context) for context in session.client.contexts(model, version)]
     if session.json:
-        print_json(found)
+        print_json(listing)
     else:
         rows = [["ID", "VERSION", "ROWS", "BYTES", "EXPIRES", "SHARED"]]
-        rows += [[str(value) for name, value in each.items() if name != "model_name"] for each in found]
+        rows += [[str(value) for name, value in values.items() if name != "model_name"] for values in listing]
         typer.echo(table(rows), nl=False)
 
 
@@ -58,15 +58,16 @@ def drop(
     version: ModelVersion = "",
 ) -> None:
     """Remove a context from the server."""
-    found = [each for each in session.client.contexts(model, version) if each.id == context]
-    if not found:
-        fail(f"model {model} has no context {context}")
-    found[0].drop()
+    for stored in session.client.contexts(model, version):
+        if stored.id == context:
+            stored.drop()
+            return
+    fail(f"model {model} has no context {context}")
 
 
 def _values(context: Context) -> dict[str, Any]:
-    shown = {name: value for name, value in vars(context).items() if not name.startswith("_")}
-    return shown | {"expires_at": context.expires_at.isoformat()}
+    values = {name: value for name, value in vars(context).items() if not name.startswith("_")}
+    return values | {"expires_at": context.expires_at.isoformat()}
 
 
 for _command in (put, list_, drop):

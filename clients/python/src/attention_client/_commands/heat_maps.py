@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attention_client._values import FloatArray
@@ -35,13 +34,15 @@ def draw(weights: FloatArray, heads: Sequence[int], labels: Sequence[str], title
     figure = Figure(figsize=(columns * side + 1.9, rows * side + 1.5), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     words = [label.replace("$", r"\$") for label in labels]  # a word with dollar signs is not a formula
-    for axes, head, own in zip(panels, heads, weights, strict=False):
-        image = axes.imshow(own, cmap=_COLOURS, vmin=0.0, vmax=1.0)
+    for axes, head, head_weights in zip(panels, heads, weights, strict=False):
+        image = axes.imshow(head_weights, cmap=_COLOURS, vmin=0.0, vmax=1.0)
         axes.set_title(f"head {head}", fontsize=10)
         axes.set_xticks(range(len(words)), words, fontsize=9, rotation=45, ha="right", rotation_mode="anchor")
         axes.set_yticks(range(len(words)), words, fontsize=9)
         if len(words) <= _MOST_WORDS_WITH_NUMBERS:
-            _write_numbers(axes, own)
+            for (row, column), weight in np.ndenumerate(head_weights):
+                colour = "white" if weight > _DARK else "black"
+                axes.text(column, row, f"{weight:.2f}", ha="center", va="center", fontsize=7.5, color=colour)
     for axes in panels[len(weights) :]:
         axes.set_axis_off()
     figure.colorbar(image, ax=panels, shrink=0.7, aspect=25, label="attention weight")
@@ -49,9 +50,3 @@ def draw(weights: FloatArray, heads: Sequence[int], labels: Sequence[str], title
     figure.supxlabel("key", fontsize=10)
     figure.supylabel("query", fontsize=10)
     return figure
-
-
-def _write_numbers(axes: Axes, weights: FloatArray) -> None:
-    for (row, column), weight in np.ndenumerate(weights):
-        colour = "white" if weight > _DARK else "black"
-        axes.text(column, row, f"{weight:.2f}", ha="center", va="center", fontsize=7.5, color=colour)

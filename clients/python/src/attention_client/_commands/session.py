@@ -31,24 +31,23 @@ def option(*names: str, metavar: str | None = None, panel: str = _CONNECTION, **
 def texts_of(documented: Any, section: str) -> dict[str, str]:
     """What a docstring says of each argument or attribute."""
     text = inspect.cleandoc(documented.__doc__ or "").partition(section)[2]
-    found = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", text, re.MULTILINE)
-    return {name: " ".join(words.split()) for name, words in found}
+    entries = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", text, re.MULTILINE)
+    return {name: " ".join(words.split()) for name, words in entries}
 
 
 def parameters_of(command: Callable[..., Any]) -> list[Parameter]:
     """The keyword parameters of a function, with what its docstring says of them as their help."""
     texts = texts_of(command, "Options:")
-    given = inspect.signature(command).parameters.values()
     return [
-        _changed(each, help=texts[each.name]) if each.name in texts else each
-        for each in given
-        if each.kind is Parameter.KEYWORD_ONLY
+        _change(parameter, help=texts[name]) if name in texts else parameter
+        for name, parameter in inspect.signature(command).parameters.items()
+        if parameter.kind is Parameter.KEYWORD_ONLY
     ]
 
 
-def _changed(parameter: Parameter, **attributes: Any) -> Parameter:
-    kind, given = get_args(parameter.annotation)
-    changed = copy(given)
+def _change(parameter: Parameter, **attributes: Any) -> Parameter:
+    kind, annotation = get_args(parameter.annotation)
+    changed = copy(annotation)
     vars(changed).update(attributes)
     return parameter.replace(annotation=Annotated[kind, changed])
 
@@ -97,7 +96,7 @@ def connect(
 def secure_options(panel: str) -> list[Parameter]:
     """The options of a connection that other commands have as well."""
     names = ("token", "tls", "ca", "certificate", "private_key")
-    return [_changed(each, rich_help_panel=panel) for each in parameters_of(connect) if each.name in names]
+    return [_change(item, rich_help_panel=panel) for item in parameters_of(connect) if item.name in names]
 
 
 # None means that an option was not given here, so that one before the command applies.
@@ -129,7 +128,7 @@ def add_options(callback: Callable[..., None]) -> Callable[..., None]:
     """The callback of the root command, extended by the shared options, which it stores for the commands."""
 
     def run(ctx: typer.Context, **values: Any) -> None:
-        ctx.obj = {each.name: values.pop(each.name) for each in _SHARED}
+        ctx.obj = {parameter.name: values.pop(parameter.name) for parameter in _SHARED}
         callback(**values)
 
     return _with_shared_options(run, callback)
@@ -139,12 +138,12 @@ def add_command(app: typer.Typer, command: Callable[..., None], *, panel: str) -
     """Adds a command whose first argument is a Session, extended by the shared options."""
 
     def run(ctx: typer.Context, **values: Any) -> None:
-        given = {each.name: values.pop(each.name) for each in _SHARED}
-        given = {name: ctx.obj[name] if value is None else value for name, value in given.items()}
-        json = bool(given.pop("json"))
+        options = {parameter.name: values.pop(parameter.name) for parameter in _SHARED}
+        options = {name: ctx.obj[name] if value is None else value for name, value in options.items()}
+        json = bool(options.pop("json"))
         try:
-            with connect(**given) as client:
-                command(Session(client, json=json, waits=bool(given["wait"])), **values)
+            with connect(**options) as client:
+                command(Session(client, json=json, waits=bool(options["wait"])), **values)
         except (AttentionClientError, OSError, ValueError) as error:
             fail(str(error))
 
@@ -153,12 +152,12 @@ def add_command(app: typer.Typer, command: Callable[..., None], *, panel: str) -
 
 def _with_shared_options(run: Callable[..., None], command: Callable[..., None]) -> Callable[..., None]:
     """Gives a function the parameters that typer reads: context, the command's own, and the shared ones."""
-    own, shared = parameters_of(command), _SHARED
-    if any(each.name == "key" for each in own):  # the command's own --key is an array
+    parameters, shared = parameters_of(command), _SHARED
+    if any(parameter.name == "key" for parameter in parameters):  # the --key of the command is an array
         only = {"default": "--private-key", "param_decls": ()}  # as typer stores the names of an option
-        shared = [_changed(each, **only) if each.name == "private_key" else each for each in shared]
+        shared = [_change(item, **only) if item.name == "private_key" else item for item in shared]
     context = Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    set_parameters(run, [context, *own, *shared])
+    set_parameters(run, [context, *parameters, *shared])
     run.__doc__ = inspect.cleandoc(command.__doc__ or "").partition("\n\nOptions:")[0]
     return run
 
@@ -166,7 +165,7 @@ def _with_shared_options(run: Callable[..., None], command: Callable[..., None])
 def set_parameters(run: Callable[..., None], parameters: list[Parameter]) -> None:
     """Gives a function the parameters that typer reads."""
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
 
 ModelName = Annotated[str, typer.Option("--model", metavar="NAME", help="Name of the model.")]

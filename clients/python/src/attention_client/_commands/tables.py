@@ -35,9 +35,9 @@ def print_models(models: Sequence[ModelInfo]) -> None:
     rows: list[_Row] = [("MODEL", "VERSION", "STATE", "MAX ERROR", "INPUTS")]
     for model in models:
         error = f"{model.parity.measured_max_abs_error:.1e}" if model.parity else "-"
-        first, *others = [_tensor(tensor) for tensor in model.inputs] or ["-"]
+        first, *further = [_tensor(tensor) for tensor in model.inputs] or ["-"]
         rows.append((model.name, model.version, model.state, error, first))
-        rows += [("", "", "", "", other) for other in others]
+        rows += [("", "", "", "", text) for text in further]
     typer.echo(table(rows), nl=False)
     for model in models:
         if model.state_reason:
@@ -59,8 +59,8 @@ def table(rows: Sequence[_Row], *, numbers: bool = False) -> str:
 
 def token_labels(text: str, offsets: NDArray[np.int64], *, positions: bool = False) -> list[str]:
     """The characters of each token of a text, given its offsets (T, 2); a dot for a token without any."""
-    labels = ((start, end, text[start:end]) for start, end in offsets.tolist())
-    return [f"{start}:{end} {own!r}" if positions else own or "·" for start, end, own in labels]
+    tokens = ((start, end, text[start:end]) for start, end in offsets.tolist())
+    return [f"{start}:{end} {token!r}" if positions else token or "·" for start, end, token in tokens]
 
 
 def vectors_table(labels: Sequence[str], vectors: FloatArray) -> str:
@@ -142,10 +142,10 @@ def print_result(
             write("--out", path, arrays)
     if session.json:
         # An array that was written to a file is replaced by the file's name.
-        shown = {name: as_lists(own) if path is None else str(path) for name, (path, own) in outputs.items()}
+        lists = {name: str(path) if path else as_lists(array) for name, (path, array) in outputs.items()}
         offsets = {"offsets": as_lists(result.offsets)} if positions else {}
         names = {"model_name": result.model_name, "model_version": result.model_version}
-        print_json({**names, "attention_weights": None, **shown, **offsets})
+        print_json({**names, "attention_weights": None, **lists, **offsets})
         return
     for name, (path, arrays) in outputs.items():
         for index, (label, array) in enumerate(labelled(name, arrays)):
@@ -158,11 +158,11 @@ def print_result(
 
 
 def print_array(
-    label: str, array: Array, result: AnyResult | InferResult, path: Path | None, shown: str = ""
+    label: str, array: Array, result: AnyResult | InferResult, path: Path | None, text: str = ""
 ) -> None:
     """Prints one line about an array, and its elements unless they were written to a file."""
     where = "" if path is None else f"{path}: "
     typer.echo(f"{where}{label}  {array.shape} {array.dtype}, {result.model_name} {result.model_version}")
     if path is None:
-        elements = shown or np.array2string(array, precision=4, suppress_small=True, threshold=_MOST_SHOWN)
+        elements = text or np.array2string(array, precision=4, suppress_small=True, threshold=_MOST_SHOWN)
         typer.echo(elements.rstrip())

@@ -56,76 +56,74 @@ def weights(
     """
     if (compare is not None or compare_version) and html is None:
         raise typer.BadParameter("--compare needs --html", param_hint="--compare")
-    if html is not None and any(each is not None for each in (plot, head, layer)):
+    if html is not None and any(option is not None for option in (plot, head, layer)):
         raise typer.BadParameter("a page has all layers and heads: leave out --plot, --head and --layer")
     heat_maps = None if plot is None else _heat_maps()  # before the server computes in vain
-    given = {"text": text, "ids": ids, "query": query, "key": key, "value": value, "mask": mask}
-    inputs = _inputs(given)
-    result = _computed(session, model, version, inputs)
+    inputs = _read_inputs(text=text, ids=ids, query=query, key=key, value=value, mask=mask)
+    result = _compute(session, model, version, inputs)
     if html is not None:
         results = [result]
         if compare is not None or compare_version:
-            results.append(_computed(session, compare or model, compare_version, inputs))
+            results.append(_compute(session, compare or model, compare_version, inputs))
         _write_page(session, results, inputs, html)
         return
-    found = _layer(np.asarray(result.attention_weights), layer)
-    _check("--head", head, len(found))
-    heads = list(range(len(found))) if head is None else [head]
-    labels = _labels(inputs, result, found.shape[-1])
+    matrices = _choose_layer(np.asarray(result.attention_weights), layer)
+    _check("--head", head, len(matrices))
+    heads = list(range(len(matrices))) if head is None else [head]
+    labels = _labels(inputs, result, matrices.shape[-1])
     if heat_maps is not None:
-        if found.shape[1] != found.shape[2]:
+        if matrices.shape[1] != matrices.shape[2]:
             fail("--plot draws as many queries as keys; --html draws any number")
-        figure = heat_maps.draw(found[heads], heads, labels, _title(result))
+        figure = heat_maps.draw(matrices[heads], heads, labels, _title(result))
         figure.savefig(plot, dpi=heat_maps.DPI, bbox_inches="tight")  # a long title widens the picture
     if session.json:
-        shown = {str(index): found[index].tolist() for index in heads}
-        model_names = {"model_name": result.model_name, "model_version": result.model_version}
-        print_json({**model_names, "labels": labels, "heads": shown})
+        answer = {"model_name": result.model_name, "model_version": result.model_version, "labels": labels}
+        print_json({**answer, "heads": {str(index): matrices[index].tolist() for index in heads}})
         return
-    typer.echo(f"{_subject(inputs)}  {found.shape}, {_title(result)}; rows are queries, columns keys")
-    rows = _labels(inputs, result, found.shape[1])
+    typer.echo(f"{_subject(inputs)}  {matrices.shape}, {_title(result)}; rows are queries, columns keys")
+    rows = _labels(inputs, result, matrices.shape[1])
     for index in heads:
-        typer.echo(f"\nhead {index}\n{weights_table(labels, found[index], rows)}", nl=False)
+        typer.echo(f"\nhead {index}\n{weights_table(labels, matrices[index], rows)}", nl=False)
 
 
-def _inputs(given: dict[str, str | None]) -> dict[str, Any]:
+def _read_inputs(**options: str | None) -> dict[str, Any]:
     """What attends: the text, the ids or the arrays of one sequence.
 
     Raises:
         typer.BadParameter: There is not exactly one of text, ids and query, or it is not one sequence.
     """
-    sources = [name for name in ("text", "ids", "query") if given[name] is not None]
+    inputs: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    sources = inputs.keys() & {"text", "ids", "query"}
     if len(sources) != 1:
         raise typer.BadParameter("give one of --text, --ids and --query")
-    if sources != ["query"] and (given["key"] or given["value"]):
+    if sources != {"query"} and inputs.keys() & {"key", "value"}:
         raise typer.BadParameter("--key and --value need --query")
-    read = {name: value for name, value in given.items() if value is not None}
-    return {name: value if name == "text" else _read(f"--{name}", value) for name, value in read.items()}
+    return {name: value if name == "text" else _read(f"--{name}", value) for name, value in inputs.items()}
 
 
 def _read(option: str, value: str) -> Any:
     """The array of one sequence."""
-    found = np.asarray(read_token_ids(option, value) if option == "--ids" else read_array(option, value))
+    array = np.asarray(read_token_ids(option, value) if option == "--ids" else read_array(option, value))
     if option == "--mask":
-        return found
+        return array
     rank = 1 if option == "--ids" else 2
-    if found.ndim == rank + 1 and len(found) == 1:
-        found = found[0]
-    if found.ndim != rank:
-        message = f"{value}: has {found.ndim} axes; one sequence has {rank}"
+    if array.ndim == rank + 1 and len(array) == 1:
+        array = array[0]
+    if array.ndim != rank:
+        message = f"{value}: has {array.ndim} axes; one sequence has {rank}"
         raise typer.BadParameter(message, param_hint=option)
-    return found
+    return array
 
 
-def _computed(session: Session, model: str, version: str, inputs: dict[str, Any]) -> AnyResult:
+def _compute(session: Session, model: str, version: str, inputs: dict[str, Any]) -> AnyResult:
     """The result of one sequence, with weights (H, Tq, Tk), or (L, H, Tq, Tk) of a text encoder."""
-    given: dict[str, Any] = {"mask": inputs.get("mask"), "version": version, "return_weights": True}
+    options: dict[str, Any] = {"mask": None, "version": version, "return_weights": True, **inputs}
     if "text" in inputs:
-        result: AnyResult = session.client.attend_text(model, inputs["text"], return_offsets=True, **given)
+        result: AnyResult = session.client.attend_text(model, return_offsets=True, **options)
     elif "ids" in inputs:
-        result = session.client.attend_tokens(model, inputs["ids"], **given)
+        result = session.client.attend_tokens(model, options.pop("ids"), **options)
     else:
-        result = session.client.attend(model, **given | inputs)
+        result = session.client.attend(model, **options)
     if result.attention_weights is None:
         fail(f"model {result.model_name!r} does not return attention weights")
     return result
@@ -175,19 +173,19 @@ def _labels(inputs: dict[str, Any], result: AnyResult, count: int) -> list[str]:
     if offsets is not None and len(offsets) == count:
         return token_labels(inputs["text"], offsets)
     if "ids" in inputs and len(inputs["ids"]) == count:
-        return [str(each) for each in inputs["ids"].tolist()]
+        return list(map(str, inputs["ids"].tolist()))
     return [str(index) for index in range(count)]
 
 
-def _layer(found: FloatArray, chosen: int | None) -> FloatArray:
+def _choose_layer(weights: FloatArray, layer: int | None) -> FloatArray:
     """(H, Tq, Tk): the weights of one layer, if the model has layers."""
-    if found.ndim == 3:  # noqa: PLR2004 - without layers
-        if chosen is not None:
+    if weights.ndim == 3:  # noqa: PLR2004 - without layers
+        if layer is not None:
             fail("--layer: the model is a single attention module")
-        return found
-    _check("--layer", chosen, len(found))
-    layer: FloatArray = found[-1 if chosen is None else chosen]
-    return layer
+        return weights
+    _check("--layer", layer, len(weights))
+    matrices: FloatArray = weights[-1 if layer is None else layer]
+    return matrices
 
 
 def _check(option: str, chosen: int | None, count: int) -> None:

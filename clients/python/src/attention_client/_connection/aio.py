@@ -78,13 +78,15 @@ class AsyncExchange:
     def __init__(
         self, open_call: Callable[[], Any], items: AsyncIterator[StreamItem], settings: StreamSettings
     ) -> None:
-        call = open_call()
+        self._call = open_call()
         self.failure: BaseException | None = None
         self._entries: asyncio.Queue[Entry] = asyncio.Queue()
-        self._call, self._status = call, CallStatus(call)
+        # The error of the server's status, when that has arrived.
+        self._status: asyncio.Future[aio.AioRpcError] = asyncio.get_running_loop().create_future()
         self.slots = asyncio.Semaphore(settings.max_in_flight)
         self._limit = settings.idle_timeout
-        call.add_done_callback(lambda _: self._entries.put_nowait(StreamEnd.CALL_ENDED))
+        self._call.add_done_callback(self._record_status)
+        self._call.add_done_callback(lambda _: self._entries.put_nowait(StreamEnd.CALL_ENDED))
         self._sender = asyncio.create_task(self._send(items, settings.options))
 
     async def _send(self, items: AsyncIterator[StreamItem], options: RequestOptions) -> None:
@@ -119,7 +121,7 @@ class AsyncExchange:
                 with cancellation_told_apart():
                     response = await self._call.read()
         except grpc.RpcError as error:
-            raise await self._status.true_error(error) from error
+            raise await self._true_error(error) from error
         except TimeoutError:
             if clock.expired():
                 raise idle_too_long(self._limit) from None
@@ -133,29 +135,21 @@ class AsyncExchange:
         self._sender.cancel()
         await asyncio.wait([self._sender])
 
-
-class CallStatus:
-    """The status of one call, recorded when the server's arrives."""
-
-    def __init__(self, call: aio.Call) -> None:
-        self._known: asyncio.Future[aio.AioRpcError] = asyncio.get_running_loop().create_future()
-        call.add_done_callback(self._note)
-
-    async def true_error(self, error: grpc.RpcError) -> AttentionClientError:
+    async def _true_error(self, error: grpc.RpcError) -> AttentionClientError:
         """The error of the call, or of the server's status if that of the call is the placeholder."""
         if error.details() == _PLACEHOLDER:
             with suppress(TimeoutError):
-                error = await asyncio.wait_for(self._known, _LONGEST_WAIT)
+                error = await asyncio.wait_for(self._status, _LONGEST_WAIT)
         if error.details() == _PLACEHOLDER or error.code() is grpc.StatusCode.OK:
             return ended_early()
         return from_rpc_error(error)
 
-    def _note(self, call: aio.Call) -> None:
+    def _record_status(self, call: aio.Call) -> None:
         """Called at every change of status; the values that it reads are available without waiting."""
         details = finish(call.details())
-        if details != _PLACEHOLDER and not self._known.done():
+        if details != _PLACEHOLDER and not self._status.done():
             code, metadata = finish(call.code()), finish(call.trailing_metadata())
-            self._known.set_result(aio.AioRpcError(code, trailing_metadata=metadata, details=details))
+            self._status.set_result(aio.AioRpcError(code, trailing_metadata=metadata, details=details))
 
 
 class AsyncConnection(BaseConnection):
@@ -164,6 +158,7 @@ class AsyncConnection(BaseConnection):
     _grpc = aio
     _exchange = AsyncExchange
     _new_lock = asyncio.Lock
+    _sleep = staticmethod(asyncio.sleep)
 
     async def __aenter__(self) -> Self:
         return self
@@ -173,7 +168,7 @@ class AsyncConnection(BaseConnection):
 
     async def close(self) -> None:
         """Closes the connection. Calls in progress and later calls raise ClientClosedError."""
-        await asyncio.gather(*(each.channel.close() for each in self._all_channels()))
+        await self._close_channels()
 
     def _open_channel(self, credentials: grpc.ChannelCredentials | None) -> Channel:
         try:
@@ -186,15 +181,9 @@ class AsyncConnection(BaseConnection):
     def _run(self, steps: Coroutine[Any, Any, _ResultT]) -> Any:
         return steps
 
-    async def _send(self, method: Any, request: Any, **options: Any) -> Any:
+    async def _wait(self, result: Any) -> Any:
         with cancellation_told_apart():
-            return await method(request, **options)
-
-    async def _pause(self, duration: float) -> None:
-        await asyncio.sleep(duration)
-
-    async def _close(self, channel: Channel) -> None:
-        await channel.channel.close()
+            return await result
 
     def _stream(self, requests: Any, settings: StreamSettings) -> AsyncGenerator[Outcome, None]:
         return self._outcomes(async_iterator_of(requests), settings)

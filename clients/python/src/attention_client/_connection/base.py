@@ -7,7 +7,7 @@ that `finish` runs them to their end. Those of the asynchronous client are await
 import re
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,7 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from attention_client import errors
 from attention_client._calls.arrays import DATA_TYPES
 from attention_client._calls.attention import EncodedCall, ModelDigests
 from attention_client._connection.settings import (
@@ -38,8 +39,9 @@ from attention_client._connection.settings import (
     seconds,
 )
 from attention_client._connection.spans import Pairs, span_of
-from attention_client._connection.streams import Exchange, Outcome, StreamSettings, outcomes
+from attention_client._connection.streams import Exchange, Outcome, StreamSettings, receive_all
 from attention_client._connection.tls import RenewedCredentials, TlsFiles
+from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._generated.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_client._values import (
     RequestOptions,
@@ -49,17 +51,7 @@ from attention_client._values import (
     request_options,
     type_name,
 )
-from attention_client.errors import (
-    AttentionClientError,
-    CallCancelledError,
-    ClientClosedError,
-    DeadlineExceededError,
-    NotFoundError,
-    UnauthenticatedError,
-    UnavailableError,
-    from_rpc_error,
-    invalid,
-)
+from attention_client.errors import AttentionClientError, from_rpc_error, invalid
 
 _ResultT = TypeVar("_ResultT")
 # Seconds that a call may exceed its timeout to find out why the channel is not connected. The reason is
@@ -89,11 +81,6 @@ def finish(steps: Coroutine[Any, Any, _ResultT]) -> _ResultT:
         return result
     steps.close()
     raise RuntimeError("a call of the synchronous client has waited")
-
-
-def _cause(error: Exception) -> BaseException | None:
-    """What an error of the client is raised from."""
-    return error.__cause__ if isinstance(error, AttentionClientError) else error
 
 
 @dataclass(slots=True, eq=False)
@@ -176,40 +163,35 @@ class BaseConnection:
         finally:
             with self._lock:
                 channel.calls -= 1
-                unused = [each for each in self._channels[:-1] if not each.calls]
-                self._channels = [each for each in self._channels if each not in unused]
-            for each in unused:
-                await self._close(each)
+                unused = [old for old in self._channels[:-1] if not old.calls]
+                self._channels = [other for other in self._channels if other not in unused]
+            for old in unused:
+                await self._wait(old.channel.close())
 
-    def _all_channels(self) -> list[Channel]:
-        """Opens no more channels; returns those that are open, to be closed."""
+    async def _close_channels(self) -> None:
+        """Closes all channels, which cancels the calls in progress, and opens no more."""
         with self._lock:
             self._closed = True
-            return list(self._channels)
+            channels = list(self._channels)
+        for channel in channels:
+            await self._wait(channel.channel.close())
 
     # What differs between the clients: the module that opens channels, and how they wait.
     _grpc: Any
     _exchange: Callable[[Callable[..., Any], Any, StreamSettings], Exchange]
-
     _new_lock: Callable[[], AbstractAsyncContextManager[Any]]
+    _sleep: Callable[[float], Any]
 
     def _run(self, steps: Coroutine[Any, Any, _ResultT]) -> _ResultT:
         """The result of steps; of the asynchronous client, the steps, which the caller awaits."""
         raise NotImplementedError
 
-    async def _send(self, method: Any, request: Any, **options: Any) -> Any:
-        """Makes a unary call."""
+    async def _wait(self, result: Any) -> Any:
+        """What gRPC or `_sleep` returned; of the asynchronous client, what it is when it has been awaited."""
         raise NotImplementedError
 
-    async def _pause(self, duration: float) -> None:
-        raise NotImplementedError
-
-    async def _close(self, channel: Channel) -> None:
-        """Closes a channel. Its calls in progress are cancelled."""
-        raise NotImplementedError
-
-    def _options(self, model: str, version: Version, return_weights: ReturnWeights) -> RequestOptions:
-        return request_options(model, version, return_weights=return_weights, wire=self._wire)
+    def _options(self, model: str, version: Version, *, weights: ReturnWeights = False) -> RequestOptions:
+        return request_options(model, version, return_weights=weights, wire=self._wire)
 
     async def _outcomes(self, items: Any, settings: StreamSettings) -> AsyncGenerator[Outcome, None]:
         """Opens a stream and runs it. It ends with an error if the model changes."""
@@ -218,15 +200,14 @@ class BaseConnection:
                 async with self._channel() as channel:
                     open_call = partial(self._begin, channel, settings.timeout, added)
                     exchange = self._exchange(open_call, items, settings)
-                    found = outcomes(exchange, return_exceptions=settings.return_exceptions)
                     digests = self._digests or ModelDigests()
-                    async with aclosing(found):
-                        async for outcome in found:
+                    async with aclosing(receive_all(exchange, settings)) as outcomes:
+                        async for outcome in outcomes:
                             if not isinstance(outcome, AttentionClientError):
                                 digests.check(outcome)
                             yield outcome
             except AttentionClientError as error:
-                raise await self._refined(error, settings.timeout) from error.__cause__
+                raise await self._refine(error, settings.timeout) from error.__cause__
 
     def _begin(self, channel: Channel, timeout: float | None, added: Pairs, *requests: Any) -> Any:
         """Begins the call of a stream."""
@@ -240,41 +221,39 @@ class BaseConnection:
         return self._run(self._attend(call, timeout))
 
     async def _attend(self, call: EncodedCall[_ResultT], timeout: float | None) -> _ResultT:
+        """Sends the requests of a call, and decodes the responses, which are those of one model."""
+        responses: list[pb.AttendResponse] = []
+        digests = self._digests or ModelDigests()
         try:
-            return await self._ask("Attend", call.requests, call.decode, timeout)
-        except NotFoundError as error:
+            for request in call.requests:
+                if responses:
+                    request.model_version = responses[0].model_version
+                responses.append(await self._ask("Attend", request, lambda response: response, timeout))
+                digests.check(responses[-1])
+        except errors.NotFoundError as error:
             if call.context is None:
                 raise
             result: _ResultT = await call.context._source.recover(call.context, call, error, timeout)
             return result
+        return call.decode(responses)
 
     async def _ask(
-        self,
-        method: str,
-        requests: Sequence[Any],
-        decode: Callable[[list[Any]], _ResultT],
-        timeout: float | None,
+        self, method: str, request: Any, decode: Callable[[Any], _ResultT], timeout: float | None
     ) -> _ResultT:
-        """Calls a method, once for each request, and decodes its responses, which are those of one model."""
+        """Makes a call, and decodes its response."""
         limit = seconds(timeout, default=self._timeout)
-        responses, digests = [], self._digests or ModelDigests()
-        for request in requests:
-            with span_of(method, self._targets) as added:
-                response = await self._invoke(method, request, limit, wait=self._wait_for_ready, added=added)
-            responses.append(response)
-            if method == "Attend":
-                digests.check(response)
-                for later in requests[len(responses) :]:
-                    later.model_version = response.model_version
-        return decode(responses)
+        with span_of(method, self._targets) as added:
+            response = await self._invoke(method, request, limit, wait=self._wait_for_ready, added=added)
+        return decode(response)
 
     async def _invoke(self, method: str, request: Any, limit: float, *, wait: bool, added: Pairs = ()) -> Any:
         options = {"timeout": limit, "metadata": (*self._metadata, *added), "wait_for_ready": wait}
         try:
             async with self._channel() as channel:
-                return await self._send(channel.methods[method], request, **options)
+                return await self._wait(channel.methods[method](request, **options))
         except FAILURES as error:
-            raise await self._refined(error, limit) from _cause(error)
+            cause = error.__cause__ if isinstance(error, AttentionClientError) else error
+            raise await self._refine(error, limit) from cause
 
     async def _is_ready(self, timeout: float | None) -> bool:
         limit = seconds(timeout, default=self._timeout)
@@ -284,42 +263,42 @@ class BaseConnection:
     async def _wait_until_ready(self, timeout: float | None) -> None:
         limit = seconds(timeout, default=self._timeout)
         end, pause, status = time.monotonic() + limit, _FIRST_PAUSE, "no connection"
-        while (left := end - time.monotonic()) > 0:
+        while (remaining := end - time.monotonic()) > 0:
             try:
-                if await self._is_ready(left):
+                if await self._is_ready(remaining):
                     return
                 status = "not serving"
             except AttentionClientError as error:
-                if error.code not in _PASSING or isinstance(error, ClientClosedError):
+                if error.code not in _PASSING or isinstance(error, errors.ClientClosedError):
                     raise
                 if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED:  # the end of this wait itself
                     status = f"{error.code.name} {error.message}"
-            await self._pause(min(pause, max(0.0, end - time.monotonic())))
+            await self._wait(self._sleep(min(pause, max(0.0, end - time.monotonic()))))
             pause = min(2 * pause, _LONGEST_PAUSE)
         message = f"{self._name} was not ready within {limit:g} s; last status: {status}"
-        raise DeadlineExceededError(message, reason="DEADLINE_EXCEEDED")
+        raise errors.DeadlineExceededError(message, reason="DEADLINE_EXCEEDED")
 
-    async def _refined(self, error: Exception, timeout: float | None = None) -> AttentionClientError:
+    async def _refine(self, error: Exception, timeout: float | None) -> AttentionClientError:
         """The error to raise, with what the connection knows and the call's status does not."""
-        found = self._as_client_error(error)
-        if isinstance(found, DeadlineExceededError) and not found.reason:
+        refined = self._as_client_error(error)
+        if isinstance(refined, errors.DeadlineExceededError) and not refined.reason:
             # The timeout passed before the server sent a status, which would state a reason.
             within = "before the timeout" if timeout is None else f"within {timeout:g} s"
             if failure := await self._connection_failure():
-                found = UnavailableError(f"no connection to {self._name} {within}: {failure}")
+                refined = errors.UnavailableError(f"no connection to {self._name} {within}: {failure}")
             else:
-                message = found.message if timeout is None else f"{self._name} did not answer {within}"
-                request_id = found.request_id
-                found = DeadlineExceededError(message, reason="DEADLINE_EXCEEDED", request_id=request_id)
-        if hint := self._hint(found):
-            found.message = f"{found.message}; {hint}"
-            found.args = (found.message,)
-        return found
+                refined.reason = "DEADLINE_EXCEEDED"
+                if timeout is not None:
+                    refined.message = f"{self._name} did not answer {within}"
+        if hint := self._hint(refined):
+            refined.message += f"; {hint}"
+        refined.args = (refined.message,)
+        return refined
 
     def _hint(self, error: AttentionClientError) -> str:
         """What to change if the token or the credentials may be why a call failed; otherwise empty."""
         has_token = any(key == "authorization" for key, _ in self._metadata)
-        if isinstance(error, UnauthenticatedError) and not has_token:
+        if isinstance(error, errors.UnauthenticatedError) and not has_token:
             return "pass token= to the client (--token or ATTENTION_TOKEN on the command line)"
         if self._encrypts and _NOT_TLS in error.message:
             return "the server does not use TLS: omit credentials (--tls, --ca, --certificate)"
@@ -332,18 +311,18 @@ class BaseConnection:
         if isinstance(error, grpc.RpcError):
             error = from_rpc_error(error)
         is_client_error = isinstance(error, AttentionClientError)
-        if self._closed and (isinstance(error, CallCancelledError) or not is_client_error):
-            return ClientClosedError("the client is closed; create another to make further calls")
-        if isinstance(error, CallCancelledError) and _ATTEMPT_ENDED in error.message:
+        if self._closed and (isinstance(error, errors.CallCancelledError) or not is_client_error):
+            return errors.ClientClosedError("the client is closed; create another to make further calls")
+        if isinstance(error, errors.CallCancelledError) and _ATTEMPT_ENDED in error.message:
             message = "none of the call's attempts was answered within attempt_timeout"
-            return DeadlineExceededError(message, reason="DEADLINE_EXCEEDED")
+            return errors.DeadlineExceededError(message, reason="DEADLINE_EXCEEDED")
         return error if isinstance(error, AttentionClientError) else AttentionClientError(str(error))
 
     async def _connection_failure(self) -> str:
         """The reason if the channel is not connected; otherwise empty. A waiting call does not report it."""
         options = {"timeout": _PROBE_SECONDS, "metadata": self._metadata, "wait_for_ready": False}
         try:
-            await self._send(self._channels[-1].methods["Check"], HEALTH_REQUEST, **options)
+            await self._wait(self._channels[-1].methods["Check"](HEALTH_REQUEST, **options))
         except grpc.RpcError as error:
             return error.details() or "" if error.code() is grpc.StatusCode.UNAVAILABLE else ""
         except FAILURES:  # the client was closed meanwhile

@@ -1,6 +1,7 @@
 """What a stored context is put from, and the calls that concern it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from attention_client._calls.attention import EncodedCall
@@ -46,14 +47,14 @@ class ContextSource:
 
     async def put(self, timeout: float | None, *further: Rows) -> pb.Context:
         """Puts all rows, and further ones: as one sequence or, if that is too long, as they were appended."""
-        first, *rest = parts = [*self._rows, *further]
+        first, *appended = parts = [*self._rows, *further]
         try:
             stored: pb.Context = await self._ask("PutContext", parts, timeout, shared=self._shared)
         except LimitExceededError:
-            if not rest:
+            if not appended:
                 raise
             stored = await self._ask("PutContext", [first], timeout, shared=self._shared)
-            for part in rest:
+            for part in appended:
                 stored = await self._ask("AppendContext", [part], timeout, id=stored.id)
         self.puts += 1
         return stored
@@ -67,20 +68,20 @@ class ContextSource:
             AttentionClientError: There are no rows to put, or the context is not found in spite of it.
         """
         (request,) = call.requests
-        seen = call.puts
+        puts = call.puts
         for times in _PUTS:
             if error.reason != LOST:
                 break
             async with self._lock:
                 if not self._rows:
                     break
-                if self.puts == seen:
+                if self.puts == puts:
                     for _ in range(times):
                         context._update(await self.put(timeout))
-                seen = self.puts
+                puts = self.puts
             request.context_id = context.id
             try:
-                return await self._connection._ask("Attend", [request], call.decode, timeout)
+                return await self._connection._attend(replace(call, context=None), timeout)
             except NotFoundError as again:
                 error = again
         raise error
@@ -113,11 +114,11 @@ class ContextSource:
 
     async def _ask(self, method: str, parts: Sequence[Rows], timeout: float | None, **fields: Any) -> Any:
         """The context of the response, if the method's has one."""
-        named = {"model_name": self.options.model, "model_version": self.options.version}
-        request = getattr(pb, f"{method}Request")(**named, **fields)
+        model = {"model_name": self.options.model, "model_version": self.options.version}
+        request = getattr(pb, f"{method}Request")(**model, **fields)
         if parts:
             request.ttl_seconds = self._ttl
             fill_rows(request, parts, self.options.wire)
         return await self._connection._ask(
-            method, [request], lambda responses: getattr(responses[0], "context", None), timeout
+            method, request, lambda response: getattr(response, "context", None), timeout
         )

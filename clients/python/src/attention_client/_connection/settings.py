@@ -9,6 +9,7 @@ import math
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from numbers import Real
 from typing import Any, Literal, TypeAlias
 
@@ -23,20 +24,24 @@ DEFAULT_TIMEOUT = 30.0
 DEFAULT_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 # gRPC makes at most five attempts of a call.
 MAX_RETRIES = 4
-# By default gRPC waits between 1 s and 2 min before it reconnects; a server restarts much faster. It also
-# waits 20 s for an attempt to connect, such as one to a host that drops packets while it starts.
-_FIRST_RECONNECT_BACKOFF_MS, _MAX_RECONNECT_BACKOFF_MS, _CONNECT_TIMEOUT_MS = 100, 2_000, 5_000
-# A frozen process keeps its connections open: only an unanswered ping shows that it does not serve. Servers
-# allow a ping every 10 s. gRPC's core would stop to ping after two without data, and waits a minute for the
-# answer to a ping, whatever the timeout of keepalive is.
-_KEEPALIVE = {
+_CHANNEL_OPTIONS = {
+    # By default gRPC waits between 1 s and 2 min before it reconnects; a server restarts much faster. It also
+    # waits 20 s for an attempt to connect, such as one to a host that drops packets while it starts.
+    "grpc.initial_reconnect_backoff_ms": 100,
+    "grpc.max_reconnect_backoff_ms": 2_000,
+    "grpc.min_reconnect_backoff_ms": 5_000,
+    # Without it, gRPC ignores the time limit of an attempt in the service config.
+    "grpc.experimental.enable_hedging": 1,
+    # By default gRPC asks for the addresses of a name at most every 30 s; an upgrade replaces servers faster.
+    "grpc.dns_min_time_between_resolutions_ms": 2_000,
+    # A frozen process keeps its connections open: only an unanswered ping shows that it does not serve.
+    # Servers allow a ping every 10 s. gRPC's core would stop to ping after two without data, and waits a
+    # minute for the answer to a ping, whatever the timeout of keepalive is.
     "grpc.keepalive_time_ms": 15_000,
     "grpc.keepalive_timeout_ms": 5_000,
     "grpc.http2.ping_timeout_ms": 5_000,
     "grpc.http2.max_pings_without_data": 0,
 }
-# By default gRPC asks for the addresses of a name at most every 30 s; an upgrade replaces servers faster.
-_MIN_RESOLUTION_INTERVAL_MS = 2_000
 # Backoff of retries; gRPC varies each pause by a random factor, so that clients do not retry in step.
 _RETRY_POLICY = {
     "initialBackoff": "0.1s",
@@ -47,7 +52,6 @@ _RETRY_POLICY = {
 _SERVICE = "attention.v1.AttentionService"
 _CONTEXT_METHODS = ("PutContext", "AppendContext", "DropContext", "ListContexts")
 _UNARY_METHODS = ("Attend", "ListModels", "GetModel", *_CONTEXT_METHODS)
-_LARGEST_INT32 = 2**31 - 1
 _METADATA_KEY = re.compile(r"[0-9a-z_.-]+")
 _PRINTABLE = re.compile(r"[\x20-\x7e]*")
 _PORT = re.compile(r"[0-9]{1,5}")
@@ -92,27 +96,21 @@ def seconds(timeout: float | None, *, default: float = DEFAULT_TIMEOUT, field: s
 
 
 def read_options(
-    targets: Sequence[str], max_message_bytes: int, service_config: str, given: ChannelOptions | None
+    targets: Sequence[str], max_message_bytes: int, service_config: str, overrides: ChannelOptions | None
 ) -> tuple[tuple[str, Any], ...]:
-    """The options of gRPC's channel; those that were given take precedence."""
-    size = whole_number("max_message_bytes", max_message_bytes, 1, _LARGEST_INT32)
+    """The options of gRPC's channel; those of the caller take precedence."""
+    size = whole_number("max_message_bytes", max_message_bytes, 1, 2**31 - 1)
     options = {
+        **_CHANNEL_OPTIONS,
         "grpc.max_send_message_length": size,
         "grpc.max_receive_message_length": size,
-        "grpc.initial_reconnect_backoff_ms": _FIRST_RECONNECT_BACKOFF_MS,
-        "grpc.max_reconnect_backoff_ms": _MAX_RECONNECT_BACKOFF_MS,
-        "grpc.min_reconnect_backoff_ms": _CONNECT_TIMEOUT_MS,
         # gRPC does not repeat a call whose messages exceed this; its own default is 256 KiB.
         "grpc.per_rpc_retry_buffer_size": size,
-        # Without it, gRPC ignores the time limit of an attempt in the service config.
-        "grpc.experimental.enable_hedging": 1,
         "grpc.service_config": service_config,
-        "grpc.dns_min_time_between_resolutions_ms": _MIN_RESOLUTION_INTERVAL_MS,
-        **_KEEPALIVE,
     }
     if len(targets) > 1:
         options["grpc.default_authority"] = targets[0]  # a list of addresses lacks a name
-    return tuple((options | dict(_items("channel_options", given))).items())
+    return tuple((options | dict(_items("channel_options", overrides))).items())
 
 
 def read_service_config(max_retries: int, attempt_timeout: float | None) -> str:
@@ -155,24 +153,18 @@ def read_metadata(
         if not valid:
             raise invalid(f"metadata[{key!r}]", "bytes" if binary else "printable ASCII text", repr(value))
         pairs.append((name, value))
-    return (*pairs, *_authorization(token, targets, credentials))
-
-
-def _authorization(
-    token: str | None, targets: Sequence[str], credentials: grpc.ChannelCredentials | TlsFiles | None
-) -> list[tuple[str, str]]:
-    """The token as metadata; an unencrypted connection carries it on this machine only."""
     if token is None:
-        return []
+        return tuple(pairs)
     if not isinstance(token, str) or not token or not _PRINTABLE.fullmatch(token):
         raise invalid("token", "printable ASCII text", type_name(token))  # never the token itself
+    # An unencrypted connection carries the token on this machine only.
     if credentials is None and not all(is_local(target) for target in targets):
         expected = (
             "credentials as well, because the connection is not encrypted; in a network that encrypts by "
             'other means, pass metadata={"authorization": "Bearer TOKEN"}'
         )
         raise invalid("token", expected, f"credentials=None for {', '.join(targets)}")
-    return [("authorization", f"Bearer {token}")]
+    return (*pairs, ("authorization", f"Bearer {token}"))
 
 
 def _items(field: str, value: Any) -> list[tuple[str, Any]]:
@@ -208,11 +200,11 @@ def resolve(targets: Sequence[str]) -> str:
         UnavailableError: A name cannot be resolved.
         InvalidArgumentError: Some have IPv4 addresses only, others IPv6 addresses only.
     """
-    found = [addresses_of(target) for target in targets]
+    resolved = [addresses_of(target) for target in targets]
     for family, scheme, _ in _FAMILIES:
-        if all(own[family] for own in found):
-            addresses = dict.fromkeys(address for own in found for address in own[family])
-            return scheme + ",".join(addresses)
+        lists = [addresses[family] for addresses in resolved]
+        if all(lists):
+            return scheme + ",".join(dict.fromkeys(chain(*lists)))
     raise invalid("target", "targets that all have IPv4 or all have IPv6 addresses", list(targets))
 
 
@@ -245,10 +237,10 @@ def addresses_of(target: str) -> dict[socket.AddressFamily, list[str]]:
     """
     host, port = _split(target)
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise UnavailableError(f"{target}: {error}", field="target") from error
     return {
-        family: [form.format(*address[:2]) for kind, *_, address in found if kind is family]
+        family: [form.format(*address[:2]) for kind, *_, address in entries if kind is family]
         for family, _, form in _FAMILIES
     }

@@ -35,8 +35,15 @@ def span_of(method: str, targets: Sequence[str]) -> Iterator[Pairs]:
         return
     from opentelemetry import propagate  # noqa: PLC0415 - present, because its package is
 
-    name = f"{_SERVICE}/{method}"
-    attributes = {"rpc.system.name": "grpc", "rpc.method": name, **_address(targets[0])}
+    name, target = f"{_SERVICE}/{method}", targets[0]
+    attributes: dict[str, str | int] = {
+        "rpc.system.name": "grpc",
+        "rpc.method": name,
+        "server.address": target,
+    }
+    host, _, port = target.rpartition(":")
+    if host and port.isdecimal():
+        attributes |= {"server.address": host.strip("[]"), "server.port": int(port)}
     tracer = trace.get_tracer("attention_client")
     span = tracer.start_span(name, kind=trace.SpanKind.CLIENT, attributes=attributes)
     carrier: dict[str, str] = {}
@@ -54,11 +61,3 @@ def span_of(method: str, targets: Sequence[str]) -> Iterator[Pairs]:
             span.set_attribute("error.type", code.name)
             span.set_status(trace.StatusCode.ERROR)
         span.end()
-
-
-def _address(target: str) -> dict[str, str | int]:
-    """The server's address, and its port if the target states one."""
-    host, separator, port = target.rpartition(":")
-    if separator and port.isdecimal():
-        return {"server.address": host.strip("[]"), "server.port": int(port)}
-    return {"server.address": target}

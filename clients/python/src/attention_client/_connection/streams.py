@@ -6,12 +6,14 @@ back. An entry is a request that was sent and awaits its response, the error of 
 before it was sent, or the end of the input or of the call.
 """
 
+import itertools
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, TypeAlias
 
+from attention_client import errors
 from attention_client._calls.attention import EncodedCall, encode_texts, encode_tokens, encode_vectors
 from attention_client._calls.embeddings import encode_stream_item
 from attention_client._generated.attention.v1 import attention_pb2 as pb
@@ -25,16 +27,7 @@ from attention_client._values import (
     TokenInputs,
     type_name,
 )
-from attention_client.errors import (
-    AttentionClientError,
-    DeadlineExceededError,
-    InternalError,
-    InvalidArgumentError,
-    NotFoundError,
-    UnavailableError,
-    from_stream_error,
-    invalid,
-)
+from attention_client.errors import AttentionClientError, from_stream_error, invalid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +49,6 @@ class StreamSettings:
     idle_timeout: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class SentRequest:
-    """A request that awaits its response."""
-
-    id: str
-    call: EncodedCall[AnyResult]
-
-
 class StreamEnd(Enum):
     """The end of the input or of the call, among the requests of the queue."""
 
@@ -71,7 +56,7 @@ class StreamEnd(Enum):
     CALL_ENDED = "the server ended the call, or the connection is lost"
 
 
-Entry: TypeAlias = SentRequest | AttentionClientError | StreamEnd
+Entry: TypeAlias = EncodedCall[AnyResult] | AttentionClientError | StreamEnd
 Outcome: TypeAlias = AnyResult | AttentionClientError
 
 
@@ -93,9 +78,9 @@ def encode_item(
     """Encodes one request of the caller; if the client refuses it, only its error is queued."""
     try:
         call = encode_request(item, options)
-    except InvalidArgumentError as error:
+    except errors.InvalidArgumentError as error:
         return error, None
-    return SentRequest(str(index), call), pb.AttendStreamRequest(id=str(index), request=call.requests[0])
+    return call, pb.AttendStreamRequest(id=str(index), request=call.requests[0])
 
 
 def encode_request(item: StreamItem, options: RequestOptions) -> EncodedCall[AnyResult]:
@@ -141,13 +126,16 @@ class Exchange(Protocol):
         """Cancels the call, and stops reading the caller's iterable."""
 
 
-async def outcomes(exchange: Exchange, *, return_exceptions: bool) -> AsyncGenerator[Outcome, None]:
+async def receive_all(exchange: Exchange, settings: StreamSettings) -> AsyncGenerator[Outcome, None]:
     """Runs one stream. Closing the generator cancels the call."""
     try:
-        while (entry := await exchange.next_entry()) is not StreamEnd.INPUT_ENDED:
-            outcome = entry if isinstance(entry, AttentionClientError) else await _receive(exchange, entry)
+        for index in itertools.count():
+            entry = await exchange.next_entry()
+            if entry is StreamEnd.INPUT_ENDED:
+                break
+            outcome = await _receive(exchange, index, entry)
             exchange.slots.release()
-            if isinstance(outcome, AttentionClientError) and not return_exceptions:
+            if isinstance(outcome, AttentionClientError) and not settings.return_exceptions:
                 raise outcome
             yield outcome
         # Lets the server end the call. All responses have arrived, so a failure now changes nothing.
@@ -159,47 +147,51 @@ async def outcomes(exchange: Exchange, *, return_exceptions: bool) -> AsyncGener
         await exchange.stop()
 
 
-async def _receive(exchange: Exchange, entry: SentRequest | StreamEnd) -> Outcome:
-    """Waits for the response to one request."""
+async def _receive(exchange: Exchange, index: int, entry: Entry) -> Outcome:
+    """Waits for the response to one request, unless the client has refused it."""
+    if isinstance(entry, AttentionClientError):
+        return entry
     try:
         response = await exchange.read()
         if response is None or isinstance(entry, StreamEnd):
             raise ended_early()
-        outcome = decode_response(response, entry)
+        outcome = decode_response(response, index, entry)
     except AttentionClientError as error:
         # An exception of the caller's iterable takes precedence over the error of the call that it broke.
         raise exchange.failure or error from error.__cause__
-    if isinstance(outcome, NotFoundError) and (context := entry.call.context) is not None:
+    if isinstance(outcome, errors.NotFoundError) and (context := entry.context) is not None:
         try:
-            outcome = await context._source.recover(context, entry.call, outcome, None)
+            outcome = await context._source.recover(context, entry, outcome, None)
         except AttentionClientError as error:
             outcome = error
     return outcome
 
 
-def decode_response(response: pb.AttendStreamResponse, sent: SentRequest) -> Outcome:
+def decode_response(response: pb.AttendStreamResponse, index: int, call: EncodedCall[AnyResult]) -> Outcome:
     """Decodes the response to one request: its result or its error.
 
     Raises:
         InternalError: The response belongs to another request, so the following ones cannot be trusted.
     """
-    if response.id != sent.id:
-        raise InternalError(
-            f"the server answered request {response.id!r}; expected the answer to {sent.id!r}"
+    if response.id != str(index):
+        raise errors.InternalError(
+            f"the server answered request {response.id!r}; expected the answer to '{index}'"
         )
     if response.WhichOneof("result") == "error":
         return from_stream_error(response.error)
     try:
-        return sent.call.decode([response.response])
-    except InternalError as error:
+        return call.decode([response.response])
+    except errors.InternalError as error:
         return error
 
 
-def ended_early() -> UnavailableError:
+def ended_early() -> errors.UnavailableError:
     """The error of a stream that the server ended, without an error, before it answered all requests."""
-    return UnavailableError("the server ended the stream before all requests were answered")
+    return errors.UnavailableError("the server ended the stream before all requests were answered")
 
 
-def idle_too_long(seconds: float | None) -> DeadlineExceededError:
+def idle_too_long(seconds: float | None) -> errors.DeadlineExceededError:
     """The error of a stream whose next response did not arrive in time."""
-    return DeadlineExceededError(f"no response arrived within {seconds} s while requests were in flight")
+    return errors.DeadlineExceededError(
+        f"no response arrived within {seconds} s while requests were in flight"
+    )

@@ -60,12 +60,12 @@ def tls_files(
 
 def _state(files: TlsFiles) -> list[tuple[int, int, int]]:
     """What changes with the content of files, also if they are renewed by a change of symbolic links."""
-    found = []
+    states = []
     for path in (files.ca, files.certificate, files.key):
         with suppress(OSError):
             stat = Path(os.devnull if path is None else path).stat()
-            found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
-    return found
+            states.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return states
 
 
 def _load(files: TlsFiles) -> grpc.ChannelCredentials:
@@ -80,9 +80,9 @@ def _load(files: TlsFiles) -> grpc.ChannelCredentials:
             # The password of an encrypted key: without one, the terminal would be asked.
             context.load_cert_chain(files.certificate, files.key, password="")
     except (OSError, ValueError) as error:
-        given = ", ".join(str(path) for path in paths if path is not None)
+        names = ", ".join(str(path) for path in paths if path is not None)
         expected = "certificates in PEM, and the certificate's key without a passphrase"
-        raise InvalidArgumentError(f"{given}: must hold {expected}: {error}", field="credentials") from error
+        raise InvalidArgumentError(f"{names}: must hold {expected}: {error}", field="credentials") from error
     return grpc.ssl_channel_credentials(*contents)
 
 
@@ -109,11 +109,11 @@ class RenewedCredentials:
         if state == self._state:
             return None
         try:
-            found = _load(self._files)
+            credentials = _load(self._files)
         except InvalidArgumentError as error:  # perhaps half written: looked at again
             log.warning("renewed certificates are not used: %s", error)
             return None
         if _state(self._files) != state:
             return None
         self._state = state
-        return found
+        return credentials

@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -34,11 +35,11 @@ from attention_client import (
 )
 from attention_client._connection.settings import addresses_of
 from attention_client._connection.streams import encode_request
+from attention_client._values import Array, StreamItem
 from attention_client.enrich.memory import read_memory
 from attention_client.enrich.options import EnrichOptions, Role, check_values
 from attention_client.enrich.outcome import EnrichError, RefusedError, ServersUnavailableError
 
-Axes: TypeAlias = Sequence[str | int]
 # Sequences that are computed together, for each input: (T, d) float32, (T,) int64, or texts.
 BackendRequest: TypeAlias = "Mapping[Role, Sequence[Any]]"
 # Their results in the same order. A model that pools returns (d,) or (1, d) for each.
@@ -57,47 +58,48 @@ TRANSIENT = (
     errors.CallCancelledError,
     errors.ResourceExhaustedError,
 )
-StreamInputs: TypeAlias = AttendInputs | TextInputs | TokenInputs | EmbeddingInputs
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSpec:
-    """What a job needs to know about the model.
+class JobModel(ModelInfo):
+    """The model of a job.
 
     Attributes:
-        name: Name of the model.
-        version: Version of the model.
-        digest: Identifies its artifact; see `ModelInfo`.
-        accepts_text: Whether the model has a tokenizer; its query is then a text.
-        inputs: Axes of each required input in the order query, key, value: sizes of fixed axes, names of
-            dynamic ones.
-        output: Axes of the first output: (B, T, d), or (B, d) for a model that pools.
         memory_rows: Key rows of the job's memory; 0 if the table has the key.
-        parity_error: Largest absolute difference from eager PyTorch that the backend measured; None if
-            unknown.
-        is_encoder: Whether the model is a text encoder; the attributes below are for text encoders only.
-        prompts: Names of its prompts.
-        dimensions: The numbers of elements that its embeddings can be shortened to.
-        max_tokens: Largest number of tokens of a text; None for no limit.
+        output: Axes of the first output: (B, T, d), or (B, d) for a model that pools.
     """
 
-    name: str
-    version: str
-    digest: str
-    accepts_text: bool
-    inputs: Sequence[Axes]
-    output: Axes
-    parity_error: float | None
-    memory_rows: int = 0
-    is_encoder: bool = False
-    prompts: Sequence[str] = ()
-    dimensions: Sequence[int] = ()
-    max_tokens: int | None = None
+    memory_rows: int
+    output: Sequence[str | int]
+
+    @classmethod
+    def read(cls, info: ModelInfo, options: EnrichOptions) -> tuple["JobModel", list[Array]]:
+        """The model that a server describes, and the memory of the job: see `read_memory`.
+
+        Raises:
+            EnrichError: The model is not ready, its server is too old to state its digest, or it cannot
+                attend to the memory.
+        """
+        if info.state != "ready":
+            raise EnrichError(f"model {info.name!r} is not ready: {info.state_reason}")
+        if not info.digest:
+            raise EnrichError(
+                f"the server of model {info.name!r} does not state its digest, without which a table could "
+                "become that of two models: update the server"
+            )
+        values = {attribute.name: getattr(info, attribute.name) for attribute in fields(info)}
+        output = info.outputs[0].axes
+        if info.text_encoder is not None:
+            output = (output[0], info.text_encoder.embedding_width)
+        model = cls(**values, memory_rows=0, output=output)
+        memory = read_memory(options, model.input_widths)
+        return replace(model, memory_rows=sum(map(len, memory[:1]))), memory
 
     @cached_property
     def input_widths(self) -> Mapping[Role, int | None]:
-        """For each input, the elements of a row; None for token ids and texts."""
-        widths = (int(axes[-1]) if len(axes) == VECTORS_RANK else None for axes in self.inputs)
+        """For each required input, the elements of a row; None for token ids and texts."""
+        inputs = (tensor.axes for tensor in self.inputs if not tensor.optional)
+        widths = (int(axes[-1]) if len(axes) == VECTORS_RANK else None for axes in inputs)
         return dict(zip(Role, widths, strict=False))
 
     @property
@@ -109,6 +111,11 @@ class ModelSpec:
     def pooled(self) -> bool:
         """Whether the model returns one vector (d,) for each sequence rather than (Tq, d)."""
         return len(self.output) == POOLED_RANK
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Largest number of tokens of a text; None for no limit. For text encoders."""
+        return min(self.inputs[0].max_lengths.values(), default=None)
 
     def check(self, digest: str) -> None:
         """Checks that an answer is that of this model.
@@ -134,7 +141,7 @@ class Backend(Protocol):
         tokenizer: File or folder of the model's tokenizer; None if it has none here.
     """
 
-    model: ModelSpec
+    model: JobModel
     concurrency: int
     tokenizer: Path | None
 
@@ -165,21 +172,6 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Cancels requests that have not started, and releases all resources."""
-
-
-def to_inputs(
-    request: BackendRequest, options: EnrichOptions, *, is_encoder: bool, context: Context | None = None
-) -> StreamInputs:
-    """A request as the client takes it."""
-    query = request[Role.QUERY]
-    if is_encoder:
-        return EmbeddingInputs(list(query), options.prompt, options.dimensions, options.truncate)
-    if isinstance(query[0], str):
-        return TextInputs(list(query))
-    if query[0].ndim == 1:
-        return TokenInputs(list(query))
-    inputs: dict[str, Any] = {str(role): list(rows) for role, rows in request.items()}
-    return AttendInputs(**inputs, context=context)
 
 
 class ServerBackend:
@@ -221,15 +213,11 @@ class ServerBackend:
         self.failures: Counter[str] = Counter()
         with ExitStack() as opened:
             self._clients = _connect(opened, targets, credentials, token)
-            found = self._describe(options, retry_seconds)
-            first, info = next(iter(found.items()))
-            self.model = spec_of(info)
-            self._memory = read_memory(options, self.model.input_widths)
-            self.model = replace(self.model, memory_rows=sum(map(len, self._memory[:1])))
+            self._first, info = self._describe(options, retry_seconds)
+            self.model, self._memory = JobModel.read(info, options)
             self._connections = opened.pop_all()
         # The memory on each server.
         self._contexts: dict[str, Context] = {}
-        self._first = first
         self._locks = {target: threading.Lock() for target in self._clients}
         self.tokenizer = options.tokenizer
         self._options = options
@@ -276,30 +264,30 @@ class ServerBackend:
         for thread in self._threads:
             thread.join()
 
-    def _describe(self, options: EnrichOptions, retry_seconds: float) -> dict[str, ModelInfo]:
-        """The model on each server that is ready, by its address."""
+    def _describe(self, options: EnrichOptions, retry_seconds: float) -> tuple[str, ModelInfo]:
+        """The address of the first server that is ready, and its model."""
         until = time.monotonic() + min(retry_seconds, START_SECONDS)
         while True:
-            found: dict[str, ModelInfo] = {}
-            failed: dict[str, AttentionClientError] = {}
+            models: dict[str, ModelInfo] = {}
+            failures: dict[str, AttentionClientError] = {}
             for target, client in self._clients.items():
                 try:
                     if not client.is_ready():
                         raise errors.UnavailableError("the server is not ready")
-                    found[target] = client.model(options.model, options.version)
+                    models[target] = client.model(options.model, options.version)
                 except TRANSIENT as error:
-                    failed[target] = error
+                    failures[target] = error
                 except AttentionClientError as error:
                     raise EnrichError(str(error)) from error
-            if found or time.monotonic() > until:
+            if models or time.monotonic() > until:
                 break
             time.sleep(START_PAUSE_SECONDS)
-        if failed and not (found and retry_seconds):
-            raise ServersUnavailableError("; ".join(f"{target}: {each}" for target, each in failed.items()))
-        for target, cause in failed.items():
+        if failures and not (models and retry_seconds):
+            raise ServersUnavailableError("; ".join(f"{target}: {e}" for target, e in failures.items()))
+        for target, cause in failures.items():
             log.warning("the job begins without the server %s: %s", target, cause)
             self.failures[target] += 1
-        return found
+        return next(iter(models.items()))
 
     def _serve(self, target: str) -> None:
         """Computes requests on one server until the job ends. An unexpected error ends it too."""
@@ -310,9 +298,7 @@ class ServerBackend:
                 future.set_exception(self._failure)
                 continue
             try:
-                context = self._context(target)
-                inputs = to_inputs(request, self._options, is_encoder=self.model.is_encoder, context=context)
-                result = self._ask(target, inputs)
+                result = self._ask(target, self._inputs_of(request, self._context(target)))
             except errors.InvalidArgumentError as error:
                 self._answered_at = time.monotonic()
                 future.set_exception(RefusedError(error.message, error.reason))
@@ -330,10 +316,22 @@ class ServerBackend:
                 self._answered_at, backoff = time.monotonic(), MIN_BACKOFF_SECONDS
                 future.set_result(result)
 
-    def _ask(self, target: str, inputs: StreamInputs) -> BackendResult:
+    def _inputs_of(self, request: BackendRequest, context: Context | None) -> StreamItem:
+        """A request as the client takes it."""
+        options, query = self._options, list(request[Role.QUERY])
+        if self.model.text_encoder is not None:
+            return EmbeddingInputs(query, options.prompt, options.dimensions, options.truncate)
+        if isinstance(query[0], str):
+            return TextInputs(query)
+        if query[0].ndim == 1:
+            return TokenInputs(query)
+        inputs: dict[str, Any] = {str(role): list(rows) for role, rows in request.items()}
+        return AttendInputs(**inputs, context=context)
+
+    def _ask(self, target: str, inputs: StreamItem) -> BackendResult:
         """The answer of a server, which states the model that it is from; a refusal by the model does too."""
         client, model = self._clients[target], self.model
-        options = client._options(model.name, model.version, self._options.weights)
+        options = client._options(model.name, model.version, weights=self._options.weights)
         try:
             result = client._answer(encode_request(inputs, options), None)
         except errors.InvalidArgumentError as error:
@@ -376,12 +374,11 @@ def _connect(
     token: str | None,
 ) -> dict[str, AttentionClient]:
     """A client for each address of each target; `opened` closes them."""
-    given = [targets] if isinstance(targets, str) else targets
-    if not given:
+    if not targets:
         raise EnrichError("name at least one server as HOST:PORT")
     clients: dict[str, AttentionClient] = {}
     try:
-        for target in given:
+        for target in [targets] if isinstance(targets, str) else targets:
             for address in resolve(target):
                 client = AttentionClient(
                     address,
@@ -399,41 +396,6 @@ def _connect(
     return clients
 
 
-def spec_of(info: ModelInfo) -> ModelSpec:
-    """What a job needs to know about a model, from what its server states.
-
-    Raises:
-        EnrichError: The model is not ready, or its server is too old to state its digest.
-    """
-    if info.state != "ready":
-        raise EnrichError(f"model {info.name!r} is not ready: {info.state_reason}")
-    if not info.digest:
-        raise EnrichError(
-            f"the server of model {info.name!r} does not state its digest, without which a table could "
-            "become that of two models: update the server"
-        )
-    inputs = [tensor for tensor in info.inputs if not tensor.optional]
-    found = ModelSpec(
-        name=info.name,
-        version=info.version,
-        digest=info.digest,
-        accepts_text=info.accepts_text,
-        inputs=[tensor.axes for tensor in inputs],
-        output=info.outputs[0].axes,
-        parity_error=info.parity.measured_max_abs_error if info.parity else None,
-    )
-    if (encoder := info.text_encoder) is None:
-        return found
-    return replace(
-        found,
-        output=(found.output[0], encoder.embedding_width),
-        is_encoder=True,
-        prompts=encoder.prompts,
-        dimensions=encoder.dimensions,
-        max_tokens=min(inputs[0].max_lengths.values(), default=None),
-    )
-
-
 def resolve(target: str) -> list[str]:
     """Every address of a host name, each as HOST:PORT.
 
@@ -446,6 +408,6 @@ def resolve(target: str) -> list[str]:
     _, separator, port = target.rpartition(":")
     if not separator or not port.isdigit() or "/" in target:
         return [target]
-    found = sorted({address for family in addresses_of(target).values() for address in family})
+    addresses = set(chain(*addresses_of(target).values()))
     # localhost is one server with two addresses.
-    return [target] if set(found) <= {f"127.0.0.1:{port}", f"[::1]:{port}"} else found
+    return [target] if addresses <= {f"127.0.0.1:{port}", f"[::1]:{port}"} else sorted(addresses)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from attention_client._values import Array
 from attention_client.enrich import cells
-from attention_client.enrich.backends import Backend, BackendRequest, BackendResult, ModelSpec
+from attention_client.enrich.backends import Backend, BackendRequest, BackendResult, JobModel
 from attention_client.enrich.options import OnError, PassageLayout, Pool, Role
 from attention_client.enrich.outcome import EnrichError, Figures, Refusal, RefusedError
 from attention_client.enrich.plan import PASSAGE_TYPES, JobPlan
@@ -59,11 +59,12 @@ def make_splitter(plan: JobPlan, backend: Backend) -> PassageSplitter | None:
         )
     tokenizer = load_tokenizer(backend.tokenizer)
     for probe in PROBES:
-        own, known = count_tokens(tokenizer, probe, special=True), backend.count_tokens(probe, prompt="")
-        if min(own, plan.model.max_tokens or own) != known:
+        count = count_tokens(tokenizer, probe, special=True)
+        expected = backend.count_tokens(probe, prompt="")
+        if min(count, plan.model.max_tokens or count) != expected:
             raise EnrichError(
-                f"{backend.tokenizer} is not the tokenizer of model {plan.model.name!r}: it makes {own} "
-                f"tokens of {probe!r}, the model {known}"
+                f"{backend.tokenizer} is not the tokenizer of model {plan.model.name!r}: it makes {count} "
+                f"tokens of {probe!r}, the model {expected}"
             )
     added = backend.count_tokens(SHORT_PROBE, prompt=plan.options.prompt)
     added -= count_tokens(tokenizer, SHORT_PROBE)
@@ -116,27 +117,27 @@ class Batch:
 
     def _read_numbers(self) -> None:
         for role, name in self._plan.options.columns.items():
-            found = cells.read_numbers(self._table.column(name), self._model.input_widths[role])
-            self._values[role] = found.values
-            for row, message in found.refused.items():
+            values, refused = cells.read_numbers(self._table.column(name), self._model.input_widths[role])
+            self._values[role] = values
+            for row, message in refused.items():
                 self._refuse(row, RefusedError(f"column {name!r}: {message}", INVALID_CELL))
 
     def _read_texts(self, splitter: PassageSplitter | None) -> None:
         template = self._plan.options.text_template
-        texts = template.render(
-            {name: cells.read_texts(self._table.column(name)) for name in template.columns}
-        )
+        columns = {name: cells.read_texts(self._table.column(name)) for name in template.columns}
+        texts = template.render(columns)
         if splitter is not None:
             texts = self._cut(texts, splitter)
-        given = [index for index, text in enumerate(texts) if text is not None]
-        encoded, truncated = self._backend.encode_texts([text for text in texts if text is not None])
+        present = {index: text for index, text in enumerate(texts) if text is not None}
+        indices = list(present)
+        encoded, truncated = self._backend.encode_texts(list(present.values()))
         values: list[Any] = [None] * len(texts)
-        for index, value in zip(given, encoded, strict=True):
+        for index, value in zip(indices, encoded, strict=True):
             if isinstance(value, RefusedError):
                 self._refuse(self._rows[index], value)
             else:
                 values[index] = value
-        self._truncated.update(int(self._rows[given[position]]) for position in truncated)
+        self._truncated.update(int(self._rows[indices[position]]) for position in truncated)
         self._values[Role.QUERY] = values
 
     def _cut(self, texts: Sequence[str | None], splitter: PassageSplitter) -> list[str | None]:
@@ -145,12 +146,12 @@ class Batch:
         passages: list[Passage | None] = []
         rows: list[int] = []
         for row, text in enumerate(texts):
-            found = [None] if text is None else next(cuts)
-            if isinstance(found, EnrichError):
-                self._refuse(row, RefusedError(str(found), INVALID_CELL))
-                found = [None]
-            passages += found
-            rows += [row] * len(found)
+            parts = [None] if text is None else next(cuts)
+            if isinstance(parts, EnrichError):
+                self._refuse(row, RefusedError(str(parts), INVALID_CELL))
+                parts = [None]
+            passages += parts
+            rows += [row] * len(parts)
         self._passages, self._rows = passages, np.array(rows, np.int64)
         return [None if passage is None else passage.text for passage in passages]
 
@@ -163,14 +164,14 @@ class Batch:
     def _to_compute(self) -> Array:
         """Sequences with something to compute: null gives null, an empty query no context vectors."""
         query = self._lengths[Role.QUERY]
-        given = np.all([lengths >= 0 for lengths in self._lengths.values()], axis=0)
-        given &= ~np.isin(self._rows, list(self._refusals))
+        present = np.all([lengths >= 0 for lengths in self._lengths.values()], axis=0)
+        present &= ~np.isin(self._rows, list(self._refusals))
         if not self._model.accepts_text:
             if not self._plan.pooled:
-                for row in np.flatnonzero(given & (query == 0)).tolist():
+                for row in np.flatnonzero(present & (query == 0)).tolist():
                     self._vectors[row] = np.empty((0, self._model.output_width), np.float32)
-            given &= query > 0
-        return np.flatnonzero(given)
+            present &= query > 0
+        return np.flatnonzero(present)
 
     def _submit(self, sequences: Sequence[int]) -> Callable[[], BackendResult]:
         request: BackendRequest = {
@@ -192,13 +193,11 @@ class Batch:
                 f"row {first.row} is refused: {first.message}; --on-error skip (on_error='skip') gives "
                 "such rows null"
             )
-        without = {
-            row for row, found in zip(self._rows.tolist(), self._vectors, strict=True) if found is None
-        }
+        computed = [vectors is not None for vectors in self._vectors]
         figures = self._figures
-        figures.nulls = len(without - self._refusals.keys())
+        figures.nulls = len(set(self._rows[np.logical_not(computed)].tolist()) - self._refusals.keys())
         if self._passages is not None:
-            figures.passages = sum(found is not None for found in self._vectors)
+            figures.passages = sum(computed)
         figures.truncated = len(self._truncated - self._refusals.keys())
         figures.refusals = [self._refusals[row] for row in sorted(self._refusals)]
         return figures
@@ -215,17 +214,15 @@ class Batch:
                 self._collect([index], single)
             return
         for index, vectors in zip(sequences, result.context_vectors, strict=True):
-            self._vectors[index] = self._pool(vectors)
+            if self._model.pooled:
+                self._vectors[index] = vectors.reshape(self._model.output_width)
+            else:
+                self._vectors[index] = POOLS[self._plan.options.pool](vectors)
         if result.attention_weights is not None:
             for index, weights in zip(sequences, result.attention_weights, strict=True):
                 self._weights[index] = weights
         self._truncated.update(int(self._rows[sequences[position]]) for position in result.truncated)
         self._figures.tokens += self._count_tokens(sequences, result)
-
-    def _pool(self, vectors: Array) -> Array:
-        if self._model.pooled:
-            return vectors.reshape(self._model.output_width)
-        return POOLS[self._plan.options.pool](vectors)
 
     def _count_tokens(self, sequences: Sequence[int], result: BackendResult) -> int:
         """Query and key rows. A text of unknown length counts one token for each of its vectors."""
@@ -238,7 +235,7 @@ class Batch:
 
     def _refuse(self, row: int, error: RefusedError) -> None:
         message = str(error)
-        if error.reason == LIMIT_EXCEEDED and self._model.is_encoder and not self._plan.options.truncate:
+        if error.reason == LIMIT_EXCEEDED and self._model.text_encoder and not self._plan.options.truncate:
             message += "; --truncate (truncate=True) cuts texts to the tokens that the model takes"
         self._refusals.setdefault(int(row), Refusal(self._first + int(row), error.reason, message))
 
@@ -289,9 +286,9 @@ class Batch:
     def _passage_columns(self, sequences: Sequence[int | None]) -> list[pa.Array]:
         """The passages of sequences and their vectors; nulls for None."""
         passages = self._passages or ()
-        found = [None if index is None else passages[index] for index in sequences]
+        parts = [None if index is None else passages[index] for index in sequences]
         columns = [
-            pa.array([None if passage is None else passage[place] for passage in found], kind)
+            pa.array([part and part[place] for part in parts], kind)
             for place, kind in enumerate(PASSAGE_TYPES.values())
         ]
         vectors = [None if index is None else self._vectors[index] for index in sequences]
@@ -310,7 +307,7 @@ def _length(value: Any) -> int:
 
 
 def pack(
-    rows: Array, lengths: Mapping[Role, Array], model: ModelSpec, *, weights: bool
+    rows: Array, lengths: Mapping[Role, Array], model: JobModel, *, weights: bool
 ) -> Iterator[list[int]]:
     """Groups sequences into requests: similar lengths together, each request of bounded size.
 
@@ -336,10 +333,10 @@ def pack(
         yield ordered[start:]
 
 
-def _sequences_per_request(query: Array, key: Array, model: ModelSpec, *, weights: bool) -> Array:
+def _sequences_per_request(query: Array, key: Array, model: JobModel, *, weights: bool) -> Array:
     """How many sequences of lengths Tq and Tk a request may hold; at least one."""
     longest = np.maximum(np.maximum(query, key), 1)
-    if model.is_encoder:
+    if model.text_encoder is not None:
         most: Array = REQUEST_TOKENS // longest
     else:
         width = max(model.output_width, *(width or 1 for width in model.input_widths.values()))

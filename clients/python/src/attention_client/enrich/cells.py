@@ -4,7 +4,7 @@ Notation: R rows of a batch, T rows of a sequence, Tq query rows, Tk key rows, H
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,17 +16,9 @@ from attention_client.enrich.outcome import EnrichError
 FLOAT32, INT64 = np.dtype(np.float32), np.dtype(np.int64)
 
 
-class Cells(NamedTuple):
-    """The sequences of one column of a batch.
-
-    Attributes:
-        values: For each of the R rows its sequence, (T, d) float32 or (T,) int64, or its text; None if the
-            cell is null or refused.
-        refused: For each row whose cell is not null and holds no sequence, the reason for people.
-    """
-
-    values: list[Any]
-    refused: dict[int, str]
+# For each of the R rows its sequence, (T, d) float32 or (T,) int64, or None if the cell is null or refused;
+# and the reason for people, for each row whose cell is not null and holds no sequence.
+Cells: TypeAlias = tuple[list[Any], dict[int, str]]
 
 
 def read_numbers(column: pa.Array, width: int | None) -> Cells:
@@ -43,7 +35,7 @@ def read_numbers(column: pa.Array, width: int | None) -> Cells:
         EnrichError: The type of the column does not fit, for any of its rows.
     """
     if pa.types.is_null(column.type):
-        return Cells([None] * len(column), {})
+        return [None] * len(column), {}
     return _read_ids(column) if width is None else _read_vectors(column, width)
 
 
@@ -65,9 +57,8 @@ def _read_vectors(column: pa.Array, width: int) -> Cells:
         }
     else:
         raise EnrichError(f"is {column.type}; vectors are lists of numbers, or lists of lists of numbers")
-    cells = _cells(column, starts, ends, *_numbers(numbers, FLOAT32), wrong)
-    values = [None if cell is None else cell.reshape(-1, width) for cell in cells.values]
-    return Cells(values, cells.refused)
+    values, refused = _cells(column, starts, ends, *_numbers(numbers, FLOAT32), wrong)
+    return [None if value is None else value.reshape(-1, width) for value in values], refused
 
 
 def _of_wrong_width(vectors: pa.Array, sizes: Array, first: Array, last: Array, width: int) -> dict[int, str]:
@@ -77,10 +68,10 @@ def _of_wrong_width(vectors: pa.Array, sizes: Array, first: Array, last: Array, 
     if (sizes == width).all():
         return refused
     for row, (start, end) in enumerate(zip(first, last, strict=True)):
-        own = sizes[start:end]
-        if (own != width).any():
-            found = ", ".join(sorted("null" if size < 0 else str(size) for size in set(own.tolist())))
-            refused[row] = f"its vectors have {found} numbers; the model takes {width}"
+        widths = set(sizes[start:end].tolist())
+        if widths - {width}:
+            counts = ", ".join(sorted("null" if size < 0 else str(size) for size in widths))
+            refused[row] = f"its vectors have {counts} numbers; the model takes {width}"
     return refused
 
 
@@ -102,9 +93,8 @@ def read_texts(column: pa.Array) -> list[str | None]:
         return [None] * len(column)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    found = column.type
-    if not (pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found)):
-        raise EnrichError(f"is {found}; the model takes strings")
+    if column.type not in (pa.string(), pa.large_string(), pa.string_view()):
+        raise EnrichError(f"is {column.type}; the model takes strings")
     texts: list[str | None] = column.to_pylist()
     return texts
 
@@ -134,18 +124,18 @@ def _cells(
             refused[index] = f"it holds a null, or a number outside the range of {flat.dtype}"
         else:
             values.append(flat[start:end])
-    return Cells(values, refused)
+    return values, refused
 
 
 def _numbers(values: pa.Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """The numbers as `dtype`, and the positions of nulls and of numbers outside its range."""
     holes = np.flatnonzero(np.asarray(values.is_null())) if values.null_count else np.empty(0, np.int64)
-    given = np.asarray(values.fill_null(0) if values.null_count else values)
+    numbers = np.asarray(values.fill_null(0) if values.null_count else values)
     with np.errstate(over="ignore"):
-        flat = given.astype(dtype, copy=False)
-    if given.dtype == np.float64 and not np.isfinite(flat).all():
-        holes = np.union1d(holes, np.flatnonzero(np.isinf(flat) & ~np.isinf(given)))
-    if given.dtype == np.uint64 and dtype == INT64:
+        flat = numbers.astype(dtype, copy=False)
+    if numbers.dtype == np.float64 and not np.isfinite(flat).all():
+        holes = np.union1d(holes, np.flatnonzero(np.isinf(flat) & ~np.isinf(numbers)))
+    if numbers.dtype == np.uint64 and dtype == INT64:
         holes = np.union1d(holes, np.flatnonzero(flat < 0))
     return flat, holes
 

@@ -47,7 +47,7 @@ def _flag(name: str) -> str:
     return FLAGS.get(name) or f"--{name.replace('_', '-')}"
 
 
-def _parameters(run: Callable[..., Summary], own: Mapping[str, Option]) -> Iterator[Parameter]:
+def _parameters(run: Callable[..., Summary], further: Mapping[str, Option]) -> Iterator[Parameter]:
     """The parameters of a command. What its help says of them is what the docstrings of the functions say."""
     texts = {
         **texts_of(run, "Args:"),
@@ -57,20 +57,20 @@ def _parameters(run: Callable[..., Summary], own: Mapping[str, Option]) -> Itera
     }
     yield Parameter("ctx", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     for name in ("source", "output"):
-        shown = typer.Argument(metavar=name.removesuffix("source").upper() or "INPUT", help=texts[name])
-        yield Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=Annotated[str, shown])
+        argument = typer.Argument(metavar=name.removesuffix("source").upper() or "INPUT", help=texts[name])
+        yield Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=Annotated[str, argument])
     hints, defaults = get_type_hints(EnrichOptions), EnrichOptions(model="")
     job = {
         name: (panel, metavar or None, hints[name], getattr(defaults, name))
         for panel, options in JOB_OPTIONS.items()
         for name, _, metavar in (option.partition("=") for option in options.split())
     }
-    for name, (panel, metavar, kind, default) in {**job, **COMMAND_OPTIONS, **own}.items():
+    for name, (panel, metavar, kind, default) in {**job, **COMMAND_OPTIONS, **further}.items():
         annotation = typer.Option(
             *([_flag(name)] if kind is bool or name in FLAGS else []),
             metavar=metavar,
             min=LEAST.get(name),
-            help=re.sub(r"`(\w+)`", lambda found: _flag(found[1]), texts.get(name, "")),
+            help=re.sub(r"`(\w+)`", lambda match: _flag(match[1]), texts.get(name, "")),
             rich_help_panel=panel,
             show_default=bool(default),
         )
@@ -88,7 +88,7 @@ def make_command(
     description: str,
     *,
     default_servers: Callable[[], Sequence[str]] = list,
-    own: Mapping[str, Option] = {},
+    further: Mapping[str, Option] = {},
 ) -> Callable[..., None]:
     """The command of a function like `enrich`.
 
@@ -96,7 +96,7 @@ def make_command(
         run: The function.
         description: What `--help` says.
         default_servers: The servers if none is named.
-        own: Further options of the function, whose docstring says what they mean.
+        further: Further options of the function, whose docstring says what they mean.
 
     Arguments of the command:
         source: Path or URL of a Parquet or Arrow file, or of a folder of them.
@@ -106,22 +106,24 @@ def make_command(
         as_json: Print the summary as JSON.
     """
 
-    def command(ctx: typer.Context, source: str, output: str, **given: Any) -> None:
-        _add_options_before(ctx, given)
-        named = given["servers"] or default_servers()
-        given["servers"] = [each.strip() for item in named for each in item.split(",") if each.strip()]
-        if given["servers"]:
-            given["token"] = given["token"] or os.environ.get(TOKEN) or None
-        given["progress"] = not given.pop("quiet")
-        if given["template"] is not None:
-            given["template"] = given["template"].replace("\\n", "\n")
-        as_json = given.pop("as_json")
-        files = [given.pop(name) for name in ("ca", "certificate", "private_key")]
-        tls = bool(given.pop("tls"))
+    def command(ctx: typer.Context, source: str, output: str, **options: Any) -> None:
+        _add_options_before(ctx, options)
+        servers = ",".join(options["servers"] or default_servers()).split(",")
+        options["servers"] = [server.strip() for server in servers if server.strip()]
+        if options["servers"]:
+            options["token"] = options["token"] or os.environ.get(TOKEN) or None
+        options["progress"] = not options.pop("quiet")
+        if options["template"] is not None:
+            options["template"] = options["template"].replace("\\n", "\n")
+        as_json = options.pop("as_json")
+        files = [options.pop(name) for name in ("ca", "certificate", "private_key")]
+        tls = bool(options.pop("tls"))
         try:
-            summary = run(source, output, credentials=tls_files(*files, tls=tls), **given)
+            summary = run(source, output, credentials=tls_files(*files, tls=tls), **options)
         except UsageError as error:  # has the names of options in Python
-            message = re.sub(r"\w+", lambda word: _flag(word[0]) if word[0] in given else word[0], str(error))
+            message = re.sub(
+                r"\w+", lambda word: _flag(word[0]) if word[0] in options else word[0], str(error)
+            )
             raise typer.BadParameter(message) from error
         except (AttentionClientError, EnrichError, OSError) as error:
             fail(str(error))
@@ -132,19 +134,19 @@ def make_command(
             raise typer.Exit(INTERRUPTED) from None
         sys.stdout.write(_json(summary) if as_json else _text(summary))
 
-    set_parameters(command, list(_parameters(run, own)))
+    set_parameters(command, list(_parameters(run, further)))
     command.__doc__ = description
     return command
 
 
-def _add_options_before(ctx: typer.Context, given: dict[str, Any]) -> None:
+def _add_options_before(ctx: typer.Context, options: dict[str, Any]) -> None:
     """Adds the options of the connection that stand before the command, if there is a list of commands."""
     before = {name: value for name, value in (ctx.obj or {}).items() if value is not None}
     if unknown := before.keys() & {"timeout", "wait", "max_message_bytes"}:
         raise typer.BadParameter(f"enrich does not support {', '.join(map(_flag, sorted(unknown)))}")
     for name, value in before.items():
-        own = {"server": "servers", "json": "as_json"}.get(name, name)
-        given[own] = given[own] or ([value] if own == "servers" else value)
+        option = {"server": "servers", "json": "as_json"}.get(name, name)
+        options[option] = options[option] or ([value] if option == "servers" else value)
 
 
 def _json(summary: Summary) -> str:

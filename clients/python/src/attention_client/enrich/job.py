@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import groupby, takewhile
 from math import ceil
@@ -60,8 +60,8 @@ class ProgressReporter:
         is_last = self._rows == self._total
         if self._show and (now - self._reported >= self._pause or is_last):
             self._reported, seconds = now, max(now - self._started, 1e-9)
-            left = seconds / max(self._rows, 1) * (self._total - self._rows)
-            rate = f"{self.tokens / seconds:,.0f} tokens/s, {left:,.0f} s left"
+            remaining = seconds / max(self._rows, 1) * (self._total - self._rows)
+            rate = f"{self.tokens / seconds:,.0f} tokens/s, {remaining:,.0f} s left"
             line = f"{self._rows:,} of {self._total:,} rows, {rate}"
             sys.stderr.write(f"{line:<78}" + ("\n" if is_last else self._end))
             sys.stderr.flush()
@@ -144,8 +144,10 @@ def _run(plan: JobPlan, target: Location, runner: ChunkRunner) -> Summary:
         raise
     journal.remove()
     seconds = time.monotonic() - started
-    timed = {"seconds": seconds, "tokens_per_second": tokens / seconds}
-    return _summary(plan, target, figures, rejects, resumed_rows=earlier, **timed)
+    rate = tokens / seconds
+    return _summary(
+        plan, target, figures, rejects, resumed_rows=earlier, seconds=seconds, tokens_per_second=rate
+    )
 
 
 def _compute(
@@ -199,18 +201,17 @@ def _check_refusals(figures: Figures, *, skip: bool) -> None:
         )
 
 
-def _summary(plan: JobPlan, target: Location, figures: Figures, rejects: str | None, **known: Any) -> Summary:
-    counts = {each.name: getattr(figures, each.name) for each in fields(figures) if each.name != "refusals"}
+def _summary(plan: JobPlan, target: Location, figures: Figures, rejects: str | None, **run: Any) -> Summary:
+    values = {**asdict(figures), "refusals": tuple(figures.refusals)}
     return Summary(
         output=str(target),
         refused=len(figures.refusals),
-        refusals=tuple(figures.refusals),
         rejects=rejects,
         model=plan.model.name,
         version=plan.model.version,
-        parity_error=plan.model.parity_error,
-        **counts,
-        **known,
+        parity_error=parity.measured_max_abs_error if (parity := plan.model.parity) else None,
+        **values,
+        **run,
     )
 
 
@@ -232,11 +233,11 @@ def run_chunks(
         figures = Figures()
         with journal.part(chunk).replaced() as file, pa.ipc.new_file(file, plan.output_schema) as part:
             for _, batch in batches:
-                own = batch.finish()
+                batch_figures = batch.finish()
                 for rows in batch.output():
                     part.write_batch(rows)
-                figures.add(own)
-                progress.add(own.rows, own.tokens)
+                figures.add(batch_figures)
+                progress.add(batch_figures.rows, batch_figures.tokens)
         journal.write(chunk, figures)
         yield chunk
 
@@ -281,7 +282,7 @@ def _batches(plan: JobPlan, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Ro
         remaining = deque(of_file)
         first, last = remaining[0], remaining[-1]
         if first.start == first.stop:  # a file without rows has one chunk, with an empty batch
-            yield first, RowBatch(0, pa.RecordBatch.from_pylist([], schema=plan.source.schema))
+            yield first, (0, pa.RecordBatch.from_pylist([], schema=plan.source.schema))
         with closing(plan.source.open(name)) as table:
             for start, rows in table.batches(first.start, last.stop):
                 stop = start + rows.num_rows
@@ -289,4 +290,4 @@ def _batches(plan: JobPlan, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Ro
                     remaining.popleft()
                 for chunk in takewhile(lambda chunk: chunk.start < stop, remaining):  # noqa: B023 - used here
                     begin, end = max(start, chunk.start), min(stop, chunk.stop)
-                    yield chunk, RowBatch(begin, rows.slice(begin - start, end - begin))
+                    yield chunk, (begin, rows.slice(begin - start, end - begin))

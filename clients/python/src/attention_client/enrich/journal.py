@@ -200,8 +200,8 @@ class OutputAssembler:
 
 def _output_names(plan: JobPlan, target: Location) -> dict[str, str]:
     """For each file of the source, the path of its result relative to the output's folder."""
-    own = posixpath.basename(target.path) if is_table(target.path) else plan.source.name
-    return {file.name: file.name or own for file in plan.source.files}
+    single = posixpath.basename(target.path) if is_table(target.path) else plan.source.name
+    return {file.name: file.name or single for file in plan.source.files}
 
 
 def is_complete(plan: JobPlan, target: Location) -> bool:

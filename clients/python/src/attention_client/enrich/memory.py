@@ -53,10 +53,10 @@ def _read(location: Location, column: str | None, width: int) -> Array:
 
 def _read_array(location: Location, width: int) -> Array:
     with location.open() as file:
-        found: Array = np.load(io.BytesIO(file.read()), allow_pickle=False)
-    if found.shape[1:] != (width,):
-        raise EnrichError(f"its shape is {found.shape}; the model takes (rows, {width})")
-    return found.astype(np.float32)
+        rows: Array = np.load(io.BytesIO(file.read()), allow_pickle=False)
+    if rows.shape[1:] != (width,):
+        raise EnrichError(f"its shape is {rows.shape}; the model takes (rows, {width})")
+    return rows.astype(np.float32)
 
 
 def _read_column(location: Location, column: str | None, width: int) -> Array:
@@ -68,10 +68,10 @@ def _read_column(location: Location, column: str | None, width: int) -> Array:
         if name not in names:
             raise EnrichError(f"name one of its columns {', '.join(names)} with --key-column (key_column)")
         for first, batch in table.batches(0, table.rows):
-            cells = read_numbers(batch.column(name), width)
-            for index, piece in enumerate(cells.values):
+            values, refused = read_numbers(batch.column(name), width)
+            for index, piece in enumerate(values):
                 if piece is None:
-                    reason = cells.refused.get(index, "it is null")
+                    reason = refused.get(index, "it is null")
                     raise EnrichError(f"column {name!r}, row {first + index}: {reason}")
                 pieces.append(piece)
     return np.concatenate(pieces)

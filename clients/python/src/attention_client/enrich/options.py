@@ -128,8 +128,8 @@ class EnrichOptions:
         query = self.column if self.column is not None else self.text_template.columns[0]
         if self.context is not None:  # has the others
             return {Role.QUERY: query}
-        named = {Role.QUERY: query, Role.KEY: self.key_column, Role.VALUE: self.value_column}
-        return {role: name for role, name in named.items() if name is not None}
+        columns = {Role.QUERY: query, Role.KEY: self.key_column, Role.VALUE: self.value_column}
+        return {role: name for role, name in columns.items() if name is not None}
 
     @cached_property
     def text_template(self) -> TextTemplate:
@@ -158,20 +158,16 @@ def read_options(options: Mapping[str, Any]) -> EnrichOptions:
         EnrichError: An option has a value that is not allowed.
         TypeError: An option is unknown, or a required one is missing.
     """
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    _check_combinations(given)
-    check_values(given)
-    kinds: dict[str, Callable[[Any], Any]] = {
-        **MEMBERS,
-        "version": str,
-        "tokenizer": Path,
-        "context": _absolute,
-    }
-    read = EnrichOptions(
-        **{name: kinds[name](value) if name in kinds else value for name, value in given.items()}
-    )
-    read.text_template  # noqa: B018 - parsed here for its errors
-    return read
+    values: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    _check_combinations(values)
+    check_values(values)
+    kinds: dict[str, Callable[[Any], Any]] = {**MEMBERS, "version": str, "tokenizer": Path}
+    kinds["context"] = _absolute
+    for name in values.keys() & kinds.keys():
+        values[name] = kinds[name](values[name])
+    checked = EnrichOptions(**values)
+    checked.text_template  # noqa: B018 - parsed here for its errors
+    return checked
 
 
 def _absolute(path: str | PathLike[str]) -> str:
@@ -180,25 +176,25 @@ def _absolute(path: str | PathLike[str]) -> str:
     return text if "://" in text else str(Path(text).expanduser().absolute())
 
 
-def _check_combinations(given: Mapping[str, Any]) -> None:
-    sources = [name for name in ("column", "text_column", "template") if name in given]
+def _check_combinations(options: Mapping[str, Any]) -> None:
+    sources = [name for name in ("column", "text_column", "template") if name in options]
     if len(sources) != 1:
-        found = " and ".join(sources) or "none"
-        raise UsageError(f"exactly one of column, text_column and template is required; given: {found}")
-    if "max_errors" in given and given.get("on_error") != OnError.SKIP:
+        names = " and ".join(sources) or "none"
+        raise UsageError(f"exactly one of column, text_column and template is required; given: {names}")
+    if "max_errors" in options and options.get("on_error") != OnError.SKIP:
         raise UsageError("max_errors needs on_error='skip': otherwise the first refused row ends the job")
     for name in ("passage_overlap", "passages", "tokenizer"):
-        if name in given and "passage_tokens" not in given:
+        if name in options and "passage_tokens" not in options:
             raise UsageError(f"{name} needs passage_tokens")
 
 
-def check_values(given: Mapping[str, Any]) -> None:
+def check_values(options: Mapping[str, Any]) -> None:
     """Checks the values of options, each by itself; None is allowed.
 
     Raises:
         EnrichError: A value is not allowed.
     """
-    for name, value in given.items():
+    for name, value in options.items():
         if value is not None and not value >= LEAST.get(name, value):
             raise EnrichError(f"{name} is {value}; it must be {LEAST[name]} or more")
         if value is not None and value not in tuple(ALLOWED.get(name, (value,))):

@@ -1,7 +1,7 @@
 """How a job ends: its figures, or an error."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ class RefusedError(Exception):
         self.reason = reason
 
 
-def counted(count: int, one: str, many: str) -> str:
+def counted(count: int, singular: str, plural: str) -> str:
     """A number with the words for one or for several: "1 row is", "2 rows are"."""
-    return f"{count:,} {one if count == 1 else many}"
+    return f"{count:,} {singular if count == 1 else plural}"
 
 
 def were_refused(rows: int) -> str:
@@ -70,8 +70,8 @@ class Figures:
 
     def add(self, other: "Figures") -> None:
         """Adds the figures of consecutive rows."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 @dataclass(frozen=True, kw_only=True)

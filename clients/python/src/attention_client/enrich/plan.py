@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 import pyarrow as pa
 
 from attention_client.enrich import cells
-from attention_client.enrich.backends import POOLED_RANK, VECTORS_RANK, ModelSpec
+from attention_client.enrich.backends import POOLED_RANK, VECTORS_RANK, JobModel
 from attention_client.enrich.options import EnrichOptions, PassageLayout, Pool, Role
 from attention_client.enrich.outcome import EnrichError
 from attention_client.enrich.tables import Json, TableSource, locate
@@ -18,9 +18,7 @@ CHUNK_ROWS = 16 * 1024
 CHUNK_BYTES = 64 << 20
 # Key of the new columns' metadata that identifies the job.
 JOB_KEY = b"job"
-CONTEXT_VECTORS, EMBEDDING, ATTENTION_WEIGHTS = "context_vectors", "embedding", "attention_weights"
-SOURCE_ROW, PASSAGE = "source_row", "passage"
-PASSAGE_TYPES = {PASSAGE: pa.string(), "passage_start": pa.int32(), "passage_end": pa.int32()}
+PASSAGE_TYPES = {"passage": pa.string(), "passage_start": pa.int32(), "passage_end": pa.int32()}
 # Options that change how a job runs and not its result.
 RUN_OPTIONS = ("tokenizer", "on_error", "max_errors", "resume", "overwrite", "progress")
 ENCODER_ONLY = ("prompt", "dimensions", "truncate", "passage_tokens")
@@ -56,7 +54,7 @@ class JobPlan:
     """
 
     source: TableSource
-    model: ModelSpec
+    model: JobModel
     options: EnrichOptions
     output_schema: pa.Schema
     fingerprint: Json
@@ -77,7 +75,7 @@ class JobPlan:
         return self.model.pooled or self.options.pool is not Pool.NONE
 
 
-def make_plan(source: TableSource, model: ModelSpec, options: EnrichOptions) -> JobPlan:
+def make_plan(source: TableSource, model: JobModel, options: EnrichOptions) -> JobPlan:
     """Checks that the model can compute the table, and plans the job.
 
     Raises:
@@ -87,7 +85,7 @@ def make_plan(source: TableSource, model: ModelSpec, options: EnrichOptions) -> 
     if options.dimensions is not None:
         model = replace(model, output=(*model.output[:-1], options.dimensions))
     _check_columns(source.schema, model, options)
-    name = options.output_column or (EMBEDDING if model.is_encoder else CONTEXT_VECTORS)
+    name = options.output_column or ("context_vectors" if model.text_encoder is None else "embedding")
     fingerprint = _fingerprint(source, model, options)
     job = _digest(json.dumps(fingerprint, sort_keys=True).encode())
     made_by: dict[str | bytes, str] = {"model": model.name, "version": model.version, JOB_KEY: job}
@@ -107,35 +105,35 @@ def make_plan(source: TableSource, model: ModelSpec, options: EnrichOptions) -> 
     return JobPlan(source, model, options, schema, fingerprint)
 
 
-def _check_model(options: EnrichOptions, model: ModelSpec) -> None:
+def _check_model(options: EnrichOptions, model: JobModel) -> None:
     """Checks whether a model has what options of texts ask for."""
     if len(model.output) not in (VECTORS_RANK, POOLED_RANK) or not isinstance(model.output[-1], int):
-        found = ", ".join(map(str, model.output))
+        axes = ", ".join(map(str, model.output))
         raise EnrichError(
-            f"model {model.name!r} has an output of axes ({found}); enrichment takes (batch, length, width) "
+            f"model {model.name!r} has an output of axes ({axes}); enrichment takes (batch, length, width) "
             "or (batch, width) with a fixed width"
         )
     if model.pooled and options.pool is not Pool.NONE:
         raise EnrichError(
             f"model {model.name!r} already returns one vector per sequence: leave out pool={options.pool}"
         )
-    if not model.is_encoder:
-        asked = [name for name in ENCODER_ONLY if getattr(options, name) is not None]
-        if asked:
-            raise EnrichError(f"{asked[0]} needs a text encoder, which model {model.name!r} is not")
+    if (encoder := model.text_encoder) is None:
+        for name in ENCODER_ONLY:
+            if getattr(options, name) is not None:
+                raise EnrichError(f"{name} needs a text encoder, which model {model.name!r} is not")
         return
     if options.weights:
         raise EnrichError(
             f"model {model.name!r} is a text encoder, whose attention weights are not stored; attend_text of "
             "the client returns them"
         )
-    if options.prompt and options.prompt not in model.prompts:
-        known = ", ".join(model.prompts) or "no prompts"
-        raise EnrichError(f"prompt is {options.prompt!r}; model {model.name!r} has {known}")
-    allowed = [*model.dimensions, model.output_width]
+    if options.prompt and options.prompt not in encoder.prompts:
+        prompts = ", ".join(encoder.prompts) or "no prompts"
+        raise EnrichError(f"prompt is {options.prompt!r}; model {model.name!r} has {prompts}")
+    allowed = [*encoder.dimensions, model.output_width]
     if options.dimensions is not None and options.dimensions not in allowed:
-        listed = ", ".join(map(str, allowed))
-        raise EnrichError(f"dimensions is {options.dimensions}; model {model.name!r} allows {listed}")
+        numbers = ", ".join(map(str, allowed))
+        raise EnrichError(f"dimensions is {options.dimensions}; model {model.name!r} allows {numbers}")
     if options.passage_tokens and model.max_tokens and options.passage_tokens > model.max_tokens:
         raise EnrichError(
             f"passage_tokens is {options.passage_tokens}; model {model.name!r} takes at most "
@@ -143,19 +141,19 @@ def _check_model(options: EnrichOptions, model: ModelSpec) -> None:
         )
 
 
-def _check_columns(schema: pa.Schema, model: ModelSpec, options: EnrichOptions) -> None:
+def _check_columns(schema: pa.Schema, model: JobModel, options: EnrichOptions) -> None:
     """Checks whether the table has a column of a fitting type for each input of the model."""
     from_table = [Role.QUERY] if options.context is not None else list(model.input_widths)
     if set(options.columns) != set(from_table):
-        takes, given = ", ".join(from_table), ", ".join(options.columns)
-        raise EnrichError(f"model {model.name!r} takes {takes}; columns are given for {given}")
+        takes, roles = ", ".join(from_table), ", ".join(options.columns)
+        raise EnrichError(f"model {model.name!r} takes {takes}; columns are given for {roles}")
     columns = list(options.columns.items())
     if model.accepts_text:
         columns = [(Role.QUERY, column) for column in options.text_template.columns]
     for role, column in columns:
         if schema.get_field_index(column) < 0:
-            known, purpose = ", ".join(schema.names), "text" if model.accepts_text else role
-            raise EnrichError(f"there is no column {column!r} for the {purpose}; the columns are {known}")
+            names, purpose = ", ".join(schema.names), "text" if model.accepts_text else role
+            raise EnrichError(f"there is no column {column!r} for the {purpose}; the columns are {names}")
         # To read no rows of the column's type raises the error of a type that does not fit.
         none = pa.nulls(0, schema.field(column).type)
         try:
@@ -167,25 +165,25 @@ def _check_columns(schema: pa.Schema, model: ModelSpec, options: EnrichOptions) 
             raise EnrichError(f"column {column!r} {error}") from error
 
 
-def _added_columns(model: ModelSpec, options: EnrichOptions, name: str) -> dict[str, pa.DataType]:
+def _added_columns(model: JobModel, options: EnrichOptions, name: str) -> dict[str, pa.DataType]:
     """The new columns, of which `name` has the vectors."""
     vectors = cells.vectors_type(model.output_width, pooled=model.pooled or options.pool is not Pool.NONE)
     match options.layout:
         case PassageLayout.ROWS:
-            return {SOURCE_ROW: pa.int64(), **PASSAGE_TYPES, name: vectors}
+            return {"source_row": pa.int64(), **PASSAGE_TYPES, name: vectors}
         case PassageLayout.LISTS:
             return {key: pa.list_(kind) for key, kind in {**PASSAGE_TYPES, name: vectors}.items()}
-    return {name: vectors, ATTENTION_WEIGHTS: cells.weights_type()} if options.weights else {name: vectors}
+    return {name: vectors, "attention_weights": cells.weights_type()} if options.weights else {name: vectors}
 
 
-def _fingerprint(source: TableSource, model: ModelSpec, options: EnrichOptions) -> Json:
+def _fingerprint(source: TableSource, model: JobModel, options: EnrichOptions) -> Json:
     """What a resumed job must have in common with the job that it continues."""
     files = [[file.name, file.rows, *file.stamp] for file in source.files]
-    found = {name: value for name, value in asdict(options).items() if name not in RUN_OPTIONS}
+    values = {name: value for name, value in asdict(options).items() if name not in RUN_OPTIONS}
     if options.context is not None:
         with locate(options.context).open() as file:
-            found["context"] = _digest(file.read())
-    return found | {
+            values["context"] = _digest(file.read())
+    return values | {
         "files": _digest(json.dumps(files).encode()),
         "schema": _digest(source.schema.serialize().to_pybytes()),
         "model": model.name,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -49,15 +49,15 @@ class Location:
     Attributes:
         system: Its file system.
         path: Its path in the file system.
-        given: The path or URL as the caller wrote it, for messages; empty for `path`.
+        name: The path or URL as the caller wrote it, for messages; empty for `path`.
     """
 
     system: fs.FileSystem
     path: str
-    given: str = field(default="", compare=False)
+    name: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        return self.given or self.path
+        return self.name or self.path
 
     def __truediv__(self, name: str) -> "Location":
         return Location(self.system, posixpath.join(self.path, name), posixpath.join(str(self), name))
@@ -89,8 +89,8 @@ class Location:
 
     def overlaps(self, other: "Location") -> bool:
         """Whether the two are the same, or one contains the other."""
-        one, two = (path.rstrip("/") + "/" for path in (self.path, other.path))
-        return self.system.equals(other.system) and (one.startswith(two) or two.startswith(one))
+        paths = [path.rstrip("/") + "/" for path in (self.path, other.path)]
+        return self.system.equals(other.system) and posixpath.commonprefix(paths) in paths
 
     def make_folder(self) -> None:
         """Creates a folder and its parents; does nothing if it exists."""
@@ -111,8 +111,8 @@ class Location:
 
     def read_json(self) -> Json:
         """Reads a JSON document."""
-        with self.system.open_input_stream(self.path) as file:
-            value: Json = json.loads(file.read())
+        with self.open() as file:
+            value: Json = json.load(file)
         return value
 
     def move(self, target: "Location") -> None:
@@ -151,27 +151,17 @@ def locate(address: str) -> Location:
         try:
             import fsspec  # noqa: PLC0415 - optional, needed for some URLs only
 
-            found, path = fsspec.core.url_to_fs(address)
+            fsspec_system, path = fsspec.core.url_to_fs(address)
         except (ValueError, ImportError) as error:
             raise EnrichError(
                 f"{address}: {unknown}; fsspec, if installed, may support it: {error}"
             ) from error
-        system = fs.PyFileSystem(fs.FSSpecHandler(found))
+        system = fs.PyFileSystem(fs.FSSpecHandler(fsspec_system))
     return Location(system, path, address)
 
 
-class RowBatch(NamedTuple):
-    """Consecutive rows of a table.
-
-    Attributes:
-        first: Number of the first row in its table.
-        rows: The rows.
-    """
-
-    first: int
-    rows: pa.RecordBatch
-
-
+# Consecutive rows of a table, after the number of the first of them.
+RowBatch: TypeAlias = tuple[int, pa.RecordBatch]
 # Record batches that have the rows from a first to a last number, each run of them with its first row.
 Scan: TypeAlias = Callable[[int, int], Iterable[tuple[int, Iterable[pa.RecordBatch]]]]
 
@@ -198,13 +188,13 @@ class Table:
         Where one batch ends and the next begins depends on the table, not on `start`.
         """
         for first, record_batches in self.scan(start, stop):
-            for found in record_batches:
-                step = rows_per_batch(found.num_rows, found.nbytes)
-                for at in range(0, found.num_rows, step):
-                    begin, end = max(at, start - first), min(at + step, found.num_rows, stop - first)
+            for rows in record_batches:
+                step = rows_per_batch(rows.num_rows, rows.nbytes)
+                for at in range(0, rows.num_rows, step):
+                    begin, end = max(at, start - first), min(at + step, rows.num_rows, stop - first)
                     if begin < end:
-                        yield RowBatch(first + begin, found.slice(begin, end - begin))
-                first += found.num_rows  # noqa: PLW2901 - counts on
+                        yield first + begin, rows.slice(begin, end - begin)
+                first += rows.num_rows  # noqa: PLW2901 - counts on
                 if first >= stop:
                     return
 
@@ -454,11 +444,10 @@ def _stored(location: Location) -> TableSource:
         case _:
             raise EnrichError(f"{location} does not exist")
     refuse_table_log(location, [name for name, _ in listing])
-    tables = [(name, info) for name, info in listing if not name or is_table(name)]
     files: list[SourceFile] = []
     schema: pa.Schema | None = None
-    for name, info in tables:
-        if HIDDEN.search(name):
+    for name, info in listing:
+        if HIDDEN.search(name) or (name and not is_table(name)):
             continue
         with closing(open_table(location / name if name else location)) as table:
             schema = schema or table.schema
@@ -518,12 +507,10 @@ def _to_arrow(source: Any) -> pa.Table:
         source = source.copy(deep=False)
         for name, dtype in source.dtypes.items():
             if str(dtype) == "object":
-                source[name] = source[name].map(_to_rows)
+                source[name] = source[name].map(
+                    lambda cell: list(cell) if isinstance(cell, np.ndarray) and cell.ndim > 1 else cell
+                )
     return pa.table(source)
-
-
-def _to_rows(cell: Any) -> Any:
-    return list(cell) if isinstance(cell, np.ndarray) and cell.ndim > 1 else cell
 
 
 def locate_target(output: str, source: TableSource) -> Location:
