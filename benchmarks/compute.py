@@ -19,7 +19,7 @@ from attention_serving.artifact.manifest import KEY_LENGTHS, GraphKind, Manifest
 from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.engine.run.session import Session
 from benchmarks.processes import cores
-from benchmarks.workload import Array, Lengths, Model, sequences
+from benchmarks.workload import Array, Lengths, Model, groups, sequences
 
 VERSION = "1"
 Prepare = Callable[[Path, Model, "PaddedBatch", Provider], Callable[[], Any]]
@@ -70,16 +70,12 @@ def measure(
     Returns:
         Sequences and query rows per second, and the median duration of a call in microseconds.
     """
-    pool = sequences(model, lengths)
-    ways = [[pad([one]) for one in pool]]
-    if size > 1:
-        full = pool * -(-size // len(pool))  # repeats a small pool to fill one batch
-        ways.append([pad(full[at : at + size]) for at in range(0, len(full), size)])
-    found = [
-        _time([(prepare(repository, model, one, device), one) for one in batches], seconds / len(ways))
+    ways = [list(map(pad, groups(model, lengths, count))) for count in {1, size}]
+    rates = [
+        _time([(prepare(repository, model, batch, device), batch) for batch in batches], seconds / len(ways))
         for batches in ways
     ]
-    return max(found, key=lambda result: result[1])
+    return max(rates, key=lambda rate: rate[1])
 
 
 def _time(calls: list[tuple[Callable[[], Any], PaddedBatch]], seconds: float) -> tuple[float, float, float]:

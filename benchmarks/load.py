@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import cycle
+from itertools import chain, cycle
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from benchmarks.channel import Caller, Completion, EncodedRequest, StreamCaller, UnaryCaller, clock
 from benchmarks.processes import process_tree, processor_seconds
 from benchmarks.wire import METHODS, Api, decode, encode
-from benchmarks.workload import Array, Lengths, Model, sequences
+from benchmarks.workload import Array, Lengths, Model, groups
 
 HEAD_START = 50_000_000
 """Nanoseconds between drawing a schedule and its start."""
@@ -88,16 +88,10 @@ def poisson(rate: float, seconds: float, *, seed: int) -> NDArray[np.int64]:
 @lru_cache(maxsize=16)
 def encoded_requests(endpoint: Endpoint) -> tuple[EncodedRequest, ...]:
     """Encodes all requests that are sent to an endpoint in turn."""
-    pool, size = sequences(endpoint.model, endpoint.lengths), endpoint.per_request
-    full = pool * -(-size // len(pool))  # repeats a small pool to fill one request
-    groups = [full[at : at + size] for at in range(0, len(full), size)]
+    model = endpoint.model
     return tuple(
-        EncodedRequest(
-            encode(endpoint.api, endpoint.model, group),
-            len(group),
-            sum(map(len, group)),
-        )
-        for group in groups
+        EncodedRequest(encode(endpoint.api, model, group), len(group), sum(map(len, group)))
+        for group in groups(model, endpoint.lengths, endpoint.per_request)
     )
 
 
@@ -159,7 +153,7 @@ def send_when_due(callers: Sequence[Caller], due: NDArray[np.int64]) -> list[Com
         counts = [len(due[at :: len(callers)]) for at in range(len(callers))]
         ends = list(pool.map(lambda caller, count: [caller.finish() for _ in range(count)], callers, counts))
         sending.result()
-    return [end for own in ends for end in own]
+    return [*chain.from_iterable(ends)]
 
 
 def _open(endpoint: Endpoint) -> Caller:
@@ -177,16 +171,15 @@ class _Meter:
 
     def read(self, completions: list[Completion]) -> LoadResult:
         """Summarises the window up to the last completion."""
-        seconds = (completions[-1].ended - self._started) / 1e9
-        server_seconds = processor_seconds(self._server) - self._server_seconds
-        answered = [one for one in completions if one.succeeded]
+        answered = [completion for completion in completions if completion.succeeded]
+        requests = [completion.request for completion in answered]
         return LoadResult(
-            seconds=seconds,
-            latencies=np.array([one.ended - one.started for one in answered], np.int64),
-            sequences=sum(one.request.sequences for one in answered),
-            tokens=sum(one.request.tokens for one in answered),
+            seconds=(completions[-1].ended - self._started) / 1e9,
+            latencies=np.array([answer.ended - answer.started for answer in answered], np.int64),
+            sequences=sum(request.sequences for request in requests),
+            tokens=sum(request.tokens for request in requests),
             failures=len(completions) - len(answered),
-            server_seconds=server_seconds,
+            server_seconds=processor_seconds(self._server) - self._server_seconds,
         )
 
 
