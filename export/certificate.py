@@ -72,8 +72,7 @@ def prove(folder: Path, manifest: Manifest, provider: ProofProvider) -> Proof:
     sessions = {
         kind: _session((folder / graph.file).resolve(), provider) for kind, graph in manifest.graphs.items()
     }
-    found = [_replay(sessions[case.graph], case, manifest) for case in cases]
-    errors, ratios = zip(*found, strict=True)
+    errors, ratios = zip(*(_replay(sessions[case.graph], case, manifest) for case in cases), strict=True)
     return Proof(
         name=manifest.name,
         version=manifest.version,

@@ -82,8 +82,8 @@ def read_sizes_once(model: onnx_ir.Model) -> None:
 def _read_once(graph: onnx_ir.Graph, reads: Sequence[Node], value: Value, axis: int) -> Node:
     """The operator that takes the place of others, which read the size of one axis."""
     size = onnx_ir.node("Shape", [value], {"start": axis, "end": axis + 1})
-    (output,), (known, *_) = size.outputs, reads[0].outputs
-    output.name, output.shape, output.type = f"size.{_axes(value)[axis]}", known.shape, known.type
+    (output,), (previous, *_) = size.outputs, reads[0].outputs
+    output.name, output.shape, output.type = f"size.{_axes(value)[axis]}", previous.shape, previous.type
     for node in reads:
         onnx_ir.convenience.replace_all_uses_with(node.outputs[0], output)
         graph.remove(node, safe=True)
@@ -153,22 +153,22 @@ def merge_heads(model: onnx_ir.Model) -> None:
 
 
 def _merge_heads(graph: onnx_ir.Graph, attention: Node) -> None:
-    query, key, value, *others = attention.inputs  # (B, H, Tq, d_k), (B, Hkv, Tk, d_k), (B, Hkv, Tk, d_v)
+    query, key, value, *masks = attention.inputs  # (B, H, Tq, d_k), (B, Hkv, Tk, d_k), (B, Hkv, Tk, d_v)
     rows = [_rows(heads) for heads in (query, key, value)]  # (B, T, heads * d) each
     joined = _joined(attention.outputs[0])  # (B, Tq, H * d_v)
     if None in rows or joined is None:
         return
     counts = {"q_num_heads": _axes(query)[1], "kv_num_heads": _axes(key)[1]}
-    merged = onnx_ir.node("Attention", [*rows, *others], {**attention.attributes, **counts})
+    merged = onnx_ir.node("Attention", [*rows, *masks], {**attention.attributes, **counts})
     # The output keeps its name. The operators around the old node become unused and are removed.
     onnx_ir.convenience.replace_nodes_and_values(graph, attention, [], [merged], [joined], merged.outputs)
 
 
 def _rows(heads: Value | None) -> Value | None:
     """The (B, T, H * d) that (B, H, T, d) is split from; None if it is computed in another way."""
-    cut = _before(heads, "Transpose")  # (B, T, H, d)
-    rows = _before(cut, "Reshape")
-    return rows if _hold_the_same_rows(rows, cut) else None
+    separate = _before(heads, "Transpose")  # (B, T, H, d)
+    rows = _before(separate, "Reshape")
+    return rows if _hold_the_same_rows(rows, separate) else None
 
 
 def _joined(heads: Value) -> Value | None:
@@ -194,11 +194,11 @@ def _is(node: Node, operator: str) -> bool:
     return operator != "Transpose" or node.attributes["perm"].as_ints() == ROWS_AND_HEADS_SWAPPED
 
 
-def _hold_the_same_rows(whole: Value | None, separate: Value | None) -> bool:
+def _hold_the_same_rows(joined: Value | None, separate: Value | None) -> bool:
     """Whether their axes are (B, T, H * d) and (B, T, H, d)."""
     match _axes(separate):
         case [batch, length, int(heads), int(width)] if batch is not None and length is not None:
-            return _axes(whole) == [batch, length, heads * width]
+            return _axes(joined) == [batch, length, heads * width]
     return False
 
 

@@ -45,17 +45,17 @@ def verify(
     try:
         keys = read_public_keys(public_key)
     except KeyFileError as error:
-        fail(f"--public-key {error}", USAGE_ERROR)
+        fail(f"--public-key {error}")
     try:
         manifest = Manifest.load(artifact)
-        found = check_certificate(artifact, manifest, keys)
+        certificate = check_certificate(artifact, manifest, keys)
         manifest.verify_files(artifact)
     except ArtifactError as error:
         fail(str(error), FAILURE)
-    show(artifact, found)
+    show(artifact, certificate)
 
 
-def fail(message: str, status: int) -> NoReturn:
+def fail(message: str, status: int = USAGE_ERROR) -> NoReturn:
     """Prints an error and ends the command with a status."""
     errors.print(f"error: {message}")
     raise typer.Exit(status)
@@ -64,7 +64,7 @@ def fail(message: str, status: int) -> NoReturn:
 def show(path: Path, certificate: Certificate) -> None:
     """Prints a path, and below it what the certificate states."""
     proof, machine = certificate.proof, certificate.proof.machine
-    for line in (
+    console.print(
         f"{path}",
         f"  {proof.name} version {proof.version}, {proof.precision}, {certificate.files} files",
         f"  largest difference from eager PyTorch {proof.max_abs_error:.2g} in {proof.cases} cases, "
@@ -74,8 +74,8 @@ def show(path: Path, certificate: Certificate) -> None:
         f"  replayed with {_listed(proof.replayed_with)}",
         f"  made with {_listed(proof.made_with)}",
         f"  signed with key {certificate.key}",
-    ):
-        console.print(line)
+        sep="\n",
+    )
 
 
 def _listed(versions: Mapping[str, str]) -> str:

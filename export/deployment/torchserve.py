@@ -24,12 +24,11 @@ def find_archiver() -> Path:
         ExportError: It is not installed.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    found = shutil.which(ARCHIVER, path=path)
-    if found is None:
+    if (program := shutil.which(ARCHIVER, path=path)) is None:
         raise ExportError(
             f"{ARCHIVER} is not installed; it makes archives for TorchServe: pip install {ARCHIVER}"
         )
-    return Path(found)
+    return Path(program)
 
 
 def write_archive(artifact: Path, manifest: Manifest, folder: Path) -> None:

@@ -138,7 +138,7 @@ class AttentionHandler:
 
     def _run(self, sequences: Sequence[Arrays]) -> list[Arrays]:
         """The outputs of each sequence by name."""
-        feed = {name: np.stack([each[name] for each in sequences]) for name in sequences[0]}
+        feed = {name: np.stack([arrays[name] for arrays in sequences]) for name in sequences[0]}
         outputs = self._session.run(self._outputs, feed)  # (B, T, ...) or (B, ...) each
         return [dict(zip(self._outputs, rows, strict=True)) for rows in zip(*outputs, strict=True)]
 
@@ -151,7 +151,7 @@ def replay(session: Any, golden: Path, tolerance: Mapping[str, Any]) -> None:
         if not cases:
             raise RuntimeError(f"{golden.name} contains no golden vectors")
         for case in cases:
-            inputs = {each.name: arrays[f"{case}/inputs/{each.name}"] for each in session.get_inputs()}
+            inputs = {node.name: arrays[f"{case}/inputs/{node.name}"] for node in session.get_inputs()}
             for output, value in zip(session.get_outputs(), session.run(None, inputs), strict=True):
                 eager = arrays[f"{case}/outputs/{output.name}"]
                 if value.shape != eager.shape or not np.allclose(value, eager, equal_nan=True, **limits):

@@ -53,10 +53,10 @@ def configurations(manifest: Manifest) -> dict[str, str]:
     `key_lengths`.
     """
     largest, comment = (1, ALONE) if manifest.runs_alone else (MAX_BATCH_SIZE, BATCHED)
-    found = {CONFIGURATION: _text(manifest, GraphKind.PLAIN, largest, comment)}
+    texts = {CONFIGURATION: _text(manifest, GraphKind.PLAIN, largest, comment)}
     if GraphKind.LENGTHS in manifest.graphs:
-        found[LENGTHS_CONFIGURATION] = _text(manifest, GraphKind.LENGTHS, 0, WHOLE_SHAPES)
-    return found
+        texts[LENGTHS_CONFIGURATION] = _text(manifest, GraphKind.LENGTHS, 0, WHOLE_SHAPES)
+    return texts
 
 
 def _text(manifest: Manifest, kind: GraphKind, max_batch_size: int, comment: str) -> str:
