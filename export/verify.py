@@ -17,8 +17,7 @@ from attention_serving.artifact.manifest import Manifest
 
 USAGE_ERROR, FAILURE = 2, 1
 ArtifactFolder: TypeAlias = Annotated[
-    Path,
-    typer.Argument(help="Folder of the artifact, NAME/VERSION in its repository.", show_default=False),
+    Path, typer.Argument(help="Folder of the artifact, NAME/VERSION in its repository.", show_default=False)
 ]
 console = Console(highlight=False, markup=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)

@@ -19,7 +19,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from attention_serving.model.checkpoints import CheckpointError, listed
+from attention_serving.model.checkpoints import CheckpointError, summarise
 from attention_serving.model.checkpoints.files import read_json
 from attention_serving.model.config import POOLINGS
 
@@ -313,7 +313,7 @@ def _with_all_weights(model: Any, folder: Path, options: Mapping[str, Any], *, u
     missing = sorted(name for name in info["missing_keys"] if not name.startswith(unused))
     if missing or info["mismatched_keys"]:
         names = missing or [str(name) for name, *_ in info["mismatched_keys"]]
-        raise CheckpointError(f"the weights lack {listed(names)}, or have another shape there")
+        raise CheckpointError(f"the weights lack {summarise(names)}, or have another shape there")
     return model
 
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from attention_serving.model.checkpoints import CheckpointError, listed
+from attention_serving.model.checkpoints import CheckpointError, summarise
 from attention_serving.model.checkpoints.layouts import Shape
 
 SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin")
@@ -78,8 +78,8 @@ def as_float32(name: str, tensor: Tensor) -> Tensor:
         CheckpointError: It has elements of another kind, or fewer than its shape has.
     """
     if tensor.dtype not in _FLOATS:
-        known = ", ".join(map(str, _FLOATS))
-        raise CheckpointError(f"{name}: has elements of type {tensor.dtype}, expected one of {known}")
+        types = ", ".join(map(str, _FLOATS))
+        raise CheckpointError(f"{name}: has elements of type {tensor.dtype}, expected one of {types}")
     if tensor.layout is not torch.strided or tensor.device.type != "cpu":
         raise CheckpointError(f"{name}: is {tensor.layout} on {tensor.device}, expected a dense tensor")
     if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
@@ -101,18 +101,14 @@ def check_tensors(
     Raises:
         CheckpointError: The message lists what is missing, unexpected or of another shape, each by name.
     """
-    found = {name: tuple(tensors[name].shape) for name in expected if name in tensors}
-    problems = [
-        *(f"{name}: missing" for name in expected if name not in found),
-        *(f"{name}: unexpected" for name in sorted(unexpected)),
-        *(
-            f"{name}: expected shape {expected[name]}, found {shape}"
-            for name, shape in found.items()
-            if shape != expected[name]
-        ),
-    ]
+    shapes = {name: tuple(tensors[name].shape) for name in expected if name in tensors}
+    problems = [f"{name}: missing" for name in expected if name not in shapes]
+    problems += [f"{name}: unexpected" for name in sorted(unexpected)]
+    for name, shape in shapes.items():
+        if shape != expected[name]:
+            problems.append(f"{name}: expected shape {expected[name]}, found {shape}")
     if problems:
-        raise CheckpointError(where + listed(problems, separator="; "))
+        raise CheckpointError(where + summarise(problems, separator="; "))
 
 
 def read_json(path: Path) -> Any:
