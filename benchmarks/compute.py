@@ -32,13 +32,11 @@ class PaddedBatch:
     Attributes:
         query: (B, T, d), with zeros after the end of a shorter sequence.
         key_lengths: (B,); None if nothing is padded.
-        sequences: B.
         tokens: Query rows without padding.
     """
 
     query: Array
     key_lengths: NDArray[np.int64] | None
-    sequences: int
     tokens: int
 
 
@@ -46,14 +44,9 @@ def pad(group: Sequence[Array]) -> PaddedBatch:
     """Combines sequences (T, d) into one batch."""
     lengths = np.array([len(rows) for rows in group], np.int64)
     query = np.zeros((len(group), lengths.max(), group[0].shape[1]), np.float32)
-    for place, rows in zip(query, group, strict=True):
-        place[: len(rows)] = rows
-    return PaddedBatch(
-        query=query,
-        key_lengths=None if (lengths == lengths[0]).all() else lengths,
-        sequences=len(group),
-        tokens=int(lengths.sum()),
-    )
+    for index, rows in enumerate(group):
+        query[index, : len(rows)] = rows
+    return PaddedBatch(query, None if (lengths == lengths[0]).all() else lengths, int(lengths.sum()))
 
 
 def measure(
@@ -90,8 +83,8 @@ def _time(calls: list[tuple[Callable[[], Any], PaddedBatch]], seconds: float) ->
             call()
             durations.append(time.perf_counter() - started)
     rate = len(durations) / len(calls) / (time.perf_counter() - began)
-    counts = (sum(batch.sequences for _, batch in calls), sum(batch.tokens for _, batch in calls))
-    return rate * counts[0], rate * counts[1], 1e6 * median(durations)
+    count, tokens = sum(len(batch.query) for _, batch in calls), sum(batch.tokens for _, batch in calls)
+    return rate * count, rate * tokens, 1e6 * median(durations)
 
 
 def onnx_run(repository: Path, model: Model, batch: PaddedBatch, device: Provider) -> Callable[[], Any]:

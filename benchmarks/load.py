@@ -7,7 +7,7 @@ the moment at which a request was due.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -105,9 +105,7 @@ def measure(caller: Caller, pid: int, in_flight: int, window: MeasurementWindow)
     for _ in range(in_flight):
         caller.start()
     _exchange(caller, window.warm_seconds, in_flight)
-    meter = _Meter(pid)
-    completions = _exchange(caller, window.seconds, 2 * in_flight)
-    result = meter.read(completions)
+    result = _summarise(pid, lambda: _exchange(caller, window.seconds, 2 * in_flight))
     for _ in range(in_flight):
         caller.finish()
     caller.close()
@@ -132,8 +130,7 @@ def open_loop(endpoint: Endpoint, rate: float, seconds: float, seed: int) -> Loa
     caller.start()
     caller.finish()  # establishes the connection before the schedule starts
     due = poisson(rate, seconds, seed=seed)
-    meter = _Meter(endpoint.pid)
-    result = meter.read(send_when_due([caller], due + clock() + HEAD_START))
+    result = _summarise(endpoint.pid, lambda: send_when_due([caller], due + clock() + HEAD_START))
     caller.close()
     return result
 
@@ -161,26 +158,21 @@ def _open(endpoint: Endpoint) -> Caller:
     return kind(endpoint.address, METHODS[endpoint.api], encoded_requests(endpoint))
 
 
-class _Meter:
-    """Measures wall-clock and processor time from its creation to `read`."""
-
-    def __init__(self, pid: int) -> None:
-        self._server = process_tree(pid) if pid else []
-        self._server_seconds = processor_seconds(self._server)
-        self._started = clock()
-
-    def read(self, completions: list[Completion]) -> LoadResult:
-        """Summarises the window up to the last completion."""
-        answered = [completion for completion in completions if completion.succeeded]
-        requests = [completion.request for completion in answered]
-        return LoadResult(
-            seconds=(completions[-1].ended - self._started) / 1e9,
-            latencies=np.array([answer.ended - answer.started for answer in answered], np.int64),
-            sequences=sum(request.sequences for request in requests),
-            tokens=sum(request.tokens for request in requests),
-            failures=len(completions) - len(answered),
-            server_seconds=processor_seconds(self._server) - self._server_seconds,
-        )
+def _summarise(pid: int, send: Callable[[], list[Completion]]) -> LoadResult:
+    """Sends a load, and measures its wall-clock and processor time up to the last completion."""
+    server = process_tree(pid) if pid else []
+    server_seconds, started = processor_seconds(server), clock()
+    completions = send()
+    answered = [completion for completion in completions if completion.succeeded]
+    requests = [completion.request for completion in answered]
+    return LoadResult(
+        seconds=(completions[-1].ended - started) / 1e9,
+        latencies=np.array([answer.ended - answer.started for answer in answered], np.int64),
+        sequences=sum(request.sequences for request in requests),
+        tokens=sum(request.tokens for request in requests),
+        failures=len(completions) - len(answered),
+        server_seconds=processor_seconds(server) - server_seconds,
+    )
 
 
 def first_response(endpoint: Endpoint) -> list[Array]:
