@@ -61,10 +61,10 @@ def embed_passages(
     if not passages:
         raise ValueError("the texts are empty")
     vectors = client.embed(model, [texts[name] for name in spans], spans=list(spans.values()))
-    return passages, normalised(np.concatenate(vectors))
+    return passages, normalise(np.concatenate(vectors))
 
 
-def normalised(vectors: Vectors) -> Vectors:
+def normalise(vectors: Vectors) -> Vectors:
     """Vectors (..., d) divided by their lengths."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return np.asarray(vectors / np.maximum(lengths, np.finfo(np.float32).tiny), np.float32)
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         texts = {str(path): path.read_text(encoding="utf-8") for path in options.files} or TEXTS
         with AttentionClient(options.server) as client:
             passages, vectors = embed_passages(client, options.model, texts, options.length)
-            question = normalised(client.embed(options.model, options.question))
+            question = normalise(client.embed(options.model, options.question))
     except (AttentionClientError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

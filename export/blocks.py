@@ -97,11 +97,11 @@ class _BlockLoop:
         count = outer.op("Div", outer.op("Sub", outer.op("Add", length, rows), unit), rows)  # N
         # N times R rows of heads
         blocks = outer.op("Loop", count, outer.constant(np.True_), body=self._body(length, rows))
-        padded = self._joined(blocks)  # N * R rows of heads
+        padded = self._join(blocks)  # N * R rows of heads
         total = outer.op("Mul", count, rows)
         return outer.cut(padded, outer.op("Sub", total, length), total, self.axis)
 
-    def _joined(self, blocks: ir.Value) -> ir.Value:
+    def _join(self, blocks: ir.Value) -> ir.Value:
         """All blocks as rows of heads, in the order of their rows."""
         outer, axis = self.outer, self.axis
         last, first = outer.integers([-1]), outer.integers([TO_THE_FIRST])

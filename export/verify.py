@@ -70,14 +70,14 @@ def show(path: Path, certificate: Certificate) -> None:
         f"{proof.max_error_ratio:.2g} of the tolerance "
         f"{proof.tolerance.atol:g} + {proof.tolerance.rtol:g} x |value|",
         f"  replayed on {machine.provider}, {machine.cpu}, {machine.architecture}, {machine.system}",
-        f"  replayed with {_listed(proof.replayed_with)}",
-        f"  made with {_listed(proof.made_with)}",
+        f"  replayed with {_list_versions(proof.replayed_with)}",
+        f"  made with {_list_versions(proof.made_with)}",
         f"  signed with key {certificate.key}",
         sep="\n",
     )
 
 
-def _listed(versions: Mapping[str, str]) -> str:
+def _list_versions(versions: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
 
 

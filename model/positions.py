@@ -134,7 +134,7 @@ class ScoreRules:
         return (-slopes[None, :, None, None] * distance.abs()).to(dtype)  # (B, H, Tq, Tk)
 
 
-def fused(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
+def fuse(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
     """Mask and bias as the one mask that a fused kernel takes: bool, or added to the scores."""
     if bias is None or mask is None:
         return mask if bias is None else bias

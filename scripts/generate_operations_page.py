@@ -69,7 +69,7 @@ def metrics() -> list[tuple[str, str, tuple[str, ...], str, str]]:
     rows = [_describe(metric) for metric in _collectors(served.registry)]
     rows += [_describe(metric, SUPERVISOR) for metric in _collectors(supervisor)]
     for family in ProcessesCollector("", {}).collect():
-        name = _exposed(family.name, family.type)
+        name = _published_name(family.name, family.type)
         rows.append((name, family.type, (PROCESS,), EACH_PROCESS, family.documentation))
     return rows
 
@@ -81,10 +81,10 @@ def _collectors(registry: CollectorRegistry) -> list[MetricWrapperBase]:
 def _describe(metric: Any, mode: str = "") -> tuple[str, str, tuple[str, ...], str, str]:
     mode = mode or AMONG_WORKERS[getattr(metric, "_multiprocess_mode", "livesum")]
     labels, kind = tuple(metric._labelnames), str(metric._type)
-    return _exposed(metric._name, kind), kind, labels, mode, metric._documentation
+    return _published_name(metric._name, kind), kind, labels, mode, metric._documentation
 
 
-def _exposed(name: str, kind: str) -> str:
+def _published_name(name: str, kind: str) -> str:
     """The name as it is served."""
     return f"{name.removesuffix('_total')}_total" if kind == "counter" else name
 

@@ -104,7 +104,7 @@ class AttentionHandler:
         """The values of a request by input name, whichever way they were sent."""
         if len(request) != 1 or not (body := next((name for name in BODY_FIELDS if name in request), "")):
             return dict(request)
-        value = parsed(request[body])
+        value = parse_body(request[body])
         if isinstance(value, Mapping):
             return dict(value)
         required = [spec["name"] for spec in self._specs if spec["name"] != POSITIONS]
@@ -158,7 +158,7 @@ def replay(session: Any, golden: Path, tolerance: Mapping[str, Any]) -> None:
                     raise RuntimeError(f"{output.name} of golden case {case} differs from eager PyTorch")
 
 
-def parsed(value: Any) -> Any:
+def parse_body(value: Any) -> Any:
     """The content of a body: a JSON document, or the bytes themselves."""
     if isinstance(value, str | bytes | bytearray) and value[:1] in ("{", "[", b"{", b"["):
         try:
@@ -171,7 +171,7 @@ def parsed(value: Any) -> Any:
 def to_array(value: Any, spec: Spec) -> tuple[Any, str]:
     """The array of one input and the content type that it came in; raises ValueError if it does not fit."""
     name, (_, *width), dtype = spec["name"], spec["axes"][1:], np.dtype(spec["data_type"])
-    value = parsed(value)
+    value = parse_body(value)
     if isinstance(value, bytes | bytearray):
         content_type = NPY if value.startswith(NPY_MAGIC) else RAW
         array = from_npy(name, value) if content_type == NPY else from_raw(name, value, width, dtype)

@@ -37,19 +37,19 @@ def open_file(path: Path) -> NamedTensors:
     if path.suffix not in SUFFIXES:
         raise CheckpointError(f"the file's name must end in one of {', '.join(SUFFIXES)}")
     if path.suffix != ".safetensors":
-        return dict(_named(_unpickle(path)))
+        return dict(_flatten(_unpickle(path)))
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot be read as safetensors: {error}") from error
 
 
-def _named(contents: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+def _flatten(contents: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     for name, value in contents.items():
         if isinstance(value, Tensor):
             yield f"{prefix}{name}", value.detach()
         elif isinstance(value, Mapping) and not prefix:
-            yield from _named(value, f"{name}.")
+            yield from _flatten(value, f"{name}.")
 
 
 def _unpickle(path: Path) -> Mapping[Any, Any]:
