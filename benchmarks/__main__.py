@@ -18,16 +18,9 @@ from benchmarks import report, run
 from benchmarks.channel import CallFailedError
 from benchmarks.checkout import Checkout
 from benchmarks.load import MeasurementWindow
-from benchmarks.processes import library_versions, machine, now, worker
-from benchmarks.systems import (
-    MeasurementError,
-    Served,
-    agree,
-    measure_in_rounds,
-    of,
-    ratio,
-    sequences_per_second,
-)
+from benchmarks.markdown import text
+from benchmarks.processes import environment, worker
+from benchmarks.systems import MeasurementError, Served, agree, measure_in_rounds, median_of, ratio
 from benchmarks.wire import Api
 from benchmarks.workload import BATCH_REQUEST, FULL, MIDDLE, MIXED, NARROW, QUICK, SHORT, WIDE, Cell, Plan
 
@@ -78,13 +71,13 @@ def measure(
     The full run takes about a quarter of an hour on two cores.
     """
     plan, options = QUICK if quick else FULL, server_option or ()
-    peers = dict(one.split("=", 1) for one in peer or ())
+    peers = dict(option.split("=", 1) for option in peer or ())
 
     def steps(findings: run.Findings) -> None:
         run.run(plan, cache, options, peers, findings, console.print)
 
     conditions = {"server options": " ".join(options) or "defaults"}
-    reported(steps, plan, conditions, out or (cache / "quick" if quick else RESULTS))
+    write_report(steps, plan, conditions, out or (cache / "quick" if quick else RESULTS))
 
 
 @app.command("cuda")
@@ -112,7 +105,7 @@ def prove_and_measure(
 
     plan = replace(cuda.QUICK if quick else cuda.FULL, device=device)
     conditions = {"device": "the CPU: nothing here says anything about a GPU"}
-    with failures_reported():
+    with report_failures():
         if device is Provider.CUDA:
             conditions = {"name": driver.find_device(), "cuda": driver.cuda_version()}
 
@@ -123,22 +116,24 @@ def prove_and_measure(
         run.run(plan, cache, (), {}, findings, console.print)
 
     on_gpu = device is Provider.CUDA
-    found = reported(steps, plan, conditions, out or (RESULTS / "cuda" if on_gpu and not quick else cache))
-    if on_gpu and not all("holds" in row for row in found.proof):
+    folder = out or (RESULTS / "cuda" if on_gpu and not quick else cache)
+    findings = write_report(steps, plan, conditions, folder)
+    if on_gpu and not all("holds" in row for row in findings.proof):
         raise typer.Exit(1)
 
 
-def reported(
+def write_report(
     steps: Callable[[run.Findings], None], plan: Plan, conditions: dict[str, str], folder: Path
 ) -> run.Findings:
-    """Runs what fills findings, and writes their report; an interrupted run reports what it found."""
+    """Runs what fills findings, and writes their report, also of a run that is interrupted."""
     findings, started = run.Findings(), time.monotonic()
-    conditions = {"date": now(), **machine(), **library_versions(), **conditions}
-    conditions |= {
+    conditions = {
+        **environment(),
+        **conditions,
         "extent": f"{plan.rounds} rounds of {plan.seconds:g} s each",
         "load average before": f"{os.getloadavg()[0]:.2f}",
     }
-    with failures_reported():
+    with report_failures():
         try:
             steps(findings)
         finally:
@@ -169,17 +164,19 @@ def compare(
     checkouts = {"this checkout": Checkout(), "other checkout": Checkout(other.resolve())}
     work = (cache / "work").resolve()
     work.mkdir(parents=True, exist_ok=True)
-    with failures_reported(), ExitStack() as stack:
+    with report_failures(), ExitStack() as stack:
         generator = stack.enter_context(worker())
         servers = {}
         for name, checkout in checkouts.items():
             repository, log = checkout.models((NARROW, WIDE), cache), work / f"{name}.log"
-            servers[name] = stack.enter_context(checkout.serving(repository, log, *(server_option or ())))
+            server = stack.enter_context(checkout.serving(repository, log, *(server_option or ())))
+            servers[name] = server.target, server.process.pid
         table = Table("load", "system", title=f"medians of {rounds} rounds")
         for column in ("sequences/s", "this / other (range)", "server µs each", "failed rounds"):
             table.add_column(column, justify="right")
         for api, cell in COMPARED:
-            contest(table, cell, [Served(*own, api, generator, window) for own in servers.items()], rounds)
+            systems = [Served(name, *server, api, generator, window) for name, server in servers.items()]
+            contest(table, cell, systems, rounds)
         console.print(table)
 
 
@@ -190,18 +187,16 @@ def contest(table: Table, cell: Cell, systems: Sequence[Served], rounds: int) ->
     answers = [system.first_response(cell) for system in systems]
     if not all(agree(answer, answers[0], cell.model.precision) for answer in answers):
         raise MeasurementError(f"{name}: the servers return different context vectors")
-    found = measure_in_rounds(cell, systems, rounds, [])
+    results = measure_in_rounds(cell, systems, rounds, [])
     table.add_section()
     for system in systems:
-        rate = of(found, system.name, sequences_per_second)
-        cost = of(found, system.name, lambda one: one.server_us)
-        against = report.with_range(ratio(found, systems[0].name, system.name))
-        failed = str(found[system.name].count(None))
-        table.add_row(name, system.name, report.middle(rate), against, report.middle(cost), failed)
+        rate, cost = (median_of(results, system.name, m) for m in ("sequences_per_second", "server_us"))
+        against = ratio(results, systems[0].name, system.name)
+        table.add_row(name, system.name, *map(text, (rate, against, cost, results[system.name].count(None))))
 
 
 @contextmanager
-def failures_reported() -> Iterator[None]:
+def report_failures() -> Iterator[None]:
     """Turns expected failures into one message and exit status 1."""
     try:
         yield

@@ -55,7 +55,36 @@ class Completion:
     status: Any = None
 
 
-class UnaryCaller:
+class _Channel:
+    """A connection; the events of all its calls arrive in one queue."""
+
+    def __init__(self, target: str) -> None:
+        self._channel = cygrpc.Channel(target.encode(), OPTIONS, None)
+
+    def _open(
+        self,
+        method: bytes,
+        batches: tuple[tuple[Iterable[Any], object], ...],
+        seconds: float = DEADLINE_SECONDS,
+    ) -> Any:
+        """Starts a call with batches of operations, each completed by an event that carries its tag."""
+        flags = cygrpc.PropagationConstants.GRPC_PROPAGATE_DEFAULTS
+        deadline = time.time() + seconds
+        return self._channel.integrated_call(flags, method, None, deadline, None, None, batches, None)
+
+    def _next_event(self) -> Any:
+        """Waits for the next event, with its `tag` and its `batch_operations`."""
+        while True:
+            event = self._channel.next_call_event()
+            if event.completion_type != cygrpc.CompletionType.queue_timeout:
+                return event
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._channel.close(cygrpc.StatusCode.cancelled, "done")
+
+
+class UnaryCaller(_Channel):
     """Makes one unary call for each request. `start` and `finish` may run on two threads."""
 
     def __init__(
@@ -66,7 +95,7 @@ class UnaryCaller:
         *,
         deadline_seconds: float = DEADLINE_SECONDS,
     ) -> None:
-        self._channel = _Channel(target)
+        super().__init__(target)
         self._method = method
         self._requests = cycle(requests)
         self._deadline_seconds = deadline_seconds
@@ -85,11 +114,11 @@ class UnaryCaller:
         now = clock()
         started = now if since is None else since
         seconds = self._deadline_seconds - (now - started) / 1e9
-        self._channel.open(self._method, ((operations, (request, started)),), seconds)
+        self._open(self._method, ((operations, (request, started)),), seconds)
 
     def finish(self) -> Completion:
         """Waits until a request completes. The response is not parsed."""
-        event = self._channel.next_event()
+        event = self._next_event()
         ended = clock()
         request, started = event.tag
         status = event.batch_operations[STATUS]
@@ -101,25 +130,21 @@ class UnaryCaller:
         Raises:
             CallFailedError: The call ended with another status than OK.
         """
-        operations = self._channel.next_event().batch_operations
+        operations = self._next_event().batch_operations
         if not _is_ok(operations[STATUS]):
             raise CallFailedError(_describe(operations[STATUS]))
         message: bytes = operations[MESSAGE].message()
         return message
 
-    def close(self) -> None:
-        """Closes the connection."""
-        self._channel.close()
-
 
 OPENED, SENT, RECEIVED, ENDED = range(4)  # tags of the events of a stream
 
 
-class StreamCaller:
+class StreamCaller(_Channel):
     """Sends all requests on one bidirectional stream. Responses keep their order."""
 
     def __init__(self, target: str, method: bytes, requests: Sequence[EncodedRequest]) -> None:
-        self._channel = _Channel(target)
+        super().__init__(target)
         self._requests = cycle(requests)
         self._unsent: deque[EncodedRequest] = deque()
         self._unanswered: deque[tuple[EncodedRequest, int]] = deque()
@@ -130,7 +155,7 @@ class StreamCaller:
             cygrpc.ReceiveStatusOnClientOperation(NO_FLAGS),
         )
         metadata = (cygrpc.ReceiveInitialMetadataOperation(NO_FLAGS),)
-        self._call = self._channel.open(method, ((opening, ENDED), (metadata, OPENED)))
+        self._call = self._open(method, ((opening, ENDED), (metadata, OPENED)))
         self._request_message()
 
     def start(self, since: int | None = None) -> None:
@@ -173,7 +198,7 @@ class StreamCaller:
         self._operate(cygrpc.SendCloseFromClientOperation(NO_FLAGS), SENT)
         while self._pending_events:
             self._next_event()
-        self._channel.close()
+        super().close()
 
     def _send(self) -> None:
         if self._unsent and not self._sending:
@@ -188,38 +213,8 @@ class StreamCaller:
         self._call.operate((operation,), tag)
 
     def _next_event(self) -> Any:
-        event = self._channel.next_event()
         self._pending_events -= 1
-        return event
-
-
-class _Channel:
-    """A connection; the events of all its calls arrive in one queue."""
-
-    def __init__(self, target: str) -> None:
-        self._channel = cygrpc.Channel(target.encode(), OPTIONS, None)
-
-    def open(
-        self,
-        method: bytes,
-        batches: tuple[tuple[Iterable[Any], object], ...],
-        seconds: float = DEADLINE_SECONDS,
-    ) -> Any:
-        """Starts a call with batches of operations, each completed by an event that carries its tag."""
-        flags = cygrpc.PropagationConstants.GRPC_PROPAGATE_DEFAULTS
-        deadline = time.time() + seconds
-        return self._channel.integrated_call(flags, method, None, deadline, None, None, batches, None)
-
-    def next_event(self) -> Any:
-        """Waits for the next event, with its `tag` and its `batch_operations`."""
-        while True:
-            event = self._channel.next_call_event()
-            if event.completion_type != cygrpc.CompletionType.queue_timeout:
-                return event
-
-    def close(self) -> None:
-        """Closes the connection."""
-        self._channel.close(cygrpc.StatusCode.cancelled, "done")
+        return super()._next_event()
 
 
 Caller = UnaryCaller | StreamCaller

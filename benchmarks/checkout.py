@@ -2,17 +2,17 @@
 
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 from benchmarks.compute import VERSION, save_weights
-from benchmarks.processes import ServerAddress, worker
+from benchmarks.processes import worker
 from benchmarks.workload import Model
 from scripts import local_server
-from scripts.local_server import ROOT
+from scripts.local_server import ROOT, ServerProcess
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Checkout:
     @property
     def python(self) -> Path:
         """The interpreter of the checkout's environment; that of this process if it has none."""
-        own = self.root / ".venv/bin/python"
-        return own if own.exists() else Path(sys.executable)
+        python = self.root / ".venv/bin/python"
+        return python if python.exists() else Path(sys.executable)
 
     def models(self, models: Iterable[Model], cache: Path) -> Path:
         """Exports models with this checkout's exporter unless present; returns their repository.
@@ -64,13 +64,11 @@ class Checkout:
                 f"exporting {model.name} in {self.root} failed:\n{result.stdout}{result.stderr}"
             )
 
-    @contextmanager
-    def serving(self, repository: Path, log: Path, *options: str) -> Iterator[ServerAddress]:
+    def serving(self, repository: Path, log: Path, *options: str) -> AbstractContextManager[ServerProcess]:
         """Runs `python -m server` on loopback until the block ends.
 
         Raises:
             RuntimeError: The server ended before it was ready; the message holds its log.
             TimeoutError: The server was not ready in time.
         """
-        with local_server.serving(repository, log, *options, root=self.root, python=self.python) as server:
-            yield ServerAddress(server.target, server.process.pid)
+        return local_server.serving(repository, log, *options, root=self.root, python=self.python)

@@ -19,7 +19,7 @@ from attention_serving.artifact.manifest import KEY_LENGTHS, GraphKind, Manifest
 from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.engine.run.session import Session
 from benchmarks.processes import cores
-from benchmarks.workload import Array, Lengths, Model, sequences
+from benchmarks.workload import Array, Lengths, Model, groups, sequences
 
 VERSION = "1"
 Prepare = Callable[[Path, Model, "PaddedBatch", Provider], Callable[[], Any]]
@@ -32,13 +32,11 @@ class PaddedBatch:
     Attributes:
         query: (B, T, d), with zeros after the end of a shorter sequence.
         key_lengths: (B,); None if nothing is padded.
-        sequences: B.
         tokens: Query rows without padding.
     """
 
     query: Array
     key_lengths: NDArray[np.int64] | None
-    sequences: int
     tokens: int
 
 
@@ -46,14 +44,9 @@ def pad(group: Sequence[Array]) -> PaddedBatch:
     """Combines sequences (T, d) into one batch."""
     lengths = np.array([len(rows) for rows in group], np.int64)
     query = np.zeros((len(group), lengths.max(), group[0].shape[1]), np.float32)
-    for place, rows in zip(query, group, strict=True):
-        place[: len(rows)] = rows
-    return PaddedBatch(
-        query=query,
-        key_lengths=None if (lengths == lengths[0]).all() else lengths,
-        sequences=len(group),
-        tokens=int(lengths.sum()),
-    )
+    for index, rows in enumerate(group):
+        query[index, : len(rows)] = rows
+    return PaddedBatch(query, None if (lengths == lengths[0]).all() else lengths, int(lengths.sum()))
 
 
 def measure(
@@ -70,16 +63,12 @@ def measure(
     Returns:
         Sequences and query rows per second, and the median duration of a call in microseconds.
     """
-    pool = sequences(model, lengths)
-    ways = [[pad([one]) for one in pool]]
-    if size > 1:
-        full = pool * -(-size // len(pool))  # repeats a small pool to fill one batch
-        ways.append([pad(full[at : at + size]) for at in range(0, len(full), size)])
-    found = [
-        _time([(prepare(repository, model, one, device), one) for one in batches], seconds / len(ways))
+    ways = [list(map(pad, groups(model, lengths, count))) for count in {1, size}]
+    rates = [
+        _time([(prepare(repository, model, batch, device), batch) for batch in batches], seconds / len(ways))
         for batches in ways
     ]
-    return max(found, key=lambda result: result[1])
+    return max(rates, key=lambda rate: rate[1])
 
 
 def _time(calls: list[tuple[Callable[[], Any], PaddedBatch]], seconds: float) -> tuple[float, float, float]:
@@ -94,8 +83,8 @@ def _time(calls: list[tuple[Callable[[], Any], PaddedBatch]], seconds: float) ->
             call()
             durations.append(time.perf_counter() - started)
     rate = len(durations) / len(calls) / (time.perf_counter() - began)
-    counts = (sum(batch.sequences for _, batch in calls), sum(batch.tokens for _, batch in calls))
-    return rate * counts[0], rate * counts[1], 1e6 * median(durations)
+    count, tokens = sum(len(batch.query) for _, batch in calls), sum(batch.tokens for _, batch in calls)
+    return rate * count, rate * tokens, 1e6 * median(durations)
 
 
 def onnx_run(repository: Path, model: Model, batch: PaddedBatch, device: Provider) -> Callable[[], Any]:

@@ -77,10 +77,10 @@ def prove_all(repository: Path, device: Provider, *, quick: bool) -> Iterator[tu
         jobs = [pool.submit(prove, *case, repository, device, quick=quick) for case in cases]
         for (name, precision), job in zip(cases, jobs, strict=True):
             try:
-                found = job.result()
+                verdict = job.result()
             except RuntimeError as error:  # also if the process has ended
-                found = ("0", "-", f"MISSED: {error}", "")
-            yield (name, precision, *found)
+                verdict = ("0", "-", f"MISSED: {error}", "")
+            yield (name, precision, *verdict)
 
 
 def prove(
@@ -116,8 +116,9 @@ def _compare(
     tolerance, on_host = model.manifest.tolerance, Counter[str]()
     errors: list[float] = []
     missed: list[str] = []
-    for signature in (each for each in signatures(module) if each.kind in model.sessions):
-        session = model.sessions[signature.kind]
+    for signature in signatures(module):
+        if (session := model.sessions.get(signature.kind)) is None:
+            continue
         on_host.update(node.split()[0] for node in session.host_nodes)
         for _, golden in grid_cases(module, signature, grid):
             outputs = session.run(golden.inputs)
@@ -131,10 +132,8 @@ def _compare(
 
 def _tolerance(module: AttentionModule, precision: Precision) -> Tolerance:
     """That of the precision; twice as wide if the scores are not scaled, which amplifies their rounding."""
-    usual = TOLERANCES[precision]
-    if precision is Precision.FP32 or module.config.scale != 1:
-        return usual
-    return Tolerance(rtol=2 * usual.rtol, atol=2 * usual.atol)
+    factor = 2 if precision is not Precision.FP32 and module.config.scale == 1 else 1
+    return Tolerance(rtol=factor * TOLERANCES[precision].rtol, atol=factor * TOLERANCES[precision].atol)
 
 
 def _build(name: str) -> AttentionModule:

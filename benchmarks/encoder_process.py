@@ -21,7 +21,7 @@ FP32 = {"openvino": {"ov_config": {"INFERENCE_PRECISION_HINT": "f32"}}}
 PORTIONS = 4
 
 
-def opened(backend: str, folder: str) -> Callable[[Sequence[str]], Any]:
+def open_backend(backend: str, folder: str) -> Callable[[Sequence[str]], Any]:
     """The function that embeds the texts of one call.
 
     Args:
@@ -48,25 +48,25 @@ def _ours(folder: Path) -> Callable[[Sequence[str]], Any]:
         order = sorted(range(len(ids)), key=lambda at: -len(ids[at]))
         size = -(-len(order) // (PORTIONS * model.parallel_runs))
         portions = [order[at : at + size] for at in range(0, len(order), size)]
-        jobs = [model.submit({model.inputs[0].name: [ids[at] for at in own]}) for own in portions]
-        found = np.stack([own for job in jobs for own in job.result().outputs[EMBEDDING]])
-        return found[np.argsort(order)]
+        jobs = [model.submit({model.inputs[0].name: [ids[at] for at in portion]}) for portion in portions]
+        embeddings = np.stack([row for job in jobs for row in job.result().outputs[EMBEDDING]])
+        return embeddings[np.argsort(order)]
 
     return embed
 
 
 def main() -> None:
     """Opens the model, and answers requests until standard input ends."""
-    embed = opened(*sys.argv[1:])
+    embed = open_backend(*sys.argv[1:])
     print("ready", flush=True)  # noqa: T201
     for line in sys.stdin:
         texts_file, size, result = line.split()
         texts = json.loads(Path(texts_file).read_text())
         calls = [texts[at : at + int(size)] for at in range(0, len(texts), int(size))]
         started = time.perf_counter()
-        found = [embed(call) for call in calls]
+        embeddings = [embed(call) for call in calls]
         seconds = time.perf_counter() - started
-        np.save(result, np.concatenate(found))
+        np.save(result, np.concatenate(embeddings))
         print(seconds, flush=True)  # noqa: T201
 
 

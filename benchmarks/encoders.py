@@ -76,30 +76,35 @@ def main(
         "256 in a call": (texts, 256),
         "2,000 queries, 256 in a call": (queries, 256),
     }
-    tokens = [sum(len(own.ids) for own in loaded.tokenizer.encode_batch(own)) for own in (texts, queries)]
+    tokens = [sum(map(len, loaded.tokenizer.encode_batch(group))) for group in (texts, queries)]
     typer.echo(f"{cores()} cores, medians of {rounds} rounds; tokens: {tokens[0]:,} and {tokens[1]:,}\n")
-    alone = {label: (*rest, str(folder)) for label, *rest in map(_parts, library or ())}
-    asked = {label: (urlsplit(address), model) for label, address, model in map(_parts, server or ())}
+    programs = {name: (*values, str(folder)) for name, *values in map(_parse, library or ())}
+    endpoints = {name: (urlsplit(address), model) for name, address, model in map(_parse, server or ())}
     with TemporaryDirectory() as name:
         work, spec = Path(name), encoder_spec(loaded)
         for label, precision in OURS.items():
             path, _ = write_artifact(spec, ModelId(precision.value), work / "models", precision=precision)
-            alone[label] = sys.executable, encoder_process.OURS, str(path.parent)
+            programs[label] = sys.executable, encoder_process.OURS, str(path.parent)
         with ExitStack() as stack:
-            opened = {label: stack.enter_context(_library(work, *own)) for label, own in alone.items()}
-            typer.echo(f"In process, texts per second\n\n{compared(opened, calls, rounds)}\n")
+            libraries = {
+                label: stack.enter_context(_library(work, *program)) for label, program in programs.items()
+            }
+            typer.echo(f"In process, texts per second\n\n{compare(libraries, calls, rounds)}\n")
         (port,) = free_ports()
         url = urlsplit(f"http://127.0.0.1:{port}/v1/embeddings")
-        asked |= {label: (url, precision.value) for label, precision in OURS.items()}
+        endpoints |= {label: (url, precision.value) for label, precision in OURS.items()}
         with serving(work / "models", work / "log", f"--http-port={port}") as process:
-            posts = {label: partial(_post, *own) for label, own in asked.items()}
-            typer.echo(f"Over HTTP, texts per second\n\n{compared(posts, calls, rounds)}\n")
-            singles = {f"{label}, HTTP": partial(_singles, *own, queries) for label, own in asked.items()}
+            posts = {label: partial(_post, *endpoint) for label, endpoint in endpoints.items()}
+            typer.echo(f"Over HTTP, texts per second\n\n{compare(posts, calls, rounds)}\n")
+            singles = {
+                f"{label}, HTTP": partial(_singles, *endpoint, queries)
+                for label, endpoint in endpoints.items()
+            }
             singles |= {
                 f"{label}, gRPC": partial(_grpc_singles, process.target, precision.value, queries)
                 for label, precision in OURS.items()
             }
-            typer.echo(f"Single queries\n\n{compared_singles(singles, rounds)}")
+            typer.echo(f"Single queries\n\n{compare_singles(singles, rounds)}")
 
 
 def _texts(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -110,11 +115,11 @@ def _texts(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return [" ".join(rng.choice(words, length)) for length in lengths], queries
 
 
-def _parts(option: str) -> tuple[str, str, str]:
+def _parse(option: str) -> tuple[str, str, str]:
     """The name and the two values of an option.
 
     Raises:
-        BadParameter: It has not that form.
+        BadParameter: It does not have this form.
     """
     name, _, values = option.partition("=")
     first, comma, second = values.rpartition(",")
@@ -129,28 +134,25 @@ def _parts(option: str) -> tuple[str, str, str]:
 def _library(work: Path, python: str, backend: str, folder: str) -> Iterator[Embed]:
     """A library in a process of its own; see `encoder_process`."""
     program = [python, "-P", str(Path(encoder_process.__file__)), backend, folder]
-    given, found = work / "texts.json", work / "embeddings.npy"
-    with subprocess.Popen(  # noqa: S603 - named by the user
+    texts_file, embeddings_file = work / "texts.json", work / "embeddings.npy"
+    process: Any = subprocess.Popen(  # noqa: S603 - named by the user
         program, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        if process.stdin is None or process.stdout is None:
-            raise RuntimeError("no pipes")
-        asked, answers = process.stdin, process.stdout
+    )
 
-        def answer() -> str:
-            if line := answers.readline():
-                return line
-            raise RuntimeError(f"{backend} in {python} ended; see above")
+    def read_line() -> str:
+        if line := process.stdout.readline():
+            return str(line)
+        raise RuntimeError(f"{backend} in {python} ended; see above")
 
-        def embed(texts: Sequence[str], size: int) -> tuple[float, Embeddings]:
-            given.write_text(json.dumps(texts))
-            asked.write(f"{given} {size} {found}\n")
-            asked.flush()
-            return float(answer()), np.load(found)
+    def embed(texts: Sequence[str], size: int) -> tuple[float, Embeddings]:
+        texts_file.write_text(json.dumps(texts))
+        process.stdin.write(f"{texts_file} {size} {embeddings_file}\n")
+        process.stdin.flush()
+        return float(read_line()), np.load(embeddings_file)
 
-        answer()  # it is ready
+    with process:  # leaving it closes standard input, which ends the program
+        read_line()  # it is ready
         yield embed
-        asked.close()
 
 
 def _post(url: SplitResult, model: str, texts: Sequence[str], size: int) -> tuple[float, Embeddings]:
@@ -164,43 +166,33 @@ def _post(url: SplitResult, model: str, texts: Sequence[str], size: int) -> tupl
         answer: Any = json.loads(response.read())
         if response.status != http.HTTPStatus.OK:
             raise RuntimeError(f"{url.netloc}: {answer}")
-        rows += [np.frombuffer(base64.b64decode(own["embedding"]), np.float32) for own in answer["data"]]
+        rows += [np.frombuffer(base64.b64decode(item["embedding"]), np.float32) for item in answer["data"]]
     seconds = time.perf_counter() - started
     connection.close()
     return seconds, np.stack(rows)
 
 
-def compared(ways: Mapping[str, Embed], calls: Mapping[str, tuple[Sequence[str], int]], rounds: int) -> str:
+def compare(ways: Mapping[str, Embed], calls: Mapping[str, tuple[Sequence[str], int]], rounds: int) -> str:
     """A table of texts per second, with the ratio to the first way and the smallest cosine with it."""
     cells: dict[str, list[str]] = {name: [] for name in ways}
     smallest: dict[str, float] = dict.fromkeys(ways, 1.0)
     for texts, size in calls.values():
         warm = {name: embed(texts, size)[1] for name, embed in ways.items()}
         first = next(iter(warm.values()))
-        taken: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(rounds):
-            for name, embed in ways.items():
-                taken[name].append(embed(texts, size)[0])
-        base = next(iter(taken.values()))
-        for name, own in taken.items():
-            ratio = median(one / other for one, other in zip(base, own, strict=True))
-            cells[name].append(f"{text(len(texts) / median(own))} ({ratio:.2f})")
+        times = [[embed(texts, size)[0] for embed in ways.values()] for _ in range(rounds)]
+        for name, seconds in zip(ways, np.transpose(times), strict=True):
+            ratio = median(np.transpose(times)[0] / seconds)
+            cells[name].append(f"{text(len(texts) / median(seconds))} ({ratio:.2f})")
             smallest[name] = min(smallest[name], float(cosines(warm[name], first).min()))
-    rows = [(name, *own, f"{smallest[name]:.4f}") for name, own in cells.items()]
+    rows = [(name, *figures, f"{smallest[name]:.4f}") for name, figures in cells.items()]
     return table(("way", *calls, "smallest cosine"), rows)
 
 
-def compared_singles(ways: Mapping[str, Callable[[int], tuple[float, float]]], rounds: int) -> str:
+def compare_singles(ways: Mapping[str, Callable[[int], tuple[float, float]]], rounds: int) -> str:
     """A table of queries per second with 32 callers, and of the median milliseconds of one caller."""
-    found: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, ask in ways.items():
-            found[name].append([ask(CALLERS), ask(1)])
-    rows = []
-    for name, own in found.items():
-        rate = median(many[0] for many, _ in own)
-        alone = median(one[1] for _, one in own)
-        rows.append((name, text(rate), f"{1000 * alone:.1f}"))
+    results = [[(ask(CALLERS)[0], 1000 * ask(1)[1]) for ask in ways.values()] for _ in range(rounds)]
+    medians = np.median(results, axis=0)  # (ways, 2)
+    rows = [(name, text(rate), f"{alone:.1f}") for name, (rate, alone) in zip(ways, medians, strict=True)]
     return table(("way", f"{CALLERS} callers, queries/s", "one caller, median ms"), rows)
 
 
@@ -208,9 +200,11 @@ def _singles(url: SplitResult, model: str, queries: Sequence[str], callers: int)
     """Queries per second of so many callers over HTTP, and the median seconds of a call."""
     bodies = [json.dumps({"model": model, "input": query, "encoding_format": "base64"}) for query in queries]
     head = f"POST {url.path} HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Type: application/json\r\n"
-    requests = itertools.cycle([f"{head}Content-Length: {len(own)}\r\n\r\n{own}".encode() for own in bodies])
+    messages = [f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode() for body in bodies]
+    requests = itertools.cycle(messages)
 
-    async def call(until: float, taken: list[float]) -> None:
+    async def call(until: float) -> list[float]:
+        times = []
         reader, writer = await asyncio.open_connection(url.hostname, url.port)
         while (started := time.perf_counter()) < until:
             writer.write(next(requests))
@@ -219,27 +213,25 @@ def _singles(url: SplitResult, model: str, queries: Sequence[str], callers: int)
                 raise RuntimeError(f"{url.netloc}: {lines[0].decode()}")
             (length,) = (int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length"))
             await reader.readexactly(length)
-            taken.append(time.perf_counter() - started)
+            times.append(time.perf_counter() - started)
         writer.close()
+        return times
 
     async def load(seconds: float) -> list[float]:
-        taken: list[float] = []
-        await asyncio.gather(*[call(time.perf_counter() + seconds, taken) for _ in range(callers)])
-        return taken
+        times = await asyncio.gather(*[call(time.perf_counter() + seconds) for _ in range(callers)])
+        return [*itertools.chain(*times)]
 
     asyncio.run(load(WARM_SECONDS))
-    taken = asyncio.run(load(SECONDS))
-    return len(taken) / SECONDS, median(taken)
+    times = asyncio.run(load(SECONDS))
+    return len(times) / SECONDS, median(times)
 
 
 def _grpc_singles(target: str, model: str, queries: Sequence[str], callers: int) -> tuple[float, float]:
     """The same over attention.v1."""
-    asked = [pb.TextSequences(texts=[query]) for query in queries]
-    messages = [
-        pb.AttendRequest(model_name=model, text=own, embedding=pb.EmbeddingOptions()) for own in asked
-    ]
-    encoded = [EncodedRequest(message.SerializeToString(), 1, 1) for message in messages]
-    caller = UnaryCaller(target, METHODS[Api.ATTENTION], encoded)
+    options: Any = {"model_name": model, "embedding": pb.EmbeddingOptions()}
+    messages = [pb.AttendRequest(text=pb.TextSequences(texts=[query]), **options) for query in queries]
+    requests = [EncodedRequest(message.SerializeToString(), 1, 1) for message in messages]
+    caller = UnaryCaller(target, METHODS[Api.ATTENTION], requests)
     result = measure(caller, 0, callers, MeasurementWindow(SECONDS, WARM_SECONDS))
     if result.failures:
         raise RuntimeError(f"{result.failures} calls failed")

@@ -7,11 +7,11 @@ the moment at which a request was due.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import cycle
+from itertools import chain, cycle
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from benchmarks.channel import Caller, Completion, EncodedRequest, StreamCaller, UnaryCaller, clock
 from benchmarks.processes import process_tree, processor_seconds
 from benchmarks.wire import METHODS, Api, decode, encode
-from benchmarks.workload import Array, Lengths, Model, sequences
+from benchmarks.workload import Array, Lengths, Model, groups
 
 HEAD_START = 50_000_000
 """Nanoseconds between drawing a schedule and its start."""
@@ -88,16 +88,10 @@ def poisson(rate: float, seconds: float, *, seed: int) -> NDArray[np.int64]:
 @lru_cache(maxsize=16)
 def encoded_requests(endpoint: Endpoint) -> tuple[EncodedRequest, ...]:
     """Encodes all requests that are sent to an endpoint in turn."""
-    pool, size = sequences(endpoint.model, endpoint.lengths), endpoint.per_request
-    full = pool * -(-size // len(pool))  # repeats a small pool to fill one request
-    groups = [full[at : at + size] for at in range(0, len(full), size)]
+    model = endpoint.model
     return tuple(
-        EncodedRequest(
-            encode(endpoint.api, endpoint.model, group),
-            len(group),
-            sum(map(len, group)),
-        )
-        for group in groups
+        EncodedRequest(encode(endpoint.api, model, group), len(group), sum(map(len, group)))
+        for group in groups(model, endpoint.lengths, endpoint.per_request)
     )
 
 
@@ -111,9 +105,7 @@ def measure(caller: Caller, pid: int, in_flight: int, window: MeasurementWindow)
     for _ in range(in_flight):
         caller.start()
     _exchange(caller, window.warm_seconds, in_flight)
-    meter = _Meter(pid)
-    completions = _exchange(caller, window.seconds, 2 * in_flight)
-    result = meter.read(completions)
+    result = _summarise(pid, lambda: _exchange(caller, window.seconds, 2 * in_flight))
     for _ in range(in_flight):
         caller.finish()
     caller.close()
@@ -138,8 +130,7 @@ def open_loop(endpoint: Endpoint, rate: float, seconds: float, seed: int) -> Loa
     caller.start()
     caller.finish()  # establishes the connection before the schedule starts
     due = poisson(rate, seconds, seed=seed)
-    meter = _Meter(endpoint.pid)
-    result = meter.read(send_when_due([caller], due + clock() + HEAD_START))
+    result = _summarise(endpoint.pid, lambda: send_when_due([caller], due + clock() + HEAD_START))
     caller.close()
     return result
 
@@ -159,7 +150,7 @@ def send_when_due(callers: Sequence[Caller], due: NDArray[np.int64]) -> list[Com
         counts = [len(due[at :: len(callers)]) for at in range(len(callers))]
         ends = list(pool.map(lambda caller, count: [caller.finish() for _ in range(count)], callers, counts))
         sending.result()
-    return [end for own in ends for end in own]
+    return [*chain.from_iterable(ends)]
 
 
 def _open(endpoint: Endpoint) -> Caller:
@@ -167,27 +158,21 @@ def _open(endpoint: Endpoint) -> Caller:
     return kind(endpoint.address, METHODS[endpoint.api], encoded_requests(endpoint))
 
 
-class _Meter:
-    """Measures wall-clock and processor time from its creation to `read`."""
-
-    def __init__(self, pid: int) -> None:
-        self._server = process_tree(pid) if pid else []
-        self._server_seconds = processor_seconds(self._server)
-        self._started = clock()
-
-    def read(self, completions: list[Completion]) -> LoadResult:
-        """Summarises the window up to the last completion."""
-        seconds = (completions[-1].ended - self._started) / 1e9
-        server_seconds = processor_seconds(self._server) - self._server_seconds
-        answered = [one for one in completions if one.succeeded]
-        return LoadResult(
-            seconds=seconds,
-            latencies=np.array([one.ended - one.started for one in answered], np.int64),
-            sequences=sum(one.request.sequences for one in answered),
-            tokens=sum(one.request.tokens for one in answered),
-            failures=len(completions) - len(answered),
-            server_seconds=server_seconds,
-        )
+def _summarise(pid: int, send: Callable[[], list[Completion]]) -> LoadResult:
+    """Sends a load, and measures its wall-clock and processor time up to the last completion."""
+    server = process_tree(pid) if pid else []
+    server_seconds, started = processor_seconds(server), clock()
+    completions = send()
+    answered = [completion for completion in completions if completion.succeeded]
+    requests = [completion.request for completion in answered]
+    return LoadResult(
+        seconds=(completions[-1].ended - started) / 1e9,
+        latencies=np.array([answer.ended - answer.started for answer in answered], np.int64),
+        sequences=sum(request.sequences for request in requests),
+        tokens=sum(request.tokens for request in requests),
+        failures=len(completions) - len(answered),
+        server_seconds=processor_seconds(server) - server_seconds,
+    )
 
 
 def first_response(endpoint: Endpoint) -> list[Array]:

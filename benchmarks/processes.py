@@ -13,20 +13,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import NamedTuple
 
 LIBRARIES = ("grpcio", "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "protobuf", "torch")
 STOP_SECONDS = 30
 PROC = Path("/proc")
 TICKS = os.sysconf("SC_CLK_TCK")
 STATE, PARENT, USER_TICKS, SYSTEM_TICKS = 0, 1, 11, 12  # fields of /proc/PID/stat after the name
-
-
-class ServerAddress(NamedTuple):
-    """The address of a server, and the process whose processor time is attributed to it; 0 if unknown."""
-
-    address: str
-    pid: int
 
 
 def worker() -> ProcessPoolExecutor:
@@ -77,11 +69,10 @@ def process_tree(pid: int) -> list[int]:
     for folder in PROC.iterdir():
         if folder.name.isdigit() and (fields := _stat(int(folder.name))):
             children.setdefault(int(fields[PARENT]), []).append(int(folder.name))
-    found, at = [pid], 0
-    while at < len(found):
-        found += children.get(found[at], [])
-        at += 1
-    return found
+    tree = [pid]
+    for parent in tree:  # also those that this appends
+        tree += children.get(parent, [])
+    return tree
 
 
 def is_running(pid: int) -> bool:
@@ -114,19 +105,17 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def machine() -> dict[str, str]:
-    """Returns processor, cores, memory and kernel."""
+def environment() -> dict[str, str]:
+    """Returns the date, the machine, and the versions of Python and of those libraries that are installed."""
     processor = re.search(r"^model name\s*: (.*)$", (PROC / "cpuinfo").read_text(), re.MULTILINE)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    libraries = {package.name: package.version for package in distributions() if package.name in LIBRARIES}
     return {
+        "date": now(),
         "processor": processor[1] if processor else "unknown",
         "cores": f"{cores()} of {os.cpu_count()}",
         "memory": f"{memory:.1f} GiB",
         "kernel": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        **dict(sorted(libraries.items())),
     }
-
-
-def library_versions() -> dict[str, str]:
-    """Returns the versions of Python and of those libraries that are installed."""
-    installed = {found.name: found.version for found in distributions() if found.name in LIBRARIES}
-    return {"python": platform.python_version(), **dict(sorted(installed.items()))}

@@ -7,22 +7,15 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 
 from benchmarks.markdown import table, text
-from benchmarks.run import EAGER, ECHO, ONNX, SERVICE, STREAM, TYPED, Findings
-from benchmarks.systems import (
-    PERCENTS,
-    Measurement,
-    Metric,
-    Spread,
-    of,
-    ratio,
-    sequences_per_second,
-)
+from benchmarks.run import EAGER, ECHO, ONNX, SERVICE, STREAM, TYPED, Findings, Grid
+from benchmarks.systems import PERCENTS, median_of, ratio
 from benchmarks.workload import Cell
 
 mpl.use("Agg")
 METHOD = Path(__file__).with_name("method.md")
 PROOF = ("model", "precision", "outputs compared", "largest error", "tolerance", "operators on the host")
-Grid = dict[Cell, dict[str, list[Measurement | None]]]
+PERCENTILES = [f"p{percent:g}" for percent in PERCENTS]
+AT_RATES = ("case", "system", "requests/s (share of closed-loop rate)", *PERCENTILES, "requests", "failed")
 
 
 def write(findings: Findings, conditions: dict[str, str], folder: Path) -> Path:
@@ -33,11 +26,9 @@ def write(findings: Findings, conditions: dict[str, str], folder: Path) -> Path:
     counted = Counter(findings.failures).items()
     sections = {
         "Proof: graphs compared with eager PyTorch": table(PROOF, findings.proof) if findings.proof else "",
-        "Sequences per second": metric_table(grid, sequences_per_second),
-        "Median latency of one request (in process: of one call), µs": metric_table(
-            grid, lambda one: one.p50
-        ),
-        "At fixed rates, µs": _at_rates(findings),
+        "Sequences per second": metric_table(grid, "sequences_per_second"),
+        "Median latency of one request (in process: of one call), µs": metric_table(grid, "p50"),
+        "At fixed rates, µs": table(AT_RATES, findings.at_rates) if findings.at_rates else "",
         "Ratios": _ratios(grid),
         "Plot": "![Sequences per second by the number of requests in flight](rates.png)",
         "Not measured": "\n".join(f"- {failure} ({count} times)" for failure, count in counted),
@@ -54,26 +45,19 @@ def write(findings: Findings, conditions: dict[str, str], folder: Path) -> Path:
     return path
 
 
-def middle(value: Spread | None) -> str:
-    """Formats a median."""
-    return text(value.median if value else None)
-
-
-def with_range(value: Spread | None) -> str:
-    """Formats the median of a ratio and its range."""
-    return "-" if value is None else f"{value.median:.2f} ({value.low:.2f} to {value.high:.2f})"
-
-
 def systems_of(grid: Grid) -> list[str]:
     """Returns each system once, in the order of measurement."""
     return list(dict.fromkeys(name for rounds in grid.values() for name in rounds))
 
 
-def metric_table(grid: Grid, metric: Metric) -> str:
+def metric_table(grid: Grid, metric: str) -> str:
     """One metric of every system in every cell."""
-    names = systems_of(grid)
-    rows = [(c.name, *(middle(of(rounds, name, metric)) for name in names)) for c, rounds in grid.items()]
-    return table(("case", *names), rows)
+    systems = systems_of(grid)
+    rows = [
+        (cell.name, *(text(median_of(rounds, system, metric)) for system in systems))
+        for cell, rounds in grid.items()
+    ]
+    return table(("case", *systems), rows)
 
 
 def plot(grid: Grid, path: Path) -> None:
@@ -84,9 +68,11 @@ def plot(grid: Grid, path: Path) -> None:
     figure, axes = plt.subplots(1, max(1, len(panels)), figsize=(4.5 * max(1, len(panels)), 4), squeeze=False)
     for ax, (title, cells) in zip(axes.flat, panels.items(), strict=False):
         for system in systems_of(grid):
-            rates = [(cell.in_flight, of(grid[cell], system, sequences_per_second)) for cell in cells]
-            if found := sorted((in_flight, rate.median) for in_flight, rate in rates if rate):
-                ax.plot(*zip(*found, strict=True), "o-", markersize=4, label=system)
+            rates = [
+                (cell.in_flight, median_of(grid[cell], system, "sequences_per_second")) for cell in cells
+            ]
+            if points := sorted((in_flight, rate) for in_flight, rate in rates if rate):
+                ax.plot(*zip(*points, strict=True), "o-", markersize=4, label=system)
         ax.set(title=title, xlabel="requests in flight", ylabel="sequences/s", xscale="log", yscale="log")
         ax.grid(visible=True, alpha=0.3)
     axes[0, 0].legend(fontsize=6)
@@ -97,27 +83,8 @@ def plot(grid: Grid, path: Path) -> None:
 
 def _ratios(grid: Grid) -> str:
     """The service divided by its ceilings and by the peers."""
-    own = (ONNX, EAGER, ECHO, SERVICE, TYPED, STREAM)
-    peers = [name for name in systems_of(grid) if name not in own]
+    peers = [name for name in systems_of(grid) if name not in (ONNX, EAGER, ECHO, SERVICE, TYPED, STREAM)]
     pairs = [(SERVICE, name) for name in (ONNX, ECHO, *peers)]
     pairs += [(TYPED, ONNX), (STREAM, TYPED), (ONNX, EAGER)]
-    rows = [(c.name, *(with_range(ratio(rounds, *pair)) for pair in pairs)) for c, rounds in grid.items()]
+    rows = [(cell.name, *(text(ratio(rounds, *pair)) for pair in pairs)) for cell, rounds in grid.items()]
     return table(("rows per second", *(f"{over} / {under}" for over, under in pairs)), rows)
-
-
-def _at_rates(findings: Findings) -> str:
-    if not findings.at_rates:
-        return ""
-    rows = [
-        (
-            f"{one.cell.lengths.name} x {one.cell.model.width}",
-            one.system,
-            f"{text(one.rate)} ({one.share:.0%})",
-            *map(text, one.latencies),
-            f"{one.requests:,}",
-            str(one.failures),
-        )
-        for one in findings.at_rates
-    ]
-    header = ("case", "system", "requests/s (share of closed-loop rate)")
-    return table((*header, *(f"p{percent:g}" for percent in PERCENTS), "requests", "failed"), rows)

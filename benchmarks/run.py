@@ -1,4 +1,4 @@
-"""A run: starts the systems, measures every cell in rounds, and keeps what was found."""
+"""A run: starts the systems, measures every cell in rounds, and keeps the results."""
 
 import sys
 import time
@@ -14,52 +14,38 @@ from benchmarks import compute, load
 from benchmarks.channel import CallFailedError
 from benchmarks.checkout import Checkout
 from benchmarks.load import Endpoint, MeasurementWindow
-from benchmarks.processes import ServerAddress, free_ports, running, worker
-from benchmarks.systems import (
-    InProcess,
-    Measurement,
-    Served,
-    agree,
-    measure_in_rounds,
-    of,
-    percentiles,
-    sequences_per_second,
-)
+from benchmarks.markdown import text
+from benchmarks.processes import free_ports, running, worker
+from benchmarks.systems import InProcess, Rounds, Served, agree, measure_in_rounds, median_of, percentiles
 from benchmarks.wire import Api
 from benchmarks.workload import MIXED, NARROW, SHORT, Array, Cell, Model, Plan
 from scripts.local_server import ROOT
 
 ONNX, EAGER, ECHO = "ONNX Runtime in process", "eager PyTorch in process", "bare gRPC echo"
 SERVICE, TYPED, STREAM = "service", "service, attention.v1", "service, stream"
-Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class AtRate:
-    """One system at a fixed rate, all rounds together; latencies in microseconds, at systems.PERCENTS."""
-
-    cell: Cell
-    system: str
-    rate: float
-    share: float
-    requests: int
-    failures: int
-    latencies: list[float | None]
+Grid = dict[Cell, Rounds]
 
 
 @dataclass
 class Findings:
-    """What a run has measured so far; `proof` is filled on a GPU only."""
+    """What a run has measured so far.
 
-    grid: dict[Cell, dict[str, list[Measurement | None]]] = field(default_factory=dict)
-    at_rates: list[AtRate] = field(default_factory=list)
+    Attributes:
+        grid: The measurements of each cell.
+        at_rates: Rows of the report: one system at a fixed rate, all rounds together.
+        failures: What could not be measured, and why.
+        proof: Rows of the report: graphs compared with eager PyTorch; on a GPU only.
+    """
+
+    grid: Grid = field(default_factory=dict)
+    at_rates: list[tuple[str, ...]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     proof: list[tuple[str, ...]] = field(default_factory=list)
 
 
 @contextmanager
-def echo(work: Path) -> Iterator[ServerAddress]:
-    """Runs the transport ceiling."""
+def echo(work: Path) -> Iterator[tuple[str, int]]:
+    """Runs the transport ceiling, and yields its address and process."""
     (port,) = free_ports()
     address, command = f"127.0.0.1:{port}", [sys.executable, "-m", "benchmarks.echo", str(port)]
     with running(command, work / "echo.log", environ, ROOT) as process:
@@ -69,7 +55,7 @@ def echo(work: Path) -> Iterator[ServerAddress]:
                 break
             except CallFailedError:
                 time.sleep(0.1)
-        yield ServerAddress(address, process.pid)
+        yield address, process.pid
 
 
 def run(
@@ -78,7 +64,7 @@ def run(
     options: Sequence[str],
     peers: dict[str, str],
     findings: Findings,
-    report_progress: Progress,
+    report_progress: Callable[[str], None],
 ) -> None:
     """Measures all models of a plan. A system that fails in a cell is recorded and skipped.
 
@@ -96,16 +82,17 @@ def run(
     options = (f"--provider={plan.device}", *plan.server_options, *options)
     with ExitStack() as stack:
         generator, onnx, torch = (stack.enter_context(worker()) for _ in range(3))
-        service = stack.enter_context(Checkout().serving(repository, work / "service.log", *options))
+        server = stack.enter_context(Checkout().serving(repository, work / "service.log", *options))
+        service = server.target, server.process.pid
         window = MeasurementWindow(plan.seconds, plan.warm_seconds)
         served = [
-            Served(ECHO, stack.enter_context(echo(work)), Api.ECHO, generator, window),
-            Served(SERVICE, service, Api.OPEN_INFERENCE, generator, window),
-            Served(TYPED, service, Api.ATTENTION, generator, window),
-            Served(STREAM, service, Api.ATTENTION_STREAM, generator, window),
+            Served(ECHO, *stack.enter_context(echo(work)), Api.ECHO, generator, window),
+            Served(SERVICE, *service, Api.OPEN_INFERENCE, generator, window),
+            Served(TYPED, *service, Api.ATTENTION, generator, window),
+            Served(STREAM, *service, Api.ATTENTION_STREAM, generator, window),
         ]
         for name, address in peers.items():
-            served.append(Served(name, ServerAddress(address, 0), Api.OPEN_INFERENCE, generator, window))
+            served.append(Served(name, address, 0, Api.OPEN_INFERENCE, generator, window))
         alone = [
             InProcess(ONNX, onnx, compute.onnx_run, repository, plan.compute_seconds, plan.device),
             InProcess(EAGER, torch, compute.eager_run, repository, plan.compute_seconds, plan.device),
@@ -127,14 +114,14 @@ def run(
             for cell in plan.open_cells:
                 if cell.model == model:
                     report_progress(f"{cell.name}, at fixed rates")
-                    findings.at_rates += _at_rates(cell, valid, plan, findings)
+                    findings.at_rates += _at_rates(cell, valid, plan, findings.grid[cell])
 
 
 def _valid(
     model: Model, served: Sequence[Served], expected: list[Array], failures: list[str]
 ) -> list[Served]:
     """Returns the systems that answer a first request with the right values."""
-    found = []
+    valid = []
     for system in served:
         try:
             first = system.first_response(Cell(model, MIXED, 1))
@@ -142,31 +129,36 @@ def _valid(
             failures.append(f"{system.name}, {model.name}, all cells: {error}")
             continue
         if system.api is Api.ECHO or agree(first, expected, model.precision):
-            found.append(system)
+            valid.append(system)
         else:
             failures.append(
                 f"{system.name}, {model.name}: other context vectors than those computed in process"
             )
-    return found
+    return valid
 
 
-def _at_rates(cell: Cell, served: Sequence[Served], plan: Plan, findings: Findings) -> list[AtRate]:
-    """Measures latency at shares of each system's closed-loop rate, in rounds."""
-    found = []
+def _at_rates(
+    cell: Cell, served: Sequence[Served], plan: Plan, closed_loop: Rounds
+) -> Iterator[tuple[str, ...]]:
+    """Measures latency at shares of each system's closed-loop rate, in rounds; yields rows of the report."""
     # Streams answer in order, and the echo computes nothing.
     systems = [system for system in served if system.api is Api.OPEN_INFERENCE]
     for share in plan.shares:
         for system in systems:
-            capacity = of(findings.grid[cell], system.name, sequences_per_second)
+            capacity = median_of(closed_loop, system.name, "sequences_per_second")
             if capacity is None:
                 continue
-            rate, endpoint = capacity.median * share, system.endpoint(replace(cell, per_request=1))
+            rate, endpoint = capacity * share, system.endpoint(replace(cell, per_request=1))
             results = [
                 system.generator.submit(load.open_loop, endpoint, rate, plan.open_seconds, seed).result()
                 for seed in range(plan.rounds)
             ]
             latencies = np.concatenate([result.latencies for result in results])
-            failed = sum(result.failures for result in results)
-            values = percentiles(latencies)
-            found.append(AtRate(cell, system.name, rate, share, len(latencies), failed, values))
-    return found
+            yield (
+                f"{cell.lengths.name} x {cell.model.width}",
+                system.name,
+                f"{text(rate)} ({share:.0%})",
+                *map(text, percentiles(latencies)),
+                f"{len(latencies):,}",
+                str(sum(result.failures for result in results)),
+            )

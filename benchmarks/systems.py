@@ -1,6 +1,6 @@
 """The systems that are measured side by side, and what a cell's rounds say about them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,6 @@ from attention_serving.server.engine.run.provider import Provider
 from benchmarks import compute, load
 from benchmarks.channel import CallFailedError
 from benchmarks.load import Endpoint, MeasurementWindow
-from benchmarks.processes import ServerAddress
 from benchmarks.wire import Api
 from benchmarks.workload import Array, Cell
 
@@ -40,21 +39,21 @@ class Measurement:
 
     sequences_per_second: float
     tokens_per_second: float
-    p50: float | None
+    p50: float
     server_us: float = 0.0
 
 
-Metric = Callable[[Measurement], float | None]
 Rounds = Mapping[str, Sequence[Measurement | None]]
 """The measurements of a cell: for each system one of each round, None where it failed."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """A server under load."""
+    """A server under load. `pid` is that of the process whose time is measured; 0 if it is unknown."""
 
     name: str
-    server: ServerAddress
+    address: str
+    pid: int
     api: Api
     generator: ProcessPoolExecutor
     window: MeasurementWindow
@@ -62,21 +61,19 @@ class Served:
     def endpoint(self, cell: Cell) -> Endpoint:
         """Returns the requests that the load generator sends."""
         count = cell.per_request if self.api is Api.ATTENTION else 1
-        server = self.server
-        return Endpoint(server.address, server.pid, self.api, cell.model, cell.lengths, count)
+        return Endpoint(self.address, self.pid, self.api, cell.model, cell.lengths, count)
 
     def measure(self, cell: Cell) -> Measurement:
         """Measures the server once in a closed loop."""
         single = cell.per_request > 1 and self.api is not Api.ATTENTION
         in_flight = cell.per_request if single else cell.in_flight
-        job = self.generator.submit(load.closed_loop, self.endpoint(cell), in_flight, self.window)
-        result = job.result()
+        result = self.generator.submit(load.closed_loop, self.endpoint(cell), in_flight, self.window).result()
         if result.failures:
             raise MeasurementError(f"{result.failures} requests failed")
         return Measurement(
             sequences_per_second=result.sequences / result.seconds,
             tokens_per_second=result.tokens / result.seconds,
-            p50=percentiles(result.latencies)[0],
+            p50=float(np.median(result.latencies)) / 1000,
             server_us=1e6 * result.server_seconds / len(result.latencies),
         )
 
@@ -110,22 +107,22 @@ def measure_in_rounds(
     cell: Cell, systems: Sequence[Served | InProcess], rounds: int, failures: list[str]
 ) -> dict[str, list[Measurement | None]]:
     """Measures each system once in each round. Each round begins with another system."""
-    found: dict[str, list[Measurement | None]] = {system.name: [] for system in systems}
+    measurements: dict[str, list[Measurement | None]] = {system.name: [] for system in systems}
     for at in range(rounds):
         first = at % len(systems)
         for system in (*systems[first:], *systems[:first]):
             try:
-                measured = system.measure(cell)
+                measurement = system.measure(cell)
             except (CallFailedError, MeasurementError) as error:
                 failures.append(f"{system.name}, {cell.name}: {error}")
-                measured = None
-            found[system.name].append(measured)
-    return found
+                measurement = None
+            measurements[system.name].append(measurement)
+    return measurements
 
 
-def agree(found: list[Array], expected: list[Array], precision: Precision) -> bool:
+def agree(arrays: list[Array], expected: list[Array], precision: Precision) -> bool:
     """Returns whether two lists hold as many arrays, of equal shapes and of values within the tolerance."""
-    return len(found) == len(expected) and all(map(ACCEPTED[precision].holds, found, expected))
+    return len(arrays) == len(expected) and all(map(ACCEPTED[precision].holds, arrays, expected))
 
 
 class Spread(NamedTuple):
@@ -135,16 +132,14 @@ class Spread(NamedTuple):
     low: float
     high: float
 
-
-def spread(values: Iterable[float | None]) -> Spread | None:
-    """Summarises values; returns None if all of them are None."""
-    found = [value for value in values if value is not None]
-    return Spread(median(found), min(found), max(found)) if found else None
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
-def of(rounds: Rounds, system: str, metric: Metric) -> Spread | None:
-    """Summarises a metric of one system."""
-    return spread(metric(one) for one in rounds.get(system, ()) if one is not None)
+def median_of(rounds: Rounds, system: str, metric: str) -> float | None:
+    """Returns the median of an attribute of the measurements of one system; None if all of them failed."""
+    values = [getattr(measurement, metric) for measurement in rounds.get(system, ()) if measurement]
+    return median(values) if values else None
 
 
 def ratio(rounds: Rounds, over: str, under: str) -> Spread | None:
@@ -153,13 +148,9 @@ def ratio(rounds: Rounds, over: str, under: str) -> Spread | None:
     The systems of a round were measured one after the other: a disturbance of the machine affects all of
     them, and their ratio changes little.
     """
-    turns = zip(rounds.get(over, ()), rounds.get(under, ()), strict=False)
-    return spread(one.tokens_per_second / other.tokens_per_second for one, other in turns if one and other)
-
-
-def sequences_per_second(one: Measurement) -> float:
-    """Sequences per second."""
-    return one.sequences_per_second
+    pairs = zip(rounds.get(over, ()), rounds.get(under, ()), strict=False)
+    ratios = [a.tokens_per_second / b.tokens_per_second for a, b in pairs if a and b]
+    return Spread(median(ratios), min(ratios), max(ratios)) if ratios else None
 
 
 def percentiles(latencies: NDArray[np.int64]) -> list[float | None]:
@@ -169,6 +160,6 @@ def percentiles(latencies: NDArray[np.int64]) -> list[float | None]:
     latency of a single stall.
     """
     count, (middle, *further) = len(latencies), PERCENTS
-    known = [middle, *(percent for percent in further if round(count * (100 - percent) / 100, 6) >= 1)]
-    values = np.percentile(latencies, known, method="inverted_cdf") / 1000 if count else ()
+    percents = [middle, *(percent for percent in further if round(count * (100 - percent) / 100, 6) >= 1)]
+    values = np.percentile(latencies, percents, method="inverted_cdf") / 1000 if count else ()
     return [*map(float, values), *[None] * (len(PERCENTS) - len(values))]

@@ -85,6 +85,13 @@ def sequences(model: Model, lengths: Lengths) -> tuple[Array, ...]:
     )
 
 
+def groups(model: Model, lengths: Lengths, size: int) -> list[tuple[Array, ...]]:
+    """Returns the sequences in groups of `size`; a small pool is repeated to fill one group."""
+    pool = sequences(model, lengths)
+    repeated = pool * -(-size // len(pool))
+    return [repeated[at : at + size] for at in range(0, len(repeated), size)]
+
+
 @dataclass(frozen=True)
 class Cell:
     """A point of the grid: a model, lengths, and a load.
@@ -103,10 +110,9 @@ class Cell:
     @property
     def name(self) -> str:
         """Name in reports."""
-        each = f" of {self.per_request}" if self.per_request > 1 else ""
-        precision = self.model.precision
-        shown = "" if precision is Precision.FP32 else f"{precision}, "
-        return f"{shown}{self.lengths.name} x {self.model.width}, {self.in_flight}{each} in flight"
+        size = f" of {self.per_request}" if self.per_request > 1 else ""
+        precision = "" if self.model.precision is Precision.FP32 else f"{self.model.precision}, "
+        return f"{precision}{self.lengths.name} x {self.model.width}, {self.in_flight}{size} in flight"
 
 
 NARROW = Model(64, 4)

@@ -71,8 +71,8 @@ def make_app(server: str, model: str, timeout: float) -> Starlette:
 
 async def failed(_: Request, error: Exception) -> JSONResponse:
     """The answer to a request whose call failed."""
-    found = (status for kind, status in STATUSES.items() if isinstance(error, kind))
-    status = next(found, HTTPStatus.BAD_GATEWAY)
+    statuses = (status for kind, status in STATUSES.items() if isinstance(error, kind))
+    status = next(statuses, HTTPStatus.BAD_GATEWAY)
     headers = {}
     if status is HTTPStatus.SERVICE_UNAVAILABLE:
         headers["retry-after"] = str(max(1, math.ceil(getattr(error, "retry_after", None) or 0)))
@@ -87,10 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=10, help="seconds of a call (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8080, help="0: any free port (default: %(default)s)")
     parser.add_argument("--grace", type=int, default=30, help="seconds to end within (default: %(default)s)")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again once it has ended
-    app = make_app(given.server, given.model, given.timeout)
-    uvicorn.run(app, port=given.port, timeout_graceful_shutdown=given.grace)
+    app = make_app(options.server, options.model, options.timeout)
+    uvicorn.run(app, port=options.port, timeout_graceful_shutdown=options.grace)
     return 0
 
 

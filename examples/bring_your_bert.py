@@ -57,8 +57,8 @@ def make_tiny_bert(folder: Path) -> Path:
 def compare(client: AttentionClient, name: str, loaded: TextEncoder, folder: Path) -> float:
     """Prints the largest differences of served values from PyTorch's, and returns the larger one."""
     library = transformers.AutoModel.from_pretrained(folder).eval()
-    named = loaded.library
-    prompt = named.prompts[named.default_prompt_name] if named and named.default_prompt_name else ""
+    model = loaded.library
+    prompt = model.prompts[model.default_prompt_name] if model and model.default_prompt_name else ""
     embeddings = client.embed(name, TEXTS)  # (texts, d)
     tokens = client.attend_text(name, TEXTS).context_vectors  # (T, d) for each text
     differences = []
@@ -80,22 +80,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--name", default="my-bert", help="name of the model (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("model_repository"), help="(default: %(default)s)")
     parser.add_argument("--replace", action="store_true", help="replace another model of this name")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = given.folder or make_tiny_bert(Path(temporary) / "bert")
+        folder = options.folder or make_tiny_bert(Path(temporary) / "bert")
         try:
             loaded = load_encoder(folder)
             path, _ = write_artifact(
-                encoder_spec(loaded), ModelId(given.name), given.out, replace=given.replace
+                encoder_spec(loaded), ModelId(options.name), options.out, replace=options.replace
             )
         except (ValueError, ExportError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
         print(f"exported to {path}")
-        only = ("--model-control=explicit", f"--load-model={given.name}")
+        only = ("--model-control=explicit", f"--load-model={options.name}")
         log = Path(temporary) / "log"
-        with serving(given.out, log, *only) as server, AttentionClient(server.target) as client:
-            return int(compare(client, given.name, loaded, folder) > TOLERANCE)
+        with serving(options.out, log, *only) as server, AttentionClient(server.target) as client:
+            return int(compare(client, options.name, loaded, folder) > TOLERANCE)
 
 
 if __name__ == "__main__":

@@ -29,21 +29,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="(default: %(default)s)")
     parser.add_argument("--model", required=True, help="name of a text encoder")
     parser.add_argument("--api-key", default="unused", help="bearer token of the server, if it asks for one")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     embeddings = OpenAIEmbeddings(
-        model=given.model,
-        base_url=given.url,
-        api_key=SecretStr(given.api_key),
+        model=options.model,
+        base_url=options.url,
+        api_key=SecretStr(options.api_key),
         check_embedding_ctx_length=False,
     )
     store = InMemoryVectorStore(embeddings)
     try:
         store.add_texts(TEXTS)
-        found = store.similarity_search_with_score(given.question, k=len(TEXTS))
+        results = store.similarity_search_with_score(options.question, k=len(TEXTS))
     except openai.OpenAIError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    for document, score in found:
+    for document, score in results:
         print(f"{score:.4f}  {document.page_content}")
     return 0
 

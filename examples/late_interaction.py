@@ -35,16 +35,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("texts", nargs="+")
     parser.add_argument("--server", default="127.0.0.1:8001", help="HOST:PORT (default: %(default)s)")
     parser.add_argument("--model", required=True, help="name of a text encoder")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        with AttentionClient(given.server) as client:
-            query, *texts = client.attend_text(given.model, [given.query, *given.texts]).context_vectors
+        with AttentionClient(options.server) as client:
+            query, *texts = client.attend_text(options.model, [options.query, *options.texts]).context_vectors
     except AttentionClientError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     scores = np.array([max_sim(unit(query), unit(text)) for text in texts])
     for index in np.argsort(-scores, kind="stable"):
-        print(f"{scores[index]:.3f}  {given.texts[index]}")
+        print(f"{scores[index]:.3f}  {options.texts[index]}")
     return 0
 
 

@@ -28,15 +28,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="(default: %(default)s)")
     parser.add_argument("--model", required=True, help="name of a text encoder")
     parser.add_argument("--api-key", default="unused", help="bearer token of the server, if it asks for one")
-    given = parser.parse_args(arguments)
-    embedding = OpenAIEmbedding(model_name=given.model, api_base=given.url, api_key=given.api_key)
+    options = parser.parse_args(arguments)
+    embedding = OpenAIEmbedding(model_name=options.model, api_base=options.url, api_key=options.api_key)
     try:
         index = VectorStoreIndex([TextNode(text=text) for text in TEXTS], embed_model=embedding)
-        found = index.as_retriever(similarity_top_k=len(TEXTS)).retrieve(given.question)
+        nodes = index.as_retriever(similarity_top_k=len(TEXTS)).retrieve(options.question)
     except openai.OpenAIError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    for node in found:
+    for node in nodes:
         print(f"{node.get_score():.4f}  {node.get_content()}")
     return 0
 

@@ -56,15 +56,15 @@ def embed_passages(
     client: AttentionClient, model: str, texts: Mapping[str, str], length: int
 ) -> tuple[list[Passage], Vectors]:
     """The passages of all texts, and their vectors (passages, d) of length 1."""
-    spans = {name: found for name, text in texts.items() if (found := split(text, length))}
+    spans = {name: offsets for name, text in texts.items() if (offsets := split(text, length))}
     passages = [Passage(name, texts[name][start:end]) for name in spans for start, end in spans[name]]
     if not passages:
         raise ValueError("the texts are empty")
     vectors = client.embed(model, [texts[name] for name in spans], spans=list(spans.values()))
-    return passages, normalised(np.concatenate(vectors))
+    return passages, normalise(np.concatenate(vectors))
 
 
-def normalised(vectors: Vectors) -> Vectors:
+def normalise(vectors: Vectors) -> Vectors:
     """Vectors (..., d) divided by their lengths."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return np.asarray(vectors / np.maximum(lengths, np.finfo(np.float32).tiny), np.float32)
@@ -79,17 +79,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", required=True, help="name of a text encoder")
     parser.add_argument("--length", type=int, default=20, help="characters (default: %(default)s)")
     parser.add_argument("--top", type=int, default=3, help="passages to print (default: %(default)s)")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        texts = {str(path): path.read_text(encoding="utf-8") for path in given.files} or TEXTS
-        with AttentionClient(given.server) as client:
-            passages, vectors = embed_passages(client, given.model, texts, given.length)
-            question = normalised(client.embed(given.model, given.question))
+        texts = {str(path): path.read_text(encoding="utf-8") for path in options.files} or TEXTS
+        with AttentionClient(options.server) as client:
+            passages, vectors = embed_passages(client, options.model, texts, options.length)
+            question = normalise(client.embed(options.model, options.question))
     except (AttentionClientError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     scores = vectors @ question  # (passages,)
-    for index in np.argsort(-scores, kind="stable")[: given.top]:
+    for index in np.argsort(-scores, kind="stable")[: options.top]:
         print(f"{scores[index]:.3f}  {passages[index].source}: {passages[index].text}")
     return 0
 

@@ -38,8 +38,8 @@ def compare(server: str, model: str) -> float:
     """The largest difference between the encoder and one whose first layer asks the server."""
     rows = torch.randn(2, 6, WIDTH, generator=torch.Generator().manual_seed(1))
     local, remote = build(), build()
-    own = remote.layers[0].self_attn
-    remote.layers[0].self_attn = RemoteAttention(server, model, batch_first=True, fallback=own)
+    attention = remote.layers[0].self_attn
+    remote.layers[0].self_attn = RemoteAttention(server, model, batch_first=True, fallback=attention)
     return float((remote(rows) - local(rows)).abs().max())
 
 
@@ -52,11 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     running = commands.add_parser("run", help="compare the encoder with one that asks the server")
     running.add_argument("server", help="HOST:PORT")
     running.add_argument("model", help="name of the exported layer")
-    given = parser.parse_args(arguments)
-    if given.command == "save":
-        save(given.path)
+    options = parser.parse_args(arguments)
+    if options.command == "save":
+        save(options.path)
     else:
-        difference = compare(given.server, given.model)
+        difference = compare(options.server, options.model)
         print(f"largest difference from the local encoder: {difference:.1e}")
     return 0
 

@@ -33,16 +33,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the task, and returns the exit status."""
-    given = parse(arguments)
+    options = parse(arguments)
     try:
         summary = enrich(
-            given.source,
-            given.output,
-            servers=given.server or ["127.0.0.1:8001"],
-            model=given.model,
-            column=given.column,
+            options.source,
+            options.output,
+            servers=options.server or ["127.0.0.1:8001"],
+            model=options.model,
+            column=options.column,
             pool="mean",
-            retry_seconds=given.retry_seconds,
+            retry_seconds=options.retry_seconds,
             resume=True,
         )
     except EnrichError as error:

@@ -36,23 +36,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=2048, help="of the document (default: %(default)s)")
     parser.add_argument("--questions", type=int, default=1000, help="with the context (default: %(default)s)")
     parser.add_argument("--plain", type=int, default=40, help="asked plainly too (default: %(default)s)")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     rng = np.random.default_rng(0)
-    with AttentionClient(given.server) as client:
-        query, *others = (each for each in client.model(given.model).inputs if not each.optional)
-        if not others:
-            parser.error(f"{given.model} does not compute cross-attention")
+    with AttentionClient(options.server) as client:
+        query, *tensors = (tensor for tensor in client.model(options.model).inputs if not tensor.optional)
+        if not tensors:
+            parser.error(f"{options.model} does not compute cross-attention")
         document: list[Any] = [
-            rng.standard_normal((given.rows, int(each.axes[-1])), np.float32) for each in others
+            rng.standard_normal((options.rows, int(tensor.axes[-1])), np.float32) for tensor in tensors
         ]
-        questions = rng.standard_normal((given.questions, QUESTION_ROWS, int(query.axes[-1])), np.float32)
+        questions = rng.standard_normal((options.questions, QUESTION_ROWS, int(query.axes[-1])), np.float32)
 
-        sample = [AttendInputs(question, *document) for question in questions[: given.plain]]
-        plain, expected = ask(client, given.model, sample)
-        with client.context(given.model, *document) as memory:
-            every = [AttendInputs(question, context=memory) for question in questions]
-            stored, found = ask(client, given.model, every)
-    difference = max(float(np.abs(one - other).max()) for one, other in zip(found, expected, strict=False))
+        sample = [AttendInputs(question, *document) for question in questions[: options.plain]]
+        plain, expected = ask(client, options.model, sample)
+        with client.context(options.model, *document) as memory:
+            requests = [AttendInputs(question, context=memory) for question in questions]
+            stored, results = ask(client, options.model, requests)
+    difference = max(float(np.abs(a - b).max()) for a, b in zip(results, expected, strict=False))
     print(f"plain: {plain:,.0f} questions/s")
     print(f"with a context of {memory.rows:,} rows: {stored:,.0f} questions/s")
     print(f"ratio: {stored / plain:.1f}")

@@ -4,13 +4,12 @@ Checks the usage without PyTorch, which takes seconds to import; `export.command
 0 if the export succeeded, 1 if it failed, 2 if the command was used wrongly.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from attention_serving.artifact.keys import KeyFileError
@@ -19,14 +18,12 @@ from attention_serving.export import VERSION, options
 from attention_serving.export.errors import ExportError
 from attention_serving.export.options import Source
 from attention_serving.export.precision import Precision
+from attention_serving.export.verify import FAILURE, console, fail
 from attention_serving.model.checkpoints.layouts import LAYOUTS
 from attention_serving.model.config import POOLINGS
 from attention_serving.model.presets import PRESETS
 
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
-console = Console(highlight=False, soft_wrap=True)
-errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-USAGE_ERROR, FAILURE = 2, 1
 # Names in errors that are not those of the parameters.
 OPTIONS = {"preset": "a preset", "truncates": "--truncate"}
 
@@ -70,33 +67,34 @@ def export(
     if list_presets:
         _print_presets()
         return
-    checkpoint = _given(layout=layout, prefix=prefix, heads=heads, causal=causal, cross=cross)
-    checkpoint |= _given(rotary_theta=rotary_theta)
-    text = _given(pooling=pooling, dimensions=tuple(dimensions or ()), truncates=truncate)
-    text |= _given(reference=reference, trust_remote_code=trust_remote_code)
+    checkpoint = _set_options(layout=layout, prefix=prefix, heads=heads, causal=causal, cross=cross)
+    checkpoint |= _set_options(rotary_theta=rotary_theta)
+    text = _set_options(pooling=pooling, dimensions=tuple(dimensions or ()), truncates=truncate)
+    text |= _set_options(reference=reference, trust_remote_code=trust_remote_code)
     if encoder is not None:
-        source = _encoder(encoder, text, _given(preset=preset, weights=weights, seed=seed) | checkpoint)
+        conflicts = _set_options(preset=preset, weights=weights, seed=seed) | checkpoint
+        source = _encoder(encoder, text, conflicts)
     elif text:
-        _refuse(f"{_names(text)} needs --encoder")
+        fail(f"{_flags(text)} needs --encoder")
     elif weights is not None:
         source = _checkpoint(weights, preset, seed, checkpoint)
     else:
         source = _preset(preset, seed, checkpoint)
     if describe:
-        with _failures_in_one_line():
+        with _report_failures():
             from attention_serving.export import command  # noqa: PLC0415 - imports PyTorch
 
-            command.describe(source, console)
+            command.describe(source)
         return
     if not (name or preset):
-        _refuse("--name is missing: give the name of the model")
+        fail("--name is missing: give the name of the model")
     try:
         model = ModelId(name or preset, version)
     except ValueError as error:
-        _refuse(str(error))
+        fail(str(error))
     if out is None:
-        _refuse("--out is missing: give the model repository to write into")
-    with _failures_in_one_line():
+        fail("--out is missing: give the model repository to write into")
+    with _report_failures():
         from attention_serving.export import command  # noqa: PLC0415 - imports PyTorch
 
         command.run(
@@ -104,68 +102,65 @@ def export(
             model,
             out,
             precision,
-            rtol=rtol,
-            atol=atol,
-            cosine=cosine,
+            tolerances=_set_options(rtol=rtol, atol=atol, cosine=cosine),
             replace=replace,
             sign_key=sign_key,
             targets=targets or (),
-            console=console,
         )
 
 
-def _given(**values: Any) -> dict[str, Any]:
-    """The options that were given; 0 is a value."""
-    return {name: own for name, own in values.items() if own or (own == 0 and own is not False)}
+def _set_options(**values: Any) -> dict[str, Any]:
+    """The options of the command line; 0 is a value."""
+    return {name: value for name, value in values.items() if value or (value == 0 and value is not False)}
 
 
-def _names(given: Mapping[str, Any]) -> str:
-    return ", ".join(OPTIONS.get(name, f"--{name.replace('_', '-')}") for name in given)
+def _flags(options: Iterable[str]) -> str:
+    return ", ".join(OPTIONS.get(name, f"--{name.replace('_', '-')}") for name in options)
 
 
-def _preset(preset: str, seed: int | None, given: Mapping[str, Any]) -> Source:
+def _preset(preset: str, seed: int | None, conflicts: Mapping[str, Any]) -> Source:
     if not preset:
-        _refuse("name a preset (--list shows them), or give --weights or --encoder")
+        fail("name a preset (--list shows them), or give --weights or --encoder")
     if preset not in PRESETS:
-        _refuse(f"preset {preset!r} does not exist; --list shows those that do")
-    if given:
-        _refuse(f"{_names(given)} needs --weights; a preset has its own configuration")
+        fail(f"preset {preset!r} does not exist; --list shows those that do")
+    if conflicts:
+        fail(f"{_flags(conflicts)} needs --weights; a preset has its own configuration")
     return Source(preset=preset, options={"seed": options.PRESET_SEED if seed is None else seed})
 
 
-def _checkpoint(weights: Path, preset: str, seed: int | None, given: Mapping[str, Any]) -> Source:
+def _checkpoint(weights: Path, preset: str, seed: int | None, arguments: Mapping[str, Any]) -> Source:
     if preset:
-        _refuse(f"preset {preset!r} and --weights exclude each other; give one of them")
+        fail(f"preset {preset!r} and --weights exclude each other; give one of them")
     if seed is not None:
-        _refuse("--seed needs a preset; with --weights, the checkpoint contains the weights")
+        fail("--seed needs a preset; with --weights, the checkpoint contains the weights")
     layouts = ", ".join(sorted(LAYOUTS))
-    if "layout" not in given:
-        _refuse(f"--layout is missing: give one of {layouts}")
-    if given["layout"] not in LAYOUTS:
-        _refuse(f"layout {given['layout']!r} does not exist; the layouts are: {layouts}")
-    if "heads" not in given:
-        _refuse("--heads is missing: give the number of query heads")
-    if "rotary_theta" in given and not LAYOUTS[given["layout"]].rotary:
-        _refuse(f"--rotary-theta: layout {given['layout']!r} has no rotary embedding")
-    return Source(weights=weights, options=given)
+    if (layout := arguments.get("layout")) is None:
+        fail(f"--layout is missing: give one of {layouts}")
+    if layout not in LAYOUTS:
+        fail(f"layout {layout!r} does not exist; the layouts are: {layouts}")
+    if "heads" not in arguments:
+        fail("--heads is missing: give the number of query heads")
+    if "rotary_theta" in arguments and not LAYOUTS[layout].rotary:
+        fail(f"--rotary-theta: layout {layout!r} has no rotary embedding")
+    return Source(weights=weights, options=arguments)
 
 
-def _encoder(folder: Path, given: Mapping[str, Any], others: Mapping[str, Any]) -> Source:
-    if others:
-        _refuse(f"--encoder and {_names(dict([*others.items()][:1]))} exclude each other; give one of them")
-    if "pooling" in given and given["pooling"] not in POOLINGS:
-        _refuse(f"--pooling {given['pooling']!r} does not exist; give one of {', '.join(POOLINGS)}")
-    return Source(encoder=folder, options=given)
+def _encoder(folder: Path, arguments: Mapping[str, Any], conflicts: Mapping[str, Any]) -> Source:
+    if conflicts:
+        fail(f"--encoder and {_flags([*conflicts][:1])} exclude each other; give one of them")
+    pooling = arguments.get("pooling", "")
+    if pooling and pooling not in POOLINGS:
+        fail(f"--pooling {pooling!r} does not exist; give one of {', '.join(POOLINGS)}")
+    return Source(encoder=folder, options=arguments)
 
 
 @contextmanager
-def _failures_in_one_line() -> Iterator[None]:
+def _report_failures() -> Iterator[None]:
     """Ends the command with one line and its status if an expected failure occurs."""
     try:
         yield
     except (ExportError, KeyFileError, OSError, ValueError) as error:
-        errors.print(f"error: {error}")
-        raise typer.Exit(FAILURE) from None
+        fail(str(error), FAILURE)
 
 
 def _print_presets() -> None:
@@ -173,12 +168,6 @@ def _print_presets() -> None:
     for name, preset in PRESETS.items():
         table.add_row(name, preset.description)
     console.print(table)
-
-
-def _refuse(message: str) -> NoReturn:
-    """Ends with the status of a wrong usage."""
-    errors.print(f"error: {message}")
-    raise typer.Exit(USAGE_ERROR)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ whichever the operator takes.
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
@@ -27,9 +26,7 @@ KNOWN_INPUTS = 4
 TO_THE_FIRST = -(2**31)
 # Operators that compute each element from those at its place.
 COMPARISONS = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
-ELEMENTWISE = frozenset(
-    {"Abs", "Add", "And", "Cast", "Mul", "Neg", "Not", "Or", "Sub", "Where", *COMPARISONS}
-)
+ELEMENTWISE = {"Abs", "Add", "And", "Cast", "Mul", "Neg", "Not", "Or", "Sub", "Where", *COMPARISONS}
 PAIR_AXES = 2  # (Tq, Tk)
 
 
@@ -56,7 +53,7 @@ def in_blocks(model: ir.Model, *, causal: bool) -> ir.Model:
     derived.graph.inputs.append(block_rows)
     for index, attention in enumerate(attentions):
         _check(attention)
-        loop = _BlockLoop(attention, f"blocks.{index}", causal or _is_causal(attention))
+        loop = _BlockLoop(attention, f"blocks.{index}", causal=causal or _is_causal(attention))
         context = loop.context(block_rows)
         ir.convenience.replace_nodes_and_values(
             derived.graph, attention, [attention], loop.outer.nodes, attention.outputs, [context]
@@ -77,7 +74,6 @@ def _is_causal(attention: ir.Node) -> bool:
     return flag is not None and bool(flag.as_int())
 
 
-@dataclass(frozen=True)
 class _BlockLoop:
     """The operators that take the place of one Attention operator.
 
@@ -86,34 +82,26 @@ class _BlockLoop:
     row 0 may have fewer than R rows, and is padded in front.
     """
 
-    attention: ir.Node
-    name: str
-    causal: bool
-
-    @cached_property
-    def outer(self) -> Builder:
-        """The operators around the loop."""
-        return Builder(self.name)
-
-    @cached_property
-    def axis(self) -> int:
-        """The axis of rows in the operator's inputs and output."""
-        return 1 if "q_num_heads" in self.attention.attributes else 2
+    def __init__(self, attention: ir.Node, name: str, *, causal: bool) -> None:
+        self.attention, self.name, self.causal = attention, name, causal
+        self.outer = Builder(name)  # the operators around the loop
+        # The axis of rows in the operator's inputs and output.
+        self.axis = 1 if "q_num_heads" in attention.attributes else 2
 
     def context(self, block_rows: ir.Value) -> ir.Value:
-        """The Tq rows of heads that the operator returns, from the wanted number of rows of a block."""
-        outer, (query, *_) = self.outer, _given(self.attention)
-        length, one = outer.size(query, self.axis), outer.integer(1)  # Tq
+        """The Tq rows of heads that the operator returns, from the largest number of rows of a block."""
+        outer, (query, *_) = self.outer, _inputs(self.attention)
+        length, unit = outer.size(query, self.axis), outer.integer(1)  # Tq
         # At least 1, because an integer division by zero ends the process.
-        rows = outer.op("Min", outer.op("Max", block_rows, one), length)  # R
-        count = outer.op("Div", outer.op("Sub", outer.op("Add", length, rows), one), rows)  # N
+        rows = outer.op("Min", outer.op("Max", block_rows, unit), length)  # R
+        count = outer.op("Div", outer.op("Sub", outer.op("Add", length, rows), unit), rows)  # N
         # N times R rows of heads
         blocks = outer.op("Loop", count, outer.constant(np.True_), body=self._body(length, rows))
-        padded = self._joined(blocks)  # N * R rows of heads
+        padded = self._join(blocks)  # N * R rows of heads
         total = outer.op("Mul", count, rows)
         return outer.cut(padded, outer.op("Sub", total, length), total, self.axis)
 
-    def _joined(self, blocks: ir.Value) -> ir.Value:
+    def _join(self, blocks: ir.Value) -> ir.Value:
         """All blocks as rows of heads, in the order of their rows."""
         outer, axis = self.outer, self.axis
         last, first = outer.integers([-1]), outer.integers([TO_THE_FIRST])
@@ -143,7 +131,7 @@ class _BlockLoop:
 
     def _attention(self, body: Builder, start: ir.Value, end: ir.Value, count: ir.Value) -> ir.Value:
         """The attention of query rows `start` to `end`, `count` rows of heads."""
-        query, key, value, *masks = _given(self.attention)
+        query, key, value, *masks = _inputs(self.attention)
         if self.causal:
             key, value = (body.cut(heads, body.integer(0), end, self.axis) for heads in (key, value))
         keys = body.size(key, self.axis)
@@ -156,7 +144,7 @@ class _BlockLoop:
         return body.op("Attention", body.cut(query, start, end, self.axis), key, value, *masks, **attributes)
 
 
-def _given(node: ir.Node) -> list[ir.Value]:
+def _inputs(node: ir.Node) -> list[ir.Value]:
     return [value for value in node.inputs if value is not None]
 
 
@@ -179,7 +167,7 @@ class _Block:
     rows: ir.Value
     keys: ir.Value
     cuts_keys: bool
-    made: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    values: dict[ir.Value, ir.Value] = field(default_factory=dict)
 
     def lower_triangle(self) -> ir.Value:
         """Boolean (R, C): whether the key row is not after the query row."""
@@ -192,25 +180,25 @@ class _Block:
         Raises:
             NotInBlocksError: An operator that computes the mask has no known form for a block.
         """
-        if value not in self.made:
-            self.made[value] = self._make(value)
-        return self.made[value]
+        if value not in self.values:
+            self.values[value] = self._make(value)
+        return self.values[value]
 
     def _make(self, value: ir.Value) -> ir.Value:
         node = value.producer()
         if node is None or not _spans_pairs(value):
             return self._cut(value)
         if node.op_type in ELEMENTWISE:
-            return self.body.op(node.op_type, *map(self.of, _given(node)), **node.attributes)
+            return self.body.op(node.op_type, *map(self.of, _inputs(node)), **node.attributes)
         if node.op_type == "Trilu":
             # Row i of the block is row `start + i` of all rows.
-            pairs, *diagonal = _given(node)
+            pairs, *diagonal = _inputs(node)
             offset = self.body.op("Add", *diagonal, self.start) if diagonal else self.start
             return self.body.op("Trilu", self.of(pairs), offset, **node.attributes)
         if node.op_type == "Expand":
             # Other axes keep their sizes: operators broadcast those that are 1 here.
             shape = self.body.vector(self.rows, self.keys)
-            return self.body.op("Expand", self.of(_given(node)[0]), shape)
+            return self.body.op("Expand", self.of(_inputs(node)[0]), shape)
         raise NotInBlocksError(f"a mask computed by {node.op_type}")
 
     def _cut(self, value: ir.Value) -> ir.Value:

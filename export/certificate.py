@@ -48,22 +48,10 @@ def sign_artifact(folder: Path, key: PrivateKey, provider: ProofProvider = Proof
         ExportError: The graphs do not run on the provider.
         ParityError: A golden case misses the tolerance.
     """
-    manifest = Manifest.load(folder)
-    manifest.verify_files(folder)
-    return write_certificate(folder, manifest, prove(folder, manifest, provider), key)
-
-
-def prove(folder: Path, manifest: Manifest, provider: ProofProvider) -> Proof:
-    """Replays all golden vectors of an artifact on this machine.
-
-    Raises:
-        ArtifactError: The golden vectors are damaged.
-        ExportError: The graphs do not run on the provider.
-        ParityError: A golden case misses the tolerance.
-    """
     import onnxruntime  # noqa: PLC0415 - takes a second, and the command's help does not need it
 
-    encode = None
+    manifest, encode = Manifest.load(folder), None
+    manifest.verify_files(folder)
     if manifest.tokenizer is not None:
         inputs = manifest.graphs[GraphKind.PLAIN].inputs
         tokenizer, most = Tokenizer.from_file(str(folder / manifest.tokenizer)), manifest.max_lengths
@@ -72,9 +60,8 @@ def prove(folder: Path, manifest: Manifest, provider: ProofProvider) -> Proof:
     sessions = {
         kind: _session((folder / graph.file).resolve(), provider) for kind, graph in manifest.graphs.items()
     }
-    found = [_replay(sessions[case.graph], case, manifest) for case in cases]
-    errors, ratios = zip(*found, strict=True)
-    return Proof(
+    errors, ratios = zip(*(_replay(sessions[case.graph], case, manifest) for case in cases), strict=True)
+    proof = Proof(
         name=manifest.name,
         version=manifest.version,
         precision=manifest.precision,
@@ -97,6 +84,7 @@ def prove(folder: Path, manifest: Manifest, provider: ProofProvider) -> Proof:
         made_with=manifest.made_with,
         branches_as_traced=manifest.branches_as_traced,
     )
+    return write_certificate(folder, manifest, proof, key)
 
 
 def _session(path: Path, provider: ProofProvider) -> Any:

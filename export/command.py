@@ -1,10 +1,8 @@
 """The work of `python -m export`, once its options are checked. Imports PyTorch."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from rich.console import Console
 
 from attention_serving.artifact.keys import read_private_key
 from attention_serving.artifact.manifest import Manifest
@@ -16,6 +14,7 @@ from attention_serving.export.errors import ExportError
 from attention_serving.export.options import Source
 from attention_serving.export.precision import Precision
 from attention_serving.export.signature import ExportSpec, attention_spec
+from attention_serving.export.verify import console
 from attention_serving.model.checkpoints.loading import load_checkpoint
 from attention_serving.model.presets import PRESETS, build_preset
 from attention_serving.model.text_encoder import TextEncoder
@@ -33,23 +32,22 @@ def load(source: Source) -> tuple[ExportSpec, Sequence[str]]:
     Raises:
         CheckpointError: The file cannot be read, or does not hold the layout under the prefix.
     """
-    given = dict(source.options)
+    options = dict(source.options)
     if source.encoder is not None:
-        read = {name: given.pop(name) for name in ("pooling", "trust_remote_code") if name in given}
-        loaded = load_folder(source.encoder, **read)
-        if isinstance(loaded, TextEncoder):
-            return encoder_spec(loaded, **given), loaded.notes
-        if "dimensions" in given:
+        reading = {name: options.pop(name) for name in ("pooling", "trust_remote_code") if name in options}
+        text_module = load_folder(source.encoder, **reading)
+        if isinstance(text_module, TextEncoder):
+            return encoder_spec(text_module, **options), text_module.notes
+        if "dimensions" in options:
             raise ValueError("--dimensions: the folder is a classifier, which has no embeddings")
-        return classifier_spec(loaded, **given), loaded.notes
+        return classifier_spec(text_module, **options), text_module.notes
     if source.weights is not None:
-        checkpoint = load_checkpoint(source.weights, **given)
-        prefix = given.get("prefix", "no prefix")
-        description = f"{given['layout']} checkpoint {source.weights.name}, {prefix}"
-        return attention_spec(checkpoint.module, description), [
-            f"skipped (not part of attention): {name}" for name in checkpoint.skipped
-        ]
-    module = build_preset(source.preset, **given)
+        checkpoint = load_checkpoint(source.weights, **options)
+        prefix = options.get("prefix", "no prefix")
+        description = f"{options['layout']} checkpoint {source.weights.name}, {prefix}"
+        notes = [f"skipped (not part of attention): {name}" for name in checkpoint.skipped]
+        return attention_spec(checkpoint.module, description), notes
+    module = build_preset(source.preset, **options)
     return attention_spec(module, PRESETS[source.preset].description), ()
 
 
@@ -59,15 +57,14 @@ def run(
     out: Path,
     precision: Precision,
     *,
-    rtol: float | None,
-    atol: float | None,
-    cosine: float | None,
+    tolerances: Mapping[str, float],
     replace: bool,
     sign_key: Path | None,
     targets: Sequence[DeploymentTarget],
-    console: Console,
 ) -> None:
     """Exports a module, writes what other servers need beside it, and prints what was written.
+
+    `tolerances` has values of `rtol`, `atol` and `cosine` in place of those of the precision.
 
     Raises:
         ArtifactExistsError: The repository holds another artifact of that name and version, or another
@@ -89,13 +86,11 @@ def run(
 
     progress("weights")
     spec, notes = load(source)
-    if cosine is not None and spec.encoder is None:
+    if "cosine" in tolerances and spec.encoder is None:
         raise ValueError("--cosine needs a text encoder")
-    given = (("rtol", rtol), ("atol", atol), ("cosine", cosine))
-    stated: dict[str, float | None] = {name: value for name, value in given if value is not None}
-    if cosine is None and stated:
-        stated["cosine"] = None  # stated differences are judged in its place
-    tolerance = spec.tolerances[precision].model_copy(update=stated)
+    # Differences replace the cosine of the precision.
+    update = {"cosine": None, **tolerances} if tolerances else {}
+    tolerance = spec.tolerances[precision].model_copy(update=update)
     folder, manifest = write_artifact(
         spec,
         model,
@@ -107,54 +102,52 @@ def run(
         progress=progress,
     )
     for note in notes:
-        console.print(note, markup=False)
-    _print_artifact(folder, manifest, console, unchanged=steps[-1] == UNCHANGED)
+        console.print(note)
+    _print_artifact(folder, manifest, unchanged=steps[-1] == UNCHANGED)
     if key is not None:
-        console.print(f"  signed with key {key.public_key.keyid}", markup=False)
+        console.print(f"  signed with key {key.public_key.keyid}")
     for target in targets:
         for path in write_target(folder, target, replace=replace):
-            console.print(f"  {target}: {path}", markup=False)
+            console.print(f"  {target}: {path}")
 
 
-def describe(source: Source, console: Console) -> None:
+def describe(source: Source) -> None:
     """Prints the configuration of a module, its parameters and its floating-point operations.
 
     Raises:
         ValueError: The checkpoint cannot be read.
     """
     (spec, notes), length = load(source), EXAMPLE_LENGTH
-    for note in notes:
-        console.print(note, markup=False)
     cost = spec.cost
     linear = length * (cost.flops_per_query + cost.flops_per_key)
     products = length * length * cost.flops_per_pair
     parameters = sum(parameter.numel() for parameter in spec.module.parameters())
-    for line in (
+    console.print(
+        *notes,
         spec.description,
         f"  {spec.encoder or spec.classifier or spec.module.config}",
         f"  {parameters:,} parameters",
         f"  floating-point operations: {cost.flops_per_query:,} for each query row, "
         f"{cost.flops_per_key:,} for each key row, {cost.flops_per_pair:,} for each pair of them",
         f"  for {length} rows: {linear:,} in the linear layers, {products:,} in the attention products",
-    ):
-        console.print(line, markup=False)
+        sep="\n",
+    )
 
 
-def _print_artifact(folder: Path, manifest: Manifest, console: Console, *, unchanged: bool) -> None:
-    accepted = manifest.tolerance
+def _print_artifact(folder: Path, manifest: Manifest, *, unchanged: bool) -> None:
     report = json.loads((folder / manifest.parity_report).read_bytes())
     cases = len(report["cases"])
-    found = f"{report['max_abs_error']:.2g} in {cases} cases" if cases else "not measured: no CPU kernels"
+    error = f"{report['max_abs_error']:.2g} in {cases} cases" if cases else "not measured: no CPU kernels"
     if report["min_cosine"] is not None:
-        found += f", smallest cosine of embeddings {report['min_cosine']:.6f}"
+        error += f", smallest cosine of embeddings {report['min_cosine']:.6f}"
     if (texts := report["texts"]) is not None:
-        found += (
+        error += (
             f"; {texts['count']} texts compared with {texts['reference']}, cosines from "
             f"{texts['min_cosine']:.6f}, {texts['mean_cosine']:.6f} on average"
         )
-    for line in (
+    console.print(
         f"{folder}{' (unchanged)' if unchanged else ''}",
         f"  {manifest.parameters:,} parameters; opset {manifest.opset}; graphs {', '.join(manifest.graphs)}",
-        f"  largest difference from eager PyTorch {found}; tolerance {accepted}",
-    ):
-        console.print(line, markup=False)
+        f"  largest difference from eager PyTorch {error}; tolerance {manifest.tolerance}",
+        sep="\n",
+    )

@@ -25,7 +25,7 @@ from attention_serving.artifact.manifest import (
 )
 from attention_serving.export.options import Reference
 from attention_serving.export.precision import ENCODER_TOLERANCES, INT8_SCORES, Precision
-from attention_serving.export.reference import compared, compared_pairs
+from attention_serving.export.reference import compare_pairs, compare_texts
 from attention_serving.export.signature import QUERY_AXIS, ExportSpec, Signature, tensor
 from attention_serving.model.text_encoder import TextClassifier, TextEncoder, vocabulary_size
 
@@ -56,7 +56,7 @@ def encoder_spec(
         ExportError: The tokenizer that would be served gives a text other ids than the library.
         ValueError: A number of dimensions is not below the width of an embedding.
     """
-    texts = compared(encoder, reference)
+    texts, reference_name = compare_texts(encoder, reference)
     library, config = encoder.library, encoder.model.config
     ids = torch.zeros(1, COUNTED[0], dtype=torch.int64)
     with torch.inference_mode():
@@ -93,8 +93,8 @@ def encoder_spec(
         cost=_cost(encoder),
         tokenizer=encoder.tokenizer,
         encoder=facts,
-        texts=texts.cases,
-        reference=texts.reference,
+        texts=texts,
+        reference=reference_name,
     )
 
 
@@ -102,15 +102,16 @@ def classifier_spec(
     classifier: TextClassifier, *, truncates: bool = False, reference: Reference | None = None
 ) -> ExportSpec:
     """The export of a text classifier or reranker. Arguments and errors are those of `encoder_spec`."""
-    texts = compared_pairs(classifier, reference)
+    texts, reference_name = compare_pairs(classifier, reference)
     config, bound = classifier.model.config, vocabulary_size(classifier.model)
     inputs = [tensor(TOKEN_IDS, "int64", BATCH_AXIS, QUERY_AXIS, exclusive_upper_bound=bound)]
     if classifier.takes_types:
         types = getattr(config, "type_vocab_size", 0) or 1
         inputs.append(tensor(TOKEN_TYPES, "int64", BATCH_AXIS, QUERY_AXIS, exclusive_upper_bound=types))
     scores = tensor(SCORES, "float32", BATCH_AXIS, len(classifier.labels))
-    kinds = {GraphKind.PLAIN: inputs, GraphKind.LENGTHS: [*inputs, tensor(KEY_LENGTHS, "int64", BATCH_AXIS)]}
-    largest = _max_lengths(classifier)
+    graphs = {GraphKind.PLAIN: tuple(inputs)}
+    if classifier.mixes:
+        graphs[GraphKind.LENGTHS] = (*inputs, tensor(KEY_LENGTHS, "int64", BATCH_AXIS))
     facts = ClassifierFacts(
         family=config.model_type,
         labels=classifier.labels,
@@ -118,15 +119,12 @@ def classifier_spec(
         truncates=truncates,
         row_elements=_row_elements(config, config.hidden_size),
     )
-    count = len(classifier.labels)
+    count, lengths = len(classifier.labels), _max_lengths(classifier)
     return ExportSpec(
         module=classifier,
         signatures=tuple(
-            Signature(
-                kind=kind, inputs=tuple(own), outputs=(scores,), least_key_length=1, max_lengths=largest
-            )
-            for kind, own in kinds.items()
-            if kind is GraphKind.PLAIN or classifier.mixes
+            Signature(kind=kind, inputs=tensors, outputs=(scores,), least_key_length=1, max_lengths=lengths)
+            for kind, tensors in graphs.items()
         ),
         description=f"{facts.family} text classifier, {count} label{'s' if count > 1 else ''}",
         identity={
@@ -137,8 +135,8 @@ def classifier_spec(
         tolerances={**ENCODER_TOLERANCES, Precision.INT8: INT8_SCORES},
         tokenizer=classifier.tokenizer,
         classifier=facts,
-        texts=texts.cases,
-        reference=texts.reference,
+        texts=texts,
+        reference=reference_name,
     )
 
 
@@ -153,11 +151,11 @@ def _max_lengths(module: TextEncoder | TextClassifier) -> dict[str, int]:
     return {} if module.max_tokens is None else {QUERY_AXIS: module.max_tokens}
 
 
-def _dimensions(encoder: TextEncoder, width: int, given: Sequence[int]) -> tuple[int, ...]:
-    if wrong := [size for size in given if not 0 < size < width]:
+def _dimensions(encoder: TextEncoder, width: int, dimensions: Sequence[int]) -> tuple[int, ...]:
+    if wrong := [size for size in dimensions if not 0 < size < width]:
         raise ValueError(f"dimensions={wrong[0]}: must lie in 1..{width - 1}, below the embedding's width")
-    stated = getattr(encoder.model.config, "matryoshka_dimensions", None) or ()
-    return tuple(sorted({size for size in (*stated, *given) if size < width}))
+    configured = getattr(encoder.model.config, "matryoshka_dimensions", None) or ()
+    return tuple(sorted({size for size in (*configured, *dimensions) if size < width}))
 
 
 def _patterns(encoder: TextEncoder, layers: int) -> list[dict[str, Any]]:

@@ -45,10 +45,7 @@ Describe = Annotated[bool, _option(None, "Describe the module and exit. Nothing 
 ToolVersion = Annotated[
     bool,
     _option(
-        None,
-        "Show the version of this program and exit. --version is the model's.",
-        "--tool-version",
-        "-V",
+        None, "Show the version of this program and exit. --version is the model's.", "--tool-version", "-V"
     ),
 ]
 Weights = Annotated[
@@ -102,8 +99,7 @@ ComparedWith = Annotated[
     ),
 ]
 TrustRemoteCode = Annotated[
-    bool,
-    _option(ENCODER, "Run Python code that the folder brings along.", "--trust-remote-code"),
+    bool, _option(ENCODER, "Run Python code that the folder brings along.", "--trust-remote-code")
 ]
 Seed = Annotated[int | None, _option(SOURCE, f"Seed of a preset's random weights. Default: {PRESET_SEED}.")]
 Layout = Annotated[

@@ -14,7 +14,6 @@ the other sequences of a batch nor on padding, to the last bit.
 """
 
 import copy
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -71,89 +70,66 @@ def quantise_linear_layers(model: ir.Model) -> None:
 
     All other operators stay as they are.
     """
-    inputs = dict[ir.Value, _Rows]()
+    rows = dict[ir.Value | None, tuple[ir.Value, ir.Value]]()
     for index, node in enumerate(list(model.graph)):
-        layer = _linear_layer(node)
-        if layer is None:
+        weights = _weights(node)
+        if weights is None:
             continue
         builder = Builder(f"int8.{index}")
+        inputs, _, *bias = node.inputs
         # Layers with the same input, such as the projections of self-attention, share its integers.
-        if layer.rows not in inputs:
-            inputs[layer.rows] = _quantised(builder, layer.rows)
-        result = layer.in_integers(builder, inputs[layer.rows])
-        ir.convenience.replace_nodes_and_values(
-            model.graph, node, [node], builder.nodes, node.outputs, [result]
-        )
+        if inputs not in rows:
+            rows[inputs] = _quantise_rows(builder, inputs)
+        result = _multiply(builder, *rows[inputs], weights)
+        if any(bias):
+            result = builder.op("Add", result, *bias)
+        _replace(model.graph, node, builder, result)
     for index, node in enumerate(list(model.graph)):
-        if (rows := _rows_of_table(f"int8.table.{index}", node)) is not None:
-            ir.convenience.replace_nodes_and_values(
-                model.graph, node, [node], rows.nodes, node.outputs, [rows.nodes[-1].outputs[0]]
-            )
+        if node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 0:
+            table = _matrix(node.inputs[0])
+            if table is not None and table.size >= LARGE_TABLE:
+                builder = Builder(f"int8.table.{index}")
+                _replace(model.graph, node, builder, _look_up(builder, table, node.inputs[1]))
     LiftConstantsToInitializersPass()(model)
     RemoveUnusedNodesPass()(model)
 
 
-def _rows_of_table(name: str, node: ir.Node) -> Builder | None:
-    """The operators that look rows up in a large constant table (V, d) as integers with a scale for each row.
+def _replace(graph: ir.Graph, node: ir.Node, builder: Builder, result: ir.Value) -> None:
+    ir.convenience.replace_nodes_and_values(graph, node, [node], builder.nodes, node.outputs, [result])
 
-    None if the operator does something else.
-    """
-    if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 0:
+
+def _matrix(value: ir.Value | None) -> NDArray[np.float32] | None:
+    """The elements of a constant float32 matrix; None for any other value."""
+    constant = ir.convenience.get_const_tensor(value) if value is not None else None
+    if constant is None or constant.dtype != ir.DataType.FLOAT or len(constant.shape) != MATRIX:
         return None
-    table, places = node.inputs
-    values = ir.convenience.get_const_tensor(table) if table is not None else None
-    if values is None or values.dtype != ir.DataType.FLOAT or len(values.shape) != MATRIX:
-        return None
-    if values.size < LARGE_TABLE:
-        return None
-    rows = values.numpy()
-    scales = (np.maximum(np.abs(rows).max(axis=1, keepdims=True), SMALLEST_RANGE) / LARGEST).astype(
-        np.float32
-    )
-    builder = Builder(name)
-    integers = builder.op("Gather", builder.constant(np.rint(rows / scales).astype(np.int8)), places)
-    own = builder.op("Gather", builder.constant(scales), places)
-    builder.op("Mul", builder.op("Cast", integers, to=ir.DataType.FLOAT), own)
-    return builder
+    return constant.numpy()
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Rows of activations in integers.
-
-    Attributes:
-        integers: uint8 (..., K), with the offset ZERO_POINT.
-        scales: float32 (..., 1); NaN for a row that contains NaN or infinity.
-    """
-
-    integers: ir.Value
-    scales: ir.Value
+def _look_up(builder: Builder, table: NDArray[np.float32], places: ir.Value | None) -> ir.Value:
+    """Rows of a table (V, d), looked up as integers with a scale for each row."""
+    integers, scales = _quantise(table, np.abs(table).max(axis=1, keepdims=True), LARGEST)
+    rows = builder.op("Gather", builder.constant(integers), places)
+    scales_of_rows = builder.op("Gather", builder.constant(scales), places)
+    return builder.op("Mul", builder.op("Cast", rows, to=ir.DataType.FLOAT), scales_of_rows)
 
 
-@dataclass(frozen=True)
-class _LinearLayer:
-    """The operands of a product with constant weights.
+def _multiply(
+    builder: Builder, rows: ir.Value, row_scales: ir.Value, weights: NDArray[np.float32]
+) -> ir.Value:
+    """The product of quantised rows with (K, N) weights, float32 (..., N)."""
+    integers, scales = _quantise(weights, _largest_pairs(weights), LARGEST_PAIR)
+    sums = builder.op("MatMulInteger", rows, builder.constant(integers), builder.constant(ZERO_POINT))
+    by_row = builder.op("Mul", builder.op("Cast", sums, to=ir.DataType.FLOAT), row_scales)
+    return builder.op("Mul", by_row, builder.constant(scales))
 
-    Attributes:
-        rows: float32 (..., K).
-        weights: float32 (K, N).
-        bias: Is added to the product.
-    """
 
-    rows: ir.Value
-    weights: NDArray[np.float32]
-    bias: ir.Value | None = None
-
-    def in_integers(self, builder: Builder, rows: _Rows) -> ir.Value:
-        """The result of the layer, float32 (..., N)."""
-        scales = (np.maximum(_largest_pairs(self.weights), SMALLEST_RANGE) / LARGEST_PAIR).astype(np.float32)
-        integers = np.rint(self.weights / scales).astype(np.int8)
-        sums = builder.op(
-            "MatMulInteger", rows.integers, builder.constant(integers), builder.constant(ZERO_POINT)
-        )
-        by_row = builder.op("Mul", builder.op("Cast", sums, to=ir.DataType.FLOAT), rows.scales)
-        product = builder.op("Mul", by_row, builder.constant(scales))
-        return product if self.bias is None else builder.op("Add", product, self.bias)
+def _quantise(
+    values: NDArray[np.float32], ranges: NDArray[np.float32], largest: int
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Integers, and the scales that turn `largest` into the ranges, which broadcast to the values."""
+    scales = (np.maximum(ranges, SMALLEST_RANGE) / largest).astype(np.float32)
+    return np.rint(values / scales).astype(np.int8), scales
 
 
 def _largest_pairs(weights: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -165,23 +141,22 @@ def _largest_pairs(weights: NDArray[np.float32]) -> NDArray[np.float32]:
     return sums
 
 
-def _linear_layer(node: ir.Node) -> _LinearLayer | None:
-    """The layer that an operator computes; None if it computes something else."""
+def _weights(node: ir.Node) -> NDArray[np.float32] | None:
+    """The constant (K, N) weights of a linear layer; None if the operator computes something else."""
     if node.op_type not in {"MatMul", "Gemm"}:
         return None
-    rows, weights, *bias = node.inputs
-    matrix = ir.convenience.get_const_tensor(weights) if weights is not None else None
-    if rows is None or matrix is None or matrix.dtype != ir.DataType.FLOAT or len(matrix.shape) != MATRIX:
-        return None
-    if node.op_type == "MatMul":
-        return _LinearLayer(rows, matrix.numpy())
     options = {name: attribute.value for name, attribute in node.attributes.items()}
     if options.get("transA", 0) or options.get("alpha", 1.0) != 1 or options.get("beta", 1.0) != 1:
         return None
-    return _LinearLayer(rows, matrix.numpy().T if options.get("transB", 0) else matrix.numpy(), *bias)
+    weights = _matrix(node.inputs[1])
+    return weights.T if weights is not None and options.get("transB", 0) else weights
 
 
-def _quantised(builder: Builder, rows: ir.Value) -> _Rows:
+def _quantise_rows(builder: Builder, rows: ir.Value | None) -> tuple[ir.Value, ir.Value]:
+    """The integers of rows (..., K), uint8 with the offset ZERO_POINT, and their scales, float32 (..., 1).
+
+    The scale of a row that contains NaN or infinity is NaN.
+    """
     last = builder.integers([-1])
     highest = builder.op("ReduceMax", rows, last)
     lowest = builder.op("ReduceMin", rows, last)
@@ -194,4 +169,4 @@ def _quantised(builder: Builder, rows: ir.Value) -> _Rows:
     # Rounding turns NaN into an integer. The sum of the quotients is NaN if one of them is, otherwise finite.
     sums = builder.op("ReduceSum", quotients, last)
     nan_or_zero = builder.op("Mul", sums, builder.constant(np.float32(0)))
-    return _Rows(integers, builder.op("Add", scales, nan_or_zero))
+    return integers, builder.op("Add", scales, nan_or_zero)

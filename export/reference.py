@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
@@ -26,37 +25,31 @@ BATCH, OWN_TOKENS = 8, 6
 TEXTS: Final[list[str]] = json.loads(Path(__file__).with_name("reference_texts.json").read_bytes())
 
 
-@dataclass(frozen=True)
-class Compared:
-    """What a reference computes.
-
-    Attributes:
-        cases: One for each text that the reference embeds: its text, and the output for it (1, d).
-        reference: Name and version of the reference; empty if there is none.
-    """
-
-    cases: Sequence[GoldenCase] = ()
-    reference: str = ""
+Comparison = tuple[Sequence[GoldenCase], str]
 
 
-def compared(encoder: TextEncoder, reference: Reference | None = None) -> Compared:
+def compare_texts(encoder: TextEncoder, reference: Reference | None = None) -> Comparison:
     """Compares the token ids of texts with the library's, and embeds the texts with the reference.
 
     Args:
         encoder: The encoder; its tokenizer is the one that will be served.
         reference: Default: that of the kind of the folder.
 
+    Returns:
+        A case for each text that the reference embeds, its text and the output for it (1, d); and the name
+        and version of the reference. Both are empty without a reference.
+
     Raises:
         ExportError: The token ids of a text differ.
     """
     texts = [*_texts(encoder)]
     encode = token_inputs(encoder.tokenizer, ["token_ids"], encoder.max_tokens)
-    served = [_checked_ids(encode, text, theirs=[_library_ids(encoder, text)])[0] for text in texts]
+    served = [_check_ids(encode, text, theirs=[_library_ids(encoder, text)])[0] for text in texts]
     if reference is None:
         is_plain = encoder.library is None
         reference = Reference.TRANSFORMERS if is_plain else Reference.SENTENCE_TRANSFORMERS
     if reference is Reference.NONE:
-        return Compared()
+        return (), ""
     embedded = [text for text, ids in zip(texts, served, strict=True) if 0 < len(ids) <= MOST_TOKENS]
     embed = _embed if reference is Reference.TRANSFORMERS else _encode
     # Padding on the left moves the positions of models that count them from the first token of a batch.
@@ -67,62 +60,58 @@ def compared(encoder: TextEncoder, reference: Reference | None = None) -> Compar
         GoldenCase(GraphKind.PLAIN, text_inputs(text), {"embedding": row[np.newaxis]})
         for text, row in zip(embedded, rows, strict=True)
     ]
-    return Compared(cases, _named(reference))
+    return cases, f"{reference} {version(reference)}"
 
 
-def compared_pairs(classifier: TextClassifier, reference: Reference | None = None) -> Compared:
+def compare_pairs(classifier: TextClassifier, reference: Reference | None = None) -> Comparison:
     """Compares token ids and types of texts and of pairs with the library's, and scores them with it.
 
-    Arguments and errors are those of `compared`.
+    Arguments, results and errors are those of `compare_texts`.
     """
     encode = token_inputs(classifier.tokenizer, ["token_ids", "token_types"], classifier.max_tokens)
     short, long = TEXTS[4], TEXTS[-1] * 40
     pairs = [(long, short), (short, long), *zip(TEXTS[4:], TEXTS[14:], strict=False)]
-    given = [*pairs, *((text,) for text in TEXTS[1:])][:TEXT_COUNT]
-    for texts in given:
-        found = classifier.reader(*texts, truncation=classifier.max_tokens is not None)
-        theirs = [list(found[name]) for name in ("input_ids", "token_type_ids") if name in found]
-        _checked_ids(encode, *texts, theirs=theirs)
+    for texts in [*pairs, *((text,) for text in TEXTS[1:])][:TEXT_COUNT]:
+        encoding = classifier.reader(*texts, truncation=classifier.max_tokens is not None)
+        theirs = [list(encoding[name]) for name in ("input_ids", "token_type_ids") if name in encoding]
+        _check_ids(encode, *texts, theirs=theirs)
     if reference is Reference.NONE:
-        return Compared()
-    library, used = classifier.library, [texts for texts in given if len(texts) > 1]
+        return (), ""
     functions = {"softmax": nn.Softmax(dim=-1), "sigmoid": nn.Sigmoid(), "identity": nn.Identity()}
-    activation = functions[classifier.activation]
-    scores = library.predict(used, activation_fn=activation, show_progress_bar=False, batch_size=1)
-    rows = np.asarray(scores, np.float32).reshape(len(used), 1, -1)
+    scores = classifier.library.predict(
+        pairs, activation_fn=functions[classifier.activation], show_progress_bar=False, batch_size=1
+    )
+    rows = np.asarray(scores, np.float32).reshape(len(pairs), 1, -1)
     cases = [
         GoldenCase(GraphKind.PLAIN, text_inputs(*texts), {"scores": row})
-        for texts, row in zip(used, rows, strict=True)
+        for texts, row in zip(pairs, rows, strict=True)
     ]
-    return Compared(cases, _named(Reference.SENTENCE_TRANSFORMERS))
-
-
-def _named(reference: Reference) -> str:
-    return f"{reference} {version(reference)}"
+    library = Reference.SENTENCE_TRANSFORMERS
+    return cases, f"{library} {version(library)}"
 
 
 def _texts(encoder: TextEncoder) -> Iterator[str]:
     """The fixed texts, and those that an encoder's own tokens, prompts and length make."""
     reader, prompts = encoder.reader, {} if encoder.library is None else encoder.library.prompts
     tokens = [*reader.all_special_tokens, *reader.get_added_vocab()][:OWN_TOKENS]
-    own = [f"{token} is a token, {token}too" for token in tokens]
-    own += [f"{prompt}Life is short" for prompt in prompts.values() if prompt]
+    specific = [f"{token} is a token, {token}too" for token in tokens]
+    specific += [f"{prompt}Life is short" for prompt in prompts.values() if prompt]
     if most := encoder.max_tokens:
-        own += [" ".join(["word"] * count) for count in (most - 3, most - 2, most - 1, most, 2 * most)]
+        specific += [" ".join(["word"] * count) for count in (most - 3, most - 2, most - 1, most, 2 * most)]
     joined = (f"{first} {second}" for first, second in zip(TEXTS[4:], TEXTS[14:], strict=False))
-    yield from islice(dict.fromkeys(chain(TEXTS, own, joined)), TEXT_COUNT)
+    yield from islice(dict.fromkeys(chain(TEXTS, specific, joined)), TEXT_COUNT)
 
 
-def _checked_ids(encode: Callable[..., Arrays], *texts: str, theirs: list[list[int]]) -> list[list[int]]:
+def _check_ids(encode: Callable[..., Arrays], *texts: str, theirs: list[list[int]]) -> list[list[int]]:
     """The ids, and types, of a text or a pair, as they will be served, if they are the library's."""
-    shown = " | ".join(texts)[:60]
+    excerpt = " | ".join(texts)[:60]
     try:
-        ours: list[list[int]] = [own[0].tolist() for own in encode(*texts).values()]
+        ours: list[list[int]] = [array[0].tolist() for array in encode(*texts).values()]
     except Exception as error:  # the library does not raise a narrower type
-        raise ExportError(f"the tokenizer, as the library reads it, refuses {shown!r}: {error}") from error
+        raise ExportError(f"the tokenizer, as the library reads it, refuses {excerpt!r}: {error}") from error
     if ours[: len(theirs)] != theirs:
         raise ExportError(
-            f"the tokenizer that would be served gives {shown!r} the ids {str(ours)[:100]}, the library "
+            f"the tokenizer that would be served gives {excerpt!r} the ids {str(ours)[:100]}, the library "
             f"{str(theirs)[:100]}. tokenizer.json cannot say a setting of tokenizer_config.json: save the "
             f"tokenizer again, or remove the setting"
         )
@@ -131,8 +120,7 @@ def _checked_ids(encode: Callable[..., Arrays], *texts: str, theirs: list[list[i
 
 def _library_ids(encoder: TextEncoder, text: str) -> list[int]:
     if encoder.library is not None:
-        found = encoder.library.preprocess([text])["input_ids"][0]
-        return [int(each) for each in found]
+        return list(map(int, encoder.library.preprocess([text])["input_ids"][0]))
     return list(encoder.reader(text, truncation=encoder.max_tokens is not None)["input_ids"])
 
 
@@ -148,8 +136,8 @@ def _embed(encoder: TextEncoder, texts: Sequence[str]) -> Any:
     options: dict[str, Any] = {"padding": len(texts) > 1, "truncation": encoder.max_tokens is not None}
     if encoder.padded_length:
         options |= {"padding": "max_length", "max_length": encoder.padded_length}
-    given = encoder.reader(list(texts), return_tensors="pt", **options)
-    mask = given.get("attention_mask", torch.ones_like(given["input_ids"]))
+    inputs = encoder.reader(list(texts), return_tensors="pt", **options)
+    mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
     if encoder.padded_length:
-        given.pop("attention_mask", None)
-    return encoder.pooled(encoder.model(**given), given["input_ids"], mask).numpy()
+        inputs.pop("attention_mask", None)
+    return encoder.pool(encoder.model(**inputs), inputs["input_ids"], mask).numpy()

@@ -5,7 +5,7 @@ head, d_k and d_v those of a key and of a value head.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,8 +82,8 @@ def read_sizes_once(model: onnx_ir.Model) -> None:
 def _read_once(graph: onnx_ir.Graph, reads: Sequence[Node], value: Value, axis: int) -> Node:
     """The operator that takes the place of others, which read the size of one axis."""
     size = onnx_ir.node("Shape", [value], {"start": axis, "end": axis + 1})
-    (output,), (known, *_) = size.outputs, reads[0].outputs
-    output.name, output.shape, output.type = f"size.{_axes(value)[axis]}", known.shape, known.type
+    (output,), (previous, *_) = size.outputs, reads[0].outputs
+    output.name, output.shape, output.type = f"size.{_axes(value)[axis]}", previous.shape, previous.type
     for node in reads:
         onnx_ir.convenience.replace_all_uses_with(node.outputs[0], output)
         graph.remove(node, safe=True)
@@ -153,29 +153,28 @@ def merge_heads(model: onnx_ir.Model) -> None:
 
 
 def _merge_heads(graph: onnx_ir.Graph, attention: Node) -> None:
-    query, key, value, *others = attention.inputs  # (B, H, Tq, d_k), (B, Hkv, Tk, d_k), (B, Hkv, Tk, d_v)
-    rows = [_rows(heads) for heads in (query, key, value)]  # (B, T, heads * d) each
-    joined = _joined(attention.outputs[0])  # (B, Tq, H * d_v)
+    query, key, value, *masks = attention.inputs  # (B, H, Tq, d_k), (B, Hkv, Tk, d_k), (B, Hkv, Tk, d_v)
+    rows = [_whole_rows(heads, _before) for heads in (query, key, value)]  # (B, T, heads * d) each
+    joined = _whole_rows(attention.outputs[0], _after)  # (B, Tq, H * d_v)
     if None in rows or joined is None:
         return
     counts = {"q_num_heads": _axes(query)[1], "kv_num_heads": _axes(key)[1]}
-    merged = onnx_ir.node("Attention", [*rows, *others], {**attention.attributes, **counts})
+    merged = onnx_ir.node("Attention", [*rows, *masks], {**attention.attributes, **counts})
     # The output keeps its name. The operators around the old node become unused and are removed.
     onnx_ir.convenience.replace_nodes_and_values(graph, attention, [], [merged], [joined], merged.outputs)
 
 
-def _rows(heads: Value | None) -> Value | None:
-    """The (B, T, H * d) that (B, H, T, d) is split from; None if it is computed in another way."""
-    cut = _before(heads, "Transpose")  # (B, T, H, d)
-    rows = _before(cut, "Reshape")
-    return rows if _hold_the_same_rows(rows, cut) else None
+def _whole_rows(heads: Value | None, step: Callable[[Value | None, str], Value | None]) -> Value | None:
+    """The (B, T, H * d) that (B, H, T, d) is split from, or joined into; None if other operators are there.
 
-
-def _joined(heads: Value) -> Value | None:
-    """The (B, T, H * d) that (B, H, T, d) is joined into; None if it is used in another way."""
-    separate = _after(heads, "Transpose")  # (B, T, H, d)
-    joined = _after(separate, "Reshape")
-    return joined if _hold_the_same_rows(joined, separate) else None
+    `step` is `_before` or `_after`.
+    """
+    separate = step(heads, "Transpose")  # (B, T, H, d)
+    rows = step(separate, "Reshape")
+    match _axes(separate):
+        case [batch, length, int(count), int(width)] if None not in (batch, length):
+            return rows if _axes(rows) == [batch, length, count * width] else None
+    return None
 
 
 def _before(value: Value | None, operator: str) -> Value | None:
@@ -192,14 +191,6 @@ def _is(node: Node, operator: str) -> bool:
     if node.op_type != operator:
         return False
     return operator != "Transpose" or node.attributes["perm"].as_ints() == ROWS_AND_HEADS_SWAPPED
-
-
-def _hold_the_same_rows(whole: Value | None, separate: Value | None) -> bool:
-    """Whether their axes are (B, T, H * d) and (B, T, H, d)."""
-    match _axes(separate):
-        case [batch, length, int(heads), int(width)] if batch is not None and length is not None:
-            return _axes(whole) == [batch, length, heads * width]
-    return False
 
 
 def _axes(value: Value | None) -> list[int | str | None]:

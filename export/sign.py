@@ -15,7 +15,7 @@ from attention_serving.artifact.keys import KeyFileError, read_private_key
 from attention_serving.artifact.manifest import Manifest
 from attention_serving.export.certificate import ProofProvider, sign_artifact
 from attention_serving.export.errors import ExportError
-from attention_serving.export.verify import FAILURE, USAGE_ERROR, ArtifactFolder, fail, make_app, show
+from attention_serving.export.verify import FAILURE, ArtifactFolder, fail, make_app, show
 
 app = make_app()
 
@@ -36,13 +36,13 @@ def sign(
     try:
         private = read_private_key(key)
     except KeyFileError as error:
-        fail(f"--key {error}", USAGE_ERROR)
+        fail(f"--key {error}")
     try:
         path = sign_artifact(artifact, private, provider)
-        found = check_certificate(artifact, Manifest.load(artifact), [private.public_key])
+        certificate = check_certificate(artifact, Manifest.load(artifact), [private.public_key])
     except (ArtifactError, ExportError, OSError) as error:
         fail(str(error), FAILURE)
-    show(path, found)
+    show(path, certificate)
 
 
 if __name__ == "__main__":

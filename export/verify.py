@@ -17,8 +17,7 @@ from attention_serving.artifact.manifest import Manifest
 
 USAGE_ERROR, FAILURE = 2, 1
 ArtifactFolder: TypeAlias = Annotated[
-    Path,
-    typer.Argument(help="Folder of the artifact, NAME/VERSION in its repository.", show_default=False),
+    Path, typer.Argument(help="Folder of the artifact, NAME/VERSION in its repository.", show_default=False)
 ]
 console = Console(highlight=False, markup=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -45,17 +44,17 @@ def verify(
     try:
         keys = read_public_keys(public_key)
     except KeyFileError as error:
-        fail(f"--public-key {error}", USAGE_ERROR)
+        fail(f"--public-key {error}")
     try:
         manifest = Manifest.load(artifact)
-        found = check_certificate(artifact, manifest, keys)
+        certificate = check_certificate(artifact, manifest, keys)
         manifest.verify_files(artifact)
     except ArtifactError as error:
         fail(str(error), FAILURE)
-    show(artifact, found)
+    show(artifact, certificate)
 
 
-def fail(message: str, status: int) -> NoReturn:
+def fail(message: str, status: int = USAGE_ERROR) -> NoReturn:
     """Prints an error and ends the command with a status."""
     errors.print(f"error: {message}")
     raise typer.Exit(status)
@@ -64,21 +63,21 @@ def fail(message: str, status: int) -> NoReturn:
 def show(path: Path, certificate: Certificate) -> None:
     """Prints a path, and below it what the certificate states."""
     proof, machine = certificate.proof, certificate.proof.machine
-    for line in (
+    console.print(
         f"{path}",
         f"  {proof.name} version {proof.version}, {proof.precision}, {certificate.files} files",
         f"  largest difference from eager PyTorch {proof.max_abs_error:.2g} in {proof.cases} cases, "
         f"{proof.max_error_ratio:.2g} of the tolerance "
         f"{proof.tolerance.atol:g} + {proof.tolerance.rtol:g} x |value|",
         f"  replayed on {machine.provider}, {machine.cpu}, {machine.architecture}, {machine.system}",
-        f"  replayed with {_listed(proof.replayed_with)}",
-        f"  made with {_listed(proof.made_with)}",
+        f"  replayed with {_list_versions(proof.replayed_with)}",
+        f"  made with {_list_versions(proof.made_with)}",
         f"  signed with key {certificate.key}",
-    ):
-        console.print(line)
+        sep="\n",
+    )
 
 
-def _listed(versions: Mapping[str, str]) -> str:
+def _list_versions(versions: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
 
 

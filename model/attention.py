@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_serving.model.config import AttentionConfig
-from attention_serving.model.positions import RotaryEmbedding, ScoreRules, fused
+from attention_serving.model.positions import RotaryEmbedding, ScoreRules, fuse
 from attention_serving.model.projections import make_projections
 
 
@@ -78,7 +78,7 @@ class MultiHeadAttention(nn.Module):
         # Kernels refuse their causal flag together with a mask.
         is_causal = may_attend is None and score_bias is None and self.score_rules.only_causal
         if is_causal and not return_weights:
-            return self._joined(self._attend(q, k, v, None, is_causal=True)), None
+            return self._join_heads(self._attend(q, k, v, None, is_causal=True)), None
         mask, bias = self.score_rules.mask(may_attend, q, k), self.score_rules.bias(q, k, score_bias)
         return self._context(q, k, v, mask, bias, return_weights=return_weights)
 
@@ -150,11 +150,11 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Context vectors, and weights or None, from heads and all masks and biases of pairs of rows."""
         if not return_weights:
-            return self._joined(self._attend(q, k, v, fused(mask, bias))), None
+            return self._join_heads(self._attend(q, k, v, fuse(mask, bias))), None
         weights = self._weights(q, k, mask, bias)  # (B, H, Tq, Tk)
-        return self._joined(weights @ self._for_each_query_head(v)), weights
+        return self._join_heads(weights @ self._for_each_query_head(v)), weights
 
-    def _joined(self, heads: Tensor) -> Tensor:
+    def _join_heads(self, heads: Tensor) -> Tensor:
         """(B, H, Tq, d_v) to (B, Tq, d_out)."""
         context = heads.transpose(1, 2).flatten(2)  # (B, Tq, H * d_v)
         return context if self.output is None else self.output(context)

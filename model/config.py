@@ -95,9 +95,8 @@ class AttentionConfig:
     """Probability that training drops an attention weight, from 0 to below 1. No effect in evaluation."""
 
     def __post_init__(self) -> None:
-        check_sizes(self, "d_query", "num_heads")
-        if self.window != 0:
-            check_sizes(self, "window")
+        for name in ("d_query", "num_heads", *(["window"] if self.window != 0 else [])):
+            self._check_size(name)
         if self.d_k is DERIVED and self.d_query % self.num_heads:
             rule = f"must divide d_query={self.d_query} if d_k is not given"
             raise ConfigError("num_heads", self.num_heads, rule)
@@ -107,17 +106,21 @@ class AttentionConfig:
         self._derive("d_key", self.d_query)
         self._derive("d_value", self.d_key)
         self._derive("d_k", self.d_query // self.num_heads)
-        check_sizes(self, "num_kv_heads", "d_key", "d_value", "d_k")
         self._derive("d_v", self.d_value // self.num_kv_heads if self.projections == "none" else self.d_k)
-        check_sizes(self, "d_v")
         self._derive("d_out", self.d_query if self.out_proj else self.num_heads * self.d_v)
-        check_sizes(self, "d_out")
-        self._derive("scale", 1 / math.sqrt(self.d_k))
+        if self.scale is DERIVED:
+            object.__setattr__(self, "scale", 1 / math.sqrt(self.d_k))
         self._check_rules()
 
-    def _derive(self, name: str, value: float) -> None:
+    def _derive(self, name: str, value: int) -> None:
         if getattr(self, name) is DERIVED:
             object.__setattr__(self, name, value)
+        self._check_size(name)
+
+    def _check_size(self, name: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise ConfigError(name, value, "must be a positive integer")
 
     def _check_rules(self) -> None:
         flags = [field.name for field in fields(self) if field.type is bool]
@@ -190,18 +193,6 @@ class AttentionConfig:
     def flops_per_pair(self) -> int:
         """Floating-point operations of the two attention products for each pair of query and key row."""
         return 2 * self.num_heads * (self.d_k + self.d_v)
-
-
-def check_sizes(config: object, *names: str) -> None:
-    """Refuses fields that are not positive integers.
-
-    Raises:
-        ConfigError: A field is not.
-    """
-    for name in names:
-        value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            raise ConfigError(name, value, "must be a positive integer")
 
 
 def _is_positive_number(value: object) -> bool:

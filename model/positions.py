@@ -87,29 +87,28 @@ class ScoreRules:
         causal, window = self._config.causal, self._config.window
         if not causal and not window:
             return may_attend
-        own = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
         if causal:
-            own = own.tril()
+            mask = mask.tril()
         if window:  # keys fewer than `window` rows away, on both sides (Beltagy et al., 2020)
-            own = own.tril(window - 1).triu(1 - window)
-        return own if may_attend is None else may_attend & own
+            mask = mask.tril(window - 1).triu(1 - window)
+        return mask if may_attend is None else may_attend & mask
 
-    def bias(self, q: Tensor, k: Tensor, given: Tensor | None = None) -> Tensor | None:
+    def bias(self, q: Tensor, k: Tensor, score_bias: Tensor | None = None) -> Tensor | None:
         """The sum of all biases in the type of `q`, (1 or B, 1 or H, Tq, Tk); None if there are none.
 
         Args:
             q: (B, H, Tq, d_k).
             k: (B, heads, Tk, d_k).
-            given: The caller's bias, of that shape.
+            score_bias: The caller's bias, of that shape.
         """
-        total = given
         if self._config.alibi:
             slopes = torch.tensor(alibi_slopes(self._config.num_heads), device=q.device)  # (H,)
-            rows, columns = (torch.arange(each.shape[2], device=q.device) for each in (q, k))
+            rows, columns = (torch.arange(length, device=q.device) for length in (q.shape[2], k.shape[2]))
             distance = (rows[:, None] - columns).abs()  # (Tq, Tk)
-            own = -slopes[None, :, None, None] * distance  # (1, H, Tq, Tk)
-            total = own if total is None else total + own
-        return None if total is None else total.to(q.dtype)
+            alibi = -slopes[None, :, None, None] * distance  # (1, H, Tq, Tk)
+            score_bias = alibi if score_bias is None else score_bias + alibi
+        return None if score_bias is None else score_bias.to(q.dtype)
 
     def mask_at(self, distance: Tensor, may_attend: Tensor | None) -> Tensor | None:
         """As `mask`, for rows at any positions.
@@ -120,11 +119,11 @@ class ScoreRules:
         """
         causal, window = self._config.causal, self._config.window
         if causal:
-            own = distance >= 0
-            may_attend = own if may_attend is None else may_attend & own
+            mask = distance >= 0
+            may_attend = mask if may_attend is None else may_attend & mask
         if window:
-            own = distance.abs() < window
-            may_attend = own if may_attend is None else may_attend & own
+            mask = distance.abs() < window
+            may_attend = mask if may_attend is None else may_attend & mask
         return may_attend
 
     def bias_at(self, distance: Tensor, dtype: torch.dtype) -> Tensor | None:
@@ -135,7 +134,7 @@ class ScoreRules:
         return (-slopes[None, :, None, None] * distance.abs()).to(dtype)  # (B, H, Tq, Tk)
 
 
-def fused(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
+def fuse(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
     """Mask and bias as the one mask that a fused kernel takes: bool, or added to the scores."""
     if bias is None or mask is None:
         return mask if bias is None else bias

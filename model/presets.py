@@ -64,12 +64,10 @@ PRESETS: Mapping[str, Preset] = {
         AttentionConfig(d_query=16, num_heads=4, projections="stacked", out_proj=False),
     ),
     "multi-head-64x4": Preset(
-        "self-attention, four heads over width 64",
-        AttentionConfig(d_query=64, num_heads=4),
+        "self-attention, four heads over width 64", AttentionConfig(d_query=64, num_heads=4)
     ),
     "multi-head-768x12": Preset(
-        "self-attention, twelve heads over width 768",
-        AttentionConfig(d_query=768, num_heads=12),
+        "self-attention, twelve heads over width 768", AttentionConfig(d_query=768, num_heads=12)
     ),
     "causal-self-attention": Preset(
         "causal, one head over width 16, no output projection",
@@ -90,12 +88,7 @@ PRESETS: Mapping[str, Preset] = {
     "grouped-query-768x12x4": Preset(
         "as rotary-768x12, four key and value heads for twelve query heads",
         AttentionConfig(
-            d_query=768,
-            num_heads=12,
-            num_kv_heads=4,
-            causal=True,
-            rotary_theta=10_000.0,
-            out_bias=False,
+            d_query=768, num_heads=12, num_kv_heads=4, causal=True, rotary_theta=10_000.0, out_bias=False
         ),
     ),
     "alibi-768x12": Preset(

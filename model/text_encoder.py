@@ -9,6 +9,7 @@ Shapes: B batch, T tokens, L layers, H heads, d width of a token vector.
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
@@ -18,16 +19,16 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from attention_serving.model.checkpoints import CheckpointError, listed
+from attention_serving.model.checkpoints import CheckpointError, summarise
 from attention_serving.model.checkpoints.files import read_json
 from attention_serving.model.config import POOLINGS
 
-M = TypeVar("M", bound=Any)
+M = TypeVar("M", bound="_TextModule")
 Activation: TypeAlias = Literal["sigmoid", "softmax", "identity"]
 MODULES: Final = "modules.json"
 ADAPTER: Final = "adapter_config.json"
 # The embedding that a model computes itself.
-OWN: Final = "own"
+OWN_POOLING: Final = "own"
 # The outputs that may hold it, and the models that are used by it.
 OWN_OUTPUTS: Final = ("text_embeds", "pooler_output")
 USED_BY_OWN: Final = ("clip", "clip_text_model", "dpr", "siglip", "siglip_text_model")
@@ -52,23 +53,46 @@ LENGTH, PADDED_LENGTH = 6, 9
 ROUNDING: Final = 1e-4
 
 
-class TextEncoder(nn.Module):
+class _TextModule(nn.Module):
+    """A model of the transformers library, and its tokenizer.
+
+    Attributes:
+        model: From token ids to token vectors or logits.
+        reader: The tokenizer of the transformers library.
+        tokenizer: What it runs, without truncation and padding.
+        library: The SentenceTransformer or CrossEncoder of the folder; None for a folder of an encoder that
+            transformers wrote.
+        max_tokens: Largest number of tokens of a text or pair; None if there is no limit.
+        mixes: Whether the result of a text is the same beside padding.
+        notes: What the libraries warned of while they read the folder.
+    """
+
+    def __init__(self, model: Any, reader: Any, library: Any) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.reader, self.tokenizer = reader, fast_tokenizer(reader)
+        self._library = [library]  # in a list, so that it is not a part of this module
+        self.max_tokens = _max_tokens(model, reader, None if library is None else library.max_seq_length)
+        self.padding_id: int = reader.pad_token_id or 0
+        self.mixes = True
+        self.notes: tuple[str, ...] = ()
+
+    @property
+    def library(self) -> Any:
+        """See the attributes."""
+        return self._library[0]
+
+
+class TextEncoder(_TextModule):
     """A model of the transformers library, and the modules of sentence-transformers that follow it.
 
     Attributes:
-        model: From token ids to token vectors.
         after: Pooling and what follows it.
-        reader: The tokenizer of the transformers library.
-        tokenizer: What it runs, without truncation and padding.
         pooling: How an embedding is made of the token vectors: names of POOLINGS, whose vectors are
             concatenated.
-        max_tokens: Largest number of tokens of a text; None if there is no limit.
-        library: The SentenceTransformer of the folder; None for a folder that transformers wrote.
         is_causal: Whether tokens attend to earlier tokens only.
         has_tokens: Whether it has a vector for each token.
         heads: The numbers of layers and heads of its attention weights; 0 if it has none.
-        mixes: Whether the embedding of a text is the same beside padding.
-        notes: What the libraries warned of while they read the folder.
     """
 
     def __init__(
@@ -79,28 +103,16 @@ class TextEncoder(nn.Module):
         pooling: tuple[str, ...],
         library: Any = None,
     ) -> None:
-        super().__init__()
-        self.model: Any = model
+        super().__init__(model, reader, library)
         self.after = nn.ModuleList(after)
-        self.reader, self.tokenizer = reader, fast_tokenizer(reader)
         self.pooling = pooling
-        self.max_tokens = _max_tokens(model, reader, None if library is None else library.max_seq_length)
         if self.max_tokens is not None:
             reader.model_max_length = self.max_tokens  # where the library cuts texts
-        self._library = [library]  # in a list, so that it is not a part of this module
         self.is_causal = is_causal(model)
-        self.mixes = True
         self.heads, self.has_tokens = (0, 0), "last_hidden_state" in _run(model, _some_ids(model))
-        self.padding_id: int = reader.pad_token_id or 0
         is_padded = model.config.model_type in PADDED
         self.padded_length = (self.max_tokens or 0) if is_padded else 0
-        self.notes: tuple[str, ...] = ()
         self._attention: str = model.config._attn_implementation
-
-    @property
-    def library(self) -> Any:
-        """See the attributes."""
-        return self._library[0]
 
     @property
     def dimensions(self) -> int | None:
@@ -137,34 +149,33 @@ class TextEncoder(nn.Module):
         if within is not None and not self.padded_length:
             mask = within.long()
         with self._attention_of("eager" if return_weights else self._attention):
-            found = self.model(
+            outputs = self.model(
                 input_ids=token_ids,
                 attention_mask=None if self.is_causal or self.padded_length else mask,
                 output_attentions=return_weights,
             )
-        embeddings = self.pooled(found, token_ids, mask)
-        rows = found.last_hidden_state[:, :length] if return_tokens else None
-        weights = torch.stack(found.attentions, dim=1)[..., :length, :length] if return_weights else None
+        embeddings = self.pool(outputs, token_ids, mask)
+        rows = outputs.last_hidden_state[:, :length] if return_tokens else None
+        weights = torch.stack(outputs.attentions, dim=1)[..., :length, :length] if return_weights else None
         if within is not None and rows is not None:
             rows = rows * within[:, :, None]
         if within is not None and weights is not None:
             weights = weights * within[:, None, None, :, None]
         return embeddings, rows, weights
 
-    def pooled(self, found: Mapping[str, Tensor], token_ids: Tensor, mask: Tensor) -> Tensor:
+    def pool(self, outputs: Mapping[str, Tensor], token_ids: Tensor, mask: Tensor) -> Tensor:
         """The embeddings (B, embedding width) of what the model computed.
 
         Args:
-            found: The outputs of the model.
+            outputs: The outputs of the model.
             token_ids: (B, T).
             mask: (B, T) integers: 0 for padding.
         """
-        own = next((found[name] for name in OWN_OUTPUTS if name in found), None)
         features: dict[str, Any] = {
             "input_ids": token_ids,
             "attention_mask": mask,
-            "token_embeddings": found.get("last_hidden_state"),
-            "sentence_embedding": own,
+            "token_embeddings": outputs.get("last_hidden_state"),
+            "sentence_embedding": next((outputs[name] for name in OWN_OUTPUTS if name in outputs), None),
         }
         for module in self.after:
             features = module(features)
@@ -212,82 +223,77 @@ def load_encoder(
         CheckpointError: A library is missing or cannot read the folder, or what it reads cannot be served
             with the same results. The message says what.
     """
-
-    def read(folder: Path) -> TextEncoder:
-        kind = _sentence_encoder if (folder / MODULES).exists() else _plain_encoder
-        return kind(folder, pooling, trusted=trust_remote_code)
-
-    return _read(path, read)
+    is_of_sentences = (Path(path) / MODULES).exists()
+    read = partial(_read_sentence_encoder if is_of_sentences else _read_plain_encoder, pooling=pooling)
+    return _read(path, read, trusted=trust_remote_code)
 
 
-def _read(path: str | PathLike[str], read: Callable[[Path], M]) -> M:
-    """What is read of a folder, with the errors and warnings of the libraries."""
-    folder = Path(path)
+def _read(path: str | PathLike[str], read: Callable[[Path, dict[str, Any]], M], *, trusted: bool) -> M:
+    """The module of a folder, with the errors and warnings of the libraries, and what a run of it shows."""
+    folder, options = Path(path), {"local_files_only": True, "trust_remote_code": trusted}
     if not folder.is_dir():
         raise CheckpointError(f"{path}: is not a folder")
     if find_spec("sentence_transformers") is None:
         raise CheckpointError("text encoders need sentence-transformers, which the extra `export` installs")
     try:
         with library_warnings() as notes:
-            found = read(folder)
+            module = read(folder, options).eval()
+            module.mixes = _mixes(module)
+            if isinstance(module, TextEncoder):
+                module.heads = _heads(module)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except Exception as error:  # the libraries raise many types
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(f"{path}: cannot be read: {reason[:500]}") from error
-    found.notes = tuple(notes)
-    found.eval().requires_grad_(requires_grad=False)
-    return found
+    module.notes = tuple(notes)
+    return module.requires_grad_(requires_grad=False)
 
 
-def _sentence_encoder(folder: Path, pooling: str, *, trusted: bool) -> TextEncoder:
+def _read_sentence_encoder(folder: Path, options: dict[str, Any], *, pooling: str) -> TextEncoder:
     """The encoder of a folder of sentence-transformers."""
     from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - takes seconds
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer  # noqa: PLC0415
 
     if pooling:
         raise CheckpointError(f"pooling {pooling!r}: the folder states its own")
-    library = SentenceTransformer(
-        str(folder), device="cpu", local_files_only=True, trust_remote_code=trusted, model_kwargs={**FLOAT32}
-    )
+    library = SentenceTransformer(str(folder), device="cpu", model_kwargs={**FLOAT32}, **options)
     if not isinstance(library[0], Transformer):
         raise CheckpointError(f"{MODULES}: {type(library[0]).__name__} cannot be the first module")
-    stated = [module for module in library if isinstance(module, Pooling)]
-    if any(library.prompts.values()) and not all(module.include_prompt for module in stated):
+    poolings = [module for module in library if isinstance(module, Pooling)]
+    if any(library.prompts.values()) and not all(module.include_prompt for module in poolings):
         raise CheckpointError("include_prompt: false is not supported for a model with prompts")
     modes: list[str] = []
-    for module in stated:
+    for module in poolings:
         modes += [module.pooling_mode] if isinstance(module.pooling_mode, str) else module.pooling_mode
     names = {theirs: ours for ours, theirs in POOLINGS.items()}
     path = folder / read_json(folder / MODULES)[0]["path"]
-    model = _checked(library[0].auto_model, path, trusted=trusted, uses_own=not modes)
-    own_pooling = tuple(names[mode] for mode in modes) or (OWN,)
-    return _probed(TextEncoder(model, [*library][1:], library.tokenizer, own_pooling, library))
+    model = _with_all_weights(library[0].auto_model, path, options, uses_own=not modes)
+    kinds = tuple(names[mode] for mode in modes) or (OWN_POOLING,)
+    return TextEncoder(model, [*library][1:], library.tokenizer, kinds, library)
 
 
-def _plain_encoder(folder: Path, pooling: str, *, trusted: bool) -> TextEncoder:
+def _read_plain_encoder(folder: Path, options: dict[str, Any], *, pooling: str) -> TextEncoder:
     """The encoder of a folder of transformers, with a pooling."""
     import transformers  # noqa: PLC0415 - takes seconds
     from sentence_transformers.sentence_transformer.modules import Pooling  # noqa: PLC0415
 
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trusted}
     config = transformers.AutoConfig.from_pretrained(folder, **options)
     reader = transformers.AutoTokenizer.from_pretrained(folder, **options)
-    kind, (stated, *_) = config.model_type, config.architectures or [""]
-    special = stated if stated.endswith(SPECIAL_CLASSES) else "AutoModel"
-    model = getattr(transformers, TEXT_TOWERS.get(kind, special)).from_pretrained(
-        folder, **options, **FLOAT32
-    )
-    uses_own = pooling == OWN or (not pooling and kind in USED_BY_OWN)
-    model = _checked(model, folder, trusted=trusted, uses_own=uses_own)
+    kind, (architecture, *_) = config.model_type, config.architectures or [""]
+    special = architecture if architecture.endswith(SPECIAL_CLASSES) else "AutoModel"
+    loader = getattr(transformers, TEXT_TOWERS.get(kind, special))
+    uses_own = pooling == OWN_POOLING or (not pooling and kind in USED_BY_OWN)
+    model = loader.from_pretrained(folder, **options, **FLOAT32)
+    model = _with_all_weights(model, folder, options, uses_own=uses_own)
     if model.config.is_encoder_decoder:
         model = model.get_encoder()
-    pooling = OWN if uses_own else pooling or ("last" if is_causal(model) else "mean")
+    pooling = OWN_POOLING if uses_own else pooling or ("last" if is_causal(model) else "mean")
     after = [] if uses_own else [Pooling(model.config.hidden_size, POOLINGS[pooling])]
-    return _probed(TextEncoder(model, after, reader, (pooling,)))
+    return TextEncoder(model, after, reader, (pooling,))
 
 
-def _checked(model: Any, folder: Path, *, trusted: bool, uses_own: bool) -> Any:
+def _with_all_weights(model: Any, folder: Path, options: Mapping[str, Any], *, uses_own: bool) -> Any:
     """The model of a folder, if its weights are all there; adapters are merged into them.
 
     Raises:
@@ -302,58 +308,36 @@ def _checked(model: Any, folder: Path, *, trusted: bool, uses_own: bool) -> Any:
             if isinstance(module, BaseTunerLayer):
                 module.merge()
         return model
-    options: dict[str, Any] = {
-        "local_files_only": True,
-        "trust_remote_code": trusted,
-        "output_loading_info": True,
-    }
-    _, found = type(model).from_pretrained(folder, **options, **FLOAT32)
+    _, info = type(model).from_pretrained(folder, output_loading_info=True, **options, **FLOAT32)
     unused = () if uses_own else UNUSED
-    missing = sorted(name for name in found["missing_keys"] if not name.startswith(unused))
-    if missing or found["mismatched_keys"]:
-        names = missing or [str(name) for name, *_ in found["mismatched_keys"]]
-        raise CheckpointError(f"the weights lack {listed(names)}, or have another shape there")
+    missing = sorted(name for name in info["missing_keys"] if not name.startswith(unused))
+    if missing or info["mismatched_keys"]:
+        names = missing or [str(name) for name, *_ in info["mismatched_keys"]]
+        raise CheckpointError(f"the weights lack {summarise(names)}, or have another shape there")
     return model
 
 
-class TextClassifier(nn.Module):
+class TextClassifier(_TextModule):
     """A model of the transformers library that scores texts, or pairs of texts.
 
     Attributes:
-        model: From token ids to logits.
-        reader: The tokenizer of the transformers library.
-        tokenizer: What it runs, without truncation and padding.
-        library: The CrossEncoder of sentence-transformers, whose scores this module has.
         labels: The names of the L scores.
         activation: What is applied to the logits: sigmoid, softmax or identity.
-        max_tokens: Largest number of tokens of a text or pair; None if there is no limit.
         takes_types: Whether the model tells the two texts of a pair apart.
     """
 
     def __init__(self, library: Any) -> None:
-        super().__init__()
-        self.model: Any = library[0].auto_model
-        self.reader, self.tokenizer = library.tokenizer, fast_tokenizer(library.tokenizer)
-        self._library = [library]  # in a list, so that it is not a part of this module
+        super().__init__(library[0].auto_model, library.tokenizer, library)
         config = self.model.config
         self.labels = tuple(str(config.id2label[index]) for index in range(config.num_labels))
-        known: dict[type, Activation] = {nn.Sigmoid: "sigmoid", nn.Identity: "identity"}
-        if type(library.activation_fn) not in known:
+        activations: dict[type, Activation] = {nn.Sigmoid: "sigmoid", nn.Identity: "identity"}
+        if type(library.activation_fn) not in activations:
             raise CheckpointError(f"activation {type(library.activation_fn).__name__} is not supported")
-        self.activation: Activation = known[type(library.activation_fn)]
+        self.activation: Activation = activations[type(library.activation_fn)]
         if len(self.labels) > 1:
             is_multiple = config.problem_type == "multi_label_classification"
             self.activation = "sigmoid" if is_multiple else "softmax"
-        self.max_tokens = _max_tokens(self.model, self.reader, library.max_seq_length)
-        self.notes: tuple[str, ...] = ()
         self.takes_types = "token_type_ids" in self.reader.model_input_names
-        self.padding_id: int = self.reader.pad_token_id or 0
-        self.mixes = True
-
-    @property
-    def library(self) -> Any:
-        """See the attributes."""
-        return self._library[0]
 
     def forward(
         self, token_ids: Tensor, token_types: Tensor | None = None, key_lengths: Tensor | None = None
@@ -384,26 +368,22 @@ def load(
 
     Arguments and errors are those of `load_encoder`.
     """
-    stated = Path(path) / "config.json"
-    config = read_json(stated) if stated.is_file() else {}
+    config_file = Path(path) / "config.json"
+    config = read_json(config_file) if config_file.is_file() else {}
     architectures = config.get("architectures") if isinstance(config, dict) else None
     if not any(str(name).endswith(CLASSIFIER) for name in architectures or ()):
         return load_encoder(path, pooling=pooling, trust_remote_code=trust_remote_code)
     if pooling:
         raise CheckpointError(f"{path}: pooling {pooling!r}: the folder is a classifier")
-    return _read(path, lambda folder: _classifier(folder, trusted=trust_remote_code))
+    return _read(path, _read_classifier, trusted=trust_remote_code)
 
 
-def _classifier(folder: Path, *, trusted: bool) -> TextClassifier:
+def _read_classifier(folder: Path, options: dict[str, Any]) -> TextClassifier:
     from sentence_transformers import CrossEncoder  # noqa: PLC0415 - takes seconds
 
-    library = CrossEncoder(
-        str(folder), device="cpu", local_files_only=True, trust_remote_code=trusted, model_kwargs={**FLOAT32}
-    )
-    _checked(library[0].auto_model, folder, trusted=trusted, uses_own=True)
-    found = TextClassifier(library).eval()
-    found.mixes = _mixes(found.model, lambda ids, lengths: found(ids, key_lengths=lengths))
-    return found
+    library = CrossEncoder(str(folder), device="cpu", model_kwargs={**FLOAT32}, **options)
+    _with_all_weights(library[0].auto_model, folder, options, uses_own=True)
+    return TextClassifier(library)
 
 
 def is_causal(model: Any) -> bool:
@@ -411,7 +391,7 @@ def is_causal(model: Any) -> bool:
     ids = _some_ids(model)
     other = ids.clone()
     other[0, -1] = ids[0, 0]
-    rows = [_run(model, each).get("last_hidden_state") for each in (ids, other)]
+    rows = [_run(model, token_ids).get("last_hidden_state") for token_ids in (ids, other)]
     return rows[0] is not None and torch.equal(rows[0][:, :-1], rows[1][:, :-1])
 
 
@@ -431,9 +411,9 @@ def _some_ids(model: Any, *, length: int = LENGTH) -> Tensor:
     return torch.linspace(0, vocabulary_size(model) - 1, length + 2).long()[None, 1:-1]
 
 
-def _max_tokens(model: Any, reader: Any, stated: int | None) -> int | None:
-    """The largest number of tokens that a model takes: stated, or what its tables of positions have."""
-    limits = [stated or reader.model_max_length, getattr(model.config, "max_position_embeddings", None)]
+def _max_tokens(model: Any, reader: Any, limit: int | None) -> int | None:
+    """The largest number of tokens: the limit of the library or tokenizer, or of tables of positions."""
+    limits = [limit or reader.model_max_length, getattr(model.config, "max_position_embeddings", None)]
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             # Tables that count from the id of padding have no rows for it and for those before it.
@@ -442,21 +422,15 @@ def _max_tokens(model: Any, reader: Any, stated: int | None) -> int | None:
     return min((int(limit) for limit in limits if limit is not None and 0 < limit < ENDLESS), default=None)
 
 
-def _probed(encoder: TextEncoder) -> TextEncoder:
-    """The encoder, with what a run shows: whether padding changes embeddings, and the weights it has."""
-    encoder.eval()
-    encoder.mixes = _mixes(encoder.model, lambda ids, lengths: encoder(ids, lengths)[0])
-    encoder.heads = _heads(encoder)
-    return encoder
-
-
-def _mixes(model: Any, compute: Callable[[Tensor, Tensor | None], Tensor]) -> bool:
-    """Whether what is computed of token ids (B, T) and lengths (B,) is the same beside padding."""
-    ids, other = (_some_ids(model, length=length) for length in (LENGTH, PADDED_LENGTH))
-    padded = torch.cat([torch.cat([ids, other[:, LENGTH:]], dim=1), other])  # (2, PADDED_LENGTH)
+def _mixes(module: _TextModule) -> bool:
+    """Whether embeddings or scores are the same beside padding."""
+    ids, other = (_some_ids(module.model, length=length) for length in (LENGTH, PADDED_LENGTH))
+    ids_beside = torch.cat([torch.cat([ids, other[:, LENGTH:]], dim=1), other])  # (2, PADDED_LENGTH)
     with torch.inference_mode():
-        alone, beside = compute(ids, None), compute(padded, torch.tensor([LENGTH, PADDED_LENGTH]))[:1]
-    return torch.allclose(alone, beside, rtol=0, atol=ROUNDING * float(alone.abs().max()))
+        alone, padded = module(ids), module(ids_beside, key_lengths=torch.tensor([LENGTH, PADDED_LENGTH]))
+    if isinstance(module, TextEncoder):
+        alone, padded = alone[0], padded[0]
+    return torch.allclose(alone, padded[:1], rtol=0, atol=ROUNDING * float(alone.abs().max()))
 
 
 def _heads(encoder: TextEncoder) -> tuple[int, int]:
@@ -496,17 +470,17 @@ def library_warnings() -> Iterator[list[str]]:
     """Collects what the libraries warn of while the block runs, in place of showing it."""
     from transformers.utils import logging as library_logging  # noqa: PLC0415 - takes seconds
 
-    found: list[str] = []
+    warnings: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
     loggers = [logging.getLogger(name) for name in ("transformers", "sentence_transformers")]
-    before = [(each, each.handlers, each.propagate) for each in loggers]
+    before = [(logger, logger.handlers, logger.propagate) for logger in loggers]
     library_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    for each in loggers:
-        each.handlers, each.propagate = [handler], False
+    for logger in loggers:
+        logger.handlers, logger.propagate = [handler], False
     try:
-        yield found
+        yield warnings
     finally:
-        for each, handlers, propagate in before:
-            each.handlers, each.propagate = handlers, propagate
+        for logger, handlers, propagate in before:
+            logger.handlers, logger.propagate = handlers, propagate
         library_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

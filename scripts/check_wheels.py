@@ -41,18 +41,18 @@ def check(folder: Path) -> None:
 
 
 def oldest() -> list[str]:
-    """Constraints to the lower bounds of what the wheel asks for."""
+    """Constraints to the lower bounds of the wheel's requirements."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = list(project["dependencies"])
+    requirements = list(project["dependencies"])
     for extra in EXTRAS:
-        asked += project["optional-dependencies"][extra]
-    found = {}
-    for requirement in map(Requirement, asked):
+        requirements += project["optional-dependencies"][extra]
+    constraints = {}
+    for requirement in map(Requirement, requirements):
         (lowest,) = (bound.version for bound in requirement.specifier if bound.operator == ">=")
-        found[requirement.name] = f"{requirement.name}=={lowest}"
+        constraints[requirement.name] = f"{requirement.name}=={lowest}"
     pinned = (ROOT / "constraints.txt").read_text().splitlines()
-    found["torch"] = next(line for line in pinned if line.startswith("torch=="))
-    return list(found.values())
+    constraints["torch"] = next(line for line in pinned if line.startswith("torch=="))
+    return list(constraints.values())
 
 
 def _run(*command: object, cwd: Path | None = None, stdout: int | None = None) -> None:

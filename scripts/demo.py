@@ -3,7 +3,6 @@
 `python -m scripts.demo --repository model_repository` ends with status 0 if all of them agree.
 """
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -26,16 +25,13 @@ from scripts.local_server import serving
 
 Array = NDArray[Any]
 LENGTHS = (6, 1, 128, 33, 300)
-SHOWN = 3  # values of each vector
+VALUES = 3  # of each vector
 console = Console(highlight=False)
 
 
 def main() -> int:
     """Runs the demo and returns the exit status."""
-    parser = argparse.ArgumentParser(description="Serves the demo models and compares results with PyTorch.")
-    parser.add_argument("--repository", type=Path, required=True, help="folder of the demo's models")
-    repository = parser.parse_args().repository
-    export_demo_models(repository)
+    repository = export_demo_models("Serves the demo models and compares results with PyTorch.")
     with tempfile.TemporaryDirectory() as folder, serving(repository, Path(folder) / "log") as server:
         console.print(f"serving {repository} on {server.target}")
         with AttentionClient(server.target) as client:
@@ -68,7 +64,7 @@ def _show_batch(client: AttentionClient) -> bool:
     sequences = [rng.standard_normal((length, 768), dtype=np.float32) for length in LENGTHS]
     served = client.attend("multi-head-768x12", sequences).context_vectors
     console.print("one request through multi-head-768x12:")
-    return _compare("length", map(str, LENGTHS), served, [_eager(module, each) for each in sequences])
+    return _compare("length", map(str, LENGTHS), served, [_eager(module, rows) for rows in sequences])
 
 
 def _compare(label: str, labels: Iterable[str], served: list[Array], eager: list[Array]) -> bool:
@@ -94,7 +90,7 @@ def _eager(module: MultiHeadAttention | TextAttention, sequence: Array) -> Array
 
 
 def _row(vector: Array) -> str:
-    return " ".join(f"{value: .6f}" for value in vector[:SHOWN])
+    return " ".join(f"{value: .6f}" for value in vector[:VALUES])
 
 
 if __name__ == "__main__":

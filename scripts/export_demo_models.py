@@ -11,11 +11,22 @@ from attention_serving.model.presets import PRESETS, build_preset
 DEMO_MODELS = ("sentence-self-attention", "multi-head-768x12", "cross-attention")
 
 
-def export_demo_models(repository: Path) -> None:
-    """Exports the demo models that are absent or damaged."""
+def export_demo_models(description: str) -> Path:
+    """Exports the demo models that are absent or damaged into the repository of a program's command line.
+
+    Args:
+        description: What the program does, for its help.
+
+    Returns:
+        The folder that `--repository` names.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--repository", type=Path, required=True, help="folder of the demo's models")
+    repository: Path = parser.parse_args().repository
     for name in DEMO_MODELS:
         if not is_whole(repository / name / "1"):
             export_demo_model(name, repository)
+    return repository
 
 
 def export_demo_model(name: str, repository: Path) -> None:
@@ -27,12 +38,5 @@ def export_demo_model(name: str, repository: Path) -> None:
     print(f"exported {folder}", flush=True)
 
 
-def main() -> None:
-    """Parses the command line and exports."""
-    parser = argparse.ArgumentParser(description="Exports the models of the demo.")
-    parser.add_argument("--repository", type=Path, required=True, help="folder to write the artifacts into")
-    export_demo_models(parser.parse_args().repository)
-
-
 if __name__ == "__main__":
-    main()
+    export_demo_models("Exports the models of the demo.")

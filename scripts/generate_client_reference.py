@@ -51,9 +51,9 @@ def reference() -> str:
     _, tree, *texts = _text(_target(package["errors"])).split("\n\n")
     lines += ["## Errors\n", _code(tree), *(f"{text}\n" for text in texts)]
     lines += _class(classes.pop("AttentionClientError"))
-    for name, found in classes.items():
+    for name, member in classes.items():
         if name != "__version__":
-            lines.append(f"- `{name}`: {' '.join(_text(found).split(chr(10) * 2)[0].split())}")
+            lines.append(f"- `{name}`: {' '.join(_text(member).split(chr(10) * 2)[0].split())}")
     return "\n".join(lines).rstrip() + "\n"
 
 

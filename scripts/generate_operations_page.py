@@ -24,7 +24,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs/reference.md"
 MARKED = re.compile(r"<!-- (?P<name>[a-z ]+) -->\n.*?<!-- end -->", re.DOTALL)
 # How the values of several workers become one, by prometheus_client's name of it.
 # The supervisor has gauges of its own, of mode `all`.
-SUPERVISOR, EACH = "supervisor", "each process"
+SUPERVISOR, EACH_PROCESS = "supervisor", "each process"
 AMONG_WORKERS = {"livesum": "sum", "livemax": "largest", "livemin": "smallest", "all": SUPERVISOR}
 TYPES: dict[Any, str] = {bool: "switch", ByteSize: "bytes", Path: "path", Path | None: "path", str: "text"}
 # Endings of the names of settings that have a unit.
@@ -38,9 +38,7 @@ def main() -> None:
 
 def generated(page: str) -> str:
     """The page with current tables."""
-    return MARKED.sub(
-        lambda found: f"<!-- {found['name']} -->\n{TABLES[found['name']]()}\n<!-- end -->", page
-    )
+    return MARKED.sub(lambda mark: f"<!-- {mark[1]} -->\n{TABLES[mark[1]]()}\n<!-- end -->", page)
 
 
 def settings_table() -> str:
@@ -56,9 +54,10 @@ def settings_table() -> str:
 
 def metrics_table() -> str:
     """Every metric that a server publishes: name, type, labels, how workers are combined, and help."""
-    rows = []
-    for name, kind, labels, mode, text in metrics():
-        rows.append((f"`{name}`", kind, ", ".join(f"`{label}`" for label in labels), mode, text))
+    rows = [
+        (f"`{name}`", kind, ", ".join(f"`{label}`" for label in labels), mode, text)
+        for name, kind, labels, mode, text in metrics()
+    ]
     return _table(("metric", "type", "labels", "workers", "meaning"), rows)
 
 
@@ -67,25 +66,25 @@ def metrics() -> list[tuple[str, str, tuple[str, ...], str, str]]:
     served, supervisor = Metrics(), CollectorRegistry()
     served.configured(Settings.model_validate({"model_repository": Path()}))
     own_metrics(supervisor)
-    found = [_described(each) for each in _collectors(served.registry)]
-    found += [(*_described(each)[:3], SUPERVISOR, _described(each)[4]) for each in _collectors(supervisor)]
+    rows = [_describe(metric) for metric in _collectors(served.registry)]
+    rows += [_describe(metric, SUPERVISOR) for metric in _collectors(supervisor)]
     for family in ProcessesCollector("", {}).collect():
-        name = _exposed(family.name, family.type)
-        found.append((name, family.type, (PROCESS,), EACH, family.documentation))
-    return found
+        name = _published_name(family.name, family.type)
+        rows.append((name, family.type, (PROCESS,), EACH_PROCESS, family.documentation))
+    return rows
 
 
 def _collectors(registry: CollectorRegistry) -> list[MetricWrapperBase]:
-    return [each for each in registry._collector_to_names if isinstance(each, MetricWrapperBase)]
+    return [metric for metric in registry._collector_to_names if isinstance(metric, MetricWrapperBase)]
 
 
-def _described(metric: Any) -> tuple[str, str, tuple[str, ...], str, str]:
-    mode = AMONG_WORKERS[getattr(metric, "_multiprocess_mode", "livesum")]
+def _describe(metric: Any, mode: str = "") -> tuple[str, str, tuple[str, ...], str, str]:
+    mode = mode or AMONG_WORKERS[getattr(metric, "_multiprocess_mode", "livesum")]
     labels, kind = tuple(metric._labelnames), str(metric._type)
-    return _exposed(metric._name, kind), kind, labels, mode, metric._documentation
+    return _published_name(metric._name, kind), kind, labels, mode, metric._documentation
 
 
-def _exposed(name: str, kind: str) -> str:
+def _published_name(name: str, kind: str) -> str:
     """The name as it is served."""
     return f"{name.removesuffix('_total')}_total" if kind == "counter" else name
 
@@ -104,10 +103,10 @@ def _default(field: FieldInfo) -> str:
         return "required"
     if isinstance(field.default, bool):
         return "on" if field.default else "off"
-    shown = shown_default(field)
-    if shown is None:
+    text = shown_default(field)
+    if text is None:
         return "none"
-    return shown if isinstance(field.default, int | float) else f"`{shown}`"
+    return text if isinstance(field.default, int | float) else f"`{text}`"
 
 
 def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

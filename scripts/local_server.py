@@ -71,8 +71,8 @@ def _wait_for_ports(process: "subprocess.Popen[bytes]", log: Path) -> tuple[int,
     until = time.monotonic() + START_SECONDS
     while time.monotonic() < until:
         text = log.read_text()
-        if found := re.search(r" serving .*\bport=(\d+) metrics_port=(\d+)", text):
-            return int(found[1]), int(found[2])
+        if ports := re.search(r" serving .*\bport=(\d+) metrics_port=(\d+)", text):
+            return int(ports[1]), int(ports[2])
         if process.poll() is not None:
             raise RuntimeError(f"the server ended with status {process.returncode}:\n{text}")
         time.sleep(0.05)

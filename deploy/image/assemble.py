@@ -11,7 +11,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from libraries import canonical, elf_files, needed
+from libraries import canonical, elf_files, find_needed
 
 USER, USER_ID = "attention", 10001
 # Parts of the standard library that no service uses.
@@ -91,10 +91,10 @@ def _copy_interpreter(root: Path) -> list[Path]:
 
 def _copy_libraries(root: Path) -> list[Path]:
     modules = elf_files(root / sysconfig.get_path("stdlib").lstrip("/"))
-    known, _ = needed([Path(sys.executable).resolve(), *modules])
-    folder = next(path.parent for path in known if path.name == "libc.so.6")
-    found = known | {path for name in WHEEL_LIBRARIES if (path := folder / name).exists()}
-    paths = sorted({canonical(path) for path in found})
+    libraries, _ = find_needed([Path(sys.executable).resolve(), *modules])
+    folder = next(path.parent for path in libraries if path.name == "libc.so.6")
+    libraries |= {path for name in WHEEL_LIBRARIES if (path := folder / name).exists()}
+    paths = sorted({canonical(path) for path in libraries})
     for path in paths:
         _copy(path, root)
     return paths

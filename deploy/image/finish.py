@@ -14,7 +14,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from libraries import canonical, elf_files, needed
+from libraries import canonical, elf_files, find_needed
 
 # Folders and files in packages that are for tests and for development.
 FOLDERS = ("__pycache__", "tests", "include")
@@ -42,22 +42,21 @@ def remove_unused(folder: Path, patterns: list[str]) -> None:
     Raises:
         SystemExit: A pattern matches nothing: the package has changed.
     """
+    unused = {path for path in folder.rglob("*") if not path.is_symlink() and _is_unused(path)}
     for pattern in patterns:
-        found = sorted(folder.glob(pattern))
-        if not found:
+        matches = set(folder.glob(pattern))
+        if not matches:
             raise SystemExit(f"error: --remove {pattern}: nothing in {folder} has such a name")
-        for path in found:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-    for path in sorted(folder.rglob("*"), reverse=True):
-        if path.is_symlink():
-            continue
-        if path.is_dir() and path.name in FOLDERS:
+        unused |= matches
+    for path in sorted(unused, reverse=True):  # what a folder holds, then the folder
+        if path.is_dir():
             shutil.rmtree(path)
-        elif path.suffix in SUFFIXES and path.is_file():
+        else:
             path.unlink()
+
+
+def _is_unused(path: Path) -> bool:
+    return path.name in FOLDERS if path.is_dir() else path.suffix in SUFFIXES
 
 
 def check_libraries(folder: Path, root: Path, allowed: set[str]) -> None:
@@ -67,9 +66,10 @@ def check_libraries(folder: Path, root: Path, allowed: set[str]) -> None:
         SystemExit: A library is missing.
     """
     files = elf_files(folder)
-    own = {path.name for path in files}
-    paths, missing = needed(files)
-    missing -= own | allowed  # some packages load their libraries by path before they are needed
+    paths, missing = find_needed(files)
+    missing -= {
+        path.name for path in files
+    } | allowed  # some packages load their libraries by path before they are needed
     for path in paths:
         if not path.is_relative_to(folder) and not (root / str(canonical(path)).lstrip("/")).exists():
             missing.add(str(path))

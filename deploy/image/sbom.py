@@ -18,13 +18,14 @@ def main() -> None:
     document: dict[str, Any] = json.loads(document_file.read_text())
     debian = [debian_component(path.read_text()) for path in sorted(status_folder.iterdir())]
     components: list[dict[str, Any]] = document.setdefault("components", []) + debian
-    for each in components:
+    for component in components:
         # Packages of local wheels have none: they need not be those of the index with that name.
-        each.setdefault("purl", f"pkg:generic/{each['name']}@{each['version']}")
-    document["components"] = sorted(components, key=lambda each: each["bom-ref"])
+        component.setdefault("purl", f"pkg:generic/{component['name']}@{component['version']}")
+    document["components"] = sorted(components, key=lambda component: component["bom-ref"])
     output.mkdir(parents=True, exist_ok=True)
     (output / "sbom.cdx.json").write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
-    (output / "packages.txt").write_text("".join(f"{each['purl']}\n" for each in document["components"]))
+    purls = [f"{component['purl']}\n" for component in document["components"]]
+    (output / "packages.txt").write_text("".join(purls))
 
 
 def debian_component(status: str) -> dict[str, Any]:

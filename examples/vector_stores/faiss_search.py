@@ -23,12 +23,12 @@ def search(path: str, query: NDArray[np.float32], count: int = 3) -> list[tuple[
     table = table.filter(table["embedding"].is_valid())
     # A column of lists of fixed size is one block of numbers: (rows, d).
     vectors = table["embedding"].combine_chunks().flatten().to_numpy().reshape(-1, len(query)).copy()
-    wanted = query[np.newaxis].copy()
+    unit_query = query[np.newaxis].copy()
     faiss.normalize_L2(vectors)  # the inner product of vectors of length 1 is their cosine
-    faiss.normalize_L2(wanted)
+    faiss.normalize_L2(unit_query)
     index = faiss.IndexFlatIP(len(query))
     index.add(vectors)
-    similarities, rows = index.search(wanted, min(count, len(vectors)))
+    similarities, rows = index.search(unit_query, min(count, len(vectors)))
     passages = table["passage"].take(rows[0]).to_pylist()
     return list(zip(passages, similarities[0].tolist(), strict=True))
 

@@ -32,8 +32,8 @@ def store(path: str, database: str) -> None:
 def search(database: str, query: NDArray[np.float32], count: int = 3) -> list[tuple[str, float]]:
     """The passages that are most similar to a query (d,), each with its cosine."""
     table = lancedb.connect(database).open_table("passages")
-    found = table.search(query).distance_type("cosine").limit(count).to_list()
-    return [(row["passage"], 1 - row["_distance"]) for row in found]
+    rows = table.search(query).distance_type("cosine").limit(count).to_list()
+    return [(row["passage"], 1 - row["_distance"]) for row in rows]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["C
 about = session.get_modelmeta().custom_metadata_map
 golden = np.load(folder / "golden.npz")
 for case in sorted({name.split("/")[0] for name in golden}):
-    inputs = {each.name: golden[f"{case}/inputs/{each.name}"] for each in session.get_inputs()}
+    inputs = {node.name: golden[f"{case}/inputs/{node.name}"] for node in session.get_inputs()}
     for output, value in zip(session.get_outputs(), session.run(None, inputs), strict=True):
         shapes = ", ".join(f"{name} {array.shape}" for name, array in inputs.items())
         eager = golden[f"{case}/outputs/{output.name}"]

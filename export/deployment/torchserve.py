@@ -24,12 +24,11 @@ def find_archiver() -> Path:
         ExportError: It is not installed.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    found = shutil.which(ARCHIVER, path=path)
-    if found is None:
+    if (program := shutil.which(ARCHIVER, path=path)) is None:
         raise ExportError(
             f"{ARCHIVER} is not installed; it makes archives for TorchServe: pip install {ARCHIVER}"
         )
-    return Path(found)
+    return Path(program)
 
 
 def write_archive(artifact: Path, manifest: Manifest, folder: Path) -> None:
@@ -47,7 +46,20 @@ def write_archive(artifact: Path, manifest: Manifest, folder: Path) -> None:
         arguments += ["--serialized-file", graph, "--extra-files", ",".join(extra)]
         arguments += ["--handler", str(HANDLER), "--config-file", str(CONFIGURATION)]
         arguments += ["--export-path", str(folder.resolve())]
-        _run_archiver(arguments, staging)
+        # The archiver removes files of the name of its temporary ones: they go into a folder of their own.
+        scratch = staging / "temporary"
+        scratch.mkdir()
+        result = subprocess.run(  # noqa: S603 - the archiver that was found
+            [find_archiver(), *arguments],
+            cwd=staging,
+            env={**os.environ, "TMPDIR": str(scratch)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if result.returncode:
+        lines = (result.stderr or result.stdout).strip().splitlines()
+        raise ExportError(f"{ARCHIVER} failed: {lines[-1] if lines else f'exit status {result.returncode}'}")
 
 
 def stage(artifact: Path, manifest: Manifest, folder: Path) -> str:
@@ -67,19 +79,3 @@ def stage(artifact: Path, manifest: Manifest, folder: Path) -> str:
         if name is not None:
             (folder / name).symlink_to((artifact / name).resolve())
     return graph
-
-
-def _run_archiver(arguments: list[str], folder: Path) -> None:
-    """Runs the archiver in a folder, which also takes its temporary files: it removes others of that name."""
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        done = subprocess.run(  # noqa: S603 - the archiver that was found
-            [find_archiver(), *arguments],
-            cwd=folder,
-            env={**os.environ, "TMPDIR": scratch},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        raise ExportError(f"{ARCHIVER} failed: {lines[-1] if lines else f'exit status {done.returncode}'}")

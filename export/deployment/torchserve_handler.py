@@ -104,7 +104,7 @@ class AttentionHandler:
         """The values of a request by input name, whichever way they were sent."""
         if len(request) != 1 or not (body := next((name for name in BODY_FIELDS if name in request), "")):
             return dict(request)
-        value = parsed(request[body])
+        value = parse_body(request[body])
         if isinstance(value, Mapping):
             return dict(value)
         required = [spec["name"] for spec in self._specs if spec["name"] != POSITIONS]
@@ -138,7 +138,7 @@ class AttentionHandler:
 
     def _run(self, sequences: Sequence[Arrays]) -> list[Arrays]:
         """The outputs of each sequence by name."""
-        feed = {name: np.stack([each[name] for each in sequences]) for name in sequences[0]}
+        feed = {name: np.stack([arrays[name] for arrays in sequences]) for name in sequences[0]}
         outputs = self._session.run(self._outputs, feed)  # (B, T, ...) or (B, ...) each
         return [dict(zip(self._outputs, rows, strict=True)) for rows in zip(*outputs, strict=True)]
 
@@ -151,14 +151,14 @@ def replay(session: Any, golden: Path, tolerance: Mapping[str, Any]) -> None:
         if not cases:
             raise RuntimeError(f"{golden.name} contains no golden vectors")
         for case in cases:
-            inputs = {each.name: arrays[f"{case}/inputs/{each.name}"] for each in session.get_inputs()}
+            inputs = {node.name: arrays[f"{case}/inputs/{node.name}"] for node in session.get_inputs()}
             for output, value in zip(session.get_outputs(), session.run(None, inputs), strict=True):
                 eager = arrays[f"{case}/outputs/{output.name}"]
                 if value.shape != eager.shape or not np.allclose(value, eager, equal_nan=True, **limits):
                     raise RuntimeError(f"{output.name} of golden case {case} differs from eager PyTorch")
 
 
-def parsed(value: Any) -> Any:
+def parse_body(value: Any) -> Any:
     """The content of a body: a JSON document, or the bytes themselves."""
     if isinstance(value, str | bytes | bytearray) and value[:1] in ("{", "[", b"{", b"["):
         try:
@@ -171,7 +171,7 @@ def parsed(value: Any) -> Any:
 def to_array(value: Any, spec: Spec) -> tuple[Any, str]:
     """The array of one input and the content type that it came in; raises ValueError if it does not fit."""
     name, (_, *width), dtype = spec["name"], spec["axes"][1:], np.dtype(spec["data_type"])
-    value = parsed(value)
+    value = parse_body(value)
     if isinstance(value, bytes | bytearray):
         content_type = NPY if value.startswith(NPY_MAGIC) else RAW
         array = from_npy(name, value) if content_type == NPY else from_raw(name, value, width, dtype)

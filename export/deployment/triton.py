@@ -53,18 +53,18 @@ def configurations(manifest: Manifest) -> dict[str, str]:
     `key_lengths`.
     """
     largest, comment = (1, ALONE) if manifest.runs_alone else (MAX_BATCH_SIZE, BATCHED)
-    found = {CONFIGURATION: _text(manifest, GraphKind.PLAIN, largest, comment)}
+    texts = {CONFIGURATION: _text(manifest, GraphKind.PLAIN, largest, comment)}
     if GraphKind.LENGTHS in manifest.graphs:
-        found[LENGTHS_CONFIGURATION] = _text(manifest, GraphKind.LENGTHS, 0, WHOLE_SHAPES)
-    return found
+        texts[LENGTHS_CONFIGURATION] = _text(manifest, GraphKind.LENGTHS, 0, WHOLE_SHAPES)
+    return texts
 
 
 def _text(manifest: Manifest, kind: GraphKind, max_batch_size: int, comment: str) -> str:
     graph = manifest.graphs[kind]
     lines = [
-        f"name: {_quoted(manifest.name)}",
+        f"name: {_quote(manifest.name)}",
         'backend: "onnxruntime"',
-        f"default_model_filename: {_quoted(graph.file)}",
+        f"default_model_filename: {_quote(graph.file)}",
         comment,
         f"max_batch_size: {max_batch_size}",
     ]
@@ -80,7 +80,7 @@ def _tensor(side: str, spec: TensorSpec, *, without_batch: bool) -> Iterator[str
     axes = [axis for axis in spec.axes if not (without_batch and axis == BATCH_AXIS)]
     dims = ", ".join(str(axis) if isinstance(axis, int) else "-1" for axis in axes)
     yield f"{side} {{"
-    yield f"  name: {_quoted(spec.name)}"
+    yield f"  name: {_quote(spec.name)}"
     yield f"  data_type: {DATA_TYPES[spec.data_type]}"
     yield f"  dims: [ {dims or 1} ]"
     if not dims:  # Triton refuses an empty shape
@@ -90,6 +90,6 @@ def _tensor(side: str, spec: TensorSpec, *, without_batch: bool) -> Iterator[str
     yield "}"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """A string of protobuf's text format, whose escapes are those of JSON."""
     return json.dumps(text, ensure_ascii=False)

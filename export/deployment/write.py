@@ -92,21 +92,16 @@ def write_model(artifact: Path, manifest: Manifest, folder: Path) -> None:
         shutil.copyfile(artifact / weights.name, weights)
     inside = weights is None or weights.stat().st_size <= MAX_WEIGHTS_BYTES
     model = onnx.load(path, load_external_data=inside)
-    onnx.helper.set_model_props(model, _properties(manifest))
+    names = ("name", "version", "description", "precision", "source")
+    properties = {name: str(getattr(manifest, name)) for name in names}
+    properties |= {name: str(getattr(manifest.tolerance, name)) for name in ("rtol", "atol")}
+    onnx.helper.set_model_props(model, properties)
     path.write_bytes(model.SerializeToString(deterministic=True))
     if weights is not None and inside:
         weights.unlink()
     onnx.checker.check_model(path)
     shutil.copyfile(SAMPLE, folder / RUN_FILE)
     write_golden_arrays(artifact, manifest, GraphKind.PLAIN, folder)
-
-
-def _properties(manifest: Manifest) -> dict[str, str]:
-    values = {
-        name: getattr(manifest, name) for name in ("name", "version", "description", "precision", "source")
-    }
-    values |= {"rtol": manifest.tolerance.rtol, "atol": manifest.tolerance.atol}
-    return {name: str(value) for name, value in values.items()}
 
 
 def _write_configurations(model: Path, manifest: Manifest, *, replace: bool) -> list[Path]:

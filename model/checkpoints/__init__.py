@@ -7,12 +7,14 @@ files     files of named tensors
 
 from collections.abc import Sequence
 
+ITEMS = 12  # in an error
+
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be read or lacks the requested attention. The message says what to change."""
 
 
-def listed(items: Sequence[str], *, separator: str = ", ", shown: int = 12) -> str:
+def summarise(items: Sequence[str], *, separator: str = ", ") -> str:
     """The first few items as text, and the number of the others."""
-    more = [f"and {len(items) - shown} more"] if len(items) > shown else []
-    return separator.join([*items[:shown], *more])
+    more = [f"and {len(items) - ITEMS} more"] if len(items) > ITEMS else []
+    return separator.join([*items[:ITEMS], *more])

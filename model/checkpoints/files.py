@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from attention_serving.model.checkpoints import CheckpointError, listed
+from attention_serving.model.checkpoints import CheckpointError, summarise
 from attention_serving.model.checkpoints.layouts import Shape
 
 SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin")
@@ -37,19 +37,19 @@ def open_file(path: Path) -> NamedTensors:
     if path.suffix not in SUFFIXES:
         raise CheckpointError(f"the file's name must end in one of {', '.join(SUFFIXES)}")
     if path.suffix != ".safetensors":
-        return dict(_named(_unpickle(path)))
+        return dict(_flatten(_unpickle(path)))
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot be read as safetensors: {error}") from error
 
 
-def _named(contents: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+def _flatten(contents: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     for name, value in contents.items():
         if isinstance(value, Tensor):
             yield f"{prefix}{name}", value.detach()
         elif isinstance(value, Mapping) and not prefix:
-            yield from _named(value, f"{name}.")
+            yield from _flatten(value, f"{name}.")
 
 
 def _unpickle(path: Path) -> Mapping[Any, Any]:
@@ -78,8 +78,8 @@ def as_float32(name: str, tensor: Tensor) -> Tensor:
         CheckpointError: It has elements of another kind, or fewer than its shape has.
     """
     if tensor.dtype not in _FLOATS:
-        known = ", ".join(map(str, _FLOATS))
-        raise CheckpointError(f"{name}: has elements of type {tensor.dtype}, expected one of {known}")
+        types = ", ".join(map(str, _FLOATS))
+        raise CheckpointError(f"{name}: has elements of type {tensor.dtype}, expected one of {types}")
     if tensor.layout is not torch.strided or tensor.device.type != "cpu":
         raise CheckpointError(f"{name}: is {tensor.layout} on {tensor.device}, expected a dense tensor")
     if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
@@ -101,18 +101,14 @@ def check_tensors(
     Raises:
         CheckpointError: The message lists what is missing, unexpected or of another shape, each by name.
     """
-    found = {name: tuple(tensors[name].shape) for name in expected if name in tensors}
-    problems = [
-        *(f"{name}: missing" for name in expected if name not in found),
-        *(f"{name}: unexpected" for name in sorted(unexpected)),
-        *(
-            f"{name}: expected shape {expected[name]}, found {shape}"
-            for name, shape in found.items()
-            if shape != expected[name]
-        ),
-    ]
+    shapes = {name: tuple(tensors[name].shape) for name in expected if name in tensors}
+    problems = [f"{name}: missing" for name in expected if name not in shapes]
+    problems += [f"{name}: unexpected" for name in sorted(unexpected)]
+    for name, shape in shapes.items():
+        if shape != expected[name]:
+            problems.append(f"{name}: expected shape {expected[name]}, found {shape}")
     if problems:
-        raise CheckpointError(where + listed(problems, separator="; "))
+        raise CheckpointError(where + summarise(problems, separator="; "))
 
 
 def read_json(path: Path) -> Any:

@@ -74,16 +74,13 @@ class Layout:
         """The variant of a file with these names, without the optional parameters that it lacks."""
 
         def rank(variant: StoredTensors) -> tuple[int, bool]:
-            held = {source.name for source in variant.values()} & set(names)
-            return len(held), not (cross and f"{FUSED}.weight" in variant)
+            matches = {source.name for source in variant.values()} & set(names)
+            return len(matches), not (cross and f"{FUSED}.weight" in variant)
 
-        best: StoredTensors = max(self.variants, key=rank)  # the first of equals
-        chosen = dict(best)
+        chosen: StoredTensors = max(self.variants, key=rank)  # the first of equals
         for pattern in self.optional:
-            group = {
-                ours: source.name in names for ours, source in chosen.items() if fnmatchcase(ours, pattern)
-            }
-            if not any(group.values()):
+            group = [ours for ours in chosen if fnmatchcase(ours, pattern)]
+            if not any(chosen[ours].name in names for ours in group):
                 chosen = {ours: source for ours, source in chosen.items() if ours not in group}
         return chosen
 
@@ -94,12 +91,12 @@ class Layout:
 
 def _linear(**layers: str) -> StoredTensors:
     """Names of layers with weight and bias, by query, key, value or fused, and output."""
-    parameters = {}
-    for ours, theirs in layers.items():
-        ours_here = OUTPUT if ours == "output" else f"projections.{ours}"
-        for kind in ("weight", "bias"):
-            parameters[f"{ours_here}.{kind}"] = StoredTensor(name=f"{theirs}.{kind}")
-    return parameters
+    names = {OUTPUT if ours == "output" else f"projections.{ours}": theirs for ours, theirs in layers.items()}
+    return {
+        f"{ours}.{kind}": StoredTensor(name=f"{theirs}.{kind}")
+        for ours, theirs in names.items()
+        for kind in ("weight", "bias")
+    }
 
 
 def _conv1d(**layers: str) -> StoredTensors:
@@ -141,9 +138,7 @@ _BERT = Layout(
     neighbours=("output.LayerNorm.*",),
 )
 _GPT2 = Layout(
-    variants=(_conv1d(fused="c_attn", output="c_proj"),),
-    neighbours=("bias", "masked_bias"),
-    causal=True,
+    variants=(_conv1d(fused="c_attn", output="c_proj"),), neighbours=("bias", "masked_bias"), causal=True
 )
 _LLAMA = Layout(
     variants=(_linear(query="q_proj", key="k_proj", value="v_proj", output="o_proj"),),
@@ -163,10 +158,7 @@ _VIT = Layout(
 )
 _CLIP = Layout(variants=(_linear(query="q_proj", key="k_proj", value="v_proj", output="out_proj"),))
 _GENERIC = Layout(
-    variants=(
-        _linear(query=QUERY, key=KEY, value=VALUE, output=OUTPUT),
-        _linear(fused=FUSED, output=OUTPUT),
-    ),
+    variants=(_linear(query=QUERY, key=KEY, value=VALUE, output=OUTPUT), _linear(fused=FUSED, output=OUTPUT)),
     optional=(_QKV_BIASES, "output.bias", "output.*"),
     square=False,
     own_widths=True,

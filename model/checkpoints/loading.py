@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from attention_serving.model.attention import MultiHeadAttention
-from attention_serving.model.checkpoints import CheckpointError, listed
+from attention_serving.model.checkpoints import CheckpointError, summarise
 from attention_serving.model.checkpoints.files import (
     NamedTensors,
     as_float32,
@@ -87,8 +87,8 @@ def load_checkpoint(
     """
     hints = _Hints(heads=heads, causal=causal, cross=cross, rotary_theta=rotary_theta)
     if layout not in LAYOUTS:
-        known = ", ".join(sorted(LAYOUTS))
-        raise CheckpointError(f"{path}: layout {layout!r} does not exist; the layouts are: {known}")
+        layouts = ", ".join(sorted(LAYOUTS))
+        raise CheckpointError(f"{path}: layout {layout!r} does not exist; the layouts are: {layouts}")
     try:
         return _read(open_file(Path(path)), LAYOUTS[layout], prefix, hints)
     except CheckpointError as error:
@@ -104,12 +104,12 @@ def _read(tensors: NamedTensors, layout: Layout, prefix: str, hints: _Hints) -> 
         raise CheckpointError("cross=True: this layout is self-attention only")
     names = {name.removeprefix(prefix) for name in tensors if name.startswith(prefix)}
     sources = layout.choose(names, cross=hints.cross)
-    wanted = {source.name for source in sources.values()}
-    if not wanted & names:
+    parameters = {source.name for source in sources.values()}
+    if not parameters & names:
         raise CheckpointError(_wrong_prefix(layout, tensors))
-    beside = sorted(names - wanted)
-    missing: dict[str, Shape] = dict.fromkeys(sorted(prefix + name for name in wanted - names), ())
-    check_tensors(tensors, missing, [prefix + name for name in beside if not layout.is_neighbour(name)])
+    skipped = sorted(names - parameters)
+    missing: dict[str, Shape] = dict.fromkeys(sorted(prefix + name for name in parameters - names), ())
+    check_tensors(tensors, missing, [prefix + name for name in skipped if not layout.is_neighbour(name)])
     config = _config(tensors, layout, prefix, hints, sources)
     with torch.random.fork_rng(devices=[]):  # keeps the caller's random numbers
         module = MultiHeadAttention(config)
@@ -117,7 +117,7 @@ def _read(tensors: NamedTensors, layout: Layout, prefix: str, hints: _Hints) -> 
     module.load_state_dict(
         {ours: sources[ours].cut(as_float32(name, tensors[name])) for ours, name in stored.items()}
     )
-    return Checkpoint(module=module.eval(), skipped=tuple(prefix + name for name in beside))
+    return Checkpoint(module=module.eval(), skipped=tuple(prefix + name for name in skipped))
 
 
 def _config(
@@ -128,18 +128,18 @@ def _config(
     Raises:
         CheckpointError: No configuration fits. The message lists every tensor of another shape.
     """
-    stored = {ours: tuple(tensors[prefix + source.name].shape) for ours, source in sources.items()}
-    for ours, shape in stored.items():
+    shapes = {}
+    for ours, source in sources.items():
+        shape = tuple(tensors[prefix + source.name].shape)
         if ours.endswith(".weight") and not (len(shape) == _OUT_AND_IN and all(shape)):
-            raise CheckpointError(f"{prefix}{sources[ours].name}: expected a matrix, found shape {shape}")
-    config = _derive_config(
-        layout, {ours: sources[ours].shape_here(shape) for ours, shape in stored.items()}, hints
-    )
-    shapes = parameter_shapes(lambda: MultiHeadAttention(config))
-    check_tensors(
-        tensors,
-        {prefix + sources[ours].name: sources[ours].shape_in_file(shape) for ours, shape in shapes.items()},
-    )
+            raise CheckpointError(f"{prefix}{source.name}: expected a matrix, found shape {shape}")
+        shapes[ours] = source.shape_here(shape)
+    config = _derive_config(layout, shapes, hints)
+    expected = {
+        prefix + sources[ours].name: sources[ours].shape_in_file(shape)
+        for ours, shape in parameter_shapes(lambda: MultiHeadAttention(config)).items()
+    }
+    check_tensors(tensors, expected)
     return config
 
 
@@ -149,8 +149,8 @@ def _wrong_prefix(layout: Layout, names: Iterable[str]) -> str:
     starts = {name.removesuffix(anchor) for name in names for anchor in anchors if name.endswith(anchor)}
     prefixes = [repr(start) for start in sorted(starts) if not start or start.endswith(".")]
     if prefixes:
-        return f"this prefix has no tensor of the layout; these prefixes have: {listed(prefixes)}"
-    return f"the file has no tensor of the layout; it holds {listed(sorted(names)) or 'nothing'}"
+        return f"this prefix has no tensor of the layout; these prefixes have: {summarise(prefixes)}"
+    return f"the file has no tensor of the layout; it holds {summarise(sorted(names)) or 'nothing'}"
 
 
 def _derive_config(layout: Layout, shapes: Mapping[str, Shape], hints: _Hints) -> AttentionConfig:
@@ -190,10 +190,7 @@ def _widths(layout: Layout, weights: Mapping[str, Shape], *, cross: bool) -> dic
     widths: dict[str, Any] = {"d_query": d_query, "d_key": d_key, "d_value": d_value}
     if layout.own_widths and OUTPUT in weights and not layout.square:
         widths["d_out"] = weights[OUTPUT][0]
-    return widths | {
-        "cross": cross or not d_query == d_key == d_value,
-        "separate_value": d_key != d_value,
-    }
+    return widths | {"cross": cross or not d_query == d_key == d_value, "separate_value": d_key != d_value}
 
 
 def _heads(layout: Layout, weights: Mapping[str, Shape], heads: int, d_query: int) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 `python -m scripts.interop --repository model_repository`. The SDK is installed under build/interop/.
 """
 
-import argparse
 import re
 import subprocess
 import sys
@@ -26,18 +25,15 @@ CLIENT_SECONDS = 300
 
 def main() -> int:
     """Runs the client and returns its exit status."""
-    parser = argparse.ArgumentParser(description="Runs KServe's SDK against a live server.")
-    parser.add_argument("--repository", type=Path, required=True, help="folder of the demo's models")
-    repository = parser.parse_args().repository
-    export_demo_models(repository)
+    repository = export_demo_models("Runs KServe's SDK against a live server.")
     python = ENVIRONMENT / "bin/python"
     subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True)  # noqa: S603
     subprocess.run([python, "-m", "pip", "install", "--quiet", PACKAGE], check=True)  # noqa: S603
     rows = np.random.default_rng(0).standard_normal((1, ROWS, WIDTH)).astype(np.float32)
     with tempfile.TemporaryDirectory() as name:
         data, log = Path(name, "data.npz"), Path(name, "log")
-        with serving(repository, log, "--http-port=0") as server, AttentionClient(server.target) as own:
-            np.savez(data, query=rows, context_vectors=own.attend(MODEL, rows).context_vectors)
+        with serving(repository, log, "--http-port=0") as server, AttentionClient(server.target) as client:
+            np.savez(data, query=rows, context_vectors=client.attend(MODEL, rows).context_vectors)
             (http_port,) = re.findall(r" serving .*\bhttp_port=(\d+)", log.read_text())
             where = (server.target, f"http://127.0.0.1:{http_port}", MODEL, data)
             command: list[str | Path] = [python, CLIENT, *where]

@@ -33,8 +33,8 @@ async def check(grpc_target: str, http_url: str, model: str, data: str) -> None:
             for binary in (True, False) if where else (True,):
                 answer = await client.infer(*where, request(binary=binary), *([model] if where else []))
                 outputs = {output.name: output for output in answer.outputs}
-                found = outputs["context_vectors"].as_numpy()
-                np.testing.assert_array_equal(found, arrays["context_vectors"])
+                context_vectors = outputs["context_vectors"].as_numpy()
+                np.testing.assert_array_equal(context_vectors, arrays["context_vectors"])
                 print(kind, "infer,", "binary" if binary else "JSON")
 
 

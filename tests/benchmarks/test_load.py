@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.load import poisson
 from benchmarks.processes import is_running, process_tree, running
-from benchmarks.systems import Measurement, ratio, spread
+from benchmarks.systems import Measurement, Spread, ratio
 
 
 def test_arrivals_are_a_reproducible_poisson_process() -> None:
@@ -31,7 +31,7 @@ def test_ratios_are_taken_round_by_round() -> None:
         "this": [measured(200), measured(100), None],
         "other": [measured(100), measured(50), measured(9)],
     }
-    assert ratio(rounds, "this", "other") == spread([2.0, 2.0])
+    assert ratio(rounds, "this", "other") == Spread(2.0, 2.0, 2.0)
     assert ratio(rounds, "this", "absent") is None
 
 

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 from attention_serving.export.errors import ExportError
 from attention_serving.export.options import Reference
-from attention_serving.export.reference import compared
+from attention_serving.export.reference import compare_texts
 from attention_serving.model.checkpoints import CheckpointError
 from attention_serving.model.text_encoder import TextEncoder, load, load_encoder
 from tests.support import encoders
@@ -157,8 +157,8 @@ def test_what_a_folder_states_has_the_effect_that_it_has_in_the_library(tmp_path
     folder = encoders.save_sentence_model("bert", tmp_path, normalised=stated == "nothing")
     STATED[stated](folder)
     encoder = load_encoder(folder)
-    found = compared(encoder)  # token ids of 64 texts
-    assert found.reference.startswith("sentence-transformers 6.")
+    _, reference = compare_texts(encoder)  # token ids of 64 texts
+    assert reference.startswith("sentence-transformers 6.")
     library: Any = SentenceTransformer(str(folder), device="cpu")
     expected = library.encode(TEXTS)
     for text, own in zip(TEXTS, expected, strict=True):
@@ -216,7 +216,7 @@ def test_a_pooling_belongs_to_a_folder_without_one_and_folders_exist(tmp_path: P
     plain = load_encoder(encoders.save_model("bert", tmp_path / "b"), pooling="cls")
     assert plain.pooling == ("cls",)
     with pytest.raises(ExportError, match=r"modules\.json"):
-        compared(plain, Reference.SENTENCE_TRANSFORMERS)
+        compare_texts(plain, Reference.SENTENCE_TRANSFORMERS)
 
 
 def test_an_adapter_is_merged(tmp_path: Path) -> None:
