@@ -7,8 +7,6 @@ Imports are read from the syntax trees: those at any depth, and those for type c
 """
 
 import ast
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -18,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from attention_serving import server
+from tests.support.processes import run_python
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENT = ROOT / "clients/python/src"
@@ -168,8 +167,7 @@ def loaded(modules: str) -> set[str]:
         f"import sys, {modules}\n"
         "print(*{name.removeprefix('attention_serving.').split('.')[0] for name in sys.modules})"
     )
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    return set(found.stdout.split())
+    return set(run_python("-c", code).stdout.split())
 
 
 def test_a_server_loads_no_pytorch_nor_opentelemetry_and_a_supervisor_neither_the_runtime_nor_grpc() -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from scripts.local_server import ROOT, ServerProcess, serving
+from scripts.local_server import ROOT, ServerProcess
 from tests.encoders.repository import SENTENCE, SENTENCE_MODELS
 from tests.support import node_package
-from tests.support.artifacts import cached_repositories, link_tree
+from tests.support.artifacts import cached_repositories
 from tests.support.encoders import WIDTH
 from tests.support.node_package import succeed
+from tests.support.processes import serving_models
 from tests.support.repository import DEMO
 
 pytestmark = pytest.mark.thorough
@@ -41,13 +42,12 @@ def server(
     artifacts: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
     """A server of the sample models, of a text encoder, and of those of the package's README."""
-    folder = tmp_path_factory.mktemp("typescript")
     demo, encoders = cached_repositories(DEMO, SENTENCE_MODELS)
-    documented = {model for model in [*repository.iterdir(), *demo.iterdir()] if f'"{model.name}"' in README}
-    for model in [*documented, *artifacts.iterdir(), encoders / SENTENCE]:
-        if not (folder / "models" / model.name).exists():
-            link_tree(model, folder / "models" / model.name)
-    with serving(folder / "models", folder / "log") as process:
+    documented = {
+        path.name: path for path in [*demo.iterdir(), *repository.iterdir()] if f'"{path.name}"' in README
+    }
+    models = documented | {path.name: path for path in [*artifacts.iterdir(), encoders / SENTENCE]}
+    with serving_models(tmp_path_factory.mktemp("typescript"), models.values()) as process:
         yield process
 
 

@@ -39,20 +39,20 @@ def by_hand(name: str, text: str, spans: Sequence[Span], *, normalised: bool = F
     return torch.stack(parts).numpy() if parts else np.empty((0, encoders.WIDTH), np.float32)
 
 
-def test_parts_of_a_mixed_batch_equal_late_chunking_by_hand(sentence_client: AttentionClient) -> None:
-    found = sentence_client.embed(SENTENCE, list(TEXTS), spans=SPANS)
+def test_parts_of_a_mixed_batch_equal_late_chunking_by_hand(client: AttentionClient) -> None:
+    found = client.embed(SENTENCE, list(TEXTS), spans=SPANS)
     assert [each.shape for each in found] == [(len(spans), encoders.WIDTH) for spans in SPANS]
     for text, spans, vectors in zip(TEXTS, SPANS, found, strict=True):
         assert vectors.dtype == np.float32
         assert_allclose(vectors, by_hand("bert", text, spans, normalised=True), rtol=RTOL, atol=ATOL)
 
 
-def test_offsets_of_tokens(sentence_client: AttentionClient) -> None:
-    result = sentence_client.attend_text(SENTENCE, list(TEXTS), return_offsets=True, return_weights=True)
+def test_offsets_of_tokens(client: AttentionClient) -> None:
+    result = client.attend_text(SENTENCE, list(TEXTS), return_offsets=True, return_weights=True)
     assert isinstance(result.offsets, list)
     for text, offsets, vectors in zip(TEXTS, result.offsets, result.context_vectors, strict=True):
         assert offsets.tolist() == [list(each) for each in encoders.tokenizer_of("bert").encode(text).offsets]
         assert offsets.shape == (len(vectors), 2)
-    one = sentence_client.attend_text(SENTENCE, TEXTS[5], return_offsets=True)
+    one = client.attend_text(SENTENCE, TEXTS[5], return_offsets=True)
     assert np.asarray(one.offsets).tolist() == [[0, 0], [0, 1], [0, 1], [0, 1], [0, 1], [0, 0]]
-    assert sentence_client.attend_text(SENTENCE, TEXTS[5]).offsets is None
+    assert client.attend_text(SENTENCE, TEXTS[5]).offsets is None

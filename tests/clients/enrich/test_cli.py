@@ -33,13 +33,13 @@ def test_a_job_in_process_prints_its_summary(tmp_path: Path, artifacts: Path) ->
 
 @pytest.mark.parametrize("command", [app, client_app], ids=["application", "installed client"])
 def test_a_job_on_a_server_prints_json(
-    tmp_path: Path, sample_server: ServerProcess, command: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: ServerProcess, command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, output = write(tmp_path, 20), tmp_path / "out.parquet"
-    given = ["--server", f"{sample_server.target}, {sample_server.target},"]
+    given = ["--server", f"{server.target}, {server.target},"]
     if command is client_app:
         given = []
-        monkeypatch.setenv("ATTENTION_SERVER", sample_server.target)
+        monkeypatch.setenv("ATTENTION_SERVER", server.target)
     done = run(command, source, output, *QUERY, *given, "--json", "--quiet")
     assert (done.exit_code, done.stderr) == (0, "")
     summary = json.loads(done.stdout)
