@@ -31,8 +31,8 @@ def test_every_output_by_request(server: ServerProcess) -> None:
         expected, count = expected_of("bert", text), len(token_ids("bert", text))
         assert_allclose(vectors[index, :count], expected.tokens.numpy(), rtol=RTOL, atol=ATOL)
         assert not vectors[index, count:].any()
-        own = weights[index, :, :, :count, :count]
-        assert_allclose(own, expected.weights.numpy(), rtol=RTOL, atol=ATOL)
+        valid = weights[index, :, :, :count, :count]
+        assert_allclose(valid, expected.weights.numpy(), rtol=RTOL, atol=ATOL)
         assert [bool(token) for token in tokens[index]] == [at < count for at in range(tokens.shape[1])]
 
 

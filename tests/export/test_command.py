@@ -19,6 +19,7 @@ from tests.model.checkpoints import HEADS, D, tensors_of, write
 from tests.server.samples import TEXT
 from tests.support.keys import new_key, write_keys
 from tests.support.processes import run_python
+from tests.support.tables import TABLES
 
 PREFIX = "encoder.layer.0.attention."
 PRESET, CHECKPOINT = ["multi-head-64x4", "--out", "models"], ["--weights", "a.safetensors", "--out", "models"]
@@ -69,7 +70,8 @@ def test_what_the_command_can_do_is_listed() -> None:
     assert first == {"preset", *PRESETS}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert run("--tool-version").stdout == project["version"] + "\n"
-    assert "2,360,064 parameters" in run("multi-head-768x12", "--describe").stdout
+    published = TABLES["parameter_count"]["parameters"]
+    assert f"{published:,} parameters" in run("multi-head-768x12", "--describe").stdout
 
 
 def test_help_list_and_refusals_do_not_import_pytorch() -> None:
