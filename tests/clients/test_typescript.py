@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,7 @@ README = (PACKAGE / "README.md").read_text()
 DEFAULT_TARGET = "127.0.0.1:8001"
 
 
-def run(program: str, *arguments: str, **environment: str) -> node_package.Finished:
-    """Runs node or npm in the package."""
-    return node_package.run(PACKAGE, program, *arguments, env={**os.environ, **environment})
+run = partial(node_package.run, PACKAGE)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,7 +51,7 @@ def server(
 
 
 def test_the_tests_of_the_package_pass_with_a_live_server(server: ServerProcess) -> None:
-    finished = run("npm", "test", ATTENTION_TEST_SERVER=server.target)
+    finished = run("npm", "test", env={**os.environ, "ATTENTION_TEST_SERVER": server.target})
     succeed(finished)
     assert "skipped 0" in finished.stdout
 
@@ -92,9 +91,9 @@ def test_the_example(server: ServerProcess, tmp_path: Path) -> None:
     succeed(run("npm", "exec", "--", "tsc", "-p", str(folder)))
     example, target = str(folder / "build/embed.js"), server.target
     texts = ["Life is short", "eat dessert first", "a"]
-    found = run("node", example, "--server", target, "--model", SENTENCE, *texts)
-    succeed(found)
-    head, *lines = found.stdout.splitlines()
+    finished = run("node", example, "--server", target, "--model", SENTENCE, *texts)
+    succeed(finished)
+    head, *lines = finished.stdout.splitlines()
     assert (head, lines[0]) == (f"3 embeddings of width {WIDTH}", f"1.0000  {texts[0]}")
     assert [line.split("  ", 1)[1] for line in lines] == texts
     failed = run("node", example, "--server", target, "--model", "absent", "a")

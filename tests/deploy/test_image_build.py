@@ -28,10 +28,8 @@ def test_finish_leaves_the_same_tree_for_the_same_input(tmp_path: Path) -> None:
     for name, mask in (("first", 0o022), ("second", 0o077)):
         package = tmp_path / name / "opt/package"
         (package / "tests").mkdir(parents=True)
-        (package / "tests/test_it.py").write_text("x = 1\n")
-        (package / "header.h").write_text("\n")
-        (package / "module.py").write_text("NAMES = {'a', 'b'}\n")
-        (package / "run").write_text("\n")
+        for file in ("tests/test_it.py", "header.h", "module.py", "run"):
+            (package / file).write_text("NAMES = {'a', 'b'}\n")
         (package / "run").chmod(0o777 & ~mask)
         (package / "link").symlink_to("module.py")
         done = run_script("finish.py", tmp_path / name)

@@ -28,7 +28,7 @@ def test_a_job_in_process_prints_its_summary(tmp_path: Path, artifacts: Path) ->
     assert done.stdout.startswith(f"{output}: 20 rows\n")
     assert f"model {SELF}, version 1; largest difference from eager PyTorch " in done.stdout
     assert "20 of 20 rows" in done.stderr
-    assert_enriched(read(output), read(source), SELF, ["query"])
+    assert_enriched(read(output), read(source))
 
 
 @pytest.mark.parametrize("command", [app, client_app], ids=["application", "installed client"])
@@ -44,7 +44,7 @@ def test_a_job_on_a_server_prints_json(
     assert (done.exit_code, done.stderr) == (0, "")
     summary = json.loads(done.stdout)
     assert (summary["output"], summary["rows"], summary["already_complete"]) == (str(output), 20, False)
-    assert_enriched(read(output), read(source), SELF, ["query"])
+    assert_enriched(read(output), read(source))
 
 
 @pytest.mark.parametrize(
