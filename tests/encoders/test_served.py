@@ -126,14 +126,14 @@ def test_the_chosen_weights_equal_those_of_all(
     client: AttentionClient, layers: tuple[int, ...], heads: tuple[int, ...]
 ) -> None:
     texts, chosen = ["life is short", "eat"], HeadSelection(layers=layers, heads=heads)
-    whole: Any = client.attend_text(SENTENCE, texts, return_weights=True)
+    complete: Any = client.attend_text(SENTENCE, texts, return_weights=True)
     result: Any = client.attend_text(SENTENCE, texts, return_weights=chosen)
     streamed: Any = next(client.attend_stream(SENTENCE, [TextInputs(texts)], return_weights=chosen))
-    for index, weights in enumerate(whole.attention_weights):
+    for index, weights in enumerate(complete.attention_weights):
         expected = weights[list(layers) or slice(None)][:, list(heads) or slice(None)]
         np.testing.assert_array_equal(result.attention_weights[index], expected)
         np.testing.assert_array_equal(streamed.attention_weights[index], expected)
-        np.testing.assert_array_equal(result.context_vectors[index], whole.context_vectors[index])
+        np.testing.assert_array_equal(result.context_vectors[index], complete.context_vectors[index])
 
 
 WRONG = {

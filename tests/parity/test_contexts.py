@@ -32,9 +32,9 @@ class Memory:
     def put(self, client: AttentionClient, part: int, *, at_once: bool) -> Context:
         """The context with the rows of all parts up to this one."""
         ends = [self.ends[part]] if at_once else self.ends[: part + 1]
-        first, *others = [slice(start, end) for start, end in pairwise([0, *ends])]
+        first, *appended = [slice(start, end) for start, end in pairwise([0, *ends])]
         context = client.context(self.name, *(rows[first] for rows in self.rows), mask=self.visible[first])
-        for part_rows in others:
+        for part_rows in appended:
             context.append(*(rows[part_rows] for rows in self.rows), mask=self.visible[part_rows])
         assert context.rows == self.visible[: ends[-1]].sum()
         return context
@@ -62,7 +62,9 @@ class Memory:
             square[position] = whole[row]
             context, weights = attend(self.module, *rows, mask=square[None])
             answers.append((context[position], weights[:, position][:, visible]))
-        return np.stack([context for context, _ in answers]), np.stack([own for _, own in answers], axis=1)
+        return np.stack([context for context, _ in answers]), np.stack(
+            [weights for _, weights in answers], axis=1
+        )
 
 
 @settings(max_examples=5)
