@@ -16,6 +16,6 @@ def test_the_generated_code_is_up_to_date(folder: Path, package: str, sources: t
 
 
 def test_a_process_can_import_the_client_after_that_of_triton() -> None:
-    """All tests import it after the server's code."""
+    """tests/server/api/test_contexts.py imports it beside the server's copy of the generated code."""
     done = run_python("-c", "import tritonclient.grpc, attention_client")
     assert (done.returncode, done.stderr) == (0, "")
