@@ -84,8 +84,8 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield process
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def client(server: ServerProcess) -> Iterator[AttentionClient]:
-    """A client of the server."""
+    """A client of the server, also of one that a folder or a file has in place of it."""
     with AttentionClient(server.target) as client:
         yield client

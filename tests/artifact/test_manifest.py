@@ -1,5 +1,6 @@
 """The manifest: read back as written, and refused if the artifact is damaged."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,54 +11,21 @@ from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.manifest import (
     MANIFEST_FILE,
     AttentionPattern,
-    Cost,
-    Graph,
     GraphKind,
     Manifest,
-    TensorSpec,
     file_hash,
 )
 from attention_serving.artifact.names import ModelId
-from attention_serving.artifact.tolerance import Tolerance
+from tests.server.samples import TEXT
 from tests.support.artifacts import edit_json
 
-FILES = {
-    "model.onnx": b"\x08\x0a",
-    "golden.safetensors": b"golden",
-    "parity.json": b"{}",
-    "tokenizer.json": b"words",
-}
 Edit = Callable[[dict[str, Any]], object]
 
 
 @pytest.fixture
-def manifest(tmp_path: Path) -> Manifest:
-    """The manifest of an artifact whose files and manifest lie in `tmp_path`."""
-    for name, data in FILES.items():
-        (tmp_path / name).write_bytes(data)
-    query = TensorSpec(name="token_ids", data_type="int64", axes=("batch", "query_length"))
-    context = TensorSpec(name="context_vectors", data_type="float32", axes=("batch", "query_length", 4))
-    written = Manifest(
-        name="tiny",
-        version=3,
-        description="a model, described",
-        config={"d_query": 4, "scale": 1 / 3, "causal": False},
-        num_heads=1,
-        causal=False,
-        opset=23,
-        precision="fp32",
-        tolerance=Tolerance(rtol=1.3e-6, atol=1e-5),
-        parameters=80,
-        cost=Cost(flops_per_query=1, flops_per_key=2, flops_per_pair=3),
-        graphs={GraphKind.PLAIN: Graph(file="model.onnx", inputs=(query,), outputs=(context,))},
-        tokenizer="tokenizer.json",
-        golden="golden.safetensors",
-        parity_report="parity.json",
-        files={name: file_hash(tmp_path / name) for name in FILES},
-        made_with={"python": "3.11.0"},
-    )
-    (tmp_path / MANIFEST_FILE).write_text(written.model_dump_json())
-    return written
+def manifest(artifacts: Path, tmp_path: Path) -> Manifest:
+    """The manifest of a text model, of which `tmp_path` is a copy."""
+    return Manifest.load(shutil.copytree(artifacts / TEXT / "1", tmp_path, dirs_exist_ok=True))
 
 
 @pytest.mark.parametrize("data", [None, b"", b"[]", b"\xff\xfe{}", b" " * (2 << 20)])

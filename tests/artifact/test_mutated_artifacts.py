@@ -71,8 +71,11 @@ def main(source: Path, folder: Path, count: int) -> None:
     for number in range(count):
         rng, repository = Random(number), folder / str(number)  # noqa: S311 - a case can be run again
         shutil.copytree(source / SELF, repository / SELF)
-        mutation, vouched = mutate(repository / SELF / "1", rng)
-        say(number=number, mutation=mutation, vouched=vouched)
+        artifact, mutation = repository / SELF / "1", rng.choice(MUTATIONS)
+        vouched = mutation(artifact, rng) and rng.random() < 0.7
+        if vouched:
+            vouch(artifact, *Manifest.load(artifact).files)
+        say(number=number, mutation=mutation.__name__, vouched=vouched)
         (model,) = load_repository(repository, DEVICE)
         if isinstance(model, FailedModel):
             outcome = f"refused: {model.reason}"
@@ -102,15 +105,6 @@ def answer(engine: Engine, model: LoadedModel) -> str:
     return repr(
         [[array.tobytes() for arrays in each.outputs.values() for array in arrays] for each in results]
     )
-
-
-def mutate(folder: Path, rng: Random) -> tuple[str, bool]:
-    """Damages the artifact of a folder. Returns what was done, and whether the manifest vouches for it."""
-    mutation = rng.choice(MUTATIONS)
-    vouched = mutation(folder, rng) and rng.random() < 0.7
-    if vouched:
-        vouch(folder, *Manifest.load(folder).files)
-    return mutation.__name__, vouched
 
 
 # Each writes a damage into the folder; returns whether it is one that the manifest's hashes may vouch for.

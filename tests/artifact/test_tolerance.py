@@ -67,12 +67,10 @@ def test_golden_vectors_are_read_back_to_the_bit_as_they_were_written(tmp_path: 
     inputs = {"query": rows, "mask": rows > 2, "rows": np.array(3), "none": np.zeros((0, 4), np.int64)}
     cases = [GoldenCase(kind, inputs, {"y": rows * kind.value.count("s")}) for kind in GraphKind]
     save_file(dict(golden_tensors(cases)), path)
-    found = {case.graph: case for case in load_golden(path)}
+    copies = {case.graph: case for case in load_golden(path)}
     for case in cases:
-        for written, read in (
-            (case.inputs, found[case.graph].inputs),
-            (case.outputs, found[case.graph].outputs),
-        ):
+        copy = copies[case.graph]
+        for written, read in ((case.inputs, copy.inputs), (case.outputs, copy.outputs)):
             assert written.keys() == read.keys()
             for name, array in written.items():
                 assert array.dtype == read[name].dtype

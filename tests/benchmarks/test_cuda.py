@@ -1,12 +1,10 @@
 """The program for a GPU, on the CPU with few models."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from scripts.local_server import ROOT
+from tests.support.processes import run_python
 
 
 def rows(report: str, title: str) -> list[list[str]]:
@@ -19,8 +17,8 @@ def rows(report: str, title: str) -> list[list[str]]:
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_every_step_runs_on_the_cpu(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks", "cuda", "--device=cpu", "--quick", f"--cache={tmp_path}"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
+    options = ("--device=cpu", "--quick", f"--cache={tmp_path}")
+    ended = run_python("-m", "benchmarks", "cuda", *options, timeout=800)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     report = (tmp_path / "report.md").read_text()
     proofs = {(model, precision): own for model, precision, *own in rows(report, "Proof")}

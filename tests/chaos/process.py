@@ -11,7 +11,7 @@ import numpy as np
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.observe.metrics import LOAD
-from benchmarks.processes import PROC, process_tree, processor_seconds
+from benchmarks.processes import PROC
 from scripts.local_server import ServerProcess, serving
 from tests.server.api.messages import vectors
 from tests.support.eager import Array
@@ -63,11 +63,6 @@ def server_of(repository: Path, folder: Path, *options: str) -> Iterator[ServerP
     """A server of a repository, with its log in a folder."""
     with serving(repository, folder / f"server-{time.monotonic_ns()}.log", *options) as process:
         yield process
-
-
-def busy_seconds(pid: int) -> float:
-    """Processor time of a server and of its workers so far."""
-    return processor_seconds(process_tree(pid))
 
 
 def gauges_in_use(server: ServerProcess) -> dict[str, float]:

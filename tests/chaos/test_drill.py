@@ -5,18 +5,26 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
+from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Signals
 
 import pytest
+from attention_client import AttentionClient
 
+from benchmarks.processes import free_ports
+from scripts import local_server
 from tests.chaos import callers
 from tests.chaos.callers import Question, Tally
 from tests.chaos.figures import Figures, scaled
 from tests.chaos.process import wait_until
-from tests.chaos.servers import STOP_SECONDS, Server, three_servers
+from tests.support.prometheus import calls_ended
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
+START_SECONDS, STOP_SECONDS = 60.0, 60.0
+# Several servers share the cores of one machine.
+THREADS = 1
 CALLERS = 4
 # Pause of a caller between two calls: the load leaves the servers of one machine idle time.
 PAUSE = 0.03
@@ -29,8 +37,43 @@ RETURN_SECONDS = 30.0
 WATCHED_SECONDS, FROZEN_SECONDS = scaled(2, 5), scaled(4, 25)
 
 
+class Server:
+    """A server on loopback, whose address stays the same when it is ended and started.
+
+    Attributes:
+        target: HOST:PORT of gRPC.
+        process: The process that was started last.
+    """
+
+    def __init__(self, repository: Path, log: Path) -> None:
+        port, self._metrics_port = free_ports(2)
+        self.target = f"127.0.0.1:{port}"
+        options = (f"--port={port}", f"--metrics-port={self._metrics_port}", f"--threads={THREADS}")
+        self._start = partial(local_server.start, repository, log, *options)
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, and waits until it has loaded its models."""
+        self.process = self._start()
+        with AttentionClient(self.target) as client:
+            client.wait_until_ready(START_SECONDS)
+
+    def end(self, number: Signals) -> None:
+        """Sends a signal that ends it, and waits until it has ended."""
+        self.process.send_signal(number)
+        self.process.wait(STOP_SECONDS)
+
+    def answered(self) -> float:
+        """Number of calls of Attend that it has answered since it started."""
+        return calls_ended(self._metrics_port, code="OK", method="/attention.v1.AttentionService/Attend")
+
+
 def test_no_call_fails_while_servers_stop_freeze_and_start(wide: Path, tmp_path: Path) -> None:
-    with Figures("drill of three processes") as figures, three_servers(wide, tmp_path) as servers:
+    with Figures("drill of three processes") as figures, ExitStack() as stack:
+        servers = []
+        for number in range(3):
+            servers.append(Server(wide, tmp_path / f"{number}.log"))
+            stack.callback(servers[-1].end, SIGKILL)
         targets = [server.target for server in servers]
         question, tallies = Question(6), {name: Tally() for name in CLIENTS}
         actors = [

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from benchmarks.processes import process_tree, processor_seconds
 from scripts.local_server import ServerProcess
 from tests.chaos import callers
 from tests.chaos.figures import Figures
@@ -19,7 +20,6 @@ from tests.chaos.process import (
     MODEL,
     OWN_CONNECTION,
     attend_message,
-    busy_seconds,
     random_rows,
     readings,
     reset_peak,
@@ -91,9 +91,9 @@ def test_large_answers_that_nobody_reads(models: Path, tmp_path: Path) -> None:
 
 def settled(server: ServerProcess) -> bool:
     """Whether the server uses almost no processor time."""
-    before = busy_seconds(server.process.pid)
+    before = processor_seconds(process_tree(server.process.pid))
     time.sleep(0.5)
-    return busy_seconds(server.process.pid) - before < 0.05
+    return processor_seconds(process_tree(server.process.pid)) - before < 0.05
 
 
 # The scores of 12 heads as a whole would take 3,072 MiB for each sequence.

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attention_client import AttentionClient
 
-from scripts.local_server import ServerProcess, serving
+from scripts.local_server import ServerProcess
 from tests.clients.named_module import NAMED
-from tests.support.artifacts import cached_repositories, link_tree
+from tests.support.artifacts import cached_repositories
+from tests.support.processes import serving_models
 
 
 @pytest.fixture(scope="session")
@@ -20,22 +20,11 @@ def named() -> Path:
 
 
 @pytest.fixture(scope="session")
-def sample_server(
-    artifacts: Path, named: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServerProcess]:
+def server(artifacts: Path, named: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of the small models, for all tests that do not stop it."""
-    folder = tmp_path_factory.mktemp("sample-server")
-    for models in (artifacts, named):
-        link_tree(models, folder / "models")
-    with serving(folder / "models", folder / "log") as process:
+    models = [*artifacts.iterdir(), *named.iterdir()]
+    with serving_models(tmp_path_factory.mktemp("sample-server"), models) as process:
         yield process
-
-
-@pytest.fixture(scope="session")
-def sample_client(sample_server: ServerProcess) -> Iterator[AttentionClient]:
-    """A client of it."""
-    with AttentionClient(sample_server.target) as client:
-        yield client
 
 
 @pytest.fixture
@@ -49,5 +38,4 @@ def backend_options(request: pytest.FixtureRequest, in_process: dict[str, Any]) 
     """The options that choose a backend."""
     if request.param == "in process":
         return in_process
-    server: ServerProcess = request.getfixturevalue("sample_server")
-    return {"servers": [server.target]}
+    return {"servers": [request.getfixturevalue("server").target]}

@@ -7,12 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_client import (
-    AsyncAttentionClient,
-    AttendInputs,
-    AttentionClient,
-    NotFoundError,
-)
+from attention_client import AsyncAttentionClient, AttendInputs, AttentionClient, NotFoundError
 from attention_client._commands.app import app
 from typer.testing import CliRunner
 
@@ -44,9 +39,9 @@ def lose(client: AttentionClient, model: str = CROSS) -> None:
 
 
 @pytest.fixture
-def client(sample_client: AttentionClient) -> AttentionClient:
-    lose(sample_client)
-    return sample_client
+def client(client: AttentionClient) -> AttentionClient:
+    lose(client)
+    return client
 
 
 def test_calls_attend_to_a_context_in_every_form_of_the_query(client: AttentionClient) -> None:
@@ -86,15 +81,14 @@ def test_rows_are_put_again_when_the_server_has_lost_them(client: AttentionClien
     memory = client.context(CROSS, given, value)
     given[:] = 0  # the rows that were put are those that are put again
     answer = expected(key, value)[0]
-    for stream in (False, True):
+    items = [AttendInputs(query, context=memory) for query in QUERIES]
+    for call in (
+        lambda: client.attend(CROSS, QUERIES[0], context=memory),
+        lambda: next(client.attend_stream(CROSS, items)),
+    ):
         lose(client)
-        if stream:
-            items = [AttendInputs(query, context=memory) for query in QUERIES]
-            found = next(client.attend_stream(CROSS, items)).context_vectors
-        else:
-            found = client.attend(CROSS, QUERIES[0], context=memory).context_vectors
-        eager.assert_parity(found, answer)
-        assert [each.id for each in client.contexts(CROSS)] == [memory.id]
+        eager.assert_parity(call().context_vectors, answer)
+        assert [context.id for context in client.contexts(CROSS)] == [memory.id]
     lose(client)
     memory.append(key, value)
     assert memory.rows == 14
@@ -130,10 +124,10 @@ def test_neither_an_id_nor_a_listed_or_dropped_context_is_put_again(client: Atte
 
 
 async def test_the_asynchronous_client_awaits_the_same(
-    client: AttentionClient, sample_server: ServerProcess
+    client: AttentionClient, server: ServerProcess
 ) -> None:
     key, value = rows(5)
-    async with AsyncAttentionClient(sample_server.target) as asynchronous:
+    async with AsyncAttentionClient(server.target) as asynchronous:
         async with await asynchronous.context(CROSS, key[:4], value[:4]) as memory:
             await memory.append(key[4:], value[4:])
             lose(client)
@@ -144,14 +138,13 @@ async def test_the_asynchronous_client_awaits_the_same(
 
 
 @pytest.mark.usefixtures("client")
-def test_commands_put_use_list_and_drop(sample_server: ServerProcess, tmp_path: Path) -> None:
+def test_commands_put_use_list_and_drop(server: ServerProcess, tmp_path: Path) -> None:
     key, value = rows(6)
-    files = {"key": key, "value": value, "query": QUERIES[0]}
-    for name, array in files.items():
+    for name, array in (("key", key), ("value", value), ("query", QUERIES[0])):
         np.save(tmp_path / f"{name}.npy", array)
 
     def run(*arguments: object, code: int = 0) -> str:
-        done = CliRunner().invoke(app, ["--server", sample_server.target, *map(str, arguments)])
+        done = CliRunner().invoke(app, ["--server", server.target, *map(str, arguments)])
         assert done.exit_code == code, done.output
         return done.stdout if code == 0 else done.stderr
 

@@ -60,33 +60,33 @@ def test_what_is_wrong_is_named() -> None:
 
 
 @thorough
-def test_a_batch_one_sequence_a_list_and_both_together(sample_client: AttentionClient) -> None:
+def test_a_batch_one_sequence_a_list_and_both_together(client: AttentionClient) -> None:
     given = inputs(3, 5, 4)
     eager: dict[str, Any] = expected(given)
-    check(sample_client.infer(CAPTION, given), eager)
+    check(client.infer(CAPTION, given), eager)
     one = {name: array[0] for name, array in given.items()}
     check(
-        sample_client.infer(CAPTION, one, version=1),
+        client.infer(CAPTION, one, version=1),
         {name: np.asarray(own[0]) for name, own in eager.items()},
     )
     narrow = given | {"x": given["x"].astype(np.float64), "ids": given["ids"].astype(np.uint8)}
     for other in ({name: array.tolist() for name, array in given.items()}, narrow):
-        check(sample_client.infer(CAPTION, other), eager)
+        check(client.infer(CAPTION, other), eager)
     lists, answers = ragged()
-    check(sample_client.infer(CAPTION, lists), answers)
+    check(client.infer(CAPTION, lists), answers)
     nested = {name: [item.tolist() for item in own] for name, own in lists.items()}
-    check(sample_client.infer(CAPTION, nested), answers)
+    check(client.infer(CAPTION, nested), answers)
     # The items of the list are the elements of the first axis of the others.
     listed = {name: [np.asarray(each) for each in own] for name, own in eager.items()}
-    check(sample_client.infer(CAPTION, given | {"x": list(given["x"])}), listed)
+    check(client.infer(CAPTION, given | {"x": list(given["x"])}), listed)
 
 
 @thorough
 async def test_named_outputs_of_the_asynchronous_client_at_half_the_bytes(
-    sample_server: ServerProcess,
+    server: ServerProcess,
 ) -> None:
     given = inputs(3, 5, 2)
-    async with AsyncAttentionClient(sample_server.target, wire="bf16") as client:
+    async with AsyncAttentionClient(server.target, wire="bf16") as client:
         found = (await client.infer(CAPTION, given, outputs=["count", "context"])).outputs
     assert list(found) == ["count", "context"]
     for name, output in found.items():
@@ -95,26 +95,26 @@ async def test_named_outputs_of_the_asynchronous_client_at_half_the_bytes(
 
 
 @pytest.mark.parametrize("shape", [(5,), (4, 5), (HEADS, 4, 5)], ids=["keys", "pairs", "heads"])
-def test_attention_by_names_is_that_of_attend(sample_client: AttentionClient, shape: tuple[int, ...]) -> None:
+def test_attention_by_names_is_that_of_attend(client: AttentionClient, shape: tuple[int, ...]) -> None:
     widths = {"query": (4, 4), "key": (5, 6), "value": (5, 5)}
     given: Any = {name: list(RANDOM.standard_normal((3, *own), np.float32)) for name, own in widths.items()}
     mask = list(RANDOM.random((3, *shape)) < 0.6)
     names = ["context_vectors", "attention_weights"]
-    attended: Any = sample_client.attend(CROSS, **given, mask=mask, return_weights=True)
-    found = sample_client.infer(CROSS, given | {"attention_mask": mask}, outputs=names).outputs
+    attended: Any = client.attend(CROSS, **given, mask=mask, return_weights=True)
+    found = client.infer(CROSS, given | {"attention_mask": mask}, outputs=names).outputs
     assert_parity(found["context_vectors"], attended.context_vectors)
     assert_parity(found["attention_weights"], attended.attention_weights)
 
 
 @thorough
-def test_the_command_prints_and_writes_outputs_by_name(sample_server: ServerProcess, tmp_path: Path) -> None:
+def test_the_command_prints_and_writes_outputs_by_name(server: ServerProcess, tmp_path: Path) -> None:
     given = inputs(3, 5, 2)
     for name, array in given.items():
         np.save(tmp_path / name, array)
     options = [f"--input={name}={tmp_path / name}.npy" for name in given]
 
     def run(*more: object) -> Any:
-        command = ["--server", sample_server.target, "infer", "--model", CAPTION, *options, *map(str, more)]
+        command = ["--server", server.target, "infer", "--model", CAPTION, *options, *map(str, more)]
         return CliRunner().invoke(app, command)
 
     printed = run().output

@@ -5,6 +5,7 @@ import logging
 import math
 import pickle
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -44,8 +45,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     for name in OPTIONS:
         path = folder / f"{name}.safetensors"
         save_file(layer(name).state_dict(), path)
-        found = load_checkpoint(path, layout="torch", heads=HEADS)
-        write_artifact(found.module, ModelId(name), folder / "models")
+        module = load_checkpoint(path, layout="torch", heads=HEADS).module
+        write_artifact(module, ModelId(name), folder / "models")
     with serving(folder / "models", folder / "log", "--threads=1") as process:
         yield process
 
@@ -59,12 +60,7 @@ def tensors(name: str, batch: tuple[int, ...], query: int, key: int) -> tuple[Te
     return rows, keys, values
 
 
-def same(found: tuple[Tensor, Tensor | None], expected: tuple[Tensor, Tensor | None]) -> None:
-    for one, other in zip(found, expected, strict=True):
-        if one is None or other is None:
-            assert one is other
-        else:
-            torch.testing.assert_close(one, other, rtol=1.3e-6, atol=1e-5)
+same = partial(torch.testing.assert_close, rtol=1.3e-6, atol=1e-5)  # weights may be None in both
 
 
 def masks(batch: tuple[int, ...], query: int, key: int) -> list[dict[str, Tensor]]:
@@ -98,15 +94,13 @@ def test_every_mask_gives_the_result_of_the_layer(
     module = RemoteAttention(server.target, name, batch_first=batch_first)
     local = layer(name, batch_first=batch_first)
     lengths = (5, 5 if name == SELF else 7)
-    given: tuple[Tensor, ...] = tensors(name, batch, *lengths)
+    inputs: tuple[Tensor, ...] = tensors(name, batch, *lengths)
     if batch and not batch_first:
-        turned = {id(each): each.transpose(0, 1) for each in given}
-        given = tuple(turned[id(each)] for each in given)
+        transposed = {id(tensor): tensor.transpose(0, 1) for tensor in inputs}
+        inputs = tuple(transposed[id(tensor)] for tensor in inputs)
     for mask in masks(batch, *lengths):
-        for average in (True, False):
-            found = module(*given, average_attn_weights=average, **mask)
-            same(found, local(*given, average_attn_weights=average, **mask))
-        same(module(*given, need_weights=False, **mask), local(*given, need_weights=False, **mask))
+        for options in ({}, {"average_attn_weights": False}, {"need_weights": False}):
+            same(module(*inputs, **options, **mask), local(*inputs, **options, **mask))
     module.close()
 
 

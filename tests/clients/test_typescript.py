@@ -5,16 +5,18 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from scripts.local_server import ROOT, ServerProcess, serving
+from scripts.local_server import ROOT, ServerProcess
 from tests.encoders.repository import SENTENCE, SENTENCE_MODELS
 from tests.support import node_package
-from tests.support.artifacts import cached_repositories, link_tree
+from tests.support.artifacts import cached_repositories
 from tests.support.encoders import WIDTH
 from tests.support.node_package import succeed
+from tests.support.processes import serving_models
 from tests.support.repository import DEMO
 
 pytestmark = pytest.mark.thorough
@@ -24,9 +26,7 @@ README = (PACKAGE / "README.md").read_text()
 DEFAULT_TARGET = "127.0.0.1:8001"
 
 
-def run(program: str, *arguments: str, **environment: str) -> node_package.Finished:
-    """Runs node or npm in the package."""
-    return node_package.run(PACKAGE, program, *arguments, env={**os.environ, **environment})
+run = partial(node_package.run, PACKAGE)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,18 +41,17 @@ def server(
     artifacts: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
     """A server of the sample models, of a text encoder, and of those of the package's README."""
-    folder = tmp_path_factory.mktemp("typescript")
     demo, encoders = cached_repositories(DEMO, SENTENCE_MODELS)
-    documented = {model for model in [*repository.iterdir(), *demo.iterdir()] if f'"{model.name}"' in README}
-    for model in [*documented, *artifacts.iterdir(), encoders / SENTENCE]:
-        if not (folder / "models" / model.name).exists():
-            link_tree(model, folder / "models" / model.name)
-    with serving(folder / "models", folder / "log") as process:
+    documented = {
+        path.name: path for path in [*demo.iterdir(), *repository.iterdir()] if f'"{path.name}"' in README
+    }
+    models = documented | {path.name: path for path in [*artifacts.iterdir(), encoders / SENTENCE]}
+    with serving_models(tmp_path_factory.mktemp("typescript"), models.values()) as process:
         yield process
 
 
 def test_the_tests_of_the_package_pass_with_a_live_server(server: ServerProcess) -> None:
-    finished = run("npm", "test", ATTENTION_TEST_SERVER=server.target)
+    finished = run("npm", "test", env={**os.environ, "ATTENTION_TEST_SERVER": server.target})
     succeed(finished)
     assert "skipped 0" in finished.stdout
 
@@ -92,9 +91,9 @@ def test_the_example(server: ServerProcess, tmp_path: Path) -> None:
     succeed(run("npm", "exec", "--", "tsc", "-p", str(folder)))
     example, target = str(folder / "build/embed.js"), server.target
     texts = ["Life is short", "eat dessert first", "a"]
-    found = run("node", example, "--server", target, "--model", SENTENCE, *texts)
-    succeed(found)
-    head, *lines = found.stdout.splitlines()
+    finished = run("node", example, "--server", target, "--model", SENTENCE, *texts)
+    succeed(finished)
+    head, *lines = finished.stdout.splitlines()
     assert (head, lines[0]) == (f"3 embeddings of width {WIDTH}", f"1.0000  {texts[0]}")
     assert [line.split("  ", 1)[1] for line in lines] == texts
     failed = run("node", example, "--server", target, "--model", "absent", "a")

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -39,19 +39,13 @@ def docker(*arguments: str) -> str:
     return f"{done.stdout}{done.stderr if arguments[0] == 'logs' else ''}".strip()
 
 
-def has_image(image: str) -> bool:
-    """Whether an engine runs here that has this image."""
-    try:
-        docker("image", "inspect", image)
-    except (RuntimeError, OSError, subprocess.TimeoutExpired):
-        return False
-    return True
-
-
 def needs(*images: str) -> pytest.MarkDecorator:
-    missing = [image for image in images if not has_image(image)]
+    """Skips a test unless an engine runs here that has these images."""
+    lacking = True
+    with suppress(RuntimeError, OSError, subprocess.TimeoutExpired):
+        lacking = not docker("image", "inspect", *images)
     return pytest.mark.skipif(
-        bool(missing), reason=f"no Docker engine with {', '.join(missing)}: `make images` builds them"
+        lacking, reason=f"no Docker engine with {', '.join(images)}: `make images` builds them"
     )
 
 

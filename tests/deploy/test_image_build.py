@@ -11,22 +11,16 @@ from pathlib import Path
 import pytest
 from attention_client import AttentionClient, TlsFiles
 
-from scripts.local_server import ROOT, serving
+from scripts.local_server import ROOT
 from tests.server.samples import SELF
-from tests.support.artifacts import link_tree
+from tests.support.processes import run_python, serving_models
 
 IMAGE = ROOT / "deploy/image"
 EPOCH = 1_600_000_000
 
 
 def run_script(name: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, IMAGE / name, *map(str, arguments)],
-        env={**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_python(IMAGE / name, *arguments, env={**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH)})
 
 
 def test_finish_leaves_the_same_tree_for_the_same_input(tmp_path: Path) -> None:
@@ -34,10 +28,8 @@ def test_finish_leaves_the_same_tree_for_the_same_input(tmp_path: Path) -> None:
     for name, mask in (("first", 0o022), ("second", 0o077)):
         package = tmp_path / name / "opt/package"
         (package / "tests").mkdir(parents=True)
-        (package / "tests/test_it.py").write_text("x = 1\n")
-        (package / "header.h").write_text("\n")
-        (package / "module.py").write_text("NAMES = {'a', 'b'}\n")
-        (package / "run").write_text("\n")
+        for file in ("tests/test_it.py", "header.h", "module.py", "run"):
+            (package / file).write_text("NAMES = {'a', 'b'}\n")
         (package / "run").chmod(0o777 & ~mask)
         (package / "link").symlink_to("module.py")
         done = run_script("finish.py", tmp_path / name)
@@ -83,17 +75,16 @@ def test_the_sbom_names_every_package(tmp_path: Path) -> None:
 
 
 def test_a_client_trusts_the_certificate_of_compose(artifacts: Path, tmp_path: Path) -> None:
-    program = [sys.executable, str(ROOT / "deploy/compose/certificates.py"), str(tmp_path), "localhost"]
-    subprocess.run(program, check=True)
+    program = (ROOT / "deploy/compose/certificates.py", tmp_path, "localhost")
+    assert run_python(*program).returncode == 0
     written = {path: (path.read_bytes(), path.stat().st_mode & 0o777) for path in tmp_path.iterdir()}
     assert {path.name: mode for path, (_, mode) in written.items()} == {
         "ca.crt": 0o644, "server.crt": 0o644, "server.key": 0o600
     }  # fmt: skip
-    subprocess.run(program, check=True)
+    assert run_python(*program).returncode == 0
     assert written == {path: (path.read_bytes(), path.stat().st_mode & 0o777) for path in written}
-    link_tree(artifacts / SELF, tmp_path / "models" / SELF)
     pair = [f"--tls-certificate={tmp_path / 'server.crt'}", f"--tls-key={tmp_path / 'server.key'}"]
-    with serving(tmp_path / "models", tmp_path / "log", *pair) as server:
+    with serving_models(tmp_path, [artifacts / SELF], *pair) as server:
         trusted = TlsFiles(ca=tmp_path / "ca.crt")
         with AttentionClient(f"localhost:{server.port}", credentials=trusted) as client:
             assert client.is_ready()

@@ -12,13 +12,10 @@ PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;\\]+)((?: ;[^\\]*)?)
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 
 
-def pins(name: str) -> dict[str, str]:
+def pins(name: str, folder: Path = FOLDER) -> dict[str, str]:
     """The version of each package of a lock file, by its normalised name."""
-    return pins_of(FOLDER / f"{name}.txt")
-
-
-def pins_of(path: Path) -> dict[str, str]:
-    return {canonicalize_name(found[1]): found[2] for found in PIN.finditer(path.read_text())}
+    text = (folder / f"{name}.txt").read_text()
+    return {canonicalize_name(package): version for package, version, _ in PIN.findall(text)}
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -32,7 +29,7 @@ def test_every_package_has_a_version_and_a_hash_and_no_host(name: str) -> None:
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_lock_file_has_the_versions_of_the_constraints(name: str) -> None:
-    constraints, locked = pins_of(ROOT / "constraints.txt"), pins(name)
+    constraints, locked = pins("constraints", ROOT), pins(name)
     constraints["torch"] += "+cpu"
     assert locked.items() <= {**locked, **constraints}.items(), "run `make lock`"
 

@@ -22,13 +22,10 @@ def encoder_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def sentence_server(
-    sentence_repository: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServerProcess]:
+def server(sentence_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of the one text encoder."""
-    with serving(
-        sentence_repository, tmp_path_factory.mktemp("sentence") / "log", "--http-port=0"
-    ) as process:
+    log = tmp_path_factory.mktemp("sentence") / "log"
+    with serving(sentence_repository, log, "--http-port=0") as process:
         yield process
 
 
@@ -37,16 +34,8 @@ def encoder_server(
     encoder_repository: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
     """A server of all of them."""
-    log = tmp_path_factory.mktemp("encoders") / "log"
-    with serving(encoder_repository, log, "--http-port=0") as process:
+    with serving(encoder_repository, tmp_path_factory.mktemp("encoders") / "log") as process:
         yield process
-
-
-@pytest.fixture(scope="session")
-def sentence_client(sentence_server: ServerProcess) -> Iterator[AttentionClient]:
-    """A client of the server of one."""
-    with AttentionClient(sentence_server.target) as client:
-        yield client
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +45,7 @@ def encoder_client(encoder_server: ServerProcess) -> Iterator[AttentionClient]:
         yield client
 
 
-@pytest.fixture(scope="session")
-def sentence_http_port(sentence_server: ServerProcess) -> int:
-    """The HTTP port of the server of one."""
-    return http_port(sentence_server.log)
+@pytest.fixture(scope="module")
+def port(server: ServerProcess) -> int:
+    """The HTTP port of the server."""
+    return http_port(server.log)

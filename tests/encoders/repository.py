@@ -16,7 +16,6 @@ SENTENCE, INT8, TRUNCATING = "sentence", "sentence-int8", "truncating"
 SETTINGS = {
     "__version__": {"sentence_transformers": "5.0.0"},
     "prompts": {"query": "query: ", "document": ""},
-    "default_prompt_name": None,
     "similarity_fn_name": "cosine",
 }
 DIMENSIONS = (8, 16)
@@ -30,27 +29,24 @@ def export_family(name: str, folder: Path) -> None:
         write_artifact(encoder_spec(loaded), ModelId(name), folder)
 
 
-def export_sentence(name: str, precision: Precision, folder: Path) -> None:
-    """A BERT with everything that sentence-transformers states."""
+def export_sentence(name: str, folder: Path, *, precision: Precision = Precision.FP32) -> None:
+    """A BERT with everything that sentence-transformers states.
+
+    TRUNCATING takes few tokens, cuts longer texts and has a default prompt.
+    """
+    truncates = name == TRUNCATING
+    settings = {**SETTINGS, "default_prompt_name": "query" if truncates else None}
     with TemporaryDirectory() as source:
-        encoders.save_sentence_model("bert", Path(source), settings=SETTINGS)
-        spec = encoder_spec(load_encoder(source), dimensions=DIMENSIONS)
+        max_tokens = SHORT if truncates else None
+        encoders.save_sentence_model("bert", Path(source), settings=settings, max_tokens=max_tokens)
+        spec = encoder_spec(load_encoder(source), dimensions=DIMENSIONS, truncates=truncates)
         write_artifact(spec, ModelId(name), folder, precision=precision)
-
-
-def export_truncating(folder: Path) -> None:
-    """A BERT that takes few tokens, cuts longer texts and has a default prompt."""
-    with TemporaryDirectory() as source:
-        settings = {**SETTINGS, "default_prompt_name": "query"}
-        encoders.save_sentence_model("bert", Path(source), settings=settings, max_tokens=SHORT)
-        spec = encoder_spec(load_encoder(source), truncates=True)
-        write_artifact(spec, ModelId(TRUNCATING), folder)
 
 
 SOURCES = [Path(__file__), Path(encoders.__file__)]
 SENTENCE_MODELS = ModelSet(
     "sentence",
-    [partial(export_sentence, SENTENCE, Precision.FP32)],
+    [partial(export_sentence, SENTENCE)],
     SOURCES,
     ["sentence_repository", "encoder_repository"],
 )
@@ -61,8 +57,8 @@ ENCODERS = ModelSet(
     "encoders",
     [
         *(partial(export_family, name) for name in FAMILIES),
-        partial(export_sentence, INT8, Precision.INT8),
-        export_truncating,
+        partial(export_sentence, INT8, precision=Precision.INT8),
+        partial(export_sentence, TRUNCATING),
     ],
     SOURCES,
     ["encoder_repository"],

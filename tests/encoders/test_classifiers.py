@@ -9,14 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_client import (
-    AsyncAttentionClient,
-    AttentionClient,
-    InvalidArgumentError,
-    LimitExceededError,
-    Ranking,
-    TextTruncatedWarning,
-)
+from attention_client import AsyncAttentionClient, AttentionClient, Ranking, TextTruncatedWarning, errors
 from attention_client._calls import embeddings
 from attention_client._calls.attention import EncodedCall
 from attention_client._commands.app import app
@@ -25,7 +18,7 @@ from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
-from scripts.local_server import ROOT, ServerProcess, serving
+from scripts.local_server import ROOT, ServerProcess
 from tests.encoders.classifiers import (
     CLASSIFIER,
     CLASSIFIERS,
@@ -37,9 +30,10 @@ from tests.encoders.classifiers import (
 )
 from tests.encoders.repository import SENTENCE
 from tests.encoders.texts import ATOL, RTOL
-from tests.server.http.clients import Answer, ask, http_port
+from tests.server.http.clients import Answer, ask
 from tests.support import triton
-from tests.support.artifacts import cached_repositories, link_tree
+from tests.support.artifacts import cached_repositories
+from tests.support.processes import serving_models
 from tests.support.triton import TritonError
 
 QUERY = "what to eat?"
@@ -55,22 +49,10 @@ COUNTS = [len(tokenizer_of(RERANKER).encode(*pair)) for pair in PAIRS]
 @pytest.fixture(scope="module")
 def server(sentence_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of the reranker, the classifier and a text encoder, which refuses token ids over HTTP."""
-    folder = tmp_path_factory.mktemp("classifiers")
-    for models in (*cached_repositories(CLASSIFIERS), sentence_repository):
-        link_tree(models, folder / "models")
-    with serving(folder / "models", folder / "log", "--http-port=0", "--refuse-token-ids") as process:
+    (classifiers,), folder = cached_repositories(CLASSIFIERS), tmp_path_factory.mktemp("classifiers")
+    models = [*classifiers.iterdir(), *sentence_repository.iterdir()]
+    with serving_models(folder, models, "--http-port=0", "--refuse-token-ids") as process:
         yield process
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[AttentionClient]:
-    with AttentionClient(server.target) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def port(server: ServerProcess) -> int:
-    return http_port(server.log)
 
 
 def assert_scores(found: Any, scores: NDArray[np.float32]) -> None:
@@ -105,7 +87,9 @@ def test_scores_of_every_label_equal_the_library(server: ServerProcess, client: 
 
 
 def test_a_long_pair_is_refused_or_cut_as_the_library_cuts_it(client: AttentionClient) -> None:
-    with pytest.raises(LimitExceededError, match=f"text 1 has .*; the limit is {TOKENS} for both texts of a"):
+    with pytest.raises(
+        errors.LimitExceededError, match=f"text 1 has .*; the limit is {TOKENS} for both texts of a"
+    ):
         client.rerank(RERANKER, QUERY, ["a", LONG])
     pairs = [(QUERY, LONG), (LONG, QUERY), (LONG, LONG)]
     found = client.classify(RERANKER, *map(list, zip(*pairs, strict=True)), truncate=True)
@@ -147,7 +131,7 @@ def sent(**text: Any) -> Any:
     ],
 )
 def test_what_a_model_does_not_do_is_refused(client: AttentionClient, call: Any, words: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=words):
+    with pytest.raises(errors.InvalidArgumentError, match=words):
         call(client)
 
 

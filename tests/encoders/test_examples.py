@@ -2,8 +2,6 @@
 
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +18,7 @@ from tests.encoders.repository import SENTENCE
 from tests.encoders.texts import Options, rows_of
 from tests.server.samples import ROOT
 from tests.support import encoders
+from tests.support.processes import run_python
 
 pytestmark = pytest.mark.thorough
 EXAMPLES = ROOT / "examples/vector_stores"
@@ -48,11 +47,9 @@ def embedded(passages: Path) -> pa.Table:
 
 
 @pytest.mark.parametrize("store", ["duckdb", "faiss"])
-def test_a_store_finds_the_nearest_passages(
-    passages: Path, sentence_client: AttentionClient, store: str
-) -> None:
+def test_a_store_finds_the_nearest_passages(passages: Path, client: AttentionClient, store: str) -> None:
     module = example(f"{store}_search")
-    query, table = sentence_client.embed(SENTENCE, QUERY), embedded(passages)
+    query, table = client.embed(SENTENCE, QUERY), embedded(passages)
     similarities = rows_of(table["embedding"]) @ query  # vectors of length 1
     by_text = dict(zip(table["passage"].to_pylist(), similarities.tolist(), strict=True))
     found = module.search(str(passages), query, COUNT)
@@ -81,15 +78,13 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/encoders.md").read_tex
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=["client", "late-chunking", "openai"])
-def test_block(sentence_server: ServerProcess, sentence_http_port: int, block: str) -> None:
+def test_block(server: ServerProcess, port: int, block: str) -> None:
     for documented, here in (
-        ("127.0.0.1:8001", sentence_server.target),
-        ("127.0.0.1:8000", f"127.0.0.1:{sentence_http_port}"),
+        ("127.0.0.1:8001", server.target),
+        ("127.0.0.1:8000", f"127.0.0.1:{port}"),
         ("text-encoder", SENTENCE),
         ("dimensions=256", "dimensions=16"),
     ):
         block = block.replace(documented, here)
-    done = subprocess.run(
-        [sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_python("-c", block)
     assert (done.returncode, done.stderr) == (0, "")

@@ -11,13 +11,13 @@ import pytest
 from attention_client._commands.weights_page import page_answer, save
 from attention_client._models import PatternInfo
 
-from scripts.local_server import ROOT, ServerProcess, serving
+from scripts.local_server import ROOT, ServerProcess
 from tests.encoders.repository import INT8, SENTENCE
 from tests.server.http.clients import http_port
 from tests.server.samples import CROSS
 from tests.server.security.samples import entry, write_tokens
 from tests.support import node_package
-from tests.support.artifacts import link_tree
+from tests.support.processes import serving_models
 
 pytestmark = pytest.mark.thorough
 PACKAGE = ROOT / "clients/explorer"
@@ -32,11 +32,9 @@ def explored(
     """A server of some encoders and of a cross-attention, with the page and a token."""
     folder = tmp_path_factory.mktemp("explorer")
     models = [encoder_repository / name for name in ("bert", "modernbert", "qwen3", SENTENCE, INT8)]
-    for model in [*models, artifacts / CROSS]:
-        link_tree(model, folder / "models" / model.name)
     tokens = write_tokens(folder / "tokens.json", entry("explorer", TOKEN, "infer:*", "read"))
     options = ("--http-port=0", "--http-explore", f"--tokens={tokens}")
-    with serving(folder / "models", folder / "log", *options) as process:
+    with serving_models(folder, [*models, artifacts / CROSS], *options) as process:
         yield process
 
 

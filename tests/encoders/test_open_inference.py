@@ -24,31 +24,31 @@ def texts_of(array: Array) -> list[list[str]]:
     return [[element.decode() for element in row] for row in array]
 
 
-def test_every_output_by_request(sentence_server: ServerProcess) -> None:
-    result = ask(sentence_server, *TEXTS, outputs=["attention_weights", "context_vectors", "tokens"])
+def test_every_output_by_request(server: ServerProcess) -> None:
+    result = ask(server, *TEXTS, outputs=["attention_weights", "context_vectors", "tokens"])
     weights, vectors, tokens = (result[name] for name in ("attention_weights", "context_vectors", "tokens"))
     for index, text in enumerate(TEXTS):
         expected, count = expected_of("bert", text), len(token_ids("bert", text))
         assert_allclose(vectors[index, :count], expected.tokens.numpy(), rtol=RTOL, atol=ATOL)
         assert not vectors[index, count:].any()
-        own = weights[index, :, :, :count, :count]
-        assert_allclose(own, expected.weights.numpy(), rtol=RTOL, atol=ATOL)
+        valid = weights[index, :, :, :count, :count]
+        assert_allclose(valid, expected.weights.numpy(), rtol=RTOL, atol=ATOL)
         assert [bool(token) for token in tokens[index]] == [at < count for at in range(tokens.shape[1])]
 
 
-def test_the_text_of_each_token_with_padding(sentence_server: ServerProcess) -> None:
-    result = ask(sentence_server, *TOKENS, outputs=["tokens", "lengths", "embedding"])
+def test_the_text_of_each_token_with_padding(server: ServerProcess) -> None:
+    result = ask(server, *TOKENS, outputs=["tokens", "lengths", "embedding"])
     longest = max(map(len, TOKENS.values()))
     assert texts_of(result["tokens"]) == [row + [""] * (longest - len(row)) for row in TOKENS.values()]
     assert result["lengths"].tolist() == [len(row) for row in TOKENS.values()]
     ids = {"token_ids": np.array([token_ids("bert", "ab")]), "key_lengths": np.array([3])}
-    found = triton.infer(sentence_server.target, SENTENCE, ids, outputs=["tokens"])
+    found = triton.infer(server.target, SENTENCE, ids, outputs=["tokens"])
     assert texts_of(found["tokens"]) == [["<s>", "a", "b", ""]]
 
 
-def test_prompt_dimensions_and_truncation_as_parameters(sentence_server: ServerProcess) -> None:
+def test_prompt_dimensions_and_truncation_as_parameters(server: ServerProcess) -> None:
     parameters = {"prompt": "query", "dimensions": 8, "truncate": True}
-    result = ask(sentence_server, "a", "dessert " * 200, parameters=parameters)
+    result = ask(server, "a", "dessert " * 200, parameters=parameters)
     assert set(result) == {"embedding", "lengths"}  # without a wish for others
     whole = expected_of("bert", "query: a", normalised=True).embedding.numpy()[:8]
     assert_allclose(result["embedding"][0], whole / np.linalg.norm(whole), rtol=RTOL, atol=ATOL)

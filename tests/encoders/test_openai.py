@@ -13,8 +13,8 @@ from tests.encoders.texts import ATOL, RTOL, TEXTS, expected_of, token_ids
 
 
 @pytest.fixture(scope="module")
-def client(sentence_http_port: int) -> openai.OpenAI:
-    url = f"http://127.0.0.1:{sentence_http_port}/v1"
+def client(port: int) -> openai.OpenAI:
+    url = f"http://127.0.0.1:{port}/v1"
     return openai.OpenAI(base_url=url, api_key="unused", max_retries=0)
 
 

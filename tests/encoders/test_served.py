@@ -1,7 +1,9 @@
 """Encoders through a live server, against the transformers library: every output, option and family."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,21 +37,20 @@ def assert_embeddings(found: NDArray[np.float32], name: str, texts: list[str], *
 
 def assert_every_output(client: AttentionClient, model: str, family: str) -> None:
     """Token vectors and the weights of every layer of a mixed batch equal the library."""
-    result, alone = (client.attend_text(model, list(TEXTS), return_weights=each) for each in (True, False))
-    assert result.attention_weights is not None
+    result: Any = client.attend_text(model, list(TEXTS), return_weights=True)
+    alone = client.attend_text(model, list(TEXTS))
     assert alone.attention_weights is None
-    for text, vectors, weights in zip(TEXTS, result.context_vectors, result.attention_weights, strict=True):
+    for index, text in enumerate(TEXTS):
         expected = expected_of(family, text)
-        assert_allclose(vectors, expected.tokens.numpy(), rtol=RTOL, atol=ATOL)
-        assert_allclose(weights, expected.weights.numpy(), rtol=RTOL, atol=ATOL)
-    for vectors, same in zip(alone.context_vectors, result.context_vectors, strict=True):
-        assert_allclose(vectors, same, rtol=RTOL, atol=ATOL)
+        assert_allclose(result.attention_weights[index], expected.weights.numpy(), rtol=RTOL, atol=ATOL)
+        for vectors in (result.context_vectors[index], alone.context_vectors[index]):
+            assert_allclose(vectors, expected.tokens.numpy(), rtol=RTOL, atol=ATOL)
 
 
-def test_texts_of_a_mixed_batch_equal_the_library(sentence_client: AttentionClient) -> None:
-    assert_embeddings(sentence_client.embed(SENTENCE, list(TEXTS)), "bert", list(TEXTS), normalised=True)
-    assert_every_output(sentence_client, SENTENCE, "bert")
-    assert_token_ids(sentence_client, SENTENCE, "bert", normalised=True)
+def test_texts_of_a_mixed_batch_equal_the_library(client: AttentionClient) -> None:
+    assert_embeddings(client.embed(SENTENCE, list(TEXTS)), "bert", list(TEXTS), normalised=True)
+    assert_every_output(client, SENTENCE, "bert")
+    assert_token_ids(client, SENTENCE, "bert", normalised=True)
 
 
 def assert_token_ids(client: AttentionClient, model: str, family: str, *, normalised: bool) -> None:
@@ -66,32 +67,32 @@ def assert_token_ids(client: AttentionClient, model: str, family: str, *, normal
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_equals_the_library(encoder_client: AttentionClient, name: str) -> None:
+    parts = [TEXTS[index:] for index in range(4)]
     with ThreadPoolExecutor(4) as pool:  # several requests share the server's batches
-        calls = [pool.submit(encoder_client.embed, name, TEXTS[index:]) for index in range(4)]
-        found = [call.result() for call in calls]
-    for index, embeddings in enumerate(found):
-        assert_embeddings(embeddings, name, list(TEXTS[index:]), normalised=False)
+        answers = list(pool.map(partial(encoder_client.embed, name), parts))
+    for texts, embeddings in zip(parts, answers, strict=True):
+        assert_embeddings(embeddings, name, list(texts), normalised=False)
     assert_every_output(encoder_client, name, name)
     assert_token_ids(encoder_client, name, name, normalised=False)
 
 
-def test_a_prompt_is_put_before_each_text(sentence_client: AttentionClient) -> None:
-    found = sentence_client.embed(SENTENCE, list(TEXTS), prompt="query")
+def test_a_prompt_is_put_before_each_text(client: AttentionClient) -> None:
+    found = client.embed(SENTENCE, list(TEXTS), prompt="query")
     assert_embeddings(found, "bert", [f"query: {text}" for text in TEXTS], normalised=True)
     with pytest.raises(InvalidArgumentError, match="prompt: is 'answer'; must be one of query, document"):
-        sentence_client.embed(SENTENCE, "a", prompt="answer")
+        client.embed(SENTENCE, "a", prompt="answer")
     with pytest.raises(InvalidArgumentError, match="prompt"):
-        sentence_client.embed(SENTENCE, [5, 6], prompt="query")
+        client.embed(SENTENCE, [5, 6], prompt="query")
 
 
 @pytest.mark.parametrize("dimensions", [*DIMENSIONS, encoders.WIDTH])
-def test_shortened_embeddings_are_normalised_again(sentence_client: AttentionClient, dimensions: int) -> None:
-    whole = sentence_client.embed(SENTENCE, list(TEXTS))
-    found = sentence_client.embed(SENTENCE, list(TEXTS), dimensions=dimensions)
+def test_shortened_embeddings_are_normalised_again(client: AttentionClient, dimensions: int) -> None:
+    whole = client.embed(SENTENCE, list(TEXTS))
+    found = client.embed(SENTENCE, list(TEXTS), dimensions=dimensions)
     cut = whole[:, :dimensions]
     assert_allclose(found, cut / np.linalg.norm(cut, axis=1, keepdims=True), rtol=1e-5, atol=1e-6)
     with pytest.raises(InvalidArgumentError, match="dimensions: is 9; model 'sentence' allows 8, 16, 32"):
-        sentence_client.embed(SENTENCE, "a", dimensions=9)
+        client.embed(SENTENCE, "a", dimensions=9)
 
 
 @pytest.mark.thorough
@@ -111,8 +112,8 @@ def test_int8_embeddings_point_where_fp32_ones_do(encoder_client: AttentionClien
     assert np.abs(found - exact).max() > 1e-5
 
 
-def test_the_model_describes_its_encoder(sentence_client: AttentionClient) -> None:
-    model = sentence_client.model(SENTENCE)
+def test_the_model_describes_its_encoder(client: AttentionClient) -> None:
+    model = client.model(SENTENCE)
     encoder, outputs = model.text_encoder, {tensor.name: tensor for tensor in model.outputs}
     assert encoder is not None
     assert (encoder.prompts, encoder.dimensions) == (("query", "document"), DIMENSIONS)
@@ -120,25 +121,19 @@ def test_the_model_describes_its_encoder(sentence_client: AttentionClient) -> No
     assert outputs["attention_weights"].axes == ("batch", 3, 4, "query_length", "query_length")
 
 
-FEW = ["life is short", "eat"]
-
-
 @pytest.mark.parametrize(("layers", "heads"), [((2, 0), ()), ((), (1,)), ((1,), (3, 0, 2))], ids=str)
 def test_the_chosen_weights_equal_those_of_all(
-    sentence_client: AttentionClient, layers: tuple[int, ...], heads: tuple[int, ...]
+    client: AttentionClient, layers: tuple[int, ...], heads: tuple[int, ...]
 ) -> None:
-    every = sentence_client.attend_text(SENTENCE, FEW, return_weights=True)
-    chosen = HeadSelection(layers=layers, heads=heads)
-    found = sentence_client.attend_text(SENTENCE, FEW, return_weights=chosen)
-    streamed = next(iter(sentence_client.attend_stream(SENTENCE, [TextInputs(FEW)], return_weights=chosen)))
-    assert every.attention_weights is not None
-    for result in (found, streamed):
-        assert result.attention_weights is not None
-        for own, all_weights in zip(result.attention_weights, every.attention_weights, strict=True):
-            of_layers = all_weights[list(layers) or slice(None)]
-            np.testing.assert_array_equal(own, of_layers[:, list(heads) or slice(None)])
-    for vectors, same in zip(found.context_vectors, every.context_vectors, strict=True):
-        np.testing.assert_array_equal(vectors, same)
+    texts, chosen = ["life is short", "eat"], HeadSelection(layers=layers, heads=heads)
+    complete: Any = client.attend_text(SENTENCE, texts, return_weights=True)
+    result: Any = client.attend_text(SENTENCE, texts, return_weights=chosen)
+    streamed: Any = next(client.attend_stream(SENTENCE, [TextInputs(texts)], return_weights=chosen))
+    for index, weights in enumerate(complete.attention_weights):
+        expected = weights[list(layers) or slice(None)][:, list(heads) or slice(None)]
+        np.testing.assert_array_equal(result.attention_weights[index], expected)
+        np.testing.assert_array_equal(streamed.attention_weights[index], expected)
+        np.testing.assert_array_equal(result.context_vectors[index], complete.context_vectors[index])
 
 
 WRONG = {
@@ -150,42 +145,39 @@ WRONG = {
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_what_the_model_lacks_is_refused(sentence_client: AttentionClient, words: str) -> None:
+def test_what_the_model_lacks_is_refused(client: AttentionClient, words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words.replace(".", r"\.")):
-        sentence_client.attend_text(SENTENCE, "eat", return_weights=WRONG[words])
+        client.attend_text(SENTENCE, "eat", return_weights=WRONG[words])
 
 
-IDS = token_ids("bert", "dessert")
-
-
-def test_a_stream_mixes_embeddings_and_token_vectors(sentence_client: AttentionClient) -> None:
+def test_a_stream_mixes_embeddings_and_token_vectors(client: AttentionClient) -> None:
+    sequence = token_ids("bert", "dessert")
     requests: list[StreamItem] = [
         EmbeddingInputs(list(TEXTS), prompt="query", dimensions=8),
         TextInputs("dessert"),
         EmbeddingInputs(["a", LONG], truncate=True),
-        EmbeddingInputs([IDS, IDS[:4]]),
+        EmbeddingInputs([sequence, sequence[:4]]),
         EmbeddingInputs(LONG),
     ]
-    stream = sentence_client.attend_stream(SENTENCE, requests, return_exceptions=True)
-    several, tokens, cut, ids, refused = stream
+    several, tokens, cut, ids, refused = client.attend_stream(SENTENCE, requests, return_exceptions=True)
     assert isinstance(refused, LimitExceededError)
-    expected = sentence_client.embed(SENTENCE, list(TEXTS), prompt="query", dimensions=8)
+    expected = client.embed(SENTENCE, list(TEXTS), prompt="query", dimensions=8)
     assert_allclose(several.context_vectors, expected, rtol=RTOL, atol=ATOL)
     assert several.token_counts == tuple(len(token_ids("bert", f"query: {text}")) for text in TEXTS)
-    assert (tokens.context_vectors.shape[0], tokens.token_counts) == (len(IDS), (len(IDS),))
+    assert (len(tokens.context_vectors), tokens.token_counts) == (len(sequence), (len(sequence),))
     assert (cut.truncated, cut.token_counts) == ((1,), (3, 160))
-    expected = sentence_client.embed(SENTENCE, [IDS, IDS[:4]])
+    expected = client.embed(SENTENCE, [sequence, sequence[:4]])
     assert_allclose(ids.context_vectors, expected, rtol=RTOL, atol=ATOL)
 
 
 @pytest.mark.thorough
 def test_embed_prints_embeddings_or_writes_a_file(
-    sentence_server: ServerProcess, sentence_client: AttentionClient, tmp_path: Path
+    server: ServerProcess, client: AttentionClient, tmp_path: Path
 ) -> None:
     texts, out = tmp_path / "texts", tmp_path / "embeddings.npy"
     texts.write_text("dessert\nfirst\n")
-    arguments = ["embed", "--server", sentence_server.target, "--model", SENTENCE, "--file", str(texts)]
+    arguments = ["embed", "--server", server.target, "--model", SENTENCE, "--file", str(texts)]
     printed = CliRunner().invoke(app, arguments)
     assert [line.split()[0] for line in printed.stdout.splitlines()] == ["dessert", "first"]
     assert f"{out}: (2, 32) float32" in CliRunner().invoke(app, [*arguments, "--out", str(out)]).stdout
-    assert_allclose(np.load(out), sentence_client.embed(SENTENCE, ["dessert", "first"]), rtol=RTOL, atol=ATOL)
+    assert_allclose(np.load(out), client.embed(SENTENCE, ["dessert", "first"]), rtol=RTOL, atol=ATOL)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts.local_server import ROOT, ServerProcess
+from tests.support.processes import run_python
 
 PROGRAM = """
 import sys
@@ -54,5 +55,5 @@ def test_onnx_runtime_keeps_no_telemetry_identifier(tmp_path: Path, module: str)
         key: value for key, value in os.environ.items() if key not in ("CI", "ORT_DISABLE_TELEMETRY")
     }
     environment["HOME"] = str(tmp_path)
-    subprocess.run([sys.executable, "-c", f"import {module}"], cwd=ROOT, env=environment, check=True)
+    assert run_python("-c", f"import {module}", env=environment).returncode == 0
     assert not list(tmp_path.rglob("*onnxruntime*"))

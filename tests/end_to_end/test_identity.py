@@ -1,7 +1,5 @@
 """Rights with real processes: the command, the client, rotated keys, protected metrics."""
 
-import subprocess
-import sys
 import urllib.error
 from pathlib import Path
 
@@ -10,14 +8,15 @@ import pytest
 from attention_client import AttentionClient, PermissionDeniedError, UnauthenticatedError
 
 from scripts.local_server import ServerProcess, serving
-from tests.server.samples import ROOT, SELF
+from tests.server.samples import SELF
 from tests.server.seams import wait_until
+from tests.support.processes import run_python
 from tests.support.prometheus import page
 
 
 def tokens(*arguments: str) -> str:
-    command = [sys.executable, "-m", "server.tokens", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = run_python("-m", "server.tokens", *arguments)
+    assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from attention_client import AttentionClient
 
-from scripts.local_server import ServerProcess, serving
+from scripts.local_server import ServerProcess
 from tests.support import triton
-from tests.support.artifacts import link_tree
 from tests.support.eager import Array
+from tests.support.processes import serving_models
 
 MODEL = "multi-head-64x4"
 WRONG_WIDTH = "rows are 7 wide; the model takes 64"
@@ -84,8 +84,7 @@ def test_statistics_count_what_was_done(client: AttentionClient, ask: Callable[.
 
 @pytest.mark.thorough
 def test_tensors_in_shared_memory(repository: Path, tmp_path: Path) -> None:
-    link_tree(repository / MODEL, tmp_path / "models" / MODEL)
-    with serving(tmp_path / "models", tmp_path / "log", "--allow-shared-memory") as server:
+    with serving_models(tmp_path, [repository / MODEL], "--allow-shared-memory") as server:
         found, sent = triton.in_another_process(triton.shared, server.target, MODEL, query(9))
         with AttentionClient(server.target) as client:
             expected = client.attend(MODEL, query(9)).context_vectors

@@ -93,10 +93,8 @@ def test_clients_of_openai(
 def test_late_chunking_prints_the_nearest_passages_first(
     example_server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, passages = (
-        tmp_path / "text",
-        ["One sentence that is long enough.", "Another sentence of this text."],
-    )
+    path = tmp_path / "text"
+    passages = ["One sentence that is long enough.", "Another sentence of this text."]
     path.write_text(" ".join(passages))
     where = ["--server", example_server.target, "--model", SENTENCE]
     assert rag_late_chunking.main(["How long is it?", str(path), *where]) == 0

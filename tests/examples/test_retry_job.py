@@ -7,10 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from examples import retry_job
-from scripts.local_server import serving
 from tests.clients.enrich.tables import write
 from tests.server.samples import SELF
-from tests.support.artifacts import link_tree
+from tests.support.processes import serving_models
 
 pytestmark = pytest.mark.thorough
 ROWS = 500
@@ -19,13 +18,12 @@ ROWS = 500
 def test_the_scheduler_learns_whether_to_run_the_job_again(
     tmp_path: Path, artifacts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    models, source, output = tmp_path / "models", write(tmp_path, ROWS), tmp_path / "out.parquet"
-    link_tree(artifacts / SELF, models / SELF)
+    source, output = write(tmp_path, ROWS), tmp_path / "out.parquet"
     command = [str(source), str(output), f"--model={SELF}", "--column=query"]
     nowhere = ["--server=127.0.0.1:9", "--retry-seconds=0"]
     assert retry_job.main([*command, *nowhere]) == os.EX_TEMPFAIL
     assert not output.exists()
-    with serving(models, tmp_path / "log") as server:
+    with serving_models(tmp_path, [artifacts / SELF]) as server:
         command.append(f"--server={server.target}")
         for computed in (ROWS, 0):
             assert retry_job.main(command) == 0

@@ -26,11 +26,7 @@ CROSS = AttentionConfig(
 )
 ALIBI = AttentionConfig(d_query=4, num_heads=2, alibi=True, causal=True)
 ROTARY = AttentionConfig(d_query=8, num_heads=4, num_kv_heads=2, causal=True, rotary_theta=100.0)
-CASES = {
-    "cross, mask": (CROSS, MASK),
-    "causal ALiBi, mask": (ALIBI, MASK),
-    "causal rotary": (ROTARY, PLAIN),
-}
+CASES = {"cross, mask": (CROSS, MASK), "causal ALiBi, mask": (ALIBI, MASK), "causal rotary": (ROTARY, PLAIN)}
 
 
 def run(model: onnx_ir.Model, inputs: Mapping[str, Any]) -> list[Any]:

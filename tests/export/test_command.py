@@ -1,7 +1,5 @@
 """`python -m export`: options, exports of presets, checkpoints and encoders, and errors in one line."""
 
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,8 @@ from scripts.local_server import ROOT
 from tests.model.checkpoints import HEADS, D, tensors_of, write
 from tests.server.samples import TEXT
 from tests.support.keys import new_key, write_keys
+from tests.support.processes import run_python
+from tests.support.tables import TABLES
 
 PREFIX = "encoder.layer.0.attention."
 PRESET, CHECKPOINT = ["multi-head-64x4", "--out", "models"], ["--weights", "a.safetensors", "--out", "models"]
@@ -70,7 +70,8 @@ def test_what_the_command_can_do_is_listed() -> None:
     assert first == {"preset", *PRESETS}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert run("--tool-version").stdout == project["version"] + "\n"
-    assert "2,360,064 parameters" in run("multi-head-768x12", "--describe").stdout
+    published = TABLES["parameter_count"]["parameters"]
+    assert f"{published:,} parameters" in run("multi-head-768x12", "--describe").stdout
 
 
 def test_help_list_and_refusals_do_not_import_pytorch() -> None:
@@ -83,8 +84,7 @@ def test_help_list_and_refusals_do_not_import_pytorch() -> None:
         "assert callable(attention_serving.export.export_module)\n"
         "print(sorted({'torch', 'onnx', 'onnxruntime'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert run_python("-c", code).stdout.splitlines()[-1] == "[]"
 
 
 def test_a_preset_is_exported_signed_and_written_for_other_servers(artifacts: Path, tmp_path: Path) -> None:

@@ -27,8 +27,7 @@ def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [*product([SELF, CROSS], ATTENTION_GRAPHS), *product([TEXT], TEXT_ATTENTION_GRAPHS)],
+    ("name", "kind"), [*product([SELF, CROSS], ATTENTION_GRAPHS), *product([TEXT], TEXT_ATTENTION_GRAPHS)]
 )
 def test_a_graph_has_standard_operators_and_nothing_of_the_place_it_was_made_at(
     artifacts: Path, name: str, kind: GraphKind

@@ -1,7 +1,6 @@
 """What `--target` writes beside an artifact, for Triton and for any ONNX Runtime."""
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from attention_serving.export.deployment.write import check_target
 from attention_serving.server.engine.models.loading import versions
 from tests.support import deployment
 from tests.support.deployment import CROSS, ENCODER, ROTARY, SELF, TEXT
+from tests.support.processes import run_python
 from tests.support.triton import parse_configuration
 
 MODELS = [SELF, CROSS, *(pytest.param(name, marks=pytest.mark.thorough) for name in (ROTARY, TEXT, ENCODER))]
@@ -79,8 +79,7 @@ def test_the_onnx_target_runs_alone_and_fails_if_a_result_differs(name: str, tmp
 
     alone = Path(shutil.copytree(folder, tmp_path / "elsewhere"))
     assert sorted(path.name for path in alone.iterdir()) == ["golden.npz", "model.onnx", "run.py"]
-    command = [sys.executable, "-I", str(alone / "run.py")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_python("-I", alone / "run.py", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "context_vectors" in done.stdout
     assert all(line.endswith("equal to PyTorch") for line in done.stdout.splitlines())
@@ -89,7 +88,7 @@ def test_the_onnx_target_runs_alone_and_fails_if_a_result_differs(name: str, tmp
         arrays = dict(golden)
     arrays["0/outputs/context_vectors"] += np.float32(1e-2)
     np.savez(alone / "golden.npz", **arrays)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_python("-I", alone / "run.py")
     assert done.returncode == 1
     assert "Not equal to tolerance" in done.stderr
 
@@ -103,7 +102,7 @@ def test_weights_that_do_not_fit_into_one_file_stay_beside_it(
 
     assert (folder / "weights.bin").stat().st_size > 1 << 20 > (folder / "model.onnx").stat().st_size
     assert onnx.load(folder / "model.onnx", load_external_data=False).graph.initializer
-    done = subprocess.run([sys.executable, folder / "run.py"], capture_output=True, text=True, check=False)
+    done = run_python(folder / "run.py")
     assert done.returncode == 0, done.stderr
 
 

@@ -61,10 +61,10 @@ def test_requests_of_unequal_lengths_equal_pytorch(
 
 def padded_batch(inputs: list[deployment.Arrays]) -> dict[str, Any]:
     """One batch of all sequences, with the lengths of their last input."""
-    lengths = {key: [len(each[key]) for each in inputs] for key in inputs[0]}
     batch = {}
-    for key, own in lengths.items():
-        batch[key] = np.stack(
-            [np.pad(each[key], ((0, max(own) - len(each[key])), (0, 0))) for each in inputs]
-        )
-    return batch | {"key_lengths": np.array(list(lengths.values())[-1])}
+    for name in inputs[0]:
+        lengths = np.array([len(sequence[name]) for sequence in inputs])
+        batch[name] = np.zeros((len(inputs), max(lengths), inputs[0][name].shape[1]), np.float32)
+        for row, sequence in enumerate(inputs):
+            batch[name][row, : lengths[row]] = sequence[name]
+    return batch | {"key_lengths": lengths}

@@ -207,14 +207,7 @@ def cases(draw: st.DrawFn) -> Case:
         bias = rng.standard_normal((config.num_heads, query_length, key_length))
         options["score_bias"] = torch.from_numpy(bias)[None]
     may_attend &= position_rules(config, query_length, key_length)[0]
-    module = random_module(config, rng)
-    return Case(module, [query, key, value], options, may_attend, positions, bias)
-
-
-def random_module(config: AttentionConfig, rng: np.random.Generator) -> MultiHeadAttention:
-    """A float64 module whose weights come from `rng`."""
     module = MultiHeadAttention(config).double().eval()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(torch.from_numpy(rng.standard_normal(parameter.shape)))
-    return module
+    for parameter in module.parameters():
+        parameter.data = torch.from_numpy(rng.standard_normal(parameter.shape))
+    return Case(module, [query, key, value], options, may_attend, positions, bias)

@@ -2,6 +2,7 @@
 
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.checkpoints import files
@@ -20,10 +21,7 @@ from tests.model.reference import configs
 from tests.support.eager import ATOL, RTOL
 
 Module = TypeVar("Module", bound=nn.Module)
-WIDTHS = {
-    "one width": (D, D, True),
-    "three widths": (8, 5, False),
-}
+WIDTHS = {"one width": (D, D, True), "three widths": (8, 5, False)}
 
 
 @pytest.fixture(autouse=True)
@@ -37,17 +35,13 @@ def random_weights(module: Module) -> Module:
     return module.eval()
 
 
-def assert_close(one: Tensor, other: Tensor) -> None:
-    torch.testing.assert_close(one, other, rtol=RTOL, atol=ATOL)
+assert_close = partial(torch.testing.assert_close, rtol=RTOL, atol=ATOL)
+assert_same_weights = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
 def generic(**options: Any) -> MultiHeadAttention:
     config = AttentionConfig(**({"d_query": D, "num_heads": HEADS} | options))
     return random_weights(MultiHeadAttention(config))
-
-
-def assert_same_weights(module: nn.Module, expected: dict[str, Tensor]) -> None:
-    torch.testing.assert_close(module.state_dict(), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["biased", "unbiased"])
@@ -62,9 +56,9 @@ def test_torch_attention(tmp_path: Path, d_key: int, d_value: int, cross: bool, 
     assert module.config.cross
     assert module.config.separate_value is (d_key != d_value)
     if d_key == d_value == D:
-        own = load_checkpoint(path, layout="torch", heads=HEADS)
-        assert_close(own.module(query)[0], torch_module(query, query, query)[0])
-        assert (own.skipped, own.module.config.cross) == ((), False)
+        checkpoint = load_checkpoint(path, layout="torch", heads=HEADS)
+        assert_close(checkpoint.module(query)[0], torch_module(query, query, query)[0])
+        assert (checkpoint.skipped, checkpoint.module.config.cross) == ((), False)
 
 
 def told(config: AttentionConfig) -> AttentionConfig:
@@ -98,8 +92,8 @@ def test_generic_brings_back_any_configuration_and_its_weights(
         path = write(tensors, Path(folder) / f"weights{suffix}")
         loaded = load_checkpoint(path, layout="generic", prefix=prefix, **options).module
     assert loaded.config == config
-    assert_same_weights(loaded, module.state_dict())
-    assert not any(each.training for each in loaded.modules())
+    assert_same_weights(loaded.state_dict(), module.state_dict())
+    assert not any(part.training for part in loaded.modules())
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -108,14 +102,14 @@ def test_other_floating_point_weights_become_float32(tmp_path: Path, dtype: torc
     tensors = {name: tensor.to(dtype) for name, tensor in generic().state_dict().items()}
     path = write(tensors, tmp_path / "w.safetensors")
     loaded = load_checkpoint(path, layout="generic", heads=HEADS).module
-    assert_same_weights(loaded, {name: tensor.float() for name, tensor in tensors.items()})
+    assert_same_weights(loaded.state_dict(), {name: tensor.float() for name, tensor in tensors.items()})
 
 
 def test_a_nested_state_dict_is_read_under_the_path_to_it(tmp_path: Path) -> None:
     module = generic()
     torch.save({"epoch": 3, "state_dict": module.state_dict(), "optimizer": {"state": {}}}, tmp_path / "w.pt")
     loaded = load_checkpoint(tmp_path / "w.pt", layout="generic", prefix="state_dict.", heads=HEADS).module
-    assert_same_weights(loaded, module.state_dict())
+    assert_same_weights(loaded.state_dict(), module.state_dict())
 
 
 def test_tensors_beside_attention_are_skipped_and_listed(tmp_path: Path) -> None:

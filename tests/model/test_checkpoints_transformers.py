@@ -86,15 +86,6 @@ CASES: dict[str, tuple[str, Callable[[], Model], str, Attention]] = {
 }
 
 
-def save(model: Model, folder: Path, *, published: bool) -> Path:
-    """What is uploaded, with the names of the published checkpoints; or the names in memory."""
-    if published:
-        model.save_pretrained(folder)
-        return folder / "model.safetensors"
-    torch.save(model.state_dict(), folder / "model.pt")
-    return folder / "model.pt"
-
-
 def random_weights(model: Model) -> Model:
     """Weights and biases of a size at which all of them count."""
     torch.manual_seed(7)
@@ -115,7 +106,9 @@ def test_equals_the_library(
     if layout == "clip":
         name = next(name for name in model.state_dict() if name.endswith(f"{prefix}q_proj.weight"))
         prefix = name.removesuffix("q_proj.weight")
-    path = save(model, tmp_path, published=published)
+    model.save_pretrained(tmp_path)  # with the names of published checkpoints
+    torch.save(model.state_dict(), tmp_path / "model.pt")  # with those in memory
+    path = tmp_path / ("model.safetensors" if published else "model.pt")
     checkpoint = load_checkpoint(path, layout=layout, prefix=prefix, heads=HEADS, rotary_theta=THETA)
     options = {"positions": POSITIONS} if checkpoint.module.config.rotary_theta else {}
     with torch.inference_mode():

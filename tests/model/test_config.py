@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -44,29 +45,24 @@ def test_a_configuration_rebuilt_from_its_own_fields_is_the_same(config: Attenti
 
 CROSS = {"d_query": 4, "cross": True}
 BARE = {"d_query": 4, "num_heads": 2, "projections": "none", "out_proj": False}
+WIDTHS = ("d_query", "num_heads", "num_kv_heads", "d_key", "d_value", "d_k", "d_v", "d_out")
+# Fields, the names of those that are replaced, with what, and the rule.
+REFUSED_VALUES: list[tuple[dict[str, Any], Sequence[str], Sequence[object], str]] = [
+    ({"d_query": 4, "d_k": 2, "cross": True}, WIDTHS, [0], "positive integer"),
+    ({}, ["d_query"], [-3, 2.0, True, "4"], "positive integer"),
+    ({"d_query": 4}, ["window"], [-1, 2.0, True], "positive integer"),
+    ({"d_query": 4}, ["scale"], [0, -1.0, math.inf, math.nan, True], "positive finite"),
+    ({"d_query": 4}, ["dropout"], [1.0, 1, -0.1, math.nan, True], "from 0 to below 1"),
+    ({"d_query": 4}, ["qk_norm"], [-1.0, math.inf], "must be 0 or positive"),
+    ({"d_query": 4}, ["rotary_theta"], [-1.0, math.inf, "1"], "positive finite"),
+    (CROSS, ["cross", "qkv_bias", "causal", "alibi"], [1], "must be true or false"),
+]
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     *(
-        ({"d_query": 4, "d_k": 2, "cross": True} | {name: 0}, name, "positive integer")
-        for name in ("d_query", "num_heads", "num_kv_heads", "d_key", "d_value", "d_k", "d_v", "d_out")
-    ),
-    *(({"d_query": bad}, "d_query", "positive integer") for bad in (-3, 2.0, True, "4")),
-    *(({"d_query": 4, "window": bad}, "window", "positive integer") for bad in (-1, 2.0, True)),
-    *(
-        ({"d_query": 4, "scale": bad}, "scale", "positive finite")
-        for bad in (0, -1.0, math.inf, math.nan, True)
-    ),
-    *(
-        ({"d_query": 4, "dropout": bad}, "dropout", "from 0 to below 1")
-        for bad in (1.0, 1, -0.1, math.nan, True)
-    ),
-    *(({"d_query": 4, "qk_norm": bad}, "qk_norm", "must be 0 or positive") for bad in (-1.0, math.inf)),
-    *(
-        ({"d_query": 4, "rotary_theta": bad}, "rotary_theta", "positive finite")
-        for bad in (-1.0, math.inf, "1")
-    ),
-    *(
-        (CROSS | {name: 1}, name, "must be true or false")
-        for name in ("cross", "qkv_bias", "causal", "alibi")
+        (fields | {name: value}, name, rule)
+        for fields, names, values, rule in REFUSED_VALUES
+        for name in names
+        for value in values
     ),
     ({"d_query": 4, "projections": "both"}, "projections", "must be one of separate, fused"),
     ({"d_query": 10, "num_heads": 4}, "num_heads", "must divide d_query=10"),

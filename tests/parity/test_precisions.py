@@ -27,13 +27,6 @@ def server(further: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield process
 
 
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[AttentionClient]:
-    """A client of that server."""
-    with AttentionClient(server.target) as client:
-        yield client
-
-
 def normal(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 

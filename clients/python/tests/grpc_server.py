@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any
 
 import grpc
@@ -45,10 +45,10 @@ class Service(pb_grpc.AttentionServiceServicer):
 
     def GetModel(self, request: pb.GetModelRequest, context: grpc.ServicerContext) -> Any:  # noqa: N802
         self._begin(context)
-        found = self._models.get(request.name)
-        if found is None or request.version not in ("", found.version):
+        model = self._models.get(request.name)
+        if model is None or request.version not in ("", model.version):
             context.abort(grpc.StatusCode.NOT_FOUND, f"no model {request.name} {request.version}")
-        return pb.GetModelResponse(model=found)
+        return pb.GetModelResponse(model=model)
 
     def Attend(self, request: pb.AttendRequest, context: grpc.ServicerContext) -> Any:  # noqa: N802
         self._begin(context)
@@ -70,36 +70,27 @@ class Service(pb_grpc.AttentionServiceServicer):
 def answer(request: pb.AttendRequest, digest: str = "") -> pb.AttendResponse:
     """See Service."""
     vectors = request.query
-    tokens = [[found.span() for found in re.finditer(r",|[^\s,]+", text)] for text in request.text.texts]
+    tokens = [[word.span() for word in re.finditer(r",|[^\s,]+", text)] for text in request.text.texts]
     if not request.HasField("query"):
         lengths = list(map(len, tokens)) or list(request.token_ids.lengths)
         data = bytes(28 * sum(lengths))
         vectors = pb.VectorSequences(data_type=pb.DATA_TYPE_FP32, width=7, lengths=lengths, data=data)
     version = request.model_version or "3"
-    found = pb.AttendResponse(
-        model_name=request.model_name,
-        model_version=version,
-        context_vectors=vectors,
-        model_digest=digest,
+    response = pb.AttendResponse(
+        model_name=request.model_name, model_version=version, context_vectors=vectors, model_digest=digest
     )
     if request.return_offsets:
-        spans = [span for own in tokens for span in own]
-        found.token_offsets.lengths.extend(map(len, tokens))
-        found.token_offsets.starts.extend(start for start, _ in spans)
-        found.token_offsets.ends.extend(end for _, end in spans)
+        starts, ends = zip(*chain(*tokens), strict=True)
+        response.token_offsets.CopyFrom(pb.Spans(lengths=vectors.lengths, starts=starts, ends=ends))
     if request.return_weights and request.model_name != "mute":
         keys = request.key.lengths or vectors.lengths
         count = sum(HEADS * tq * tk for tq, tk in zip(vectors.lengths, keys, strict=True))
-        found.attention_weights.CopyFrom(
-            pb.AttentionWeights(
-                data_type=pb.DATA_TYPE_FP32,
-                num_heads=HEADS,
-                query_lengths=vectors.lengths,
-                key_lengths=keys,
-                data=(np.arange(count, dtype="<f4") / 100).tobytes(),
-            )
-        )
-    return found
+        weights = response.attention_weights
+        weights.data_type, weights.num_heads = pb.DATA_TYPE_FP32, HEADS
+        weights.query_lengths.extend(vectors.lengths)
+        weights.key_lengths.extend(keys)
+        weights.data = (np.arange(count, dtype="<f4") / 100).tobytes()
+    return response
 
 
 def unavailable(times: int) -> Behaviour:

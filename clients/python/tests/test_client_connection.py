@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -11,27 +12,14 @@ import numpy as np
 import pytest
 from grpc_server import Service, reserved_port, running, unavailable
 
-from attention_client import (
-    AsyncAttentionClient,
-    AttentionClient,
-    AttentionClientError,
-    ClientClosedError,
-    DeadlineExceededError,
-    InvalidArgumentError,
-    LimitExceededError,
-    MessageTooLargeError,
-    ModelChangedError,
-    ResourceExhaustedError,
-    UnauthenticatedError,
-    UnavailableError,
-)
+from attention_client import AsyncAttentionClient, AttentionClient, errors
 
 QUERY = np.arange(6, dtype=np.float32).reshape(2, 3)
 TOKEN = "secret"  # noqa: S105 - of no service
 # More than gRPC's own limit of a repeated call, 256 KiB.
 LARGE = np.ones((1000, 100), np.float32)
 NOWHERE = "127.0.0.1:1"
-ASKED: dict[str, Callable[..., Any]] = {
+METHODS: dict[str, Callable[..., Any]] = {
     "attend": lambda client, query, timeout: client.attend("m", query, timeout=timeout),
     "stream": lambda client, query, timeout: client.attend_stream("m", [query], timeout=timeout),
     "wait": lambda client, _, timeout: client.wait_until_ready(timeout),
@@ -39,37 +27,31 @@ ASKED: dict[str, Callable[..., Any]] = {
 }
 
 
-async def first(asked: Any) -> Any:
+async def first(call: Any) -> Any:
     """What is awaited, or the first item of a stream."""
-    return await (anext(asked) if hasattr(asked, "__anext__") else asked)
+    return await (anext(call) if hasattr(call, "__anext__") else call)
 
 
-class Call:
+def call_once(
+    name: str, target: Any, query: Any = QUERY, *, timeout: float | None = None, **options: Any
+) -> Any:
     """Makes one call with a client of its own; of a stream, with one request."""
+    method = METHODS[name.removeprefix("async ")]
 
-    def __init__(self, name: str) -> None:
-        self._is_async, self._method = name.startswith("async "), ASKED[name.removeprefix("async ")]
+    async def call_async() -> Any:
+        async with AsyncAttentionClient(target, **options) as client:
+            return await first(method(client, query, timeout))
 
-    def __call__(
-        self, target: Any, query: Any = QUERY, *, timeout: float | None = None, **options: Any
-    ) -> Any:
-        async def awaited() -> Any:
-            async with AsyncAttentionClient(target, **options) as client:
-                return await first(self._method(client, query, timeout))
-
-        if self._is_async:
-            return asyncio.run(awaited())
-        with AttentionClient(target, **options) as client:
-            found = self._method(client, query, timeout)
-            return next(found) if hasattr(found, "__next__") else found
+    if name.startswith("async "):
+        return asyncio.run(call_async())
+    with AttentionClient(target, **options) as client:
+        result = method(client, query, timeout)
+        return next(result) if hasattr(result, "__next__") else result
 
 
-def calls(*names: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("call", [Call(name) for name in names], ids=names)
-
-
-BOTH_CLIENTS = calls("attend", "async attend")
-EVERY_CALL = calls("attend", "async attend", "stream", "async stream")
+Call = Callable[..., Any]
+CALLS = {name: partial(call_once, name) for name in ("attend", "async attend", "stream", "async stream")}
+EVERY_CALL = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 
 
 @pytest.fixture
@@ -94,7 +76,7 @@ def test_an_unavailable_call_is_repeated_up_to_max_retries(call: Call):
     assert len(service.attempts) == 3
     for max_retries in (0, 1):
         service = Service(unavailable(5))
-        with running(service) as target, pytest.raises(UnavailableError, match="restarting"):
+        with running(service) as target, pytest.raises(errors.UnavailableError, match="restarting"):
             call(target, max_retries=max_retries)
         assert len(service.attempts) == max_retries + 1
 
@@ -114,26 +96,26 @@ def test_a_call_waits_for_a_server_that_starts(call: Call):
 
 @EVERY_CALL
 def test_a_server_that_does_not_start_in_time_is_unavailable_without_waiting_at_once(call: Call):
-    with pytest.raises(UnavailableError, match=r"no connection to .* within 0.3 s: .*refused"):
+    with pytest.raises(errors.UnavailableError, match=r"no connection to .* within 0.3 s: .*refused"):
         call(NOWHERE, timeout=0.3)
-    with pytest.raises(UnavailableError, match="refused"):
+    with pytest.raises(errors.UnavailableError, match="refused"):
         call(NOWHERE, timeout=60, wait_for_ready=False, max_retries=0)
 
 
 @EVERY_CALL
 def test_a_server_that_does_not_answer_in_time_exceeds_the_deadline(call: Call, held: Any):
     with running(held[0]) as target:
-        with pytest.raises(DeadlineExceededError, match=r"did not answer within 0.2 s"):
+        with pytest.raises(errors.DeadlineExceededError, match=r"did not answer within 0.2 s"):
             call(target, timeout=0.2)
         held[2].set()
 
 
-@BOTH_CLIENTS
+@pytest.mark.parametrize("call", [CALLS["attend"], CALLS["async attend"]], ids=["attend", "async attend"])
 def test_an_attempt_without_an_answer_is_repeated_up_to_max_retries(call: Call):
     released, remaining = threading.Event(), iter(range(4))
     service = Service(lambda _: next(remaining, None) is not None and released.wait(60) and None)
     with running(service) as target:
-        with pytest.raises(DeadlineExceededError, match="within attempt_timeout"):
+        with pytest.raises(errors.DeadlineExceededError, match="within attempt_timeout"):
             call(target, attempt_timeout=0.2, max_retries=1)
         np.testing.assert_array_equal(call(target, attempt_timeout=0.2).context_vectors, QUERY)
         released.set()
@@ -150,7 +132,7 @@ def test_several_targets_are_used_in_turn_without_those_that_are_down_and_names_
         client.close()
     assert len(first.attempts) + len(second.attempts) == 40
     assert min(len(first.attempts), len(second.attempts)) >= 5
-    with pytest.raises(UnavailableError, match=r"nonesuch\.invalid:1"):
+    with pytest.raises(errors.UnavailableError, match=r"nonesuch\.invalid:1"):
         AttentionClient([NOWHERE, "nonesuch.invalid:1"])
 
 
@@ -164,9 +146,8 @@ def test_the_answers_of_two_models_are_not_mixed():
             lambda: [several.attend("m", QUERY) for _ in range(2)],
         ):
             service.digests = iter("ab")
-            with pytest.raises(
-                ModelChangedError, match="has changed: there are answers with the digests a and b"
-            ):
+            changed = "has changed: there are answers with the digests a and b"
+            with pytest.raises(errors.ModelChangedError, match=changed):
                 mix()
         several.close()
         service.digests = iter("ab")
@@ -178,7 +159,7 @@ def test_the_answers_of_two_models_are_not_mixed():
 @pytest.mark.parametrize("token", [None, "wrong"])
 def test_a_client_without_a_token_is_told_how_to_pass_one(call: Call, token: str | None):
     refusing = Service(lambda context: context.abort(grpc.StatusCode.UNAUTHENTICATED, "a token is required"))
-    with running(refusing) as target, pytest.raises(UnauthenticatedError) as caught:
+    with running(refusing) as target, pytest.raises(errors.UnauthenticatedError) as caught:
         call(target, token=token)
     hint = "; pass token= to the client (--token or ATTENTION_TOKEN on the command line)"
     assert str(caught.value) == caught.value.message == f"a token is required{'' if token else hint}"
@@ -197,7 +178,7 @@ def test_a_token_is_sent_over_an_unencrypted_connection_on_this_machine_only():
     for target in ("localhost:1", "[::1]:1", "unix:/tmp/s", "dns:///localhost:1", "ipv4:127.0.0.1:1"):
         AttentionClient(target, token=TOKEN).close()
     for other in ("server:8001", [NOWHERE, "10.0.0.1:1"], "dns:///server:8001"):
-        with pytest.raises(InvalidArgumentError, match="token: expected credentials") as caught:
+        with pytest.raises(errors.InvalidArgumentError, match="token: expected credentials") as caught:
             AttentionClient(other, token=TOKEN)
         assert "secret" not in str(caught.value)
 
@@ -220,7 +201,7 @@ def test_a_token_is_sent_over_an_unencrypted_connection_on_this_machine_only():
 )
 async def test_wrong_settings_are_refused(arguments: dict[str, Any], field: str):
     for client_class in (AttentionClient, AsyncAttentionClient):
-        with pytest.raises(InvalidArgumentError) as caught:
+        with pytest.raises(errors.InvalidArgumentError) as caught:
             client_class(**arguments)
         assert caught.value.field == field
 
@@ -232,20 +213,20 @@ def test_both_clients_have_the_same_methods_and_the_asynchronous_one_needs_a_run
         one, other = getattr(AttentionClient, name), getattr(AsyncAttentionClient, name)
         assert [*inspect.signature(one).parameters] == [*inspect.signature(other).parameters]
         assert inspect.iscoroutinefunction(other) == (name != "attend_stream")
-    with pytest.raises(AttentionClientError, match="while an event loop runs"):
+    with pytest.raises(errors.AttentionClientError, match="while an event loop runs"):
         AsyncAttentionClient()
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", METHODS)
 async def test_a_closed_client_raises_its_own_error(name: str):
     client, other = AttentionClient(NOWHERE), AsyncAttentionClient(NOWHERE)
     for _ in range(2):
         client.close()
         await other.close()
-    with pytest.raises(ClientClosedError, match="closed"):
-        list(ASKED[name](client, QUERY, None))
-    with pytest.raises(ClientClosedError, match="closed"):
-        await first(ASKED[name](other, QUERY, None))
+    with pytest.raises(errors.ClientClosedError, match="closed"):
+        list(METHODS[name](client, QUERY, None))
+    with pytest.raises(errors.ClientClosedError, match="closed"):
+        await first(METHODS[name](other, QUERY, None))
 
 
 @pytest.mark.parametrize("name", ["attend", "stream"])
@@ -254,13 +235,13 @@ async def test_closing_ends_a_call_in_progress(name: str, held: Any):
     with running(service) as target:
         client, other = AttentionClient(target), AsyncAttentionClient(target)
         threading.Thread(target=lambda: entered.wait(60) and client.close()).start()
-        with pytest.raises(ClientClosedError):
-            list(ASKED[name](client, QUERY, None))
+        with pytest.raises(errors.ClientClosedError):
+            list(METHODS[name](client, QUERY, None))
         entered.clear()
-        asked = asyncio.ensure_future(first(ASKED[name](other, QUERY, None)))
+        asked = asyncio.ensure_future(first(METHODS[name](other, QUERY, None)))
         await asyncio.to_thread(entered.wait, 60)
         await other.close()
-        with pytest.raises(ClientClosedError):
+        with pytest.raises(errors.ClientClosedError):
             await asked
         released.set()
 
@@ -270,13 +251,16 @@ def test_a_message_that_is_too_large_names_both_settings(call: Call):
     options = {"grpc.max_receive_message_length": 100_000}
     settings = ".*max_message_bytes.*--max-message-bytes"
     with running(Service()) as target:
-        with pytest.raises(MessageTooLargeError, match=f"CLIENT: Sent.*1000{settings}") as caught:
+        with pytest.raises(errors.MessageTooLargeError, match=f"CLIENT: Sent.*1000{settings}") as caught:
             call(target, LARGE, max_message_bytes=1000)
-        with pytest.raises(MessageTooLargeError, match=f"CLIENT: Received.*100000{settings}"):
+        with pytest.raises(errors.MessageTooLargeError, match=f"CLIENT: Received.*100000{settings}"):
             call(target, LARGE, channel_options=options)
-    assert isinstance(caught.value, LimitExceededError)
-    assert isinstance(caught.value, ResourceExhaustedError)
+    assert isinstance(caught.value, errors.LimitExceededError)
+    assert isinstance(caught.value, errors.ResourceExhaustedError)
     assert caught.value.reason == "MESSAGE_TOO_LARGE"
     limited = running(Service(), options=list(options.items()))
-    with limited as target, pytest.raises(MessageTooLargeError, match=f"SERVER: Received.*100000{settings}"):
+    with (
+        limited as target,
+        pytest.raises(errors.MessageTooLargeError, match=f"SERVER: Received.*100000{settings}"),
+    ):
         call(target, LARGE)

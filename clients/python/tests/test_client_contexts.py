@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from google.protobuf.any_pb2 import Any as AnyMessage
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import status_pb2
+from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_server import Service, running
 from grpc_status import rpc_status
 
@@ -37,9 +37,8 @@ class Contexts(Service):
 
     def Attend(self, request: pb.AttendRequest, context: grpc.ServicerContext) -> Any:  # noqa: N802
         if not self.stored:
-            detail = AnyMessage()
-            detail.Pack(error_details_pb2.ErrorInfo(reason="CONTEXT_NOT_FOUND", domain="attention.v1"))
-            status = status_pb2.Status(code=5, message="lost", details=[detail])
+            status = status_pb2.Status(code=5, message="lost")
+            status.details.add().Pack(ErrorInfo(reason="CONTEXT_NOT_FOUND", domain="attention.v1"))
             context.abort_with_status(rpc_status.to_status(status))
         return super().Attend(request, context)
 

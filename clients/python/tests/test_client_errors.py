@@ -5,7 +5,7 @@ import pickle
 import grpc
 import numpy as np
 import pytest
-from google.protobuf import any_pb2, duration_pb2
+from google.protobuf import duration_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc import StatusCode, aio
@@ -49,9 +49,7 @@ def rpc_error(
     """The error of a call that ended with a rich status, and with the identifier of the server's log."""
     status = status_pb2.Status(code=code.value[0], message=claimed or message)
     for detail in details:
-        packed = any_pb2.Any()
-        packed.Pack(detail)
-        status.details.append(packed)
+        status.details.add().Pack(detail)
     trailing = aio.Metadata(*rpc_status.to_status(status).trailing_metadata, TRAILING)
     return aio.AioRpcError(code, aio.Metadata(), trailing, details=message)
 

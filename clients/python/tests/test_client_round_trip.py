@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from attention_client import AttendInputs, InternalError, TextInputs
 from attention_client._calls.attention import encode_texts, encode_vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client._values import Array, FloatArray, RequestOptions
+from attention_client._values import FloatArray, RequestOptions
 
 OPTIONS = RequestOptions(model="m", version="7", return_weights=True)
 SIZES = st.integers(1, 5)
@@ -57,16 +57,6 @@ def test_in_cross_attention_lengths_cut_key_and_value_only():
     assert (result.attention_weights[0, ..., 3:] == 0).all()
 
 
-def check_mask(inputs: AttendInputs, rank: int, pieces: list[Array]):
-    """The message has the bits of the pieces, and fewer than 8 to spare."""
-    mask = encode_vectors(OPTIONS, inputs).requests[0].mask
-    assert mask.kind == KINDS[rank - 1]
-    expected = np.concatenate([piece.ravel() for piece in pieces])
-    bits = np.unpackbits(np.frombuffer(mask.bits, np.uint8), bitorder="little").astype(bool)
-    assert 0 <= len(bits) - len(expected) < 8
-    np.testing.assert_array_equal(bits[: len(expected)], expected)
-
-
 @given(st.data(), st.integers(1, 3), st.booleans(), st.booleans())
 def test_the_mask_of_a_batch_follows_its_leading_axes_and_is_cut_to_the_valid_part(
     data: st.DataObject, rank: int, cross: bool, padded: bool
@@ -82,8 +72,13 @@ def test_the_mask_of_a_batch_follows_its_leading_axes_and_is_cut_to_the_valid_pa
         rows = queries if cross else length
         pieces.append(mask[index][:length] if rank == 1 else mask[index][..., :rows, :length])
     key = np.ones((*leading, keys, 2)) if cross else None
-    query = np.ones((*leading, queries, 2))
-    check_mask(AttendInputs(query, key, mask=mask, lengths=lengths), rank, pieces)
+    inputs = AttendInputs(np.ones((*leading, queries, 2)), key, mask=mask, lengths=lengths)
+    message = encode_vectors(OPTIONS, inputs).requests[0].mask
+    assert message.kind == KINDS[rank - 1]
+    expected = np.concatenate([piece.ravel() for piece in pieces])
+    bits = np.unpackbits(np.frombuffer(message.bits, np.uint8), bitorder="little").astype(bool)
+    assert 0 <= len(bits) - len(expected) < 8  # spare bits of the last byte
+    np.testing.assert_array_equal(bits[: len(expected)], expected)
 
 
 def test_the_first_bit_is_the_lowest_and_a_mask_for_text_has_any_size():

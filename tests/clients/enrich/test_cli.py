@@ -28,23 +28,23 @@ def test_a_job_in_process_prints_its_summary(tmp_path: Path, artifacts: Path) ->
     assert done.stdout.startswith(f"{output}: 20 rows\n")
     assert f"model {SELF}, version 1; largest difference from eager PyTorch " in done.stdout
     assert "20 of 20 rows" in done.stderr
-    assert_enriched(read(output), read(source), SELF, ["query"])
+    assert_enriched(read(output), read(source))
 
 
 @pytest.mark.parametrize("command", [app, client_app], ids=["application", "installed client"])
 def test_a_job_on_a_server_prints_json(
-    tmp_path: Path, sample_server: ServerProcess, command: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: ServerProcess, command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, output = write(tmp_path, 20), tmp_path / "out.parquet"
-    given = ["--server", f"{sample_server.target}, {sample_server.target},"]
+    given = ["--server", f"{server.target}, {server.target},"]
     if command is client_app:
         given = []
-        monkeypatch.setenv("ATTENTION_SERVER", sample_server.target)
+        monkeypatch.setenv("ATTENTION_SERVER", server.target)
     done = run(command, source, output, *QUERY, *given, "--json", "--quiet")
     assert (done.exit_code, done.stderr) == (0, "")
     summary = json.loads(done.stdout)
     assert (summary["output"], summary["rows"], summary["already_complete"]) == (str(output), 20, False)
-    assert_enriched(read(output), read(source), SELF, ["query"])
+    assert_enriched(read(output), read(source))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from tests.clients.enrich.tables import (
     Options,
     assert_enriched,
     eager_answers,
+    eager_vectors,
     read,
     run,
     table,
@@ -38,7 +39,7 @@ def test_a_file_gains_a_column_and_keeps_the_others(tmp_path: Path, backend_opti
     source = write(tmp_path, 2500)
     summary = run(source, tmp_path / "out.parquet", **backend_options)
     result = read(tmp_path / "out.parquet")
-    assert_enriched(result, read(source), SELF, ["query"])
+    assert_enriched(result, read(source))
     assert (summary.rows, summary.refused, summary.nulls, summary.rejects) == (2500, 0, 0, None)
     assert summary.tokens == sum(map(len, cells_of(read(source), "query")))
     assert summary.tokens_per_second == pytest.approx(summary.tokens / summary.seconds)
@@ -60,7 +61,7 @@ def test_every_format_is_read_and_written_and_a_name_that_ends_in_a_slash_is_a_f
     for _ in range(2):
         enrich(source, f"{tmp_path}/{output}", **QUERY, **in_process, overwrite=True)
     written = tmp_path / output / name if output.endswith("/") else tmp_path / output
-    assert_enriched(read(written), read(source), SELF, ["query"])
+    assert_enriched(read(written), read(source))
 
 
 def test_a_folder_keeps_its_files_and_subfolders(tmp_path: Path, in_process: Options) -> None:
@@ -70,7 +71,7 @@ def test_a_folder_keeps_its_files_and_subfolders(tmp_path: Path, in_process: Opt
     summary = run(tmp_path / "in", tmp_path / "out", **in_process)
     assert summary.rows == 300
     for source, name in zip(sources, names, strict=True):
-        assert_enriched(read(tmp_path / "out" / name), read(source), SELF, ["query"])
+        assert_enriched(read(tmp_path / "out" / name), read(source))
     assert len(list((tmp_path / "out").rglob("*.*"))) == len(names)
     years = ds.dataset(tmp_path / "in", partitioning="hive").filter(ds.field("year") == 2025)
     filtered = enrich(years, **QUERY, **in_process).table
@@ -108,7 +109,7 @@ def test_every_row_attends_to_the_memory_of_an_array(tmp_path: Path, backend_opt
 
 def test_pooling_stores_one_vector_per_row(in_process: Options) -> None:
     source = table(200)
-    answers = [vectors for vectors, _ in eager_answers(SELF, [(cell,) for cell in cells_of(source, "query")])]
+    answers = eager_vectors(source)
     for pool, expected in (
         ("mean", [vectors.mean(axis=0) for vectors in answers]),
         ("cls", [vectors[0] for vectors in answers]),
@@ -134,12 +135,12 @@ def test_urls_of_fsspec_are_read_and_written(in_process: Options) -> None:
         pq.write_table(made, file)
     enrich("memory://in", "memory://out", **QUERY, **in_process)
     with memory.open("/out/table.parquet", "rb") as file:
-        assert_enriched(pq.read_table(file), made, SELF, ["query"])
+        assert_enriched(pq.read_table(file), made)
 
 
 def test_a_table_in_memory_is_returned_in_memory(tmp_path: Path, in_process: Options) -> None:
     source = write(tmp_path, 300, group_rows=100)
-    answers = eager_answers(SELF, [(cell,) for cell in cells_of(read(source), "query")])
+    answers = eager_vectors(read(source))
     for given in (
         read(source),
         read(source).to_pandas(),
@@ -151,7 +152,7 @@ def test_a_table_in_memory_is_returned_in_memory(tmp_path: Path, in_process: Opt
         assert (summary.output, summary.rows) == (None, 300), type(given)
         assert summary.table is not None
         assert summary.table.column_names == [*read(source).column_names, "context_vectors"]
-        eager.assert_parity(cells_of(summary.table), [vectors for vectors, _ in answers])
+        eager.assert_parity(cells_of(summary.table), answers)
     frame = pd.DataFrame({"query": [np.ones((2, 4)), None], "name": ["a", "b"]})
     first, second = cells_of(enrich(frame, **QUERY, **in_process).table)
     assert (len(first), second) == (2, None)

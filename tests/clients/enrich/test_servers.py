@@ -65,7 +65,7 @@ def test_a_job_continues_on_another_server_and_when_its_only_server_restarts(
     assert set(summary.server_failures) == {lost.target, kept.target}
     for first in (0, ROWS // 2, ROWS - 500):
         result, given = (read(path).slice(first, 500) for path in (output, source))
-        assert_enriched(result, given, SELF, ["query"])
+        assert_enriched(result, given)
 
 
 @thorough
