@@ -334,21 +334,20 @@ class ModelMetadataResponse(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
-    class ParametersEntry(_message.Message):
+    class PropertiesEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         KEY_FIELD_NUMBER: _builtins.int
         VALUE_FIELD_NUMBER: _builtins.int
         key: _builtins.str
-        @_builtins.property
-        def value(self) -> Global___InferParameter: ...
+        value: _builtins.str
         def __init__(
             self,
             *,
             key: _builtins.str = ...,
-            value: Global___InferParameter | None = ...,
+            value: _builtins.str = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
         _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -359,7 +358,7 @@ class ModelMetadataResponse(_message.Message):
     PLATFORM_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
-    PARAMETERS_FIELD_NUMBER: _builtins.int
+    PROPERTIES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the model."""
     platform: _builtins.str
@@ -377,9 +376,9 @@ class ModelMetadataResponse(_message.Message):
         """Outputs that are returned if a request names none."""
 
     @_builtins.property
-    def parameters(self) -> _containers.MessageMap[_builtins.str, Global___InferParameter]:
-        """Of this server: "model_digest" is the SHA-256 of the artifact's manifest, in
-        hexadecimal digits. It identifies what is served.
+    def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """As the Open Inference Protocol has them; Triton has none. "model_digest" is the
+        SHA-256 of the artifact's manifest, in hexadecimal digits: what is served.
         """
 
     def __init__(
@@ -390,11 +389,11 @@ class ModelMetadataResponse(_message.Message):
         platform: _builtins.str = ...,
         inputs: _abc.Iterable[Global___ModelMetadataResponse.TensorMetadata] | None = ...,
         outputs: _abc.Iterable[Global___ModelMetadataResponse.TensorMetadata] | None = ...,
-        parameters: _abc.Mapping[_builtins.str, Global___InferParameter] | None = ...,
+        properties: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "name", b"name", "outputs", b"outputs", "parameters", b"parameters", "platform", b"platform", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "name", b"name", "outputs", b"outputs", "platform", b"platform", "properties", b"properties", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

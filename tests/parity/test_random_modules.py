@@ -241,9 +241,8 @@ def test_no_answer_is_wrong(first: int, tmp_path: Path) -> None:
         AttentionClient(server.target) as client,
     ):
         sends = {"engine": partial(send_to_engine, engine, models), "server": partial(send_to_server, client)}
-        for module in modules:
-            if module.name in models:
-                judge(module, tmp_path, sends, findings)
+        for module in (module for module in modules if module.name in models):
+            judge(module, tmp_path, sends, findings)
     engine.close()
     summary = findings.write(modules)
     failed = [f"{findings.failed[m.name]}\n  {m}" for m in modules if m.name in findings.failed]

@@ -176,7 +176,7 @@ class Handlers:
             platform=PLATFORM,
             inputs=_inputs(model),
             outputs=_outputs(model),
-            parameters={parameters.MODEL_DIGEST: pb.InferParameter(string_param=model.digest)},
+            properties={parameters.MODEL_DIGEST: model.digest},
         )
 
     def config(self, request: pb.ModelConfigRequest, call: Call) -> pb.ModelConfigResponse:

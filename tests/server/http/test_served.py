@@ -84,8 +84,8 @@ def test_replies_and_refusals_state_the_digest(served: Served, port: int, artifa
         with pytest.raises(InvalidArgumentError, match="query") as caught:
             client.attend(SELF, KEY)
     digests.append(caught.value.model_digest)
-    for path, body in ((f"/v2/models/{SELF}", None), (INFER, BODY)):
-        digests.append(ask(port, path, body, bearer("all-token")).json["parameters"]["model_digest"])
+    for path, body, member in ((f"/v2/models/{SELF}", None, "properties"), (INFER, BODY, "parameters")):
+        digests.append(ask(port, path, body, bearer("all-token")).json[member]["model_digest"])
     assert set(digests) == {file_hash(artifacts / SELF / "1" / MANIFEST_FILE)}
 
 
