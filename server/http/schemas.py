@@ -269,7 +269,7 @@ def set_parameters(messages: Any, parameters: Mapping[str, object], field: str) 
 
 
 def to_json(message: Message) -> dict[str, Any]:
-    """The members of a message, by the names of the proto file. Its maps are parameters.
+    """The members of a message, by the names of the proto file. Its maps are parameters or texts.
 
     A member of a message type that is not set is left out. protobuf's own JSON writes integers of 64 bits as
     strings, which clients of the protocol do not expect.
@@ -283,7 +283,8 @@ def to_json(message: Message) -> dict[str, Any]:
 
 def _member(value: Any, field: FieldDescriptor) -> Any:
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        return parameters.read(value)
+        entry = field.message_type.fields_by_name["value"]
+        return dict(value) if entry.message_type is None else parameters.read(value)
     return [_value(item, field) for item in value] if field.is_repeated else _value(value, field)
 
 
