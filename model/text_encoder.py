@@ -49,7 +49,7 @@ UNUSED: Final = ("pooler.", "decoder.")
 ENDLESS: Final = 10**9
 FLOAT32: Final[Mapping[str, Any]] = {"torch_dtype": torch.float32}
 # Lengths of the sequences that show how a model computes, and what differences are rounding.
-LENGTH, PADDED_LENGTH = 6, 9
+LENGTH, PADDED_LENGTHS = 6, (3, 17, 65, 513)
 ROUNDING: Final = 1e-4
 
 
@@ -423,14 +423,21 @@ def _max_tokens(model: Any, reader: Any, limit: int | None) -> int | None:
 
 
 def _mixes(module: _TextModule) -> bool:
-    """Whether embeddings or scores are the same beside padding."""
-    ids, other = (_some_ids(module.model, length=length) for length in (LENGTH, PADDED_LENGTH))
-    ids_beside = torch.cat([torch.cat([ids, other[:, LENGTH:]], dim=1), other])  # (2, PADDED_LENGTH)
+    """Whether embeddings or scores are the same beside padding, of texts of several lengths."""
+    lengths = {min(length, module.max_tokens or length) for length in PADDED_LENGTHS}
+    return all(_is_equal_beside_padding(module, length) for length in lengths)
+
+
+def _is_equal_beside_padding(module: _TextModule, length: int) -> bool:
+    """Compares a text of so many tokens, one of half of them and one of a token, together and alone."""
+    ids, lengths = _some_ids(module.model, length=length), [length, length // 2, 1]
     with torch.inference_mode():
-        alone, padded = module(ids), module(ids_beside, key_lengths=torch.tensor([LENGTH, PADDED_LENGTH]))
+        results = [module(ids[:, :count]) for count in lengths]
+        padded = module(ids.expand(len(lengths), -1), key_lengths=torch.tensor(lengths))
     if isinstance(module, TextEncoder):
-        alone, padded = alone[0], padded[0]
-    return torch.allclose(alone, padded[:1], rtol=0, atol=ROUNDING * float(alone.abs().max()))
+        results, padded = [result[0] for result in results], padded[0]
+    alone = torch.cat(results)
+    return torch.allclose(alone, padded, rtol=0, atol=ROUNDING * float(alone.abs().max()))
 
 
 def _heads(encoder: TextEncoder) -> tuple[int, int]:
