@@ -53,8 +53,8 @@ class Tolerance(Record):
         if value.shape != eager.shape:
             return float("inf")
         if self.cosine is not None:
-            angles = cosines(value, eager)
-            return float(1 - (angles.min() if value.ndim == PER_SEQUENCE else angles.mean())) / (
+            similarities = cosines(value, eager)
+            return float(1 - (similarities.min() if value.ndim == PER_SEQUENCE else similarities.mean())) / (
                 1 - self.cosine
             )
         differences = _differences(value, eager)
@@ -84,5 +84,5 @@ def cosines(values: NDArray[Any], eager: NDArray[Any]) -> NDArray[np.float64]:
     pairs = np.asarray(values, np.float64), np.asarray(eager, np.float64)
     lengths = [np.linalg.norm(vectors, axis=-1) for vectors in pairs]
     with np.errstate(divide="ignore", invalid="ignore"):
-        angles = (pairs[0] * pairs[1]).sum(axis=-1) / (lengths[0] * lengths[1])
-    return np.where((lengths[0] == 0) & (lengths[1] == 0), 1.0, np.nan_to_num(angles, nan=0.0))
+        similarities = (pairs[0] * pairs[1]).sum(axis=-1) / (lengths[0] * lengths[1])
+    return np.where((lengths[0] == 0) & (lengths[1] == 0), 1.0, np.nan_to_num(similarities, nan=0.0))
