@@ -5,7 +5,7 @@ import json
 import logging
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -178,11 +178,28 @@ class ArtifactWriter:
         spec, (graphs, assumptions) = self.spec, self._graphs()
         signatures = [s for s in spec.signatures if s.kind in graphs]
         write_graphs({GRAPH_FILES[kind]: graph for kind, graph in graphs.items()}, folder)
-        signatures = self._limit(folder, signatures, assumptions)
+        largest, refuses_nan = dict(signatures[0].max_lengths), False
+        cases = list[parity.ParityCase]()
+        for signature in signatures:
+            if (runner := self._runner(folder, signature)) is None:
+                continue
+            self._limit(largest, runner, signature, assumptions.get(signature.kind, ()))
+            self.progress(f"graph {signature.kind}: comparison with eager PyTorch")
+            if signature.kind is GraphKind.PLAIN:
+                cases += self._compare_plain(runner, replace(signature, max_lengths=largest))
+                refuses_nan = spec.has_forms and runner.loses_nan()
+            else:
+                cases += runner.cases({}, (), forms=False)
+        if not cases and self.precision not in HALF_TYPES:
+            raise ExportError(
+                "ONNX Runtime has no CPU kernels for an operator of the graph, so that it cannot be compared "
+                "with eager PyTorch; replace the operator"
+            )
+        signatures = [replace(signature, max_lengths=largest) for signature in signatures]
         for note in spec.notes:
             log.warning("%s: %s", self.target.model.name, note)
         report = parity.report(
-            self._compare(folder, signatures),
+            cases,
             self.tolerance,
             spec.reference,
             branches=spec.branches,
@@ -195,7 +212,7 @@ class ArtifactWriter:
         save_file(dict(golden_tensors(golden)), folder / GOLDEN_FILE)
         if spec.tokenizer is not None:
             spec.tokenizer.save(str(folder / TOKENIZER_FILE))
-        manifest = self._manifest(folder, signatures)
+        manifest = self._manifest(folder, signatures, refuses_nan=refuses_nan)
         (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
         return manifest
 
@@ -228,31 +245,17 @@ class ArtifactWriter:
 
     def _limit(
         self,
-        folder: Path,
-        signatures: Sequence[Signature],
-        assumptions: Mapping[GraphKind, Sequence[Assumption]],
-    ) -> list[Signature]:
-        """The signatures with the largest lengths that follow from what the traces assume."""
-        largest = dict(signatures[0].max_lengths)
-        for signature in signatures:
-            doubtful = [
-                assumption
-                for assumption in assumptions.get(signature.kind, ())
-                if assumption.matters(signature)
-            ]
-            if not doubtful or (runner := self._runner(folder, signature)) is None:
-                continue
-            for axis, (length, place) in runner.limits(doubtful).items():
-                if length < largest.get(axis, length + 1):
-                    self.progress(f"largest length of {axis}: {length}, because of {place}")
-                    largest[axis] = length
-        return [replace(signature, max_lengths=largest) for signature in signatures]
-
-    def _loses_nan(self, folder: Path, signatures: Sequence[Signature]) -> bool:
-        plain = next(signature for signature in signatures if signature.kind is GraphKind.PLAIN)
-        return (
-            self.spec.has_forms and (runner := self._runner(folder, plain)) is not None and runner.loses_nan()
-        )
+        largest: dict[str, int],
+        runner: parity.GraphRunner,
+        signature: Signature,
+        assumptions: Sequence[Assumption],
+    ) -> None:
+        """Lowers the largest lengths to those that follow from what the trace of a graph assumes."""
+        doubtful = [assumption for assumption in assumptions if assumption.matters(signature)]
+        for axis, (length, place) in runner.limits(doubtful).items():
+            if length < largest.get(axis, length + 1):
+                self.progress(f"largest length of {axis}: {length}, because of {place}")
+                largest[axis] = length
 
     def _runner(self, folder: Path, signature: Signature) -> parity.GraphRunner | None:
         """Runs a graph; None if ONNX Runtime has no CPU kernels for its operators."""
@@ -262,28 +265,15 @@ class ArtifactWriter:
         except NoKernelError:
             return None
 
-    def _compare(self, folder: Path, signatures: Sequence[Signature]) -> list[parity.ParityCase]:
-        cases, spec = list[parity.ParityCase](), self.spec
-        for signature in signatures:
-            self.progress(f"graph {signature.kind}: comparison with eager PyTorch")
-            if (runner := self._runner(folder, signature)) is None:
-                continue
-            if signature.kind is not GraphKind.PLAIN:
-                cases += runner.cases({}, (), forms=False)
-                continue
-            reached = [
-                (sizes, case)
-                for sizes, case in spec.long_cases
-                if all(size <= signature.max_lengths.get(axis, size) for axis, size in sizes.items())
-            ]
-            forms = spec.has_forms and self.precision is Precision.FP32 and not spec.branches
-            cases += runner.cases(self._texts(signature), reached, forms=forms)
-        if not cases and self.precision not in HALF_TYPES:
-            raise ExportError(
-                "ONNX Runtime has no CPU kernels for an operator of the graph, so that it cannot be compared "
-                "with eager PyTorch; replace the operator"
-            )
-        return cases
+    def _compare_plain(self, runner: parity.GraphRunner, signature: Signature) -> Iterable[parity.ParityCase]:
+        spec = self.spec
+        reached = [
+            (sizes, case)
+            for sizes, case in spec.long_cases
+            if all(size <= signature.max_lengths.get(axis, size) for axis, size in sizes.items())
+        ]
+        forms = spec.has_forms and self.precision is Precision.FP32 and not spec.branches
+        return runner.cases(self._texts(signature), reached, forms=forms)
 
     def _made_with(self) -> dict[str, str]:
         versions = {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
@@ -301,7 +291,7 @@ class ArtifactWriter:
             for texts in [texts_of(case)]
         }
 
-    def _manifest(self, folder: Path, signatures: Sequence[Signature]) -> Manifest:
+    def _manifest(self, folder: Path, signatures: Sequence[Signature], *, refuses_nan: bool) -> Manifest:
         spec = self.spec
         return Manifest(
             name=self.target.model.name,
@@ -322,7 +312,7 @@ class ArtifactWriter:
             },
             max_lengths=dict(signatures[0].max_lengths),
             min_lengths=dict(signatures[0].min_lengths),
-            refuses_nan=self._loses_nan(folder, signatures),
+            refuses_nan=refuses_nan,
             branches_as_traced=tuple(spec.branches),
             encoder=spec.encoder,
             classifier=spec.classifier,

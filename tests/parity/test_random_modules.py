@@ -1,8 +1,8 @@
 """Random modules: an answer equals that of eager PyTorch for each sequence alone, or is refused.
 
 tests/support/random_modules.py makes them. `RANDOM_MODULES=320` tries so many from the seed
-`RANDOM_MODULES_SEED`; with 1 and the number of a module, that module alone. What was refused or limited, and
-what failed, is appended to build/random-modules.txt.
+`RANDOM_MODULES_SEED` (0); with 1 and the number of a module, that module alone. What was refused or limited,
+and what failed, is appended to build/random-modules.txt.
 """
 
 import math
@@ -42,12 +42,12 @@ from tests.support.eager import ATOL, RTOL, Array
 from tests.support.random_modules import RandomModule
 
 pytestmark = pytest.mark.thorough
-# Modules that are exported and served at once, how many are tried, and the first. The 40 from 170 have a
-# branch on a length and on values, padding that matters far away, an axis between the first input's and the
-# last's, values whose logarithm exists, and a mask of query and key rows beside four axes.
-ROUND = 40
-COUNT = int(os.environ.get("RANDOM_MODULES", ROUND))
-SEED = int(os.environ.get("RANDOM_MODULES_SEED", "170"))
+# Modules that are exported and served at once, and which are tried. The usual 40 have a branch on a length
+# and on values, padding that matters far away, an axis between the first input's and the last's, values whose
+# logarithm exists, and a mask of query and key rows beside four axes.
+ROUND, USUAL = 40, (*range(170, 207), 2, 297, 842)
+COUNT, FIRST = os.environ.get("RANDOM_MODULES"), int(os.environ.get("RANDOM_MODULES_SEED", "0"))
+SEEDS = range(FIRST, FIRST + int(COUNT)) if COUNT else USUAL
 EXPORTERS, CALLERS = 2, 8
 REPORT = ROOT / "build/random-modules.txt"
 # Rounding may differ by so many times as much as that of eager PyTorch in float32, and for each row that is
@@ -217,9 +217,32 @@ def judge(module: RandomModule, folder: Path, sends: Mapping[str, Send], finding
                     findings.answers += 1
 
 
-@pytest.mark.parametrize("first", range(SEED, SEED + COUNT, ROUND))
-def test_no_answer_is_wrong(first: int, tmp_path: Path) -> None:
-    modules = [RandomModule(seed) for seed in range(first, min(first + ROUND, SEED + COUNT))]
+def serve(modules: Sequence[RandomModule], folder: Path, findings: Findings) -> None:
+    """Serves what was exported, by an engine in this process and by a server, and judges the answers."""
+    repository, device = folder / "repository", Device(Provider.CPU, threads=1)
+    models = dict[str, LoadedModel]()
+    for version in repository.glob("*/1"):
+        name = version.parent.name
+        try:
+            models[name] = costing(load_model(version, device), SAME_FOR_ALL)
+        except ArtifactError as error:
+            findings.failed[name] = f"load: {error}"
+            shutil.rmtree(version.parent)
+    if not models:
+        return
+    engine = engine_of(parallel_runs=1)
+    with serving(repository, folder / "log") as server, AttentionClient(server.target) as client:
+        sends = {"engine": partial(send_to_engine, engine, models), "server": partial(send_to_server, client)}
+        for module in (module for module in modules if module.name in models):
+            judge(module, folder, sends, findings)
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "seeds", [SEEDS[at : at + ROUND] for at in range(0, len(SEEDS), ROUND)], ids=lambda seeds: str(seeds[0])
+)
+def test_no_answer_is_wrong(seeds: Sequence[int], tmp_path: Path) -> None:
+    modules = [RandomModule(seed) for seed in seeds]
     findings, spawning = Findings(), multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(EXPORTERS, spawning, torch.set_num_threads, (1,)) as pool:
         exports = {module.name: pool.submit(export, module.seed, tmp_path) for module in modules}
@@ -228,22 +251,7 @@ def test_no_answer_is_wrong(first: int, tmp_path: Path) -> None:
             findings.failed[name] = f"export: {error!r}"
         elif message := job.result():
             findings.refused[name] = message
-    models, device = {}, Device(Provider.CPU, threads=1)
-    for folder in (tmp_path / "repository").iterdir():
-        try:
-            models[folder.name] = costing(load_model(folder / "1", device), SAME_FOR_ALL)
-        except ArtifactError as error:
-            findings.failed[folder.name] = f"load: {error}"
-            shutil.rmtree(folder)
-    engine = engine_of(parallel_runs=1)
-    with (
-        serving(tmp_path / "repository", tmp_path / "log") as server,
-        AttentionClient(server.target) as client,
-    ):
-        sends = {"engine": partial(send_to_engine, engine, models), "server": partial(send_to_server, client)}
-        for module in (module for module in modules if module.name in models):
-            judge(module, tmp_path, sends, findings)
-    engine.close()
+    serve(modules, tmp_path, findings)
     summary = findings.write(modules)
     failed = [f"{findings.failed[m.name]}\n  {m}" for m in modules if m.name in findings.failed]
     assert not failed, "\n".join([summary, *failed])

@@ -48,7 +48,7 @@ def random_rows(kind: str, length: int, rng: np.random.Generator, values: str = 
     """One sequence of an input: usual values, large ones, zeros, or a NaN among usual ones."""
     if kind in ("ids", "flags"):
         return rng.integers(0, 20, length) if kind == "ids" else rng.random(length) < 0.5
-    factor = {"large": 30, "zeros": 0}.get(values, 1)
+    factor = {"large": 300, "zeros": 0}.get(values, 1)
     if kind == "gaps":
         return (rng.uniform(0.5, 50, length) * max(factor, 1)).astype(np.float32)
     rows = rng.random((length, 8)) * 255 if kind == "pixels" else rng.standard_normal((length, 8))
@@ -242,11 +242,8 @@ class RandomModule:
         rng, largest = np.random.default_rng(self.seed), self.max_length or LARGEST
         pairs = [mask for mask in self.masks if len(mask.axes) > 1]
 
-        def sequence(least: int, most: int, values: str = "usual", axis: str = "") -> dict[str, Array]:
-            sizes = {name: int(rng.integers(least, most + 1)) for name in self.branches}
-            if axis:
-                near = [length + at for length in self.branches[axis] for at in (-1, 0, 1)]
-                sizes[axis] = int(rng.choice([n for n in (*near, *LONG, largest) if 0 < n <= largest]))
+        def sequence(least: int, most: int, values: str = "usual", **lengths: int) -> dict[str, Array]:
+            sizes = {name: int(rng.integers(least, most + 1)) for name in self.branches} | lengths
             rows = {
                 name: random_rows(kind, sizes[axis], rng, values)
                 for name, (kind, axis) in self.inputs.items()
@@ -259,8 +256,15 @@ class RandomModule:
         for values in ("usual", "masked") if pairs else ("usual",):
             for bounds in ((1, 4), (1, 14), (17, 24), (40, 70)):
                 yield [sequence(*bounds, values) for _ in range(4)]
-            for axis in self.branches:
-                yield [sequence(1, 20, values, axis)]
-                yield [sequence(1, 20, values, axis), sequence(1, 90, values, axis), sequence(1, 20, values)]
+            for axis, branches in self.branches.items():
+                near = [length + at for length in branches for at in (-1, 0, 1)]
+                lengths = [length for length in (*near, *LONG, largest) if 0 < length <= largest]
+                yield [sequence(1, 20, values, **{axis: largest})]
+                at, after = ({axis: int(length)} for length in rng.choice(lengths, 2))
+                yield [
+                    sequence(1, 20, values, **at),
+                    sequence(1, 90, values, **after),
+                    sequence(1, 20, values),
+                ]
         for values in ("large", "zeros", "NaN"):
             yield [sequence(1, 14), sequence(1, 14, values), sequence(10, 30, values)]
