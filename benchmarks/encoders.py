@@ -27,7 +27,7 @@ from attention_serving.artifact.tolerance import cosines
 from attention_serving.export.artifact import write_artifact
 from attention_serving.export.encoder import encoder_spec
 from attention_serving.export.precision import Precision
-from attention_serving.model.text_encoder import load_encoder
+from attention_serving.model.text_folders import load_encoder
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from benchmarks import encoder_process
 from benchmarks.channel import EncodedRequest, UnaryCaller

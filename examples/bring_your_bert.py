@@ -29,7 +29,8 @@ from attention_serving.artifact.names import ModelId
 from attention_serving.export import ExportError
 from attention_serving.export.artifact import write_artifact
 from attention_serving.export.encoder import encoder_spec
-from attention_serving.model.text_encoder import TextEncoder, load_encoder
+from attention_serving.model.text_encoder import TextEncoder
+from attention_serving.model.text_folders import load_encoder
 from scripts.local_server import serving
 
 TEXTS = ["Life is short, eat dessert first", "Das Leben ist kurz", "short"]

@@ -4,8 +4,8 @@ Shapes: B batch, H heads, T rows of a sequence, Tq query rows, Tk key rows, d wi
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -112,6 +112,15 @@ class AdaptedModule(nn.Module):
         arguments, masks = self.arguments(inputs), {mask.name for mask in self.masks}
         with self.calls.following([values for name, values in arguments.items() if name not in masks]):
             return self.module(**arguments)
+
+    @contextmanager
+    def using(self, masks: Sequence[Mask]) -> Iterator[None]:
+        """Uses other masks while the block runs, and those of before after it, also if it raises."""
+        before, self.masks = self.masks, tuple(masks)
+        try:
+            yield
+        finally:
+            self.masks = before
 
     def arguments(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The arguments of the module, of the inputs of a graph."""

@@ -18,7 +18,7 @@ from attention_serving.export.verify import console
 from attention_serving.model.checkpoints.loading import load_checkpoint
 from attention_serving.model.presets import PRESETS, build_preset
 from attention_serving.model.text_encoder import TextEncoder
-from attention_serving.model.text_encoder import load as load_folder
+from attention_serving.model.text_folders import load as load_folder
 
 EXAMPLE_LENGTH = 128
 

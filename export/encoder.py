@@ -27,7 +27,8 @@ from attention_serving.export.options import Reference
 from attention_serving.export.precision import ENCODER_TOLERANCES, INT8_SCORES, Precision
 from attention_serving.export.reference import compare_pairs, compare_texts
 from attention_serving.export.signature import QUERY_AXIS, ExportSpec, Signature, tensor
-from attention_serving.model.text_encoder import TextClassifier, TextEncoder, vocabulary_size
+from attention_serving.model.text_encoder import TextClassifier, TextEncoder
+from attention_serving.model.text_module import vocabulary_size
 
 TOKEN_IDS: Final = "token_ids"  # noqa: S105 - the name of an input
 # Tensors of a token's width that a layer holds at a time: its input, projections, context and sums. Widths of
@@ -110,7 +111,7 @@ def classifier_spec(
         inputs.append(tensor(TOKEN_TYPES, "int64", BATCH_AXIS, QUERY_AXIS, exclusive_upper_bound=types))
     scores = tensor(SCORES, "float32", BATCH_AXIS, len(classifier.labels))
     graphs = {GraphKind.PLAIN: tuple(inputs)}
-    if classifier.mixes:
+    if classifier.supports_padding:
         graphs[GraphKind.LENGTHS] = (*inputs, tensor(KEY_LENGTHS, "int64", BATCH_AXIS))
     facts = ClassifierFacts(
         family=config.model_type,
@@ -190,7 +191,7 @@ def _signatures(encoder: TextEncoder, facts: EncoderFacts) -> Iterator[Signature
     tokens = tensor(CONTEXT_VECTORS, "float32", BATCH_AXIS, QUERY_AXIS, facts.width)
     lengths, outputs = tensor(KEY_LENGTHS, "int64", BATCH_AXIS), [embedding]
     graphs = {GraphKind.PLAIN: ([token_ids], outputs)}
-    if encoder.mixes:
+    if encoder.supports_padding:
         graphs[GraphKind.LENGTHS] = ([token_ids, lengths], outputs)
     if encoder.has_tokens and heads:
         axes = (BATCH_AXIS, layers, heads, QUERY_AXIS, QUERY_AXIS)

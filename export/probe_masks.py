@@ -29,14 +29,12 @@ def equal_without_masks(
 ) -> bool:
     """Whether a module computes the same without masks that hide nothing."""
     inputs = random_inputs(signature, first_sizes(signature), rng())
-    masks_before, masked = module.masks, outputs(module, signature, inputs)
+    masked = outputs(module, signature, inputs)
     try:
-        module.masks = tuple(masks)
-        without = outputs(module, signature, inputs)
+        with module.using(masks):
+            without = outputs(module, signature, inputs)
     except ExportError:
         return False
-    finally:
-        module.masks = masks_before
     return all(tolerance.holds(without[name], masked[name]) for name in masked)
 
 
@@ -60,18 +58,13 @@ def check_pairs(module: AdaptedModule, signature: Signature, tolerance: Toleranc
     Raises:
         ExportError: Results depend on a row that the mask hides, and would not with the opposite meaning.
     """
-    masks_before = module.masks
-    mask = next(mask for mask in masks_before if len(mask.sequence_axes) > 1)
+    mask = next(mask for mask in module.masks if len(mask.sequence_axes) > 1)
     if mask.meaning is Meaning.ADDED or can_be_padded(module, signature, tolerance):
         return
-    module.masks = tuple(
-        replace(candidate, meaning=candidate.opposite) if candidate is mask else candidate
-        for candidate in masks_before
-    )
-    fits = can_be_padded(module, signature, tolerance)
-    module.masks = masks_before
-    if fits:
-        raise _depends_on_hidden(mask)
+    others = [candidate for candidate in module.masks if candidate is not mask]
+    with module.using([*others, replace(mask, meaning=mask.opposite)]):
+        if can_be_padded(module, signature, tolerance):
+            raise _depends_on_hidden(mask)
 
 
 def _depends_on_hidden(mask: Mask) -> ExportError:

@@ -53,7 +53,8 @@ def compare_texts(encoder: TextEncoder, reference: Reference | None = None) -> C
     embedded = [text for text, ids in zip(texts, served, strict=True) if 0 < len(ids) <= MOST_TOKENS]
     embed = _embed if reference is Reference.TRANSFORMERS else _encode
     # Padding on the left moves the positions of models that count them from the first token of a batch.
-    pads = encoder.mixes and encoder.reader.pad_token is not None and encoder.reader.padding_side == "right"
+    reader = encoder.reader
+    pads = encoder.supports_padding and reader.pad_token is not None and reader.padding_side == "right"
     size = BATCH if pads else 1
     rows = [row for at in range(0, len(embedded), size) for row in embed(encoder, embedded[at : at + size])]
     cases = [

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from attention_serving.artifact.names import ModelId
 from attention_serving.export.artifact import write_artifact
 from attention_serving.export.encoder import classifier_spec
-from attention_serving.model.text_encoder import TextClassifier, load
+from attention_serving.model.text_encoder import TextClassifier
+from attention_serving.model.text_folders import load
 from tests.support import encoders
 from tests.support.artifacts import ModelSet
 

@@ -8,7 +8,7 @@ from attention_serving.artifact.names import ModelId
 from attention_serving.export.artifact import write_artifact
 from attention_serving.export.encoder import encoder_spec
 from attention_serving.export.precision import Precision
-from attention_serving.model.text_encoder import load_encoder
+from attention_serving.model.text_folders import load_encoder
 from tests.support import encoders
 from tests.support.artifacts import ModelSet
 

@@ -11,7 +11,7 @@ from attention_serving.artifact.golden import golden_cases, token_inputs
 from attention_serving.artifact.manifest import GraphKind, Manifest
 from attention_serving.export.__main__ import app
 from attention_serving.export.encoder import encoder_spec
-from attention_serving.model.text_encoder import load_encoder
+from attention_serving.model.text_folders import load_encoder
 from tests.encoders.repository import DIMENSIONS, SENTENCE
 from tests.support import encoders
 
