@@ -2,16 +2,23 @@
 
 Capacity is measured before and after: closed loop, with the same generator process and the same messages. The
 generator runs on the benchmark's channel in a process of its own (`benchmarks.processes.worker`).
+
+To refuse a call takes processor time too, in the server and in the generator. If the machine answers C calls
+per second, or refuses R of them, and f C calls arrive, then a share x of C can be answered at most, with
+x + (f - x) C / R = 1. R is measured on a server that refuses everything.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
+from threading import Event
 
 import grpc
 import numpy as np
 import pytest
+from attention_client import AttentionClient
 from numpy.typing import NDArray
 
 from benchmarks.channel import UnaryCaller, clock
@@ -26,8 +33,10 @@ from benchmarks.load import (
 )
 from benchmarks.wire import METHODS, Api
 from benchmarks.workload import MIDDLE, Model
+from scripts.local_server import ServerProcess
 from tests.chaos.figures import Figures, scaled
-from tests.chaos.process import MIB, MODEL, readings, reset_peak, server_of
+from tests.chaos.process import MIB, MODEL, WIDTH, readings, reset_peak, server_of
+from tests.support.eager import Array
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 CODES = {code.value[0]: code.name for code in grpc.StatusCode}
@@ -38,6 +47,8 @@ CONNECTIONS, IN_FLIGHT = 8, 32
 CAPACITY_SECONDS, OVERLOAD_SECONDS, RECOVERY_SECONDS = scaled(4, 10), scaled(10, 60), 3.0
 CLOSED = MeasurementWindow(CAPACITY_SECONDS, warm_seconds=CAPACITY_SECONDS / 4)
 MAX_MEMORY_MIB = 1024
+# The share of what is possible beside refusals that must be answered, and the load that measures refusals.
+GOODPUT, REFUSED_RATE, REFUSED_SECONDS = 0.95, 20_000, scaled(3, 6)
 # Messages that the core has received and not delivered.
 SLACK_MIB = 256
 
@@ -47,6 +58,8 @@ SLACK_MIB = 256
 def test_goodput(
     wide: Path, tmp_path: Path, generator: ProcessPoolExecutor, factor: float, deadline: float
 ) -> None:
+    with server_of(wide, tmp_path, "--max-concurrent-calls=1") as refusing:
+        refusals = refused_per_second(refusing, generator)
     options = ("--max-in-flight-bytes=512MiB", f"--max-memory={MAX_MEMORY_MIB}MiB")
     seconds = OVERLOAD_SECONDS
     with (
@@ -69,7 +82,7 @@ def test_goodput(
         # The mean of both is the capacity that the machine had in between.
         later = capacity()
         figures.note("capacity before and after, answers/s", f"{rate:.0f} and {later:.0f}")
-        report(figures, outcomes, (rate + later) / 2, deadline)
+        report(figures, outcomes, (rate + later) / 2, deadline, factor, refusals)
         figures.note("resident before, MiB", idle / MIB)
         peak = readings(server.process.pid).peak
         figures.at_most("resident peak, MiB", peak / MIB, idle / MIB + MAX_MEMORY_MIB + SLACK_MIB)
@@ -105,7 +118,35 @@ def overload(
     ]
 
 
-def report(figures: Figures, outcomes: list[tuple[float, float, str]], rate: float, deadline: float) -> None:
+def refused_per_second(server: ServerProcess, generator: ProcessPoolExecutor) -> float:
+    """How many calls per second a server with one place refuses while another call holds that place."""
+    endpoint = Endpoint(server.target, server.process.pid, Api.ATTENTION, SERVED, MIDDLE)
+    due, is_measured = np.arange(REFUSED_RATE * REFUSED_SECONDS) * (10**9 // REFUSED_RATE), Event()
+
+    def one_request() -> Iterator[Array]:
+        yield np.zeros((1, WIDTH), np.float32)
+        is_measured.wait()  # the stream holds its place until then
+
+    with (
+        AttentionClient(server.target) as client,
+        closing(client.attend_stream(MODEL, one_request())) as stream,
+    ):
+        next(stream)
+        outcomes = generator.submit(overload, endpoint, due, REFUSED_SECONDS).result()
+        is_measured.set()
+    ends = [moment + seconds for moment, seconds, code in outcomes if code == REFUSED]
+    assert len(ends) > 0.9 * len(outcomes)
+    return len(ends) / max(ends)
+
+
+def report(
+    figures: Figures,
+    outcomes: list[tuple[float, float, str]],
+    rate: float,
+    deadline: float,
+    factor: float,
+    refusals: float,
+) -> None:
     """Adds what happened to the calls, beside the capacity."""
     due, seconds, codes = map(np.array, zip(*outcomes, strict=True))
     in_time, ended = (codes == OK) & (seconds <= deadline), due + seconds
@@ -114,7 +155,10 @@ def report(figures: Figures, outcomes: list[tuple[float, float, str]], rate: flo
     answered = np.sum(in_time & (ended >= since) & (ended < OVERLOAD_SECONDS))
     goodput = float(answered) / (OVERLOAD_SECONDS - since) / rate
     figures.among("calls by status, with recovery", dict(Counter(codes.tolist())), {OK, REFUSED, EXPIRED})
-    figures.at_least("goodput, share of capacity", goodput, 0.9)
+    cost = rate / refusals
+    possible = min(1.0, (1 - factor * cost) / (1 - cost))
+    figures.note("refusals/s of a server that refuses everything", refusals)
+    figures.at_least("goodput, share of capacity", goodput, GOODPUT * possible)
     for percent in (50, 99):
         figures.note(f"answers p{percent}, s", float(np.percentile(seconds[codes == OK], percent)))
     if REFUSED in codes:
