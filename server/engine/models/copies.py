@@ -81,7 +81,8 @@ class ArtifactCopy:
             _, *crashes = file.read().split(CRASH)
             if len(crashes) >= MOST_CRASHES:
                 cause = crashes[-1].decode(errors="replace").splitlines()[0]
-                reason = f"{len(crashes)} processes crashed while they loaded it; it is not loaded until it changes"
+                count = f"{len(crashes)} processes crashed while they loaded it"
+                reason = f"{count}; it is not loaded until it changes"
                 advice = f"{cause}; remove {record} to try again"
                 raise ArtifactError(self.folder / MANIFEST_FILE, reason, details=advice)
             was_enabled = faulthandler.is_enabled()
