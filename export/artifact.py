@@ -259,7 +259,7 @@ class ArtifactWriter:
 
     def _runner(self, folder: Path, signature: Signature) -> parity.GraphRunner | None:
         """Runs a graph; None if ONNX Runtime has no CPU kernels for its operators."""
-        path = str(folder / GRAPH_FILES[signature.kind])
+        path = folder / GRAPH_FILES[signature.kind]
         try:
             return parity.GraphRunner(self.spec.module, signature, path, self.tolerance)
         except NoKernelError:

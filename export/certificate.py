@@ -12,6 +12,7 @@ from attention_serving.artifact.certificate import Machine, Proof, write_certifi
 from attention_serving.artifact.golden import GoldenCase, golden_cases, token_inputs
 from attention_serving.artifact.keys import PrivateKey
 from attention_serving.artifact.manifest import GraphKind, Manifest
+from attention_serving.artifact.runtime import unsafe_optimizers
 from attention_serving.export.errors import ExportError, ParityError
 
 # The version of the exporter, which certificates state.
@@ -97,7 +98,12 @@ def _session(path: Path, provider: ProofProvider) -> Any:
     options = {"use_tf32": "0"} if provider is ProofProvider.CUDA else {}
     chosen = {name: options, CPU_PROVIDER: {}}  # the CPU computes what the provider lacks
     try:
-        session = onnxruntime.InferenceSession(path, providers=[*chosen.items()], enable_fallback=0)
+        session = onnxruntime.InferenceSession(
+            path,
+            providers=[*chosen.items()],
+            enable_fallback=0,
+            disabled_optimizers=unsafe_optimizers(path),
+        )
     except Exception as error:  # ONNX Runtime raises many types
         raise ExportError(
             f"{path.name} does not load on {provider}, so that it cannot be proven: {error}"

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import nn
 from attention_serving.artifact.encoder import EMBEDDING
 from attention_serving.artifact.golden import Arrays, GoldenCase
 from attention_serving.artifact.manifest import BATCH_AXIS, BLOCK_ROWS, IN_BLOCKS, GraphKind
+from attention_serving.artifact.runtime import unsafe_optimizers
 from attention_serving.artifact.tolerance import Tolerance, cosines
 from attention_serving.export.assumptions import Assumption, Place
 from attention_serving.export.errors import ExportError, ParityError
@@ -118,7 +120,7 @@ def golden_cases(module: nn.Module, signature: Signature) -> list[GoldenCase]:
 class GraphRunner:
     """Runs a graph in ONNX Runtime on the CPU, and compares it with eager PyTorch."""
 
-    def __init__(self, module: nn.Module, signature: Signature, model: str, tolerance: Tolerance) -> None:
+    def __init__(self, module: nn.Module, signature: Signature, model: Path, tolerance: Tolerance) -> None:
         """Opens the graph.
 
         Args:
@@ -135,7 +137,12 @@ class GraphRunner:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = FATAL_ONLY
         try:
-            self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            self._session = onnxruntime.InferenceSession(
+                model,
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=unsafe_optimizers(model),
+            )
         except NoKernelError:
             raise
         except Exception as failure:  # ONNX Runtime raises many types

@@ -1,12 +1,14 @@
 """Folders that are written whole or not at all; an artifact's is checked before its export begins."""
 
+import fcntl
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from attention_serving.artifact.locks import lock, remove_unused
 from attention_serving.artifact.manifest import Manifest, is_whole
 from attention_serving.artifact.names import ModelId
 from attention_serving.export.errors import ArtifactExistsError
@@ -14,16 +16,26 @@ from attention_serving.export.errors import ArtifactExistsError
 
 @contextmanager
 def temporary_folder(target: Path) -> Iterator[Path]:
-    """A folder beside another one to write into. It is removed, unless `put_folder` has moved it."""
+    """A folder beside another one to write into. It is removed, unless `put_folder` has moved it.
+
+    So are those of processes that were killed.
+    """
     parent = target.parent
     parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=parent))
-    try:
-        yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        with suppress(OSError):  # the folder holds this or other versions
-            parent.rmdir()
+    with ExitStack() as stack:
+        with ExitStack() as making:
+            with suppress(OSError):  # without locks, nothing is removed that may be in use
+                making.enter_context(lock(parent, fcntl.LOCK_EX))
+                remove_unused(parent.glob(f".{target.name}.????????"))
+            temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=parent))
+            with suppress(OSError):
+                stack.enter_context(lock(temporary, fcntl.LOCK_EX))
+        try:
+            yield temporary
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            with suppress(OSError):  # the folder holds this or other versions
+                parent.rmdir()
 
 
 def put_folder(temporary: Path, target: Path) -> None:

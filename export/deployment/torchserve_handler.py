@@ -59,7 +59,12 @@ class AttentionHandler:
         self._max_rows = int(settings.get("maxRows", MAX_ROWS))
         options = SessionOptions()
         options.intra_op_num_threads = int(settings.get("threads", 0)) or len(os.sched_getaffinity(0))
-        self._session = InferenceSession(str(folder / file), options, providers=["CPUExecutionProvider"])
+        # Together, these optimisers may crash: github.com/microsoft/onnxruntime/issues/28392.
+        has_convolutions = b"Conv" in (folder / file).read_bytes()
+        unsafe = "MatmulTransposeFusion" if has_convolutions else "NchwcTransformer"
+        self._session = InferenceSession(
+            str(folder / file), options, providers=["CPUExecutionProvider"], disabled_optimizers=[unsafe]
+        )
         replay(self._session, folder / "golden.npz", self._manifest["tolerance"])
 
     def handle(self, data: Sequence[Mapping[str, Any]], context: Any) -> list[bytes]:

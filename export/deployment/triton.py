@@ -28,6 +28,14 @@ ALONE = """\
 WHOLE_SHAPES = """\
 # 0: the shapes below are those of whole requests, and requests are not joined. The key lengths have the batch
 # axis only, as in the requests of other servers of this model."""
+HALF_PRECISION = """\
+# All optimisations together may crash on graphs in half precision, and Triton cannot disable one of them:
+# github.com/microsoft/onnxruntime/issues/28392. Level 1 is safe.
+optimization {
+  graph {
+    level: 1
+  }
+}"""
 DYNAMIC_BATCHING = """\
 dynamic_batching {
 }"""
@@ -71,6 +79,8 @@ def _text(manifest: Manifest, kind: GraphKind, max_batch_size: int, comment: str
     for side, specs in (("input", graph.inputs), ("output", graph.outputs)):
         for spec in specs:
             lines += _tensor(side, spec, without_batch=max_batch_size > 0)
+    if manifest.precision in {"fp16", "bf16"}:
+        lines.append(HALF_PRECISION)
     if max_batch_size > 1:
         lines.append(DYNAMIC_BATCHING)
     return "\n".join([*lines, INSTANCES, ""])

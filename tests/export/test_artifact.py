@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,13 @@ from attention_serving.export.errors import ArtifactExistsError, ExportError, Pa
 from attention_serving.export.parity import BLOCK_GOLDEN_GRID, GOLDEN_GRID, PARITY_GRID
 from attention_serving.export.precision import FP32_TOLERANCE
 from attention_serving.export.signature import run_eager
+from attention_serving.export.target import temporary_folder
 from attention_serving.model.config import AttentionConfig
 from tests.export.modules import signature
 from tests.server.samples import SELF, eager_module
 from tests.support import deployment
 from tests.support.eager import assert_parity
+from tests.support.processes import run_python
 
 GRAPHS = {kind: GRAPH_FILES[kind] for kind in ATTENTION_GRAPHS}
 FILES = {*GRAPHS.values(), "manifest.json", "golden.safetensors", "parity.json"}
@@ -158,6 +161,28 @@ def test_a_failure_leaves_nothing_behind(
     with pytest.raises(error, match=says):
         export(module, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+# Is killed while it writes.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from attention_serving.export.target import temporary_folder
+
+with temporary_folder(Path(sys.argv[1])) as folder:
+    (folder / "model.onnx").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next_and_what_another_writes_is_not(
+    tmp_path: Path,
+) -> None:
+    with temporary_folder(tmp_path / "2") as other_version, temporary_folder(tmp_path / "1") as first:
+        assert run_python("-c", KILLED, tmp_path / "1").returncode == -signal.SIGKILL
+        assert len(list(tmp_path.iterdir())) == 3
+        with temporary_folder(tmp_path / "1") as second:
+            assert {*tmp_path.iterdir()} == {other_version, first, second}
 
 
 def test_a_wider_tolerance_is_applied_and_recorded(tmp_path: Path) -> None:

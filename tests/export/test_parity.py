@@ -23,12 +23,12 @@ from tests.server.samples import CONFIGS, CROSS, eager_module
 PAGE = (ROOT / "docs/parity.md").read_text()
 
 
-def compare(module: nn.Module, signed: Signature, graph: str) -> list[ParityCase]:
+def compare(module: nn.Module, signed: Signature, graph: Path) -> list[ParityCase]:
     return list(GraphRunner(module, signed, graph, FP32_TOLERANCE).cases({}, (), forms=False))
 
 
 def test_a_true_graph_passes_at_every_point_and_that_of_other_weights_at_none(artifacts: Path) -> None:
-    graph = str(artifacts / CROSS / "1" / GRAPH_FILES[GraphKind.LENGTHS])
+    graph = artifacts / CROSS / "1" / GRAPH_FILES[GraphKind.LENGTHS]
     signed = signature(eager_module(CROSS), GraphKind.LENGTHS)
     cases = compare(eager_module(CROSS), signed, graph)
     points = [(each.sizes["batch"], each.sizes["query_length"], each.sizes["key_length"]) for each in cases]
@@ -43,7 +43,7 @@ def test_a_true_graph_passes_at_every_point_and_that_of_other_weights_at_none(ar
 
 
 def test_every_output_is_compared(artifacts: Path) -> None:
-    graph = str(artifacts / CROSS / "1" / GRAPH_FILES[GraphKind.PROJECT])
+    graph = artifacts / CROSS / "1" / GRAPH_FILES[GraphKind.PROJECT]
     other = copy.deepcopy(eager_module(CROSS))
     assert isinstance(other, MultiHeadAttention)
     assert isinstance(other.projections, SeparateProjections)

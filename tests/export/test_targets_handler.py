@@ -7,13 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from attention_serving.artifact.manifest import Manifest
-from attention_serving.export.deployment import torchserve
+from attention_serving.export import export_module, write_target
+from attention_serving.export.certificate import sign_artifact
+from attention_serving.export.deployment import torchserve, triton
 from attention_serving.export.deployment.torchserve_handler import AttentionHandler
-from tests.support import deployment
+from attention_serving.export.precision import Precision
+from tests.support import deployment, repository
 from tests.support.deployment import CROSS, ENCODER, ROTARY, SELF, TEXT
 from tests.support.eager import assert_parity
+from tests.support.keys import new_key
+from tests.support.processes import run_python
+from tests.support.triton import parse_configuration
 
 
 class Context:
@@ -52,6 +59,24 @@ class Archive:
 
     def sequence(self, *lengths: int) -> dict[str, Any]:
         return deployment.sequence(self.artifact, np.random.default_rng(list(lengths)), *lengths)
+
+
+@pytest.mark.thorough
+def test_pytorchs_layers_in_half_precision_open_wherever_they_are_deployed(tmp_path: Path) -> None:
+    """With all optimisers of ONNX Runtime, each of these sessions would end its process."""
+    module, axes = repository.encoder(), {"src": {0: "batch", 1: "sequence"}}
+    options: dict[str, Any] = {"precision": Precision.FP16, "max_length": 16}
+    artifact, manifest = export_module(
+        module, (torch.zeros(2, 3, 32),), axes, out=tmp_path, name="half", **options
+    )
+    sign_artifact(artifact, new_key())
+    *_, run = write_target(artifact, "onnx")
+    assert run_python(run).returncode == 0
+    (tmp_path / "archive").mkdir()
+    graph = torchserve.stage(artifact, manifest, tmp_path / "archive")
+    AttentionHandler().initialize(Context(tmp_path / "archive", graph))
+    for text in triton.configurations(manifest).values():
+        assert parse_configuration(text)["optimization"] == {"graph": {"level": 1}}
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ server send the sequences themselves.
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -14,35 +15,39 @@ import torch
 from attention_client import AttentionClient
 
 from attention_serving.export import export_module
+from attention_serving.export.precision import Precision
 from scripts.local_server import serving
 from tests.support import everyday
 from tests.support.artifacts import ModelSet, cached_repositories
-from tests.support.eager import Array, assert_parity
+from tests.support.eager import Array
 from tests.support.everyday import IDS, ROWS, Input, Row
 
 pytestmark = pytest.mark.thorough
 # Some are equal on one axis, and differ on the other.
 LENGTHS = ({"T": 7, "S": 5}, {"T": 4, "S": 9}, {"T": 4, "S": 3}, {"T": 7, "S": 3})
 NAMES = {name: f"everyday-{index}" for index, name in enumerate(ROWS)}
+# Those that ONNX Runtime computes on a CPU.
+PRECISIONS = (Precision.FP32, Precision.FP16, Precision.INT8)
 
 
-def export_row(name: str, folder: Path) -> None:
+def export_row(name: str, precision: Precision, folder: Path) -> None:
     row = ROWS[name]
     export_module(
         row.module(),
         {key: own.example for key, own in row.inputs.items()},
         {key: own.axes for key, own in row.inputs.items()},
         out=folder,
-        name=NAMES[name],
+        name=f"{NAMES[name]}-{precision}",
         description=name,
         output_names=row.outputs,
+        precision=precision,
         max_length=64,
     )
 
 
 MODELS = ModelSet(
     "everyday",
-    [partial(export_row, name) for name in ROWS],
+    [partial(export_row, *row) for row in product(ROWS, PRECISIONS)],
     [Path(__file__), Path(everyday.__file__)],
     ["everyday_client"],
 )
@@ -81,9 +86,13 @@ def eager(row: Row, tensors: dict[str, Array]) -> list[Array]:
     return [output[0].numpy() for output in outputs]
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", ROWS)
-def test_equals_eager(everyday_client: AttentionClient, name: str) -> None:
+def test_equals_eager(everyday_client: AttentionClient, name: str, precision: Precision) -> None:
     """The sequences of a request have different lengths; eager PyTorch computes each of them alone."""
+    model = f"{NAMES[name]}-{precision}"
+    parity = everyday_client.model(model).parity
+    assert parity is not None
     row, rng = ROWS[name], np.random.default_rng(3)
     masks = [each for each in row.inputs if each.endswith("mask")]
     sent: list[dict[str, Array]] = []
@@ -96,6 +105,9 @@ def test_equals_eager(everyday_client: AttentionClient, name: str) -> None:
         neutral = {name: neutral_mask(name, row.inputs[name], lengths) for name in masks}
         expected.append(eager(row, {each: array[None] for each, array in vectors.items()} | neutral))
     lists = {each: [own[each] for own in sent] for each in sent[0]}
-    found = everyday_client.infer(NAMES[name], lists, outputs=row.outputs).outputs
+    found = everyday_client.infer(model, lists, outputs=row.outputs).outputs
     for output, answers in zip(row.outputs, zip(*expected, strict=True), strict=True):
-        assert_parity(found[output], answers)
+        for rows, answer in zip(found[output], answers, strict=True):
+            np.testing.assert_allclose(
+                rows, answer, rtol=parity.relative_tolerance, atol=parity.absolute_tolerance
+            )

@@ -98,6 +98,16 @@ class Encoder(nn.Module):
         return encoded
 
 
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = nn.TransformerDecoderLayer(WIDTH, HEADS, 32, batch_first=True)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        decoded: Tensor = self.decoder(x, memory)
+        return decoded
+
+
 class Translator(nn.Module):
     """A whole encoder-decoder over token ids, which hides padding by itself."""
 
@@ -150,6 +160,11 @@ ROWS: dict[str, Row] = {
     ),
     # PyTorch's layers
     "encoder, causal, keys, norm first": Row(Encoder, f"{X}; src_key_padding_mask: B T bool"),
+    "encoder layer, keys": Row(
+        lambda: nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True),
+        "src: B T 16; src_key_padding_mask: B T bool",
+    ),
+    "decoder layer": Row(Decoder, f"{X}; memory: B S 16"),
     "translator of ids": Row(
         Translator, "src: B S ids; tgt: B T ids; src_attention_mask: B S ids; tgt_attention_mask: B T ids"
     ),

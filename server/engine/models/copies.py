@@ -3,9 +3,10 @@
 Whatever happens to the model repository, the bytes that were verified are those that serve. A copy lies in
 the folder of temporary files, under the SHA-256 of its manifest, so that all processes that serve an artifact
 share its pages. Each of them holds a lock on the copy. Copies without a lock, such as those of a server that
-was killed, are removed whenever a model is loaded or freed.
+was killed, are removed whenever a model is loaded or freed. A file beside it records crashes while it loads.
 """
 
+import faulthandler
 import fcntl
 import hashlib
 import os
@@ -17,10 +18,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from attention_serving.artifact.errors import ArtifactError
+from attention_serving.artifact.locks import lock, remove_unused
 from attention_serving.artifact.manifest import MANIFEST_FILE, Manifest, is_whole
 
 # Its name begins with a dot, as that of no hash does.
 INCOMPLETE = ".incomplete"
+# Begins every crash in a record. An artifact with this many crashes is not loaded any more.
+CRASH, MOST_CRASHES = b"Fatal Python error: ", 2
 
 
 class ArtifactCopy:
@@ -47,8 +51,8 @@ class ArtifactCopy:
             copies = _copies_folder()
             self.digest = hashlib.sha256(content).hexdigest()
             self.folder = copies / self.digest
-            with _lock(copies, fcntl.LOCK_EX), ExitStack() as stack:
-                stack.callback(_remove_unused, copies)  # also of what could not be copied
+            with lock(copies, fcntl.LOCK_EX), ExitStack() as stack:
+                stack.callback(lambda: remove_unused(copies.iterdir()))  # also what could not be copied
                 if is_whole(self.folder):
                     manifest.verify_files(folder)
                 else:
@@ -61,6 +65,35 @@ class ArtifactCopy:
             raise ArtifactError(
                 folder / MANIFEST_FILE, f"{text}; free space there, or set TMPDIR", details=error
             ) from error
+
+    @contextmanager
+    def record_crash(self) -> Iterator[None]:
+        """Appends to a file beside the copy if a signal such as SIGSEGV ends this process in the block.
+
+        The end of the block, by an exception too, removes the file.
+
+        Raises:
+            ArtifactError: Too many processes have ended so. Nothing has been tried.
+        """
+        record = self.folder.with_suffix(".crashes")
+        with record.open("ab+") as file:
+            file.seek(0)
+            _, *crashes = file.read().split(CRASH)
+            if len(crashes) >= MOST_CRASHES:
+                cause = crashes[-1].decode(errors="replace").splitlines()[0]
+                count = f"{len(crashes)} processes crashed while they loaded it"
+                reason = f"{count}; it is not loaded until it changes"
+                advice = f"{cause}; remove {record} to try again"
+                raise ArtifactError(self.folder / MANIFEST_FILE, reason, details=advice)
+            was_enabled = faulthandler.is_enabled()
+            faulthandler.enable(file)
+            try:
+                yield
+            finally:
+                faulthandler.disable()
+                if was_enabled:
+                    faulthandler.enable(2)  # standard error
+                record.unlink(missing_ok=True)
 
     def _copy(self, folder: Path, manifest: Manifest, content: bytes) -> None:
         incomplete = self.folder.with_name(INCOMPLETE)
@@ -86,29 +119,8 @@ def _copies_folder() -> Path:
     return folder
 
 
-@contextmanager
-def _lock(folder: Path, operation: int) -> Iterator[None]:
-    """Locks a folder until the block ends.
-
-    Raises:
-        BlockingIOError: Another process holds a lock, and the operation does not wait.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, operation)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def _release(copies: Path, descriptor: int) -> None:
     """Gives up the lock on a copy. Does not wait for another process, which removes what is unused itself."""
     os.close(descriptor)
-    with suppress(OSError), _lock(copies, fcntl.LOCK_EX | fcntl.LOCK_NB):
-        _remove_unused(copies)
-
-
-def _remove_unused(copies: Path) -> None:
-    for copy in copies.iterdir():
-        with suppress(OSError), _lock(copy, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            shutil.rmtree(copy, ignore_errors=True)
+    with suppress(OSError), lock(copies, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        remove_unused(copies.iterdir())

@@ -166,6 +166,9 @@ class ModelStore:
         """Loads an artifact, proves it on its golden vectors, and measures what its runs cost."""
         path, fields = self.folder / name / version, {"model": name, "version": version}
         started = time.monotonic()
+        log.info("model loading", extra=fields)
+        for handler in logging.getLogger().handlers:
+            handler.flush()  # the runtime may end the process
         try:
             model = load_model(
                 path, self.device, max_tolerance=self.max_tolerance, proof_keys=self.proof_keys
@@ -239,13 +242,14 @@ def load_model(
             encoder = TextEncoder(tokenizer)
     golden = folder / manifest.golden
     cases = golden_cases(folder, manifest, partial(_tokens, encoder, manifest) if encoder else None)
-    sessions, parallel_sessions = _open_sessions(manifest, folder, device)
-    errors = [
-        _prove(case, manifest, opened[case.graph], golden)
-        for opened in (sessions, parallel_sessions)
-        for case in cases
-        if case.graph in opened
-    ]
+    with files.record_crash():
+        sessions, parallel_sessions = _open_sessions(manifest, folder, device)
+        errors = [
+            _prove(case, manifest, opened[case.graph], golden)
+            for opened in (sessions, parallel_sessions)
+            for case in cases
+            if case.graph in opened
+        ]
     return LoadedModel(
         manifest,
         sessions,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnxruntime
 
+from attention_serving.artifact.runtime import unsafe_optimizers
 from attention_serving.server.engine.run import cuda
 from attention_serving.server.engine.run.provider import Device, Provider, ProviderError
 from attention_serving.server.engine.types import Array
@@ -91,7 +92,11 @@ class Session:
         # By default it would retry on the CPU after a failure, and print about it to standard output.
         with self._turn:
             self._session = onnxruntime.InferenceSession(
-                path, options, providers=providers, enable_fallback=0
+                path,
+                options,
+                providers=providers,
+                enable_fallback=0,
+                disabled_optimizers=unsafe_optimizers(path),
             )
         self.provider: str = self._session.get_providers()[0]
         if self.provider != runtime.name:

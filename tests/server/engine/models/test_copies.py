@@ -4,7 +4,9 @@ Run as `python -m tests.server.engine.models.test_copies FOLDER`, this file over
 that it serves. It is a process of its own: a process that maps a file that is cut is killed.
 """
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,6 +38,7 @@ from attention_serving.server.engine.types import Mask, MaskKind, Ragged, Reques
 from scripts.local_server import ROOT
 from tests.server.seams import wait_until
 from tests.support.coroutines import submitted
+from tests.support.processes import run_python
 
 DEVICE, NAME = Device(threads=1), "mapped"
 CALLERS, ROUNDS = 4, 5
@@ -180,6 +183,48 @@ def test_a_copy_is_shared_and_removed_once_nobody_uses_it_and_made_anew_if_it_is
     killed.parent.rmdir()
     temporary.rmdir()
     with pytest.raises(ArtifactError, match=r"cannot be copied .*: No such file .*; free space there"):
+        load_model(served, DEVICE)
+
+
+# Loads a model in a process that has a segmentation fault where it opens a session.
+CRASH = """
+import ctypes, logging, sys
+from pathlib import Path
+from attention_serving.server.engine.models import loading
+from attention_serving.server.engine.run.provider import Device
+
+logging.basicConfig(level="INFO", format="%(message)s %(model)s %(version)s")
+loading.Session = lambda *_, **__: ctypes.string_at(0)
+loading.ModelStore(Path(sys.argv[1]), Device(threads=1)).load(sys.argv[2], "1")
+"""
+
+
+def test_an_artifact_that_crashed_two_processes_is_set_aside_until_it_changes(
+    exported: Path, served: Path, temporary: Path
+) -> None:
+    store = ModelStore(served.parents[1], DEVICE)
+    for _ in range(2):
+        done = run_python("-c", CRASH, store.folder, NAME, env=os.environ | {"TMPDIR": str(temporary)})
+        assert (done.returncode, done.stderr) == (-signal.SIGSEGV, f"model loading {NAME} 1\n")
+    control = ModelControl(store, Repository([store.load(NAME, "1")]))
+    reason = "manifest.json: 2 processes crashed while they loaded it; it is not loaded until it changes"
+    assert [(entry.state, entry.reason) for entry in control.index()] == [("UNAVAILABLE", reason)]
+    with pytest.raises(ArtifactError, match=r"Segmentation fault; remove .*\.crashes to try again") as error:
+        load_model(served, DEVICE)
+
+    overwrite(exported / "new" / NAME / "1", served)
+    control.look()
+    control.look()
+    assert control.repository.ready(NAME)
+    overwrite(exported / "old" / NAME / "1", served)
+    Path(str(error.value).split()[-4]).unlink()
+    load_model(served, DEVICE)
+    assert not list(temporary.glob("*/*.crashes"))
+
+
+def test_a_crash_that_is_not_repeated_is_forgotten(served: Path, temporary: Path) -> None:
+    for _ in range(2):
+        run_python("-c", CRASH, served.parents[1], NAME, env=os.environ | {"TMPDIR": str(temporary)})
         load_model(served, DEVICE)
 
 
