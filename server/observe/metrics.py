@@ -1,6 +1,7 @@
 """Every metric of a server, and what counts it: calls, batches, models, certificates, load and limits."""
 
 import math
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -140,7 +141,8 @@ class Metrics(Observer):
             name: Counter(f"attention_{name}", HELP[f"attention_{name}"], registry=self.registry)
             for name in COUNTED
         }
-        self._seen = EngineLoad()
+        self._published_counts = dict.fromkeys(COUNTED, 0)
+        self._refreshing = threading.Lock()
         self._canary_ratio = self._gauge("attention_canary_error_ratio", "livemax", MODEL)
         replayed_at = "attention_canary_last_replay_timestamp_seconds"
         self._canary_replayed_at = self._gauge(replayed_at, "livemin", MODEL)
@@ -236,13 +238,13 @@ class Metrics(Observer):
 
     def refresh(self) -> None:
         """Publishes the load of this moment, and what was counted. May be called on any thread."""
-        engine, calls = self._engine_load(), self._call_load()
-        load = asdict(engine) | asdict(calls)
-        for name, gauge in self._load.items():
-            gauge.set(load[name])
-        for name, counter in self._counted.items():
-            counter.inc(load[name] - getattr(self._seen, name))
-        self._seen = engine
+        with self._refreshing:  # counts never decrease
+            load = asdict(self._engine_load()) | asdict(self._call_load())
+            for name, gauge in self._load.items():
+                gauge.set(load[name])
+            for name, counter in self._counted.items():
+                counter.inc(load[name] - self._published_counts[name])
+                self._published_counts[name] = load[name]
         self._ended.flush()
         self._batches.flush()
 

@@ -8,6 +8,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from http import HTTPStatus
 from pathlib import Path
@@ -40,8 +41,8 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 PATH = "/metrics"
 # Connections at a time; further ones wait in the operating system's queue.
 MAX_CONNECTIONS = 16
-# How long a connection may be silent.
-SILENT_SECONDS = 10.0
+# How long a connection may take for its request and the answer: as long as Prometheus waits by default.
+CONNECTION_SECONDS = 10.0
 # How long to wait after a connection could not be accepted.
 RETRY_SECONDS = 0.5
 STATUSES = {Code.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED, Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN}
@@ -121,7 +122,22 @@ class MetricsEndpoint(ThreadingWSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = SILENT_SECONDS
+    def setup(self) -> None:
+        """Begins the time of the connection."""
+        super().setup()
+        self._timer = threading.Timer(CONNECTION_SECONDS, self._abort)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _abort(self) -> None:
+        """Ends what waits for the peer. A limit of each wait would not end a request of one byte at a time."""
+        with suppress(OSError):  # the peer has left
+            socket.socket.shutdown(self.connection, socket.SHUT_RDWR)  # that of TLS could send plain text
+
+    def finish(self) -> None:
+        """Ends the time of the connection."""
+        self._timer.cancel()
+        super().finish()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that the library uses
         """Logs nothing: scrapes are frequent."""

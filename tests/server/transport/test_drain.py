@@ -91,7 +91,10 @@ def test_bytes_are_unsent_until_the_peer_has_received_them() -> None:
 
 
 def test_listening_ends_for_the_socket_whatever_its_descriptor_becomes() -> None:
-    with socket.create_server((HOST, 0)) as listener, socket.create_connection(listener.getsockname()) as peer:
+    with (
+        socket.create_server((HOST, 0)) as listener,
+        socket.create_connection(listener.getsockname()) as peer,
+    ):
         accepted, address = listener.accept()[0], listener.getsockname()
         identity = os.fstat(listener.fileno())
         stop_listening([address[1]])
