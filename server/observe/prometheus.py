@@ -130,7 +130,7 @@ class _Handler(WSGIRequestHandler):
         self._timer.start()
 
     def _abort(self) -> None:
-        """Ends what waits for the peer. A limit of each wait would not end a request of one byte at a time."""
+        """Ends what waits for the peer. Limits of single waits do not end a request of slow bytes."""
         with suppress(OSError):  # the peer has left
             socket.socket.shutdown(self.connection, socket.SHUT_RDWR)  # that of TLS could send plain text
 

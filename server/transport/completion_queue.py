@@ -91,9 +91,7 @@ class CompletionQueueCall(Call):
             transport.is_woken = True
             try:  # a batch of no operations has no effect except that its event wakes the transport's thread
                 self._call.start_server_batch((), transport.run_posted)
-            except (
-                Exception
-            ):  # it runs what was posted after IDLE_SECONDS at the latest; the next call wakes it
+            except Exception:  # the thread looks by itself within IDLE_SECONDS
                 transport.is_woken = False
                 log.exception("the transport's thread was not woken")
 
