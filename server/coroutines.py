@@ -94,10 +94,15 @@ def suspend(wait: Wait) -> Generator[Wait, Any, Any]:
     return (yield wait)
 
 
+def _wake_with_result(future: "Future[Any]", task: Task) -> None:
+    future.add_done_callback(lambda _: task.wake())
+
+
 async def result_of(future: "Future[T]") -> T:
     """What a future resolves with, on any thread. If the coroutine is closed, the future is cancelled."""
     try:
-        await suspend(lambda task: future.add_done_callback(lambda _: task.wake()))
+        await suspend(partial(_wake_with_result, future))
+        return future.result()
     finally:
         future.cancel()  # does nothing if it has resolved
-    return future.result()
+        del future  # it refers to its error, which refers to this frame

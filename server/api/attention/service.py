@@ -11,13 +11,13 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention import codec, contexts, named_tensors
 from attention_serving.server.api.attention.codec import DATA_TYPES
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.errors import code_of, engine_error_of
+from attention_serving.server.api.errors import code_of
 from attention_serving.server.api.inference import Inference
 from attention_serving.server.api.method import Method, find_model, of_service, readable
 from attention_serving.server.api.protobuf_bytes import Parsed, field, leading_text, text_field
 from attention_serving.server.api.tensors import DATATYPES, Allowance, Reply
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.errors import EngineError, InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import FailedModel, Model
 from attention_serving.server.engine.requests.validation import encode_texts
@@ -74,9 +74,8 @@ class AttendStream(Attend):
     def _leading_id(self, message: bytes) -> str:
         return leading_text(message, pb.AttendStreamRequest.ID_FIELD_NUMBER)
 
-    def _failed(self, request_id: str, error: Exception) -> bytes:
-        failure = engine_error_of(error)
-        stream_error = _copy(failure, pb.StreamError, code=code_of(failure).value[0])
+    def _failed(self, request_id: str, error: EngineError) -> bytes:
+        stream_error = _copy(error, pb.StreamError, code=code_of(error).value[0])
         return pb.AttendStreamResponse(id=request_id[:MAX_ID_BYTES], error=stream_error).SerializeToString()
 
 

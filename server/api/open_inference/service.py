@@ -11,7 +11,6 @@ from attention_serving.artifact.manifest import TensorSpec
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server import VERSION
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.errors import engine_error_of
 from attention_serving.server.api.inference import Inference
 from attention_serving.server.api.method import Method, find_model, of_service, readable, require
 from attention_serving.server.api.open_inference import codec, parameters, response, tensors
@@ -76,9 +75,9 @@ class ModelStreamInfer(ModelInfer):
     def _encode(self, reply: Reply, result: Result, request_id: str) -> bytes:
         return b"".join(field(RESPONSE, [text_field(self.id_path[0], request_id), *reply.parts(result)]))
 
-    def _failed(self, request_id: str, error: Exception) -> bytes:
+    def _failed(self, request_id: str, error: EngineError) -> bytes:
         return pb.ModelStreamInferResponse(
-            error_message=engine_error_of(error).message, infer_response=pb.ModelInferResponse(id=request_id)
+            error_message=error.message, infer_response=pb.ModelInferResponse(id=request_id)
         ).SerializeToString()
 
 

@@ -85,8 +85,13 @@ def test_connections_are_limited_and_slow_ones_end(
         ]
         wait_until(lambda: handlers() == MAX_CONNECTIONS)
         answered = threading.Event()
-        asking = threading.Thread(target=lambda: ask(endpoint.port, "/metrics") and answered.set())
-        asking.start()
+
+        def scrape() -> None:
+            assert ask(endpoint.port, "/metrics").body == TEXT
+            answered.set()
+
+        scraping = threading.Thread(target=scrape)
+        scraping.start()
         until = time.monotonic() + 8
         while not answered.wait(0.1) and time.monotonic() < until:
             for connection in opened:
@@ -94,7 +99,7 @@ def test_connections_are_limited_and_slow_ones_end(
                     connection.sendall(b"G")
         assert answered.is_set()
         assert select.select(opened, [], [], 0)[0]
-    asking.join()
+    scraping.join()
 
 
 def test_scrapes_at_the_same_time_are_all_answered() -> None:
