@@ -18,7 +18,8 @@ from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.errors import OverloadedError
 from attention_serving.server.engine.schedule.fair_shares import ANYONE
 from attention_serving.server.transport.call import Call
-from tests.server.api.scripted import UNLIMITED, Observed, ScriptedCall, calls_of, started
+from tests.server.api.scripted import UNLIMITED, ScriptedCall, calls_of, started
+from tests.server.seams import Calls as Observed
 
 LIMITS = replace(UNLIMITED, message_timeout_seconds=60, stream_idle_seconds=60)
 
