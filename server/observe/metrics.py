@@ -9,7 +9,6 @@ from enum import StrEnum
 from functools import cache
 from importlib.metadata import distributions
 from itertools import chain, product
-from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -19,7 +18,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ChangeKind
 from attention_serving.server.engine.models.repository import Key, Repository
 from attention_serving.server.engine.statistics import BatchReport, EngineLoad, ExpiryStage, Observer, Waiting
-from attention_serving.server.observe.prometheus import BulkHistogram
+from attention_serving.server.observe.prometheus import AmongWorkers, BulkHistogram
 from attention_serving.server.settings import Settings
 from attention_serving.server.tls import CERTIFICATES, Certificates
 
@@ -96,10 +95,6 @@ class AuditResult(StrEnum):
     EXPLAINED = "explained"
     FAILED = "failed"
     DROPPED = "dropped"
-
-
-# How the gauges of several workers become one.
-AmongWorkers = Literal["livemin", "livemax", "livesum"]
 
 
 class Metrics(Observer):

@@ -34,6 +34,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import grpc
 
@@ -127,8 +128,8 @@ class Connection(NamedTuple):
 
 
 def listening_address(target: str, port: int) -> Address:
-    """The address that a target of gRPC such as `unix:/path` was bound to; `port` if it is not a path."""
-    return target.removeprefix(UNIX) if target.startswith(UNIX) else port
+    """The address that a target of gRPC such as `unix:/a%20path` was bound to; `port` if it is not a path."""
+    return unquote(target.removeprefix(UNIX)) if target.startswith(UNIX) else port
 
 
 def _peer_address(peer: str) -> Address:
