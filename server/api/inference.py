@@ -110,6 +110,11 @@ class Inference(ABC):
             name = self._leading_id(message) if request_id is None else request_id
             raise self._with_reply(engine_error_of(error), name) from None
 
+    def _model_name(self, parsed: Parsed[Any], call: Call) -> str:  # noqa: ARG002 - for subclasses
+        """The name of the model that a request is for."""
+        name: str = parsed.message.model_name
+        return name
+
     def _context_id(self, parsed: Parsed[Any]) -> str:
         """The id of the stored context that a request attends to; empty if it does not."""
         context_id: str = parsed.message.context_id
@@ -163,7 +168,7 @@ class Inference(ABC):
         self, parsed: Parsed[Any], call: Call, reservation: Reservation
     ) -> tuple[Request, ValidatedRequest, Reply]:
         message, allowance = parsed.message, Allowance(self._engine.limits, reservation)
-        name, version = message.model_name, message.model_version
+        name, version = self._model_name(parsed, call), message.model_version
         model = find_model(self._engine.model, call, Right.INFER, name, version)
         try:
             if stored := self._context_id(parsed):

@@ -196,7 +196,7 @@ RERANK, PREDICT, EMBED = "/v1/rerank", "/predict", "/v1/embeddings"
         (RERANK, "documents[1]", {"documents": ["a", 1]}, "documents[1]: must be a valid string"),
         (RERANK, "documents", {"documents": ["a", LONG]}, "text: text 1 has"),
         (RERANK, "query", {"query": LONG, "documents": ["a"] * 44_000}, "query: has 70400000 bytes"),
-        (PREDICT, "model", {"model": None, "inputs": "a"}, "model: is required: 2 text classifiers"),
+        (PREDICT, "model", {"model": None, "inputs": "a"}, "is required: 2 text classifiers"),
         (PREDICT, "model", {"model": SENTENCE, "inputs": "a"}, "'sentence' is not a text classifier"),
         *((PREDICT, "inputs", {"inputs": wrong}, "inputs: must be a text, a pair") for wrong in WRONG_INPUTS),
         (EMBED, "input", {"model": SENTENCE, "input": [[5]]}, "check_embedding_ctx_length=False"),

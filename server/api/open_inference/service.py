@@ -12,7 +12,7 @@ from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server import VERSION
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.inference import Inference
-from attention_serving.server.api.method import Method, find_model, of_service, readable, require
+from attention_serving.server.api.method import Method, find_model, of_service, permitted, require
 from attention_serving.server.api.open_inference import codec, parameters, response, tensors
 from attention_serving.server.api.open_inference.tensors import BYTES
 from attention_serving.server.api.protobuf_bytes import Parsed, field, text_field
@@ -205,7 +205,7 @@ class Handlers:
             require(call, Right.READ, request.name)
         models = [
             model
-            for model in readable(self._engine.repository, call)
+            for model in permitted(self._engine.repository, call)
             if isinstance(model, LoadedModel)
             and request.name in ("", model.name)
             and request.version in ("", model.version)
@@ -221,7 +221,7 @@ class Handlers:
                 pb.RepositoryIndexResponse.ModelIndex(
                     name=entry.name, version=entry.version, state=entry.state.value, reason=entry.reason
                 )
-                for entry in readable(self._control.index(), call)
+                for entry in permitted(self._control.index(), call)
                 if entry.state is ModelState.READY or not request.ready
             ]
         )
