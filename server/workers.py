@@ -23,6 +23,7 @@ from attention_serving.server.observe.prometheus import (
     ProcessesCollector,
     create_files,
     remove_gauges,
+    shared_counter,
     worker_registry,
 )
 from attention_serving.server.settings import Settings
@@ -87,7 +88,9 @@ def run(settings: Settings, inbox: Inbox) -> None:
             registry, settings.host, settings.metrics_port, certificates=certificates, guard=guard
         )
         assigned = list(assignments(settings, folder))
-        http = HttpProcess(settings, [path for assignment in assigned for path in assignment.sockets])
+        sockets = [path for assignment in assigned for path in assignment.sockets]
+        refused = shared_counter(folder, "http", "attention_refused_requests", "reason")
+        http = HttpProcess(settings, sockets, refused)
         stack.callback(http.close)
         ports = {"host": settings.host, "port": settings.port, "metrics_port": endpoint.port, **http.ports}
         log.info("ports bound", extra=ports)

@@ -8,7 +8,8 @@ It reaches the gRPC server through a Unix domain socket which only this user can
 worker: such calls need no certificate, and the server believes what they say about the client.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from attention_serving.server.addresses import listen
@@ -26,12 +27,15 @@ class HttpProcess(Child):
         ports: The port as a field of the log; empty if HTTP is off.
     """
 
-    def __init__(self, settings: Settings, private_sockets: Sequence[Path]) -> None:
+    def __init__(
+        self, settings: Settings, private_sockets: Sequence[Path], refused: Callable[[Counter[str]], object]
+    ) -> None:
         """Listens. Connections wait in the operating system's queue until `start`, and between processes.
 
         Args:
             settings: Settings of the server.
             private_sockets: The socket of the gRPC server, or of each worker.
+            refused: Counts what the process refuses before it calls the gRPC server, by reason.
 
         Raises:
             ServerError: The address is in use, or does not belong to this machine.
@@ -47,6 +51,7 @@ class HttpProcess(Child):
             (settings, [f"unix:{path}" for path in private_sockets], descriptors),
             settings.worker_timeout_seconds,
             descriptors=descriptors,
+            refused=refused,
         )
 
     def start(self) -> None:

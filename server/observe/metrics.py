@@ -3,7 +3,7 @@
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from functools import cache
@@ -282,6 +282,11 @@ class Metrics(Observer):
     def refused(self, method: str, reason: str) -> None:  # noqa: ARG002 - a label for each pair would be many
         """Counts a request that was refused."""
         self._refused(reason).inc()
+
+    def refused_over_http(self, reasons: Mapping[str, int]) -> None:
+        """Counts what the HTTP process refused before it called the gRPC server."""
+        for reason, count in reasons.items():
+            self._refused(reason).inc(count)
 
     def reloaded(self, what: str, value: object) -> None:
         """Counts that certificates, tokens or keys were read again: see `server.threads.Reloaded`."""

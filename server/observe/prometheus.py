@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -192,7 +192,7 @@ class BulkHistogram(Histogram):
             self._buckets[at].inc(count)
 
 
-def create_files(folder: Path, worker: int) -> list[int]:
+def create_files(folder: Path, worker: int | str) -> list[int]:
     """Creates the files of a worker's metrics in memory, and links to them in a folder.
 
     On a full disk, the client library's files would end the worker: it maps them before they have space.
@@ -222,6 +222,20 @@ def write_metrics_to(folder: Path, worker: int) -> None:
     """
     os.environ[FOLDER_VARIABLE] = str(folder)
     values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
+
+
+def shared_counter(folder: Path, process: str, name: str, label: str) -> Callable[[Mapping[str, int]], None]:
+    """What adds counts by label to a counter of the workers, in files of this process."""
+    create_files(folder, process)
+    os.environ[FOLDER_VARIABLE] = str(folder)
+    create = values.MultiProcessValue(lambda: process)  # type: ignore[no-untyped-call]
+    child = cache(lambda text: create("counter", name, f"{name}_total", [label], [text], ""))
+
+    def add(counts: Mapping[str, int]) -> None:
+        for text, count in counts.items():
+            child(text).inc(count)
+
+    return add
 
 
 def worker_registry(folder: Path) -> CollectorRegistry:
