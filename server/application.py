@@ -61,7 +61,7 @@ def run(settings: Settings, inbox: Inbox) -> None:
             certificates=server.certificates,
             guard=server.guard if settings.protect_metrics else None,
         )
-        http = HttpProcess(settings, sockets, metrics.refused_over_http)
+        http = HttpProcess(settings, sockets, metrics.refusals)
         stack.callback(http.close)
         metrics.registry.register(ProcessesCollector("server", {"http": http}))
         ports = {"host": settings.host, "port": port, "metrics_port": endpoint.port, **http.ports}

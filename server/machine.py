@@ -25,19 +25,14 @@ def temporary_folder() -> TemporaryDirectory[str]:
     Raises:
         ServerError: It cannot be created.
     """
-    parent = "TMPDIR"
     try:
-        parent = gettempdir()
-        if not SOCKET_FOLDER.fullmatch(parent):
-            parent = SHORT_FOLDER
+        parent = gettempdir() if SOCKET_FOLDER.fullmatch(gettempdir()) else SHORT_FOLDER
         return TemporaryDirectory(prefix="attention-", dir=parent, ignore_cleanup_errors=True)
     except OSError as error:
         message = (
-            f"cannot create a folder for sockets in {parent}: {error.strerror}; set TMPDIR to a folder with"
+            f"cannot create a folder for sockets: {error}; set TMPDIR to a folder with free space, of up to"
         )
-        raise ServerError(
-            f"{message} free space, of up to 80 letters, digits, '_', '.', '-' and '/'"
-        ) from error
+        raise ServerError(f"{message} 80 letters, digits, '_', '.', '-' and '/'") from error
 
 
 def available_cores(root: Path = ROOT) -> int:

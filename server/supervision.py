@@ -67,7 +67,7 @@ class Child:
         report: Is called on a thread of the child when a process begins to serve, and when one has ended that
             is replaced.
         descriptors: What each process inherits.
-        refused: Is called on a thread of the child with the reasons of what it refused.
+        refusals: The counter of what it refused by itself, by reason.
         pid: Id of the process; None while there is none.
         serves: Whether it accepts calls.
         ended: Is set before `start`, and once the last process has ended after `drain`.
@@ -80,7 +80,7 @@ class Child:
     number: int | None = None
     report: Callable[[Event], object] = lambda _: None
     descriptors: Sequence[int] = ()
-    refused: Callable[[Counter[str]], object] = lambda _: None
+    refusals: Callable[[str], Any] | None = None
     pid: int | None = field(default=None, init=False)
     serves: bool = field(default=False, init=False)
 
@@ -176,8 +176,9 @@ class Child:
             while not 0 < self.timeout_seconds <= silent_seconds:
                 if connection.poll(HEARTBEAT_SECONDS):
                     silent_seconds, failure = 0.0, connection.recv()
-                    if isinstance(failure, Counter):
-                        self.refused(failure)
+                    if isinstance(failure, Counter) and self.refusals is not None:
+                        for reason, count in failure.items():
+                            self.refusals(reason).inc(count)
                         failure = SERVES
                     if failure == SERVES and not self.serves:
                         self.serves = True

@@ -89,8 +89,8 @@ def run(settings: Settings, inbox: Inbox) -> None:
         )
         assigned = list(assignments(settings, folder))
         sockets = [path for assignment in assigned for path in assignment.sockets]
-        refused = shared_counter(folder, "http", "attention_refused_requests", "reason")
-        http = HttpProcess(settings, sockets, refused)
+        refusals = shared_counter(folder, "http", "attention_refused_requests", "reason")
+        http = HttpProcess(settings, sockets, refusals)
         stack.callback(http.close)
         ports = {"host": settings.host, "port": settings.port, "metrics_port": endpoint.port, **http.ports}
         log.info("ports bound", extra=ports)

@@ -139,12 +139,7 @@ class Inference(ABC):
         return b"".join(parts)
 
     def _with_reply(self, error: EngineError, request_id: str) -> EngineError:
-        """The same error, of a request in a stream."""
-        error.reply = self._failed(request_id, error)
-        return error
-
-    def _failed(self, request_id: str, error: EngineError) -> bytes:
-        """What is replied, in a stream, to a request that failed."""
+        """The error of a request in a stream, with what is replied to it."""
         raise NotImplementedError
 
     def _leading_id(self, message: bytes) -> str:  # noqa: ARG002 - most ids come late

@@ -8,9 +8,9 @@ It reaches the gRPC server through a Unix domain socket which only this user can
 worker: such calls need no certificate, and the server believes what they say about the client.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from attention_serving.server.addresses import listen
 from attention_serving.server.settings import Settings
@@ -28,14 +28,14 @@ class HttpProcess(Child):
     """
 
     def __init__(
-        self, settings: Settings, private_sockets: Sequence[Path], refused: Callable[[Counter[str]], object]
+        self, settings: Settings, private_sockets: Sequence[Path], refusals: Callable[[str], Any]
     ) -> None:
         """Listens. Connections wait in the operating system's queue until `start`, and between processes.
 
         Args:
             settings: Settings of the server.
             private_sockets: The socket of the gRPC server, or of each worker.
-            refused: Counts what the process refuses before it calls the gRPC server, by reason.
+            refusals: The counter of what the process refuses by itself, by reason.
 
         Raises:
             ServerError: The address is in use, or does not belong to this machine.
@@ -51,7 +51,7 @@ class HttpProcess(Child):
             (settings, [f"unix:{path}" for path in private_sockets], descriptors),
             settings.worker_timeout_seconds,
             descriptors=descriptors,
-            refused=refused,
+            refusals=refusals,
         )
 
     def start(self) -> None:

@@ -3,7 +3,7 @@
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from functools import cache
@@ -102,6 +102,9 @@ class Metrics(Observer):
 
     What is counted, and what the server holds at one moment, is published by `refresh`: before a scrape, and
     in a worker, whose metrics another process collects, with every heartbeat.
+
+    Attributes:
+        refusals: The counter of refusals, by reason.
     """
 
     def __init__(self) -> None:
@@ -118,7 +121,7 @@ class Metrics(Observer):
         self._sequences = self._counter("attention_sequences", "model")
         self._tokens = self._counter("attention_tokens", "model")
         self._padding = self._counter("attention_padding_tokens", "model")
-        self._refused = self._counter("attention_refused_requests", "reason")
+        self.refusals = self._counter("attention_refused_requests", "reason")
         self._expired = self._counter("attention_expired_requests", "model", "stage")
         self._terminated = self._counter("attention_terminated_runs", "model")
         self._security_reloads = self._counter("attention_security_reloads", "what", "result")
@@ -281,12 +284,7 @@ class Metrics(Observer):
 
     def refused(self, method: str, reason: str) -> None:  # noqa: ARG002 - a label for each pair would be many
         """Counts a request that was refused."""
-        self._refused(reason).inc()
-
-    def refused_over_http(self, reasons: Mapping[str, int]) -> None:
-        """Counts what the HTTP process refused before it called the gRPC server."""
-        for reason, count in reasons.items():
-            self._refused(reason).inc(count)
+        self.refusals(reason).inc()
 
     def reloaded(self, what: str, value: object) -> None:
         """Counts that certificates, tokens or keys were read again: see `server.threads.Reloaded`."""

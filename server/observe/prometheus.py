@@ -128,22 +128,17 @@ class MetricsEndpoint(ThreadingWSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
-    def setup(self) -> None:
-        """Begins the time of the connection."""
-        super().setup()
-        self._timer = threading.Timer(CONNECTION_SECONDS, self._abort)
-        self._timer.daemon = True
-        self._timer.start()
+    def handle(self) -> None:
+        """Answers the request. Limits of single waits would not end a request of slow bytes."""
+        timer = threading.Timer(CONNECTION_SECONDS, self._abort)
+        timer.daemon = True
+        timer.start()
+        super().handle()
+        timer.cancel()
 
     def _abort(self) -> None:
-        """Ends what waits for the peer. Limits of single waits do not end a request of slow bytes."""
         with suppress(OSError):  # the peer has left
             socket.socket.shutdown(self.connection, socket.SHUT_RDWR)  # that of TLS could send plain text
-
-    def finish(self) -> None:
-        """Ends the time of the connection."""
-        self._timer.cancel()
-        super().finish()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that the library uses
         """Logs nothing: scrapes are frequent."""
@@ -224,18 +219,12 @@ def write_metrics_to(folder: Path, worker: int) -> None:
     values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
 
 
-def shared_counter(folder: Path, process: str, name: str, label: str) -> Callable[[Mapping[str, int]], None]:
-    """What adds counts by label to a counter of the workers, in files of this process."""
+def shared_counter(folder: Path, process: str, name: str, label: str) -> Callable[[str], Any]:
+    """A counter of the workers, by a label, in files of this process, which is none of them."""
     create_files(folder, process)
     os.environ[FOLDER_VARIABLE] = str(folder)
     create = values.MultiProcessValue(lambda: process)  # type: ignore[no-untyped-call]
-    child = cache(lambda text: create("counter", name, f"{name}_total", [label], [text], ""))
-
-    def add(counts: Mapping[str, int]) -> None:
-        for text, count in counts.items():
-            child(text).inc(count)
-
-    return add
+    return cache(lambda text: create("counter", name, f"{name}_total", [label], [text], ""))
 
 
 def worker_registry(folder: Path) -> CollectorRegistry:

@@ -97,9 +97,11 @@ class AttendStream(Attend):
     def _leading_id(self, message: bytes) -> str:
         return leading_text(message, pb.AttendStreamRequest.ID_FIELD_NUMBER)
 
-    def _failed(self, request_id: str, error: EngineError) -> bytes:
+    def _with_reply(self, error: EngineError, request_id: str) -> EngineError:
         stream_error = _copy(error, pb.StreamError, code=code_of(error).value[0])
-        return pb.AttendStreamResponse(id=request_id[:MAX_ID_BYTES], error=stream_error).SerializeToString()
+        reply = pb.AttendStreamResponse(id=request_id[:MAX_ID_BYTES], error=stream_error)
+        error.reply = reply.SerializeToString()
+        return error
 
 
 def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:

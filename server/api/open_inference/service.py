@@ -75,10 +75,11 @@ class ModelStreamInfer(ModelInfer):
     def _encode(self, reply: Reply, result: Result, request_id: str) -> bytes:
         return b"".join(field(RESPONSE, [text_field(self.id_path[0], request_id), *reply.parts(result)]))
 
-    def _failed(self, request_id: str, error: EngineError) -> bytes:
-        return pb.ModelStreamInferResponse(
-            error_message=error.message, infer_response=pb.ModelInferResponse(id=request_id)
-        ).SerializeToString()
+    def _with_reply(self, error: EngineError, request_id: str) -> EngineError:
+        response = pb.ModelInferResponse(id=request_id)
+        reply = pb.ModelStreamInferResponse(error_message=error.message, infer_response=response)
+        error.reply = reply.SerializeToString()
+        return error
 
 
 class Handlers:

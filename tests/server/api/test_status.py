@@ -78,9 +78,8 @@ def test_an_error_becomes_a_status_with_its_details(error: EngineError, details:
     ("kind", "reply"), [(AttendStream, AttendStreamResponse), (ModelStreamInfer, ModelStreamInferResponse)]
 )
 def test_an_unexpected_error_in_a_stream_reveals_no_details(kind: type[Any], reply: type[Any]) -> None:
-    answer = reply.FromString(
-        kind._failed(object.__new__(kind), "7", engine_error_of(ValueError("a secret")))
-    )
+    error = kind._with_reply(object.__new__(kind), engine_error_of(ValueError("a secret")), "7")
+    answer = reply.FromString(error.reply)
     assert UNEXPECTED in str(answer)
     assert '"7"' in str(answer)
     assert "secret" not in str(answer)
