@@ -18,6 +18,7 @@ from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
+from attention_serving.server.engine.run.provider import Device
 from scripts.local_server import ROOT, ServerProcess
 from tests.encoders.classifiers import (
     CLASSIFIER,
@@ -30,7 +31,10 @@ from tests.encoders.classifiers import (
 )
 from tests.encoders.repository import SENTENCE
 from tests.encoders.texts import ATOL, RTOL
+from tests.server.api.served import ATTEND
 from tests.server.http.clients import Answer, ask
+from tests.server.samples import load_repository
+from tests.server.seams import PATIENCE_SECONDS, Served
 from tests.support import triton
 from tests.support.artifacts import cached_repositories
 from tests.support.processes import serving_models
@@ -182,6 +186,16 @@ def test_predictions_over_http(port: int) -> None:
     ):
         for path in ("/predict", "/classify"):
             assert post(port, path, model=CLASSIFIER, inputs=inputs).json == answer
+
+
+def test_the_only_classifier_needs_no_name_and_returns_its_labels() -> None:
+    (folder,) = cached_repositories(CLASSIFIERS)
+    model = load_repository(folder, Device(threads=1)).ready(CLASSIFIER)
+    request = pb.AttendRequest(text=pb.TextSequences(texts=["eat"], return_labels=True))
+    with Served(model) as served:
+        method: Any = served.channel.unary_unary(ATTEND)
+        reply = pb.AttendResponse.FromString(method(request.SerializeToString(), timeout=PATIENCE_SECONDS))
+    assert (reply.model_name, [*reply.labels]) == (CLASSIFIER, [*LABELS[CLASSIFIER]])
 
 
 WRONG_INPUTS = [5, [], [[]], ["a"] * 3, [["a"], "b"], [["a"], ["b", "c"]], [[1]], [{"a": 1}]]
