@@ -6,10 +6,12 @@ Source: protobuf.dev/programming-guides/encoding, "Message Structure".
 import mmap
 from collections.abc import Iterator
 
-# Wire types. Groups, which proto3 does not have, are refused.
-VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
+# Wire types. proto3 has no groups, but takes them as unknown fields.
+VARINT, FIXED64, LENGTH_DELIMITED, GROUP, GROUP_END, FIXED32 = range(6)
 FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
 MAX_VARINT_BITS = 64
+# The protobuf library's limit of nesting.
+MAX_DEPTH = 100
 
 
 def message_fields(
@@ -18,13 +20,14 @@ def message_fields(
     """The fields of the message between two bytes, in its order.
 
     Yields:
-        Number, wire type, offset of the field, offset of its content, and exclusive end offset of both.
+        Number, wire type, offset of the field, offset of its content, and exclusive end offset of both. The
+        number is 0 for the beginning and the end of a group, and for the fields in it.
 
     Raises:
         ValueError: The bytes are not a message.
     """
-    at = begin
-    while at < end:
+    at, groups = begin, list[int]()
+    while at < end or groups:
         start = at
         key, at = _varint(data, at, end)
         number, wire_type = key >> 3, key & 7
@@ -38,11 +41,16 @@ def message_fields(
             at = content + length
         elif wire_type in FIXED_SIZES:
             at += FIXED_SIZES[wire_type]
+        elif wire_type == GROUP and len(groups) < MAX_DEPTH:
+            groups.append(number)
+        elif wire_type == GROUP_END and groups[-1:] == [number]:
+            number = 0
+            groups.pop()
         else:
             raise ValueError(f"wire type {wire_type} at byte {start}")
         if at > end:
             raise ValueError(f"field {number} is cut off at byte {end}")
-        yield number, wire_type, start, content, at
+        yield 0 if groups else number, wire_type, start, content, at
 
 
 def _varint(data: mmap.mmap | bytes | memoryview, at: int, end: int) -> tuple[int, int]:

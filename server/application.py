@@ -26,7 +26,7 @@ from attention_serving.server.observe.logs import Recorder
 from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector
 from attention_serving.server.settings import Settings
-from attention_serving.server.shutdown import EXIT_SECONDS, Inbox, StopRequest, end, end_after
+from attention_serving.server.shutdown import EXIT_SECONDS, Inbox, StopRequest, end_after
 from attention_serving.server.tls import current_certificates
 from attention_serving.server.transport.options import RpcOptions
 
@@ -40,8 +40,8 @@ ALL = "*"
 def run(settings: Settings, inbox: Inbox) -> None:
     """The only process of a service: serves until a `StopRequest` arrives and every call has been answered.
 
-    A request that arrives while models load ends the process at once with status 0: no call has been
-    accepted, and a load in progress cannot be interrupted.
+    If a request arrives while models load, it returns at once, while a load is in progress: no call has been
+    accepted, and a load cannot be interrupted.
 
     Raises:
         ServerError: The process cannot serve.
@@ -61,14 +61,15 @@ def run(settings: Settings, inbox: Inbox) -> None:
             certificates=server.certificates,
             guard=server.guard if settings.protect_metrics else None,
         )
-        http = HttpProcess(settings, sockets)
+        http = HttpProcess(settings, sockets, metrics.refusals)
         stack.callback(http.close)
         metrics.registry.register(ProcessesCollector("server", {"http": http}))
         ports = {"host": settings.host, "port": port, "metrics_port": endpoint.port, **http.ports}
         if settings.unix_socket is not None:
             ports["unix_socket"] = settings.unix_socket
         log.info("ports bound", extra=ports)
-        application.load(inbox)
+        if not application.load(inbox):
+            return
         models = application.start()
         http.start()
         log.info("serving", extra=ports | models)
@@ -112,14 +113,16 @@ class Application:
         # What is closed before the gRPC server.
         self._stack = ExitStack()
 
-    def load(self, inbox: Inbox) -> None:
-        """Loads the models. A request to stop ends the process.
+    def load(self, inbox: Inbox) -> bool:
+        """Loads the models; returns whether they are loaded, or the process was asked to stop meanwhile.
 
         Raises:
             ServerError: The repository does not contain a model that can be served.
         """
         settings, server, metrics = self.settings, self.server, self.metrics
         repository = load_models(settings, self._store, self._models, inbox)
+        if repository is None:
+            return False
         self._stack.callback(repository.close)
         metrics.loaded(repository)
         for model in repository:
@@ -150,6 +153,7 @@ class Application:
             self._stack.callback(audit.close)
             audit.start()
         self._engine, self._control, self._canary = engine, control, canary
+        return True
 
     def start(self) -> dict[str, int]:
         """Begins to answer calls; returns the numbers of ready and of failed models, for the log."""
@@ -249,8 +253,10 @@ def initial_models(settings: Settings, store: ModelStore) -> list[Key]:
     return [(name, version) for name in names for version in store.chosen(name)]
 
 
-def load_models(settings: Settings, store: ModelStore, keys: Iterable[Key], inbox: Inbox) -> Repository:
-    """Loads models on another thread, so that this one can receive a request to stop, which ends the process.
+def load_models(
+    settings: Settings, store: ModelStore, keys: Iterable[Key], inbox: Inbox
+) -> Repository | None:
+    """Loads models on another thread, so that this one can receive a request to stop; None if one came.
 
     Raises:
         ServerError: No model can be served, and none can be loaded later.
@@ -261,7 +267,7 @@ def load_models(settings: Settings, store: ModelStore, keys: Iterable[Key], inbo
     loading.add_done_callback(inbox.put)
     if isinstance(message := inbox.wait(), StopRequest):
         log.info("stopped while loading", extra=message)
-        end(0)
+        return None
     loader.shutdown()
     repository = loading.result()
     if settings.model_control == "none" and not any(isinstance(model, LoadedModel) for model in repository):

@@ -53,14 +53,25 @@ class Task:
                 self._is_held = False
                 self._coroutine.close()
             return
+        self._step(self._coroutine.send, value)
+
+    def _step(self, step: Callable[[Any], Wait], value: object) -> None:
+        """Sends a value, or throws an error: that of a wait, for which the coroutine would wait for ever."""
         self._is_held = False
         try:
-            wait = self._coroutine.send(value)
-        except StopIteration:
+            wait = step(value)
+        except BaseException as error:
             self.is_closed = True
-        else:
+            if not isinstance(error, StopIteration):
+                raise
+            return
+        try:
             if wait is not None:
                 wait(self)
+        except Exception as error:
+            if self.is_closed:  # what it waited for had happened
+                raise
+            self._step(self._coroutine.throw, error)
 
     def wake(self, value: object = None) -> None:
         """Resumes the coroutine on its thread. For any thread."""
@@ -83,10 +94,15 @@ def suspend(wait: Wait) -> Generator[Wait, Any, Any]:
     return (yield wait)
 
 
+def _wake_with_result(future: "Future[Any]", task: Task) -> None:
+    future.add_done_callback(lambda _: task.wake())
+
+
 async def result_of(future: "Future[T]") -> T:
     """What a future resolves with, on any thread. If the coroutine is closed, the future is cancelled."""
     try:
-        await suspend(lambda task: future.add_done_callback(lambda _: task.wake()))
+        await suspend(partial(_wake_with_result, future))
+        return future.result()
     finally:
         future.cancel()  # does nothing if it has resolved
-    return future.result()
+        del future  # it refers to its error, which refers to this frame

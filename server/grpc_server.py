@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from urllib.parse import quote
 
 import grpc
 
@@ -29,6 +30,8 @@ from attention_serving.server.transport.options import RpcOptions, channel_optio
 
 # The transport's thread looks for work many times a second. It is responsive if it did within this time.
 RESPONSIVE_SECONDS = 3.0
+# The longest path of a Unix domain socket. Source: unix(7).
+MAX_SOCKET_BYTES = 107
 # How old a number of connections may be before they are counted again.
 COUNT_SECONDS = 10.0
 
@@ -103,12 +106,26 @@ class RpcServer:
         gRPC's core would replace the socket of a running server too, and remove the path when it stops, even
         if a later server listens there. So it binds a name of its own, which is then changed.
         """
-        with socket.socket(socket.AF_UNIX) as probe:
-            is_taken = path.exists() and (not path.is_socket() or probe.connect_ex(str(path)) == 0)
-        if is_taken:
-            raise ServerError(f"cannot listen on {path}: another process does, or it is another kind of file")
-        bound = path.with_name(f"{path.name}.{os.getpid()}")
-        self._listen(f"unix:{bound}", credentials)
+        bound, failure = path.with_name(f".{os.getpid()}"), f"cannot listen on {path}"
+        size = max(len(os.fsencode(path)), len(os.fsencode(bound)))
+        if size > MAX_SOCKET_BYTES:
+            limit = f"the limit of a socket's path is {MAX_SOCKET_BYTES}"
+            raise ServerError(f"{failure}: its path has {size} bytes; {limit}; choose a shorter one")
+        if "," in str(path):
+            raise ServerError(
+                f"{failure}: gRPC's clients take the comma for the end of the path; choose another"
+            )
+        try:
+            with socket.socket(socket.AF_UNIX) as probe:
+                is_taken = path.exists() and (not path.is_socket() or probe.connect_ex(str(path)) == 0)
+            if is_taken:
+                raise ServerError(f"{failure}: another process does, or it is another kind of file")
+            bound.unlink(missing_ok=True)
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.bind(str(bound))  # gRPC, which replaces it, does not tell why it cannot listen
+        except OSError as error:
+            raise ServerError(f"{failure}: {error.strerror}") from error
+        self._listen(f"unix:{quote(os.fsencode(bound))}", credentials)
         bound.rename(path)
         self._sockets.append(path)
 

@@ -2,17 +2,37 @@
 
 import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
+
+from attention_serving.server.errors import ServerError
 
 ROOT = Path("/")
+# Addresses of sockets have 107 bytes, of which names in the folder take 27; gRPC reads some characters
+# differently, and the client library of Prometheus others.
+SOCKET_FOLDER = re.compile(r"[\w./-]{1,80}", re.ASCII)
+SHORT_FOLDER = "/tmp"  # noqa: S108 - mkdtemp creates a folder of this user alone
 
 
 def temporary_folder() -> TemporaryDirectory[str]:
-    """A folder that only this user can read, which is removed at the end."""
-    return TemporaryDirectory(prefix="attention-", ignore_cleanup_errors=True)
+    """A folder for sockets that only this user can read, which is removed at the end.
+
+    It is in TMPDIR, or in /tmp if a socket there could not be reached.
+
+    Raises:
+        ServerError: It cannot be created.
+    """
+    try:
+        parent = gettempdir() if SOCKET_FOLDER.fullmatch(gettempdir()) else SHORT_FOLDER
+        return TemporaryDirectory(prefix="attention-", dir=parent, ignore_cleanup_errors=True)
+    except OSError as error:
+        message = (
+            f"cannot create a folder for sockets: {error}; set TMPDIR to a folder with free space, of up to"
+        )
+        raise ServerError(f"{message} 80 letters, digits, '_', '.', '-' and '/'") from error
 
 
 def available_cores(root: Path = ROOT) -> int:

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 # How often a child that serves announces so, in seconds, as long as it takes calls.
 HEARTBEAT_SECONDS = 1.0
-# What it announces. Any other message is the reason why it cannot serve.
+# What it announces, unless that is the reasons of what it refused since. A text is why it cannot serve.
 SERVES = ""
 # How long after its end a process is replaced, at first and at most: one that cannot load must not use the
 # processor all the time.
@@ -66,6 +67,7 @@ class Child:
         report: Is called on a thread of the child when a process begins to serve, and when one has ended that
             is replaced.
         descriptors: What each process inherits.
+        refusals: The counter of what it refused by itself, by reason.
         pid: Id of the process; None while there is none.
         serves: Whether it accepts calls.
         ended: Is set before `start`, and once the last process has ended after `drain`.
@@ -78,6 +80,7 @@ class Child:
     number: int | None = None
     report: Callable[[Event], object] = lambda _: None
     descriptors: Sequence[int] = ()
+    refusals: Callable[[str], Any] | None = None
     pid: int | None = field(default=None, init=False)
     serves: bool = field(default=False, init=False)
 
@@ -173,6 +176,10 @@ class Child:
             while not 0 < self.timeout_seconds <= silent_seconds:
                 if connection.poll(HEARTBEAT_SECONDS):
                     silent_seconds, failure = 0.0, connection.recv()
+                    if isinstance(failure, Counter) and self.refusals is not None:
+                        for reason, count in failure.items():
+                            self.refusals(reason).inc(count)
+                        failure = SERVES
                     if failure == SERVES and not self.serves:
                         self.serves = True
                         self.report((self.number, None, ""))

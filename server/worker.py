@@ -52,7 +52,8 @@ def serve(connection: Any, assignment: Assignment) -> None:
 
     with closing(Application(settings)) as application:
         threading.Thread(target=wait_for_supervisor, name="supervisor", daemon=True).start()
-        application.load(inbox)
+        if not application.load(inbox):
+            return
         # The port is not bound earlier: the system would distribute connections to it at once.
         port = application.server.bind(sockets)
         log.info("listening", extra={"port": port, **application.start()})

@@ -13,13 +13,19 @@ from pathlib import Path
 from typing import NamedTuple, cast, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.multiprocess import mark_process_dead
 
 from attention_serving.server import machine
 from attention_serving.server.addresses import reserve
 from attention_serving.server.errors import ServerError
 from attention_serving.server.http.child import HttpProcess
-from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector, worker_registry
+from attention_serving.server.observe.prometheus import (
+    MetricsEndpoint,
+    ProcessesCollector,
+    create_files,
+    remove_gauges,
+    shared_counter,
+    worker_registry,
+)
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import EXIT_SECONDS, LAST_SECONDS, Inbox, StopRequest
 from attention_serving.server.supervision import Child, Event, ExitKind
@@ -39,7 +45,7 @@ class Assignment(NamedTuple):
         worker: Number of the worker, from 0.
         settings: Settings of the service, with the bound port and the number of threads of this worker.
         cores: CPU cores that its threads may use.
-        folder: The service's temporary folder, for the files of its metrics.
+        folder: The service's temporary folder, which has links to the files of its metrics.
         sockets: Where it listens for the HTTP process alone, if that needs it.
     """
 
@@ -82,13 +88,15 @@ def run(settings: Settings, inbox: Inbox) -> None:
             registry, settings.host, settings.metrics_port, certificates=certificates, guard=guard
         )
         assigned = list(assignments(settings, folder))
-        http = HttpProcess(settings, [path for assignment in assigned for path in assignment.sockets])
+        sockets = [path for assignment in assigned for path in assignment.sockets]
+        refusals = shared_counter(folder, "http", "attention_refused_requests", "reason")
+        http = HttpProcess(settings, sockets, refusals)
         stack.callback(http.close)
         ports = {"host": settings.host, "port": settings.port, "metrics_port": endpoint.port, **http.ports}
         log.info("ports bound", extra=ports)
         module, timeout = "attention_serving.server.worker", settings.worker_timeout_seconds
         workers = [
-            Child("worker", module, assignment, timeout, number, inbox.put)
+            Child("worker", module, assignment, timeout, number, inbox.put, create_files(folder, number))
             for number, assignment in enumerate(assigned)
         ]
         children = {f"worker-{worker.number}": worker for worker in workers}
@@ -127,8 +135,7 @@ def supervise(
         if ended and not have_served:
             raise ServerError(reason)
         if ended:
-            # Its gauges are removed; its counters remain.
-            mark_process_dead(number, str(folder))  # type: ignore[no-untyped-call]
+            remove_gauges(folder, cast("int", number))
             restarts.labels(ended).inc()
         elif not have_served and all(worker.serves for worker in workers):
             have_served = True

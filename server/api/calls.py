@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import grpc
 
 from attention_serving.server.api.admission import DRAINING, Admission
-from attention_serving.server.api.errors import end_with
+from attention_serving.server.api.errors import end_with, prepare_end
 from attention_serving.server.api.method import Method
-from attention_serving.server.coroutines import Task, Wait, suspend
+from attention_serving.server.coroutines import Callback, Task, Wait, suspend
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import (
     DeadlineExceededError,
@@ -129,6 +129,7 @@ class Calls:
                 if not replies:  # it was idle
                     call.latest = math.inf
                 replies.begin(Task(self._answer(call, method, message, replies), call.post))
+                message = None  # it must not stay alive while the stream waits
                 await replies.fewer_than(self._admission.options.stream_window)
                 message = await call.message()
             was_stopped = call.receives_no_more
@@ -144,22 +145,25 @@ class Calls:
         """Answers one request of a stream, when its turn comes. An error of the method ends the stream."""
         record = None if call.record is None else call.record.received(len(message))
         reservation = None if method.budget is None else Reservation(method.budget, call.account, record)
-        error = None
+        end: Callback | None = None
         try:
             try:
-                reply = await method.handle(message, call, reservation)
-            except Exception as raised:
+                reply: bytes = await method.handle(message, call, reservation)
+            except Exception as error:
                 if record is not None:
-                    record.failed(raised)
-                error = raised
-                call.stop_receiving()
+                    record.failed(error)
+                if isinstance(error, EngineError) and (reply := error.reply):
+                    self._count_refusal(call, error.reason)
+                else:
+                    end = prepare_end(call, error)
+                    call.stop_receiving()
+            del message  # it must not stay alive while earlier replies are sent
             more = await replies.turn()
-            if error is not None:
-                end_with(call, error)
+            if end is not None:
+                end()
                 return
             await call.send(reply, more=more)
         finally:
-            del error  # it refers to this frame, and neither may keep the other alive
             if reservation is not None:
                 reservation.release()
         if record is not None and call.record is not None:
@@ -176,7 +180,9 @@ class Calls:
             call.finish(grpc.StatusCode.UNIMPLEMENTED, NO_MESSAGE)
             return
         self._admission.received(call, method)
-        async for reply in method.handle(message):
+        replies = method.handle(message)
+        del message
+        async for reply in replies:
             await call.send(reply)
         raise ShuttingDownError(DRAINING)
 
@@ -201,14 +207,18 @@ class Calls:
         seconds, code = time.perf_counter() - started, call.ended_with or grpc.StatusCode.UNKNOWN
         if not method.is_counted:
             return
-        if call.reason not in NOT_REFUSALS:
-            self._observer.refused(call.method, call.reason)
+        self._count_refusal(call, call.reason)
         name = "OK" if code is OK else code.name
         self._observer.call_ended(call.method, name, seconds)
         if call.record is not None:
             # After success, an id that the caller did not choose is of no use.
             call.record.request_id = call.known_request_id if code is OK else call.request_id
             call.record.ended(name, call.reason)
+
+    def _count_refusal(self, call: Call, reason: str) -> None:
+        """Counts a call, or a request of a stream that goes on, unless the server took it."""
+        if reason not in NOT_REFUSALS:
+            self._observer.refused(call.method, reason)
 
 
 class OrderedReplies:

@@ -3,12 +3,13 @@
 import logging
 import math
 from concurrent.futures import CancelledError
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import grpc
 from google.protobuf.any import pack  # type: ignore[import-not-found]
 from google.rpc import error_details_pb2, status_pb2
 
+from attention_serving.server.coroutines import Callback
 from attention_serving.server.engine.errors import Code, EngineError, OverloadedError
 from attention_serving.server.transport.call import Call, Metadata
 
@@ -63,13 +64,22 @@ def engine_error_of(error: Exception) -> EngineError:
     return EngineError(UNEXPECTED)
 
 
-def end_with(call: Call, error: BaseException) -> None:
-    """Ends a call with the status of an error. An unexpected error is described in the log only."""
+def prepare_end(call: Call, error: BaseException) -> Callback:
+    """What ends a call with the status of an error, which it does not keep: errors refer to requests.
+
+    An unexpected error is described in the log only.
+    """
     match error:
         case EngineError():
-            call.finish(code_of(error), error.message, trailing_metadata(error), reason=error.reason)
+            trailing = trailing_metadata(error)
+            return partial(call.finish, code_of(error), error.message, trailing, reason=error.reason)
         case CancelledError():
-            call.finish(grpc.StatusCode.CANCELLED, "the call was cancelled")
+            return partial(call.finish, grpc.StatusCode.CANCELLED, "the call was cancelled")
         case _:
             log.error("call failed", extra={"method": call.method}, exc_info=error)
-            call.finish(grpc.StatusCode[Code.INTERNAL], UNEXPECTED)
+            return partial(call.finish, grpc.StatusCode[Code.INTERNAL], UNEXPECTED)
+
+
+def end_with(call: Call, error: BaseException) -> None:
+    """Ends a call with the status of an error."""
+    prepare_end(call, error)()

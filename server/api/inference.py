@@ -18,11 +18,13 @@ import numpy as np
 
 from attention_serving.artifact.manifest import POSITIONS
 from attention_serving.server.api.codec_threads import CodecThreads
+from attention_serving.server.api.errors import engine_error_of
 from attention_serving.server.api.method import LARGE_BYTES, Method, caller_of, find_model, parse
 from attention_serving.server.api.protobuf_bytes import Parsed, head, reader
 from attention_serving.server.api.tensors import Allowance, Reply
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validated_request import RequestForm, ValidatedRequest
 from attention_serving.server.engine.types import Array, Request, Result
@@ -104,9 +106,14 @@ class Inference(ABC):
         except Exception as error:
             if not self.is_stream:
                 raise
-            if reservation.timeline is not None:
-                reservation.timeline.failed(error)
-            return self._failed(self._leading_id(message) if request_id is None else request_id, error)
+            # Not a variable: the error refers to this frame, and neither may keep the other alive.
+            name = self._leading_id(message) if request_id is None else request_id
+            raise self._with_reply(engine_error_of(error), name) from None
+
+    def _model_name(self, parsed: Parsed[Any], call: Call) -> str:  # noqa: ARG002 - for subclasses
+        """The name of the model that a request is for."""
+        name: str = parsed.message.model_name
+        return name
 
     def _context_id(self, parsed: Parsed[Any]) -> str:
         """The id of the stored context that a request attends to; empty if it does not."""
@@ -131,8 +138,8 @@ class Inference(ABC):
             parts[:0] = head(self.id_path, len(content)), content
         return b"".join(parts)
 
-    def _failed(self, request_id: str, error: Exception) -> bytes:
-        """What is replied, in a stream, to a request that failed."""
+    def _with_reply(self, error: EngineError, request_id: str) -> EngineError:
+        """The error of a request in a stream, with what is replied to it."""
         raise NotImplementedError
 
     def _leading_id(self, message: bytes) -> str:  # noqa: ARG002 - most ids come late
@@ -156,7 +163,7 @@ class Inference(ABC):
         self, parsed: Parsed[Any], call: Call, reservation: Reservation
     ) -> tuple[Request, ValidatedRequest, Reply]:
         message, allowance = parsed.message, Allowance(self._engine.limits, reservation)
-        name, version = message.model_name, message.model_version
+        name, version = self._model_name(parsed, call), message.model_version
         model = find_model(self._engine.model, call, Right.INFER, name, version)
         try:
             if stored := self._context_id(parsed):

@@ -157,7 +157,7 @@ def find_model(find: Callable[[str, str], M], call: Call, right: Right, name: st
         raise ModelNotFoundError(message, field=error.field) from None
 
 
-def readable(models: Iterable[N], call: Call) -> Iterator[N]:
-    """Those of some models that the caller may read."""
+def permitted(models: Iterable[N], call: Call, right: Right = Right.READ) -> Iterator[N]:
+    """Those of some models for which the caller has a right."""
     rights = None if call.identity is None else call.identity.rights
-    return (model for model in models if rights is None or rights.covers(Right.READ, model.name))
+    return (model for model in models if rights is None or rights.covers(right, model.name))

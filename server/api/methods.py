@@ -124,6 +124,7 @@ class HealthService:
     async def watch(self, message: bytes) -> AsyncIterator[bytes]:
         """Replies with the current status, and again when it has changed, until `drain`."""
         name, sent = parse(health_pb2.HealthCheckRequest.FromString, message, LARGE_BYTES).service, None
+        del message  # the call may last for days
         while True:
             is_draining, status = self._is_draining, self._statuses.get(name, Status.SERVICE_UNKNOWN)
             if status != sent:

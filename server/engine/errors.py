@@ -51,12 +51,14 @@ class Code(StrEnum):
 class EngineError(Exception):
     """A request failed. `reason` is short and stable, for programs; the message is for people.
 
-    `model_digest` is that of the model that refused the request; empty if none did.
+    `model_digest` is that of the model that refused the request; empty if none did. `reply` is sent for
+    it in a stream, which goes on; empty if the error ends the call.
     """
 
     code = Code.INTERNAL
     reason = "INTERNAL"
     model_digest = ""
+    reply = b""
 
     def __init__(self, message: str, *, field: str = "") -> None:
         super().__init__(message)

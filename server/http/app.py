@@ -121,6 +121,8 @@ class Endpoint:
 
     def _refusal(self, error: BaseException) -> HTTPException:
         retry_seconds = 1.0
+        if isinstance(error, EngineError):
+            self._service.refusals[error.reason] += 1
         match error:
             case HTTPException():
                 return error

@@ -8,8 +8,9 @@ It reaches the gRPC server through a Unix domain socket which only this user can
 worker: such calls need no certificate, and the server believes what they say about the client.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from attention_serving.server.addresses import listen
 from attention_serving.server.settings import Settings
@@ -26,12 +27,15 @@ class HttpProcess(Child):
         ports: The port as a field of the log; empty if HTTP is off.
     """
 
-    def __init__(self, settings: Settings, private_sockets: Sequence[Path]) -> None:
+    def __init__(
+        self, settings: Settings, private_sockets: Sequence[Path], refusals: Callable[[str], Any]
+    ) -> None:
         """Listens. Connections wait in the operating system's queue until `start`, and between processes.
 
         Args:
             settings: Settings of the server.
             private_sockets: The socket of the gRPC server, or of each worker.
+            refusals: The counter of what the process refuses by itself, by reason.
 
         Raises:
             ServerError: The address is in use, or does not belong to this machine.
@@ -47,6 +51,7 @@ class HttpProcess(Child):
             (settings, [f"unix:{path}" for path in private_sockets], descriptors),
             settings.worker_timeout_seconds,
             descriptors=descriptors,
+            refusals=refusals,
         )
 
     def start(self) -> None:

@@ -6,6 +6,7 @@ Of a request, here are its body, within limits of size, memory and time, its cal
 import asyncio
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
@@ -88,6 +89,7 @@ class Service:
         budget: Memory of all requests in progress.
         max_requests: Inference requests that may be in progress.
         places: Those that may begin now.
+        refusals: What this process itself refused since it last reported them, by reason.
         calls: Calls in progress on each connection to the gRPC server; the least recently used one is first.
     """
 
@@ -101,6 +103,7 @@ class Service:
         self.settings = settings
         self.budget = MemoryBudget(settings.memory_for_requests)
         self.places = self.max_requests = settings.max_concurrent_calls * settings.workers
+        self.refusals: Counter[str] = Counter()
         local = grpc.local_channel_credentials(grpc.LocalConnectionType.UDS)
         self.calls = {grpc.aio.secure_channel(target, local, OPTIONS): 0 for target in targets}
 

@@ -254,7 +254,11 @@ def _invalid(status: int, reason: str) -> HTTPException:
 
 
 class HttpServer(uvicorn.Server):
-    """Listens with what uvicorn cannot be told, and watches its connections. Belongs to one event loop."""
+    """Listens with what uvicorn cannot be told, and watches its connections. Belongs to one event loop.
+
+    Attributes:
+        service: What all requests share.
+    """
 
     def __init__(self, settings: Settings, targets: Sequence[str]) -> None:
         """Listens with `serve`, until `should_exit` is set.
@@ -266,10 +270,10 @@ class HttpServer(uvicorn.Server):
         Raises:
             ServerError: A certificate cannot be used.
         """
-        self._service = Service(settings, targets)
+        self.service = Service(settings, targets)
         super().__init__(
             uvicorn.Config(
-                create_application(self._service),
+                create_application(self.service),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -290,7 +294,7 @@ class HttpServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(1, "large-bodies", initializer=_lower_priority))
         await super().serve(sockets)
-        await self._service.close()
+        await self.service.close()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -334,7 +338,8 @@ async def _serve(settings: Settings, targets: list[str], descriptors: list[int],
 
     def announce() -> None:
         with suppress(OSError):  # the parent has ended
-            pipe.send(SERVES)
+            pipe.send(server.service.refusals or SERVES)
+            server.service.refusals.clear()
         loop.call_later(HEARTBEAT_SECONDS, announce)
 
     handle_signals(stop)
@@ -342,6 +347,7 @@ async def _serve(settings: Settings, targets: list[str], descriptors: list[int],
     os.set_blocking(pipe.fileno(), False)  # a parent that is stopped does not stop the loop
     announce()
     await server.serve([socket.socket(fileno=descriptor) for descriptor in descriptors])
+    announce()
 
 
 def _child(pipe: Any, assignment: tuple[Settings, list[str], list[int]]) -> None:

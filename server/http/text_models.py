@@ -5,11 +5,11 @@ and that of Hugging Face's Text Embeddings Inference (TEI) of /predict.
 """
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
 from itertools import chain
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +73,10 @@ async def embed(exchange: Exchange) -> Reply:
 
 async def models(exchange: Exchange) -> Reply:
     """Answers GET /v1/models[/{model}]: the ready text encoders and classifiers that the caller may read."""
-    names = await _ready(exchange, "text_encoder", "text_classifier")
+    ready = [model for model in await list_models(exchange) if model.state == pb.Model.STATE_READY]
+    names = {
+        model.name for model in ready if model.HasField("text_encoder") or model.HasField("text_classifier")
+    }
     name = exchange.parameters.get("model")
     if name is None:
         return Reply.of_json({"object": "list", "data": [_encoder(model) for model in sorted(names)]})
@@ -90,15 +93,7 @@ async def rerank(exchange: Exchange) -> Reply:
 
 async def classify(exchange: Exchange) -> Reply:
     """Answers POST /predict and /classify: the scores of all labels."""
-    return await answer(exchange, partial(_decode_inputs, await _ready(exchange, "text_classifier")))
-
-
-async def _ready(
-    exchange: Exchange, *fields: Literal["text_encoder", "text_classifier"]
-) -> dict[str, pb.Model]:
-    """The models that are ready and have one of some fields, by name; of several versions, the highest."""
-    ready = [model for model in await list_models(exchange) if model.state == pb.Model.STATE_READY]
-    return {model.name: model for model in ready if any(map(model.HasField, fields))}
+    return await answer(exchange, _decode_inputs)
 
 
 async def list_models(exchange: Exchange) -> Sequence[pb.Model]:
@@ -183,27 +178,23 @@ def _decode_documents(limit: int, body: bytearray) -> tuple[bytes, Encode]:
     return pb.AttendRequest(model_name=request.model, text=text).SerializeToString(), encode
 
 
-def _decode_inputs(classifiers: Mapping[str, pb.Model], body: bytearray) -> tuple[bytes, Encode]:
-    """As `decode`, for texts or pairs of texts; and one of the classifiers, by name."""
+def _decode_inputs(body: bytearray) -> tuple[bytes, Encode]:
+    """As `decode`, for texts or pairs of texts; and a classifier, the only one if its name is left out."""
     request = schemas.parse(body, ClassifyRequest)
-    if request.model is None and len(classifiers) != 1:
-        raise InvalidRequestError("model", f"is required: {len(classifiers)} text classifiers are ready")
-    name, inputs = request.model or next(iter(classifiers)), request.inputs
-    if name not in classifiers:
-        detail = f"model: {name[:100]!r} is not a text classifier that is ready"
-        raise HTTPException(404, f"{detail}; GET /v1/models lists them")
-    model = classifiers[name]
+    inputs = request.inputs
     is_single = not isinstance(inputs, list) or any(isinstance(item, str) for item in inputs)
     items = [inputs if isinstance(inputs, list) else [inputs]] if is_single else inputs
     are_lists = {type(item) for item in items} == {list} and {len(item) for item in items} in ({1}, {2})
     if not are_lists or {type(text) for item in items for text in item} != {str}:
         raise InvalidRequestError("inputs", INPUTS)
     texts, *pairs = zip(*items, strict=True)
-    text = pb.TextSequences(texts=texts, pairs=chain.from_iterable(pairs), truncate=request.truncate)
-    message = pb.AttendRequest(model_name=name, model_version=model.version, text=text)
+    text = pb.TextSequences(texts=texts, pairs=chain.from_iterable(pairs), return_labels=True)
+    if request.truncate is not None:
+        text.truncate = request.truncate
+    message = pb.AttendRequest(model_name=request.model or "", text=text)
 
     def encode(reply: pb.AttendResponse, memory: Reservation) -> Any:
-        rows, labels = _rows(reply, memory, schemas.OBJECT_BYTES), model.text_classifier.labels
+        rows, labels = _rows(reply, memory, schemas.OBJECT_BYTES), reply.labels
         schemas.check_finite("inputs", rows, NO_SCORE)
         scores = [[{"label": labels[at], "score": row[at]} for at in _highest_first(row)] for row in rows]
         return scores[0] if is_single else scores
@@ -244,7 +235,13 @@ def error_json(error: HTTPException, path: str) -> dict[str, Any]:
     if error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return {"error": {"message": message, "type": "server_error", "param": None, "code": None}}
     name, texts = message.partition(":")[0], TEXTS.get(path, INPUT)
-    name = {"text": texts, "token_ids": texts, "embedding": "model", "pairs": "model"}.get(name, name)
+    name = {
+        "text": texts,
+        "token_ids": texts,
+        "embedding": "model",
+        "pairs": "model",
+        "model_name": "model",
+    }.get(name, name)
     member = name if name.partition("[")[0] in MEMBERS else None
     kind = "rate_limit_error" if code == "rate_limit_exceeded" else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": member, "code": code}}

@@ -1,6 +1,7 @@
 """Every metric of a server, and what counts it: calls, batches, models, certificates, load and limits."""
 
 import math
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -8,7 +9,6 @@ from enum import StrEnum
 from functools import cache
 from importlib.metadata import distributions
 from itertools import chain, product
-from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -18,7 +18,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ChangeKind
 from attention_serving.server.engine.models.repository import Key, Repository
 from attention_serving.server.engine.statistics import BatchReport, EngineLoad, ExpiryStage, Observer, Waiting
-from attention_serving.server.observe.prometheus import BulkHistogram
+from attention_serving.server.observe.prometheus import AmongWorkers, BulkHistogram
 from attention_serving.server.settings import Settings
 from attention_serving.server.tls import CERTIFICATES, Certificates
 
@@ -97,15 +97,14 @@ class AuditResult(StrEnum):
     DROPPED = "dropped"
 
 
-# How the gauges of several workers become one.
-AmongWorkers = Literal["livemin", "livemax", "livesum"]
-
-
 class Metrics(Observer):
     """All metrics of one server. Observes the calls, the runs of the engine, and the files that are reloaded.
 
     What is counted, and what the server holds at one moment, is published by `refresh`: before a scrape, and
     in a worker, whose metrics another process collects, with every heartbeat.
+
+    Attributes:
+        refusals: The counter of refusals, by reason.
     """
 
     def __init__(self) -> None:
@@ -122,7 +121,7 @@ class Metrics(Observer):
         self._sequences = self._counter("attention_sequences", "model")
         self._tokens = self._counter("attention_tokens", "model")
         self._padding = self._counter("attention_padding_tokens", "model")
-        self._refused = self._counter("attention_refused_requests", "reason")
+        self.refusals = self._counter("attention_refused_requests", "reason")
         self._expired = self._counter("attention_expired_requests", "model", "stage")
         self._terminated = self._counter("attention_terminated_runs", "model")
         self._security_reloads = self._counter("attention_security_reloads", "what", "result")
@@ -140,7 +139,8 @@ class Metrics(Observer):
             name: Counter(f"attention_{name}", HELP[f"attention_{name}"], registry=self.registry)
             for name in COUNTED
         }
-        self._seen = EngineLoad()
+        self._published_counts = dict.fromkeys(COUNTED, 0)
+        self._refreshing = threading.Lock()
         self._canary_ratio = self._gauge("attention_canary_error_ratio", "livemax", MODEL)
         replayed_at = "attention_canary_last_replay_timestamp_seconds"
         self._canary_replayed_at = self._gauge(replayed_at, "livemin", MODEL)
@@ -236,13 +236,13 @@ class Metrics(Observer):
 
     def refresh(self) -> None:
         """Publishes the load of this moment, and what was counted. May be called on any thread."""
-        engine, calls = self._engine_load(), self._call_load()
-        load = asdict(engine) | asdict(calls)
-        for name, gauge in self._load.items():
-            gauge.set(load[name])
-        for name, counter in self._counted.items():
-            counter.inc(load[name] - getattr(self._seen, name))
-        self._seen = engine
+        with self._refreshing:  # counts never decrease
+            load = asdict(self._engine_load()) | asdict(self._call_load())
+            for name, gauge in self._load.items():
+                gauge.set(load[name])
+            for name, counter in self._counted.items():
+                counter.inc(load[name] - self._published_counts[name])
+                self._published_counts[name] = load[name]
         self._ended.flush()
         self._batches.flush()
 
@@ -284,7 +284,7 @@ class Metrics(Observer):
 
     def refused(self, method: str, reason: str) -> None:  # noqa: ARG002 - a label for each pair would be many
         """Counts a request that was refused."""
-        self._refused(reason).inc()
+        self.refusals(reason).inc()
 
     def reloaded(self, what: str, value: object) -> None:
         """Counts that certificates, tokens or keys were read again: see `server.threads.Reloaded`."""

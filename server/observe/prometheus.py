@@ -8,10 +8,11 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from contextlib import suppress
+from functools import cache, lru_cache, partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 from wsgiref.simple_server import WSGIRequestHandler
 
 from prometheus_client import (
@@ -40,12 +41,18 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 PATH = "/metrics"
 # Connections at a time; further ones wait in the operating system's queue.
 MAX_CONNECTIONS = 16
-# How long a connection may be silent.
-SILENT_SECONDS = 10.0
+# How long a connection may take for its request and the answer: as long as Prometheus waits by default.
+CONNECTION_SECONDS = 10.0
 # How long to wait after a connection could not be accepted.
 RETRY_SECONDS = 0.5
 STATUSES = {Code.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED, Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN}
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+# How the gauges of several workers become one.
+AmongWorkers = Literal["livemin", "livemax", "livesum"]
+# What the names of the client library's files begin with.
+FILE_KINDS = ("counter", "histogram", *(f"gauge_{mode}" for mode in get_args(AmongWorkers)))
+# Of each file at first, as in the library.
+FILE_BYTES = 1 << 16
 
 
 class MetricsEndpoint(ThreadingWSGIServer):
@@ -121,7 +128,17 @@ class MetricsEndpoint(ThreadingWSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = SILENT_SECONDS
+    def handle(self) -> None:
+        """Answers the request. Limits of single waits would not end a request of slow bytes."""
+        timer = threading.Timer(CONNECTION_SECONDS, self._abort)
+        timer.daemon = True
+        timer.start()
+        super().handle()
+        timer.cancel()
+
+    def _abort(self) -> None:
+        with suppress(OSError):  # the peer has left
+            socket.socket.shutdown(self.connection, socket.SHUT_RDWR)  # that of TLS could send plain text
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that the library uses
         """Logs nothing: scrapes are frequent."""
@@ -170,14 +187,44 @@ class BulkHistogram(Histogram):
             self._buckets[at].inc(count)
 
 
-def write_metrics_to(folder: Path, worker: int) -> None:
-    """Makes this process write its metrics to files in a folder. Call it before the first metric is created.
+def create_files(folder: Path, worker: int | str) -> list[int]:
+    """Creates the files of a worker's metrics in memory, and links to them in a folder.
 
-    The files are named after the number of the worker, not after the process as by default: a replacement
-    continues the counts of its predecessor, and restarts do not leave files behind.
+    On a full disk, the client library's files would end the worker: it maps them before they have space.
+
+    Returns:
+        The descriptors of the files, which the worker inherits.
+    """
+    descriptors = [os.memfd_create(kind) for kind in FILE_KINDS]
+    for kind, descriptor in zip(FILE_KINDS, descriptors, strict=True):
+        os.ftruncate(descriptor, FILE_BYTES)
+        (folder / f"{kind}_{worker}.db").symlink_to(f"/proc/self/fd/{descriptor}")
+    return descriptors
+
+
+def remove_gauges(folder: Path, worker: int) -> None:
+    """Removes the gauges of a worker that has ended; its counters remain."""
+    for file in folder.glob(f"gauge_*_{worker}.db"):
+        with file.open("r+b") as gauges:
+            gauges.write(bytes(4))  # the number of bytes in use
+
+
+def write_metrics_to(folder: Path, worker: int) -> None:
+    """Makes this process write its metrics to the files of a worker. To be called before metrics are created.
+
+    The files are those of the number of the worker, not of the process as by default: a replacement continues
+    the counts of its predecessor.
     """
     os.environ[FOLDER_VARIABLE] = str(folder)
     values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
+
+
+def shared_counter(folder: Path, process: str, name: str, label: str) -> Callable[[str], Any]:
+    """A counter of the workers, by a label, in files of this process, which is none of them."""
+    create_files(folder, process)
+    os.environ[FOLDER_VARIABLE] = str(folder)
+    create = values.MultiProcessValue(lambda: process)  # type: ignore[no-untyped-call]
+    return cache(lambda text: create("counter", name, f"{name}_total", [label], [text], ""))
 
 
 def worker_registry(folder: Path) -> CollectorRegistry:

@@ -89,8 +89,11 @@ class CompletionQueueCall(Call):
         transport.post(callback)
         if self.ended_with is None and not transport.is_woken:
             transport.is_woken = True
-            # A batch of no operations has no effect except that its event wakes the transport's thread.
-            self._call.start_server_batch((), transport.run_posted)
+            try:  # a batch of no operations has no effect except that its event wakes the transport's thread
+                self._call.start_server_batch((), transport.run_posted)
+            except Exception:  # the thread looks by itself within IDLE_SECONDS
+                transport.is_woken = False
+                log.exception("the transport's thread was not woken")
 
     def _receive(self) -> None:
         self._receiving = cygrpc.ReceiveMessageOperation(NO_FLAGS)

@@ -34,6 +34,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import grpc
 
@@ -127,8 +128,8 @@ class Connection(NamedTuple):
 
 
 def listening_address(target: str, port: int) -> Address:
-    """The address that a target of gRPC such as `unix:/path` was bound to; `port` if it is not a path."""
-    return target.removeprefix(UNIX) if target.startswith(UNIX) else port
+    """The address that a target of gRPC such as `unix:/a%20path` was bound to; `port` if it is not a path."""
+    return unquote(target.removeprefix(UNIX)) if target.startswith(UNIX) else port
 
 
 def _peer_address(peer: str) -> Address:
@@ -142,7 +143,7 @@ def _peer_address(peer: str) -> Address:
 def connections(addresses: Collection[Address]) -> list[Connection]:
     """The established connections of this process that were made to local addresses."""
     established = []
-    for _, duplicate in _sockets(addresses):
+    for duplicate in _sockets(addresses):
         try:
             established.append(Connection(duplicate, _address(duplicate.getpeername())))
         except OSError:  # not connected: it listens, or was closed
@@ -161,20 +162,18 @@ def count_connections(addresses: Collection[Address]) -> int:
 def stop_listening(addresses: Collection[Address]) -> None:
     """Makes the operating system refuse new connections to local addresses, or give them to other processes.
 
-    The listening socket is replaced by an unused one, so that its owner neither notices nor closes a
-    descriptor of someone else later.
+    The core, which owns the listening socket, accepts nothing from it any more.
     """
-    with socket.socket() as unused:
-        for descriptor, duplicate in _sockets(addresses):
-            with duplicate:
-                if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    os.dup2(unused.fileno(), descriptor, inheritable=False)
+    for duplicate in _sockets(addresses):
+        with duplicate:
+            if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                duplicate.shutdown(socket.SHUT_RDWR)
 
 
-def _sockets(addresses: Collection[Address]) -> Iterator[tuple[int, socket.socket]]:
-    """The stream sockets of this process with a local address: their descriptors, and duplicates of them.
+def _sockets(addresses: Collection[Address]) -> Iterator[socket.socket]:
+    """Duplicates of the stream sockets of this process with a local address.
 
-    The descriptors belong to others, who may close them at any time.
+    The descriptors belong to others, who may close them at any time, so that their numbers may be reused.
     """
     try:
         descriptors = [int(entry.name) for entry in DESCRIPTORS.iterdir()]
@@ -190,7 +189,7 @@ def _sockets(addresses: Collection[Address]) -> Iterator[tuple[int, socket.socke
             duplicate = socket.socket(fileno=os.dup(descriptor))
             is_stream = duplicate.type == socket.SOCK_STREAM and duplicate.family in FAMILIES
             if is_stream and _address(duplicate.getsockname()) in addresses:
-                yield descriptor, duplicate
+                yield duplicate
             else:
                 duplicate.close()
 

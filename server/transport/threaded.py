@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -168,10 +169,9 @@ class ThreadedTransport(Transport, grpc.GenericRpcHandler):
                     self.sweep(now)
             except Exception:  # the failure of one call must not affect the others
                 log.exception("call failed")
-            try:
+            callback = _nothing  # nothing of a call may stay alive while the thread waits
+            with suppress(Empty):
                 callback = self._posted.get(timeout=SWEEP_SECONDS)
-            except Empty:
-                callback = _nothing
 
     def stop(self, grace: float, refuse: Callback) -> None:
         """See `Transport`."""

@@ -71,7 +71,7 @@ def test_the_walk_knows_every_way_to_a_tensor() -> None:
 
 DAMAGED = {
     "cut off": (b"\x3a\x05\x0a", "field 7 is cut off"),
-    "group": (b"\x3b", "wire type 3"),
+    "group": (b"\x3b", "cut off at byte 1"),
     "no field": (b"\x02\x00", "field number 0"),
     "long number": (b"\xff" * 11, "a number longer than 64 bits"),
     "number cut off": (b"\x08\xff", "cut off"),

@@ -18,6 +18,7 @@ from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
+from attention_serving.server.engine.run.provider import Device
 from scripts.local_server import ROOT, ServerProcess
 from tests.encoders.classifiers import (
     CLASSIFIER,
@@ -30,7 +31,10 @@ from tests.encoders.classifiers import (
 )
 from tests.encoders.repository import SENTENCE
 from tests.encoders.texts import ATOL, RTOL
+from tests.server.api.served import ATTEND
 from tests.server.http.clients import Answer, ask
+from tests.server.samples import load_repository
+from tests.server.seams import PATIENCE_SECONDS, Served
 from tests.support import triton
 from tests.support.artifacts import cached_repositories
 from tests.support.processes import serving_models
@@ -184,6 +188,16 @@ def test_predictions_over_http(port: int) -> None:
             assert post(port, path, model=CLASSIFIER, inputs=inputs).json == answer
 
 
+def test_the_only_classifier_needs_no_name_and_returns_its_labels() -> None:
+    (folder,) = cached_repositories(CLASSIFIERS)
+    model = load_repository(folder, Device(threads=1)).ready(CLASSIFIER)
+    request = pb.AttendRequest(text=pb.TextSequences(texts=["eat"], return_labels=True))
+    with Served(model) as served:
+        method: Any = served.channel.unary_unary(ATTEND)
+        reply = pb.AttendResponse.FromString(method(request.SerializeToString(), timeout=PATIENCE_SECONDS))
+    assert (reply.model_name, [*reply.labels]) == (CLASSIFIER, [*LABELS[CLASSIFIER]])
+
+
 WRONG_INPUTS = [5, [], [[]], ["a"] * 3, [["a"], "b"], [["a"], ["b", "c"]], [[1]], [{"a": 1}]]
 RERANK, PREDICT, EMBED = "/v1/rerank", "/predict", "/v1/embeddings"
 
@@ -196,7 +210,7 @@ RERANK, PREDICT, EMBED = "/v1/rerank", "/predict", "/v1/embeddings"
         (RERANK, "documents[1]", {"documents": ["a", 1]}, "documents[1]: must be a valid string"),
         (RERANK, "documents", {"documents": ["a", LONG]}, "text: text 1 has"),
         (RERANK, "query", {"query": LONG, "documents": ["a"] * 44_000}, "query: has 70400000 bytes"),
-        (PREDICT, "model", {"model": None, "inputs": "a"}, "model: is required: 2 text classifiers"),
+        (PREDICT, "model", {"model": None, "inputs": "a"}, "is required: 2 text classifiers"),
         (PREDICT, "model", {"model": SENTENCE, "inputs": "a"}, "'sentence' is not a text classifier"),
         *((PREDICT, "inputs", {"inputs": wrong}, "inputs: must be a text, a pair") for wrong in WRONG_INPUTS),
         (EMBED, "input", {"model": SENTENCE, "input": [[5]]}, "check_embedding_ctx_length=False"),

@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from tests.server.api.messages import attend_request
+from tests.server.http.clients import ask
 from tests.server.samples import SELF
 from tests.server.watched import watched
 from tests.support.prometheus import scrape, value
@@ -18,6 +19,9 @@ from tests.support.prometheus import scrape, value
 REQUEST = attend_request([2])
 HOST = "127.0.0.1"
 SERVING = health_pb2.HealthCheckResponse.SERVING
+
+# An address of gRPC has no place for most of these characters, and a socket none for so many.
+UNUSUAL = "%41#?:,[" + "t" * 100
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -54,3 +58,30 @@ def test_ports_are_bound_and_metrics_served_while_models_load(artifacts: Path, t
             assert answer.result().context_vectors.lengths == [2]
         assert server.ports() == (port, metrics_port)
         assert value(scrape(metrics_port), "attention_model_ready", model=SELF, version="1") == 1
+
+
+def test_a_stop_while_models_load_ends_the_process_and_leaves_nothing(
+    artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "t"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    repository = SlowRepository(artifacts, tmp_path / "models")
+    with watched(repository.folder, tmp_path, "--http-port=0") as server:
+        server.until(" loading ")
+        assert list(temporary.glob("attention-????????/grpc"))
+        server.stop()
+        assert server.process.wait(timeout=60) == 0
+        assert " stopped while loading signal=SIGTERM" in server.rest()
+    assert list(temporary.iterdir()) == []
+
+
+def test_http_is_answered_whatever_the_path_of_temporary_files(
+    artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / UNUSUAL
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    with watched(artifacts, tmp_path, "--http-port=0") as server:
+        http = int(server.until(r" serving .*\bhttp_port=(\d+)")[1])
+        assert ask(http, "/v2").status == 200

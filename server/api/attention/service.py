@@ -11,13 +11,18 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention import codec, contexts, named_tensors
 from attention_serving.server.api.attention.codec import DATA_TYPES
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.errors import code_of, engine_error_of
+from attention_serving.server.api.errors import code_of
 from attention_serving.server.api.inference import Inference
-from attention_serving.server.api.method import Method, find_model, of_service, readable
+from attention_serving.server.api.method import Method, find_model, of_service, permitted
 from attention_serving.server.api.protobuf_bytes import Parsed, field, leading_text, text_field
 from attention_serving.server.api.tensors import DATATYPES, Allowance, Reply
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.errors import (
+    EngineError,
+    InvalidRequestError,
+    LimitExceededError,
+    ModelNotFoundError,
+)
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import FailedModel, Model
 from attention_serving.server.engine.requests.validation import encode_texts
@@ -39,6 +44,18 @@ class Attend(Inference):
     paths = codec.PATHS
     is_slow = staticmethod(codec.is_slow)
 
+    def _model_name(self, parsed: Parsed[Any], call: Call) -> str:
+        name = super()._model_name(parsed, call)
+        if name or not parsed.message.text.return_labels:
+            return name
+        models = [
+            model for model in self._engine.repository if isinstance(model, LoadedModel) and model.classifier
+        ]
+        names = {model.name for model in permitted(models, call, Right.INFER)}
+        if len(names) != 1:
+            raise InvalidRequestError("model_name", f"is required: {len(names)} text classifiers are ready")
+        return names.pop()
+
     def _decode(
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
     ) -> tuple[Request, Reply]:
@@ -51,6 +68,12 @@ class Attend(Inference):
         request = codec.decode(parsed, codec.input_names(model), deadline, allowance)
         request = encode_texts(request, model, allowance.limits, allowance.reservation)
         prefix = codec.facts(request, model, has_texts=has_texts)
+        if message.text.return_labels:
+            if model.classifier is None:
+                raise ModelNotFoundError(
+                    f"model: {model.name!r} is not a text classifier", field="model_name"
+                )
+            prefix += pb.AttendResponse(labels=model.classifier.labels).SerializeToString()
         has_heads = bool(model.manifest.num_heads)
         encode = partial(codec.encode, prefix=prefix, wire=wire, embeds=embeds, has_heads=has_heads)
         return request, Reply(encode)
@@ -74,10 +97,11 @@ class AttendStream(Attend):
     def _leading_id(self, message: bytes) -> str:
         return leading_text(message, pb.AttendStreamRequest.ID_FIELD_NUMBER)
 
-    def _failed(self, request_id: str, error: Exception) -> bytes:
-        failure = engine_error_of(error)
-        stream_error = _copy(failure, pb.StreamError, code=code_of(failure).value[0])
-        return pb.AttendStreamResponse(id=request_id[:MAX_ID_BYTES], error=stream_error).SerializeToString()
+    def _with_reply(self, error: EngineError, request_id: str) -> EngineError:
+        stream_error = _copy(error, pb.StreamError, code=code_of(error).value[0])
+        reply = pb.AttendStreamResponse(id=request_id[:MAX_ID_BYTES], error=stream_error)
+        error.reply = reply.SerializeToString()
+        return error
 
 
 def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
@@ -91,7 +115,7 @@ def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
 
     def list_models(_request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
         """Describes the models that the caller may read, those that failed to load included."""
-        return pb.ListModelsResponse(models=map(describe, readable(repository, call)))
+        return pb.ListModelsResponse(models=map(describe, permitted(repository, call)))
 
     def get_model(request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
         model = find_model(repository.find, call, Right.READ, request.name, request.version)

@@ -11,9 +11,8 @@ from attention_serving.artifact.manifest import TensorSpec
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server import VERSION
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.errors import engine_error_of
 from attention_serving.server.api.inference import Inference
-from attention_serving.server.api.method import Method, find_model, of_service, readable, require
+from attention_serving.server.api.method import Method, find_model, of_service, permitted, require
 from attention_serving.server.api.open_inference import codec, parameters, response, tensors
 from attention_serving.server.api.open_inference.tensors import BYTES
 from attention_serving.server.api.protobuf_bytes import Parsed, field, text_field
@@ -76,10 +75,11 @@ class ModelStreamInfer(ModelInfer):
     def _encode(self, reply: Reply, result: Result, request_id: str) -> bytes:
         return b"".join(field(RESPONSE, [text_field(self.id_path[0], request_id), *reply.parts(result)]))
 
-    def _failed(self, request_id: str, error: Exception) -> bytes:
-        return pb.ModelStreamInferResponse(
-            error_message=engine_error_of(error).message, infer_response=pb.ModelInferResponse(id=request_id)
-        ).SerializeToString()
+    def _with_reply(self, error: EngineError, request_id: str) -> EngineError:
+        response = pb.ModelInferResponse(id=request_id)
+        reply = pb.ModelStreamInferResponse(error_message=error.message, infer_response=response)
+        error.reply = reply.SerializeToString()
+        return error
 
 
 class Handlers:
@@ -206,7 +206,7 @@ class Handlers:
             require(call, Right.READ, request.name)
         models = [
             model
-            for model in readable(self._engine.repository, call)
+            for model in permitted(self._engine.repository, call)
             if isinstance(model, LoadedModel)
             and request.name in ("", model.name)
             and request.version in ("", model.version)
@@ -222,7 +222,7 @@ class Handlers:
                 pb.RepositoryIndexResponse.ModelIndex(
                     name=entry.name, version=entry.version, state=entry.state.value, reason=entry.reason
                 )
-                for entry in readable(self._control.index(), call)
+                for entry in permitted(self._control.index(), call)
                 if entry.state is ModelState.READY or not request.ready
             ]
         )

@@ -1,12 +1,15 @@
 """What callers see of either transport: all other tests of the API use the first."""
 
-from collections.abc import Callable
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
 import grpc
 import pytest
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.inference import open_inference_pb2 as infer_pb
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.transport import TransportKind
@@ -30,6 +33,8 @@ from tests.server.seams import PATIENCE_SECONDS, Served, wait_until
 GOOD = attend_request([2]).SerializeToString()
 # Makes a reply of half a megabyte, several times what a caller takes without reading.
 LARGE = attend_request([256], return_weights=True)
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+INFER_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 # A drain without work takes less; one that waits for a silent peer takes PATIENCE_SECONDS.
 AT_ONCE_SECONDS = 5.0
 
@@ -114,11 +119,40 @@ def callers_are_asked_for_a_token(served: Served) -> None:
         assert attend(served.channel, caller=wrong).code() is grpc.StatusCode.UNAUTHENTICATED
 
 
+def streams_that_wait_hold_no_message_and_refusals_are_counted_once(served: Served) -> None:
+    request = pb.AttendRequest(model_name="unknown", query=attend_request([20_000]).query)
+    infer = infer_pb.ModelInferRequest(model_name="unknown", raw_input_contents=[bytes(300_000)])
+    assert [code_of(served, b"\xff", path) for path in (ATTEND, INFER)] == ["INVALID_ARGUMENT"] * 2
+    for path, message in ((STREAM, pb.AttendStreamRequest(request=request)), (INFER_STREAM, infer)):
+        content, proceed = message.SerializeToString(), threading.Event()
+        tracemalloc.start()
+        try:
+            method: Any = served.channel.stream_stream(path)
+            stream = method(then_wait(content, proceed), timeout=PATIENCE_SECONDS)
+            next(stream)
+            wait_until(lambda: tracemalloc.get_traced_memory()[0] < 200_000)
+        finally:
+            tracemalloc.stop()
+        proceed.set()
+        assert list(stream) == []
+    assert served.calls.ended(4).total() == 4
+    assert served.calls.refusals == [
+        *(("Attend", "INVALID_FIELD"), ("ModelInfer", "INVALID_FIELD")),
+        *(("AttendStream", "MODEL_NOT_FOUND"), ("ModelStreamInfer", "MODEL_NOT_FOUND")),
+    ]
+
+
+def then_wait(message: bytes, proceed: threading.Event) -> Iterator[bytes]:
+    yield message
+    proceed.wait(PATIENCE_SECONDS)
+
+
 IMPATIENT: dict[str, Any] = {"message_timeout_seconds": 0.5}
 # By what is shown, settings of the server.
 ROWS: dict[Callable[[Served], None], dict[str, Any]] = {
     calls_are_answered_or_refused: {},
     replies_of_a_stream_keep_their_order_and_a_malformed_message_does_not_end_it: {},
+    streams_that_wait_hold_no_message_and_refusals_are_counted_once: {},
     a_message_that_does_not_arrive_ends_its_call: IMPATIENT,
     a_caller_who_does_not_read_is_cut_off: IMPATIENT,
     a_drain_ends_watchers_idle_streams_and_silent_calls: {},

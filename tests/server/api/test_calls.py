@@ -6,10 +6,12 @@ import weakref
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import get_args
+from typing import ClassVar, get_args
 
 import grpc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from attention_serving.server.api.method import CallKind, Method
 from attention_serving.server.coroutines import result_of
@@ -17,6 +19,7 @@ from attention_serving.server.engine.errors import OverloadedError
 from attention_serving.server.engine.schedule.fair_shares import ANYONE
 from attention_serving.server.transport.call import Call
 from tests.server.api.scripted import UNLIMITED, ScriptedCall, calls_of, started
+from tests.server.seams import Calls as Observed
 
 LIMITS = replace(UNLIMITED, message_timeout_seconds=60, stream_idle_seconds=60)
 
@@ -114,6 +117,59 @@ def test_a_message_after_the_end_of_the_call_is_not_handled(kind: CallKind) -> N
     call.deliver(b"a")
     assert (handler.requests, call.is_receiving) == ([], False)
     assert call.ended_with is grpc.StatusCode.CANCELLED
+
+
+class Message(bytes):
+    """A message with the names of those that are in memory."""
+
+    alive: ClassVar[set[bytes]] = set()
+
+    def __del__(self) -> None:
+        self.alive.discard(bytes(self))
+
+
+@given(steps=st.lists(st.integers(0, 9), max_size=40))
+def test_of_the_messages_of_a_stream_only_those_that_are_handled_are_in_memory(steps: list[int]) -> None:
+    """Whether they are answered, refused or end the stream, before their turn or later."""
+    handled: dict[bytes, Future[bytes]] = {}
+
+    async def handle(message: bytes, _call: Call, _reservation: None) -> bytes:
+        Message.alive.add(bytes(message))
+        return await result_of(handled.setdefault(bytes(message), Future()))
+
+    served, call, refused = (
+        calls_of(Method(kind="ordered stream", handle=handle, right=None)),
+        ScriptedCall(),
+        0,
+    )
+    call.begin(served.serve)
+    Message.alive.clear()
+    gc.disable()
+    try:
+        for number, step in enumerate(steps):
+            if step < 4:
+                call.deliver(Message(number))
+            elif step == 9:
+                if call.has_sends:
+                    call.complete_send()
+            elif handled:
+                future = handled.pop([*handled][step % len(handled)])
+                if step < 6:
+                    future.set_result(b"reply")
+                else:
+                    error = OverloadedError("full")
+                    error.reply = b"" if step == 8 else b"refused"
+                    refused += bool(error.reply)
+                    future.set_exception(error)
+                    del error
+                del future
+            assert Message.alive == handled.keys()
+        call.cancel()
+        assert Message.alive == set()
+    finally:
+        gc.enable()
+    assert isinstance(served._observer, Observed)
+    assert served._observer.refusals == [("Method", "OVERLOADED")] * (refused + bool(call.reason))
 
 
 def test_replies_of_a_stream_keep_their_order_and_its_window() -> None:

@@ -76,6 +76,13 @@ def attend_requests(draw: st.DrawFn) -> typed.AttendRequest:
     return typed.AttendRequest(model_name=draw(st.text()), positions=signed, **members)
 
 
+def group(number: int, content: bytes) -> bytes:
+    """A group with a number below 16, which the library takes as an unknown field."""
+    return bytes([number << 3 | 3]) + content + bytes([number << 3 | 4])
+
+
+# With fields of the numbers of those that are cut out, in a group in a group.
+GROUPS = b"".join(group(number, group(2, b"\x3a\x01a\x2a\x00") + b"\x1a\x01b") for number in (1, 3, 5, 7, 15))
 REPLACED = [
     typed.AttendRequest(token_ids=typed.TokenSequences(lengths=[1], ids=[5])),
     typed.AttendRequest(text=typed.TextSequences()),
@@ -114,7 +121,7 @@ def assert_cut(data: bytes, root: CutFields, parse: Callable[[bytes], Message]) 
 def test_what_is_cut_out_and_what_is_left_are_what_the_library_parses(messages: list[Any]) -> None:
     # Messages in a row are one message: their fields are merged, repeated fields are joined, and of a oneof
     # the member that comes last is kept.
-    data, kind = b"".join(message.SerializeToString() for message in messages), type(messages[0])
+    data, kind = GROUPS.join([*(message.SerializeToString() for message in messages), b""]), type(messages[0])
     assert_cut(data, INFER if kind is pb.ModelInferRequest else ATTEND, kind.FromString)
     if kind is typed.AttendRequest:
         streamed = [typed.AttendStreamRequest(request=message).SerializeToString() for message in messages]
@@ -133,8 +140,14 @@ def test_arbitrary_bytes_are_refused_or_kept(data: bytes, root: CutFields) -> No
 
 @pytest.mark.parametrize(
     "data",
-    [b"\x3a", b"\x3a\x05ab", b"\x3b", b"\x0d\x00", b"\xff" * 11, b"\x3a" + b"\xff" * 9 + b"\x01"],
-    ids=["no length", "short content", "group", "short number", "endless number", "huge length"],
+    [
+        *(b"\x3a", b"\x3a\x05ab", b"\x3b", b"\x3b\x2c", b"\x3c", b"\x0b" * 101 + b"\x0c" * 101),
+        *(b"\x0d\x00", b"\xff" * 11, b"\x3a" + b"\xff" * 9 + b"\x01"),
+    ],
+    ids=[
+        *("no length", "short content", "open group", "wrong group", "no group", "deep group"),
+        *("short number", "endless number", "huge length"),
+    ],
 )
 def test_malformed_messages_are_refused_as_the_library_refuses_them(data: bytes) -> None:
     with pytest.raises(DecodeError):
@@ -145,6 +158,7 @@ def test_malformed_messages_are_refused_as_the_library_refuses_them(data: bytes)
 
 BEYOND = {
     "fields": (b"\x08\x01" * 21, "has more than 20 fields, which is the limit"),
+    "fields of groups": (group(15, b"\x08\x01" * 21), "has more than 20 fields"),
     "fields of inputs": (b"\x2a\x2c\x2a\x2a" + b"\x08\x01" * 21, "has more than 20 fields"),
     "rest": (b"\x0a\x31" + bytes(49), "has at least 51 bytes besides tensors, numbers and texts"),
 }

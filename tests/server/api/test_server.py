@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import pytest
@@ -68,12 +69,31 @@ def test_a_socket_answers_as_the_port_does(path: Path, self_model: LoadedModel) 
         assert {call.code() for call in calls} <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
 
 
+@pytest.mark.parametrize("name", ["%41", "#?", "a:b c", "[*]", "ä"])
+def test_a_path_may_have_characters_that_addresses_of_grpc_escape(
+    path: Path, name: str, self_model: LoadedModel
+) -> None:
+    path = path.with_name(name)
+    with (
+        Served(self_model, unix_socket=path) as served,
+        grpc.insecure_channel(f"unix:{quote(str(path))}") as channel,
+    ):
+        assert attend(channel, 3).result().context_vectors.lengths == [3]
+        assert served.server.load().open_connections == 1
+
+
 def test_a_path_that_cannot_be_used_is_refused(path: Path) -> None:
     path.write_text("kept")
     long = path.parent / ("s" * 107)
-    for other in (path, path / "socket", long):
+    for other, reason in (
+        (path, "another process does, or it is another kind of file"),
+        (path / "socket", "Not a directory"),
+        (path.parent / "missing/socket", "No such file or directory"),
+        (long, f"its path has {len(str(long))} bytes; the limit of a socket's path is 107"),
+        (path.parent / "a,b", "gRPC's clients take the comma for the end of the path"),
+    ):
         server = RpcServer(dataclasses.replace(OPTIONS, unix_socket=other), Calls())
-        with pytest.raises(ServerError, match="cannot listen on "):
+        with pytest.raises(ServerError, match=f"cannot listen on {other}: {reason}"):
             server.bind()
         server.stop(0)
     assert path.read_text() == "kept"

@@ -11,7 +11,7 @@ from attention_serving.protos.attention.v1.attention_pb2 import AttendStreamResp
 from attention_serving.protos.inference.open_inference_pb2 import ModelStreamInferResponse
 from attention_serving.server.api import admission  # noqa: F401 - defines some of the errors
 from attention_serving.server.api.attention.service import AttendStream
-from attention_serving.server.api.errors import UNEXPECTED, code_of, trailing_metadata
+from attention_serving.server.api.errors import UNEXPECTED, code_of, engine_error_of, trailing_metadata
 from attention_serving.server.api.open_inference.service import ModelStreamInfer
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError, OverloadedError
 from attention_serving.server.security import web_tokens  # noqa: F401 - and others
@@ -78,7 +78,8 @@ def test_an_error_becomes_a_status_with_its_details(error: EngineError, details:
     ("kind", "reply"), [(AttendStream, AttendStreamResponse), (ModelStreamInfer, ModelStreamInferResponse)]
 )
 def test_an_unexpected_error_in_a_stream_reveals_no_details(kind: type[Any], reply: type[Any]) -> None:
-    answer = reply.FromString(kind._failed(object.__new__(kind), "7", ValueError("a secret")))
+    error = kind._with_reply(object.__new__(kind), engine_error_of(ValueError("a secret")), "7")
+    answer = reply.FromString(error.reply)
     assert UNEXPECTED in str(answer)
     assert '"7"' in str(answer)
     assert "secret" not in str(answer)

@@ -79,16 +79,15 @@ PREDICT = ("/predict", {"inputs": [["a"], ["b"]]}, 2, "inputs[1]: its score cont
 def test_numbers_without_a_form_in_json_are_refused_with_their_index(
     scripted: Scripted, port: int, path: str, members: dict[str, Any], width: int, error: str, number: float
 ) -> None:
-    classifier = pb.TextClassifier(labels=["x", "y"])
-    model = pb.Model(name="m", version="1", state=pb.Model.STATE_READY, text_classifier=classifier)
-    scripted.answer("ListModels", pb.ListModelsResponse(models=[model]))
     rows = np.ones((2, width), np.float32)
     rows[1, -1] = number
     reply = pb.AttendResponse(context_vectors=pb.VectorSequences(data=rows.tobytes(), width=width))
+    reply.labels.extend(["x", "y"])
     scripted.answer("Attend", reply)
     answer = ask(port, path, {"model": "m", **members})
     refusal = answer.json["error"]
     assert (answer.status, refusal["param"]) == (400, error.partition(":")[0])
+    assert (scripted.calls.get().method, scripted.calls.empty()) == ("Attend", True)
     assert refusal["message"].startswith(error)
     if path == EMBED[0]:  # as binary tensors are
         shown = ask(port, path, {"model": "m", **members, "encoding_format": "base64"}).json["data"]

@@ -18,7 +18,9 @@ import pytest
 from tests.chaos.process import readings, reset_peak
 from tests.server.http.clients import HOST, REQUEST, answer_on, ask, connected, head
 from tests.server.samples import SELF
+from tests.server.seams import wait_until
 from tests.server.watched import Watched, watched
+from tests.support.prometheus import scrape
 
 PATH = f"/v2/models/{SELF}/infer"
 MIB = 1 << 20
@@ -63,6 +65,22 @@ def test_it_serves_is_replaced_drains_and_ends(service: Watched) -> None:
     rest = service.rest()
     assert rest.count("http process ended") == 1
     assert -1 < rest.find(" drained ") < rest.find(" stopped")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_either_process_refuses_is_counted_once(artifacts: Path, tmp_path: Path, workers: int) -> None:
+    with watched(artifacts, tmp_path, "--http-port=0", f"--workers={workers}") as service:
+        port = http_port(service)
+        metrics = int(re.findall(r" metrics_port=(\d+)", service.seen[-1])[0])
+        assert {ask(port, PATH, b"{").status for _ in range(3)} == {400}
+        assert ask(port, "/v2/models/unknown/infer", REQUEST).status == 404
+
+        def refusals() -> dict[str, float]:
+            samples, name = scrape(metrics).items(), "attention_refused_requests_total"
+            return {dict(labels)["reason"]: count for (metric, labels), count in samples if metric == name}
+
+        wait_until(lambda: len(refusals()) == 2)
+        assert refusals() == {"INVALID_FIELD": 3, "MODEL_NOT_FOUND": 1}
 
 
 @pytest.mark.thorough

@@ -1,12 +1,14 @@
 """A server that stops keeps each connection until the peer has received the replies on it."""
 
+import os
 import socket
 import threading
 from contextlib import closing, suppress
 
 import grpc
+import pytest
 
-from attention_serving.server.transport.drain import connections
+from attention_serving.server.transport.drain import connections, stop_listening
 from tests.server.seams import PATIENCE_SECONDS
 from tests.server.transport.test_transports import Listening
 
@@ -86,6 +88,22 @@ def test_bytes_are_unsent_until_the_peer_has_received_them() -> None:
         assert connection.unsent_bytes == 0
         connection.close()
         assert peer.recv(1) == b""
+
+
+def test_listening_ends_for_the_socket_whatever_its_descriptor_becomes() -> None:
+    with (
+        socket.create_server((HOST, 0)) as listener,
+        socket.create_connection(listener.getsockname()) as peer,
+    ):
+        accepted, address = listener.accept()[0], listener.getsockname()
+        identity = os.fstat(listener.fileno())
+        stop_listening([address[1]])
+        assert os.path.samestat(os.fstat(listener.fileno()), identity)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        with socket.create_server(address), closing(accepted):  # of the next server, while this one drains
+            accepted.sendall(b"goes on")
+            assert peer.recv(16) == b"goes on"
 
 
 def test_a_reply_reaches_a_slow_peer_although_the_server_stops() -> None:

@@ -1,15 +1,23 @@
 """The metrics that several processes write, added up."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from prometheus_client import values
-from prometheus_client.multiprocess import mark_process_dead
 
 from attention_serving.server.api.calls import CallLoad
 from attention_serving.server.engine.statistics import EngineLoad
 from attention_serving.server.observe.metrics import Metrics
-from attention_serving.server.observe.prometheus import FOLDER_VARIABLE, worker_registry, write_metrics_to
+from attention_serving.server.observe.prometheus import (
+    FOLDER_VARIABLE,
+    create_files,
+    remove_gauges,
+    worker_registry,
+    write_metrics_to,
+)
+from tests.server.samples import ROOT
 from tests.support.prometheus import shows
 
 
@@ -34,6 +42,8 @@ def work(folder: Path, worker: int, *, calls: int, is_ready: bool) -> None:
 
 
 def test_counts_and_loads_add_up_and_other_gauges_show_the_worst_worker(tmp_path: Path) -> None:
+    for worker in range(2):
+        create_files(tmp_path, worker)
     work(tmp_path, 0, calls=2, is_ready=True)
     work(tmp_path, 1, calls=3, is_ready=False)
     assert shows(
@@ -48,8 +58,7 @@ def test_counts_and_loads_add_up_and_other_gauges_show_the_worst_worker(tmp_path
         attention_model_ready{model="m",version="1"} 0
         """,
     )
-    files = len(list(tmp_path.iterdir()))
-    mark_process_dead(1, str(tmp_path))  # type: ignore[no-untyped-call]
+    remove_gauges(tmp_path, 1)
     assert shows(worker_registry(tmp_path), "attention_open_calls 2\nattention_queue_age_seconds 0.5")
     for _ in range(2):  # replacements of it, which go on with its counts and its files
         work(tmp_path, 1, calls=1, is_ready=True)
@@ -61,4 +70,38 @@ def test_counts_and_loads_add_up_and_other_gauges_show_the_worst_worker(tmp_path
         attention_open_calls 3
         """,
     )
-    assert len(list(tmp_path.iterdir())) <= files
+    assert all(path.is_symlink() for path in tmp_path.iterdir())  # all of it is in memory
+
+
+WITHOUT_SPACE = """
+import os, sys
+from contextlib import suppress
+from pathlib import Path
+from attention_serving.server.observe.prometheus import *
+from tests.support.prometheus import published, value
+
+folder = Path(sys.argv[1])
+create_files(folder, 0)
+write_metrics_to(folder, 0)
+from attention_serving.server.observe.metrics import Metrics
+metrics = Metrics()
+with suppress(OSError), (folder / "filler").open("wb", buffering=0) as filler:
+    while True:
+        filler.write(bytes(4096))
+assert os.statvfs(folder).f_bavail == 0
+for number in range(2000):
+    metrics.call_ended(f"/a/{number}", "OK", 0.5)
+metrics.refresh()
+print(value(published(worker_registry(folder)), "attention_requests_total", method="/a/1999", code="OK"))
+"""
+
+
+def test_metrics_of_a_worker_grow_on_a_full_disk(tmp_path: Path) -> None:
+    """In a real file system, which is mounted for one process."""
+    mount = 'mount -t tmpfs -o size=256k none "$0" && exec "$@"'
+    command = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    if subprocess.run([*command, mount, tmp_path, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("the system allows this user no mounts")
+    command += [mount, str(tmp_path), sys.executable, "-c", WITHOUT_SPACE, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "1.0\n"), done.stderr

@@ -142,6 +142,7 @@ class TextSequences(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
+    RETURN_LABELS_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """For text encoders with prompts: the name of the prompt that is put before
     each text; empty for none. If absent, the model's default prompt, if it has
@@ -150,6 +151,10 @@ class TextSequences(_message.Message):
     truncate: _builtins.bool
     """Whether a text with more tokens than the model takes is cut to its first
     tokens. Otherwise such a text is refused. If absent, the model's own setting.
+    """
+    return_labels: _builtins.bool
+    """For text classifiers: whether the response has their labels. The model's name
+    may then be empty: that of the only classifier that the caller may use.
     """
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -171,10 +176,11 @@ class TextSequences(_message.Message):
         prompt: _builtins.str | None = ...,
         truncate: _builtins.bool | None = ...,
         pairs: _abc.Iterable[_builtins.str] | None = ...,
+        return_labels: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt", b"_prompt", "_truncate", b"_truncate", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt", b"_prompt", "_truncate", b"_truncate", "pairs", b"pairs", "prompt", b"prompt", "texts", b"texts", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt", b"_prompt", "_truncate", b"_truncate", "pairs", b"pairs", "prompt", b"prompt", "return_labels", b"return_labels", "texts", b"texts", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prompt: _TypeAlias = _typing.Literal["prompt"]  # noqa: Y015
     _WhichOneofArgType__prompt: _TypeAlias = _typing.Literal["_prompt", b"_prompt"]  # noqa: Y015
@@ -897,6 +903,7 @@ class AttendResponse(_message.Message):
     TOKEN_OFFSETS_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name of the model."""
     model_version: _builtins.str
@@ -944,6 +951,12 @@ class AttendResponse(_message.Message):
         has every output; otherwise there is one tensor for each sequence.
         """
 
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Present if the request set text.return_labels: the label of each column of
+        context_vectors, whose rows are the scores of the texts or pairs.
+        """
+
     def __init__(
         self,
         *,
@@ -956,10 +969,11 @@ class AttendResponse(_message.Message):
         token_offsets: Global___Spans | None = ...,
         outputs: _abc.Iterable[Global___NamedTensors] | None = ...,
         model_digest: _builtins.str = ...,
+        labels: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "context_vectors", b"context_vectors", "token_offsets", b"token_offsets"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "context_vectors", b"context_vectors", "model_digest", b"model_digest", "model_name", b"model_name", "model_version", b"model_version", "outputs", b"outputs", "token_counts", b"token_counts", "token_offsets", b"token_offsets", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "context_vectors", b"context_vectors", "labels", b"labels", "model_digest", b"model_digest", "model_name", b"model_name", "model_version", b"model_version", "outputs", b"outputs", "token_counts", b"token_counts", "token_offsets", b"token_offsets", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
