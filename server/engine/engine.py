@@ -266,6 +266,7 @@ class Engine:
                 context_hits=contexts.hits,
                 context_misses=contexts.misses,
                 context_evictions=contexts.evictions,
+                context_folder_errors=contexts.folder_errors,
             )
 
     def run_inline(self, limit_seconds: float = INLINE_SECONDS) -> bool:
