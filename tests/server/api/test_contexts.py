@@ -126,7 +126,7 @@ def test_contexts_are_listed_in_pages_on_the_codec_threads(
             response = stub.ListContexts(pb.ListContextsRequest(model_name=CROSS, **fields))
             return [context.id for context in response.contexts], response.next_page_token
 
-        pages, token = [], ""
+        pages, token = list[list[str]](), ""
         while not pages or token:
             names, token = listed(page_size=2, page_token=token)
             pages.append(names)
