@@ -388,6 +388,8 @@ class Engine:
         except Exception as error:
             self._failed(batch, sequences, error)
             return
+        if is_whole:
+            batch.run_seconds = sum(times)
         complete = self._deliver(sequences, outputs)
         try:
             self._report(batch.model, graph, sequences, complete, started, times)

@@ -13,6 +13,7 @@ from attention_serving.artifact.manifest import IN_BLOCKS, KEY_POSITIONS, OF_CON
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validated_request import SequenceInputs
 from attention_serving.server.engine.run.execute import run_batch
+from attention_serving.server.engine.schedule.pace import Pace
 from attention_serving.server.engine.types import Array, Context, ContextCost, RunCost
 
 # Sizes that are timed: number of sequences, and length of each. As few as tell the three terms apart, because
@@ -39,19 +40,22 @@ Size: TypeAlias = tuple[int, int]
 def calibrated(model: LoadedModel) -> LoadedModel:
     """The same model with the measured cost of runs of each of its graphs."""
     costs = {kind: _Graph(model, kind).cost() for kind in model.sessions if kind not in OF_CONTEXTS}
-    parallel_costs = {
-        kind: _Graph(model, kind).parallel_cost(costs[kind])
+    ratios = {
+        kind: _Graph(model, kind).parallel_ratios(costs[kind])
         for kind in model.parallel_sessions
-        if kind not in OF_CONTEXTS
+        if kind in costs
     }
     model.shrink_arena()
-    timed = dataclasses.replace(model, costs=costs, parallel_costs=parallel_costs)
+    paces = {kind: Pace(of_kind) for kind, of_kind in ratios.items()}
+    timed = dataclasses.replace(model, costs=costs, paces=paces)
     if GraphKind.CONTEXT not in model.sessions:
         return timed
-    return dataclasses.replace(timed, context_cost=_context_cost(timed))
+    paces[GraphKind.PROJECT] = Pace(ratios.get(GraphKind.PLAIN))
+    context_cost, paces[GraphKind.CONTEXT] = _context_cost(timed)
+    return dataclasses.replace(timed, context_cost=context_cost)
 
 
-def _context_cost(model: LoadedModel) -> ContextCost:
+def _context_cost(model: LoadedModel) -> tuple[ContextCost, Pace]:
     """Times few and many queries to a small and to a large context, which tell the four terms apart."""
     clock = time.thread_time if model.runs_on_host else time.perf_counter
     (_, few), (_, many) = sizes = [(1, 1), (1, CONTEXT_SIZES[0])]
@@ -66,10 +70,11 @@ def _context_cost(model: LoadedModel) -> ContextCost:
     query_row = max(0.0, (many_queries - single) / (many - few) - small * pair)
     key_row = max(0.0, (one_large - single) / (large - small) - pair)
     call = max(0.0, single - small * (key_row + pair) - query_row)
+    cost = ContextCost(call, key_row, query_row, pair)
     if GraphKind.CONTEXT not in model.parallel_sessions:
-        return ContextCost(call, key_row, query_row, pair)
+        return cost, Pace()
     ((alone, parallel),) = time_in_turns(sizes[:1], ways, time.perf_counter).values()
-    return ContextCost(call, key_row, query_row, pair, parallel=parallel / alone)
+    return cost, Pace({one_large: parallel / alone})
 
 
 def _random_context(model: LoadedModel, rows: int) -> Context:
@@ -106,23 +111,20 @@ class _Graph:
         timings = time_in_turns(self._possible(sizes), [run], clock)
         return fit(self._operations(timings), [seconds for (seconds,) in timings.values()])
 
-    def parallel_cost(self, one_thread: RunCost) -> RunCost:
-        """The cost of runs on all threads, in terms of that on one.
+    def parallel_ratios(self, cost: RunCost) -> dict[float, float]:
+        """How many times as long as on one thread runs take on all, by their expected seconds on one.
 
         Both are timed by the wall clock: the clock of one thread leaves out the time in which other
         processes have the core, so that one thread would look faster on a busy machine.
         """
         ways = [partial(self.run, parallel=parallel) for parallel in (False, True)]
         timings = time_in_turns(self._possible(TIMED_SIZES_ALONE), ways, time.perf_counter)
-        operations = self._operations(timings)
-        alone = [one_thread.seconds(*run) for run in operations]
-        return fit(
-            operations,
-            [
-                seconds * parallel / single
-                for seconds, (single, parallel) in zip(alone, timings.values(), strict=True)
-            ],
-        )
+        return {
+            cost.seconds(*operations): parallel / single
+            for operations, (single, parallel) in zip(
+                self._operations(timings), timings.values(), strict=True
+            )
+        }
 
     def _possible(self, sizes: Iterable[Size]) -> list[Size]:
         """The nearest sizes that the graph takes."""
