@@ -327,7 +327,7 @@ class LoadedModel:
         """How long runs of a graph take now in relation to what is expected of them."""
         pace = self.paces.get(graph)
         if pace is None:
-            pace = self.paces[graph] = Pace()
+            pace = self.paces[graph] = Pace(has_all_threads=graph in self.parallel_sessions)
         return pace
 
     def least_seconds(self, shape: SequenceShape) -> float:

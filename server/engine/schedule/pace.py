@@ -5,7 +5,6 @@ relation to others; a `Pace` follows how many times as long runs of one graph ta
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 # Weight of a slower run beside the earlier ones, and how many times as long it counts at most. A faster run
@@ -21,7 +20,8 @@ class _Size:
     """Runs of one order of magnitude.
 
     Attributes:
-        ratios: Duration by what was expected, on one thread and on all.
+        ratios: Duration by what was expected, on one thread and on all; 0 for all if that was not tried, and
+            infinite if it cannot be.
         is_parallel: Whether all threads were faster at the last choice.
         runs: Number of choices since that changed.
     """
@@ -34,24 +34,20 @@ class _Size:
 class Pace:
     """The pace of the runs of one graph, by their size. For one thread at a time, as the queue is."""
 
-    def __init__(self, parallel: Mapping[float, float] | None = None) -> None:
-        """Begins with what was measured at the load.
+    def __init__(self, *, has_all_threads: bool) -> None:
+        """Begins with what was measured at the load on one thread. All threads are tried by the first run.
 
         Args:
-            parallel: How many times as long as on one thread runs take on all, by the seconds that they are
-                expected to take on one; None if they have one thread only.
+            has_all_threads: Whether runs can have all threads.
         """
+        self._untried = 0.0 if has_all_threads else math.inf
         # By powers of two of the expected seconds.
         self._sizes: dict[int, _Size] = {}
-        for seconds, ratio in (parallel or {}).items():
-            self._sizes[_magnitude(seconds)] = _Size([1.0, ratio])
 
     def _size(self, expected: float) -> _Size:
-        magnitude = _magnitude(expected)
+        magnitude = math.frexp(expected)[1]
         if (size := self._sizes.get(magnitude)) is None:
-            nearest = min(self._sizes, key=lambda other: abs(other - magnitude), default=None)
-            parallel = math.inf if nearest is None else self._sizes[nearest].ratios[True]
-            size = self._sizes[magnitude] = _Size([1.0, parallel])
+            size = self._sizes[magnitude] = _Size([1.0, self._untried])
         return size
 
     def seconds(self, expected: float, *, parallel: bool = False) -> float:
@@ -59,12 +55,12 @@ class Pace:
 
         Args:
             expected: Its duration on one thread as measured at the load, in seconds.
-            parallel: Whether it has all threads; it then is infinite if it cannot have them.
+            parallel: Whether it has all threads.
         """
-        return expected * self._size(expected).ratios[parallel]
+        return expected * (self._size(expected).ratios[parallel] or 1.0)
 
     def least_seconds(self, expected: float) -> float:
-        """The same, on one thread or on all, whichever is faster."""
+        """The same, on one thread or on all, whichever is faster; 0 if all were not tried."""
         return expected * min(self._size(expected).ratios)
 
     def choose_threads(self, expected: float) -> bool:
@@ -83,9 +79,6 @@ class Pace:
     def observe(self, expected: float, seconds: float, *, parallel: bool) -> None:
         """Learns from a run that had the machine to itself."""
         ratios, ratio = self._size(expected).ratios, seconds / expected if expected else 1.0
-        slower = min(ratio, MOST_SLOWER * ratios[parallel]) - ratios[parallel]
-        ratios[parallel] += slower if slower < 0 else WEIGHT * slower
-
-
-def _magnitude(seconds: float) -> int:
-    return math.frexp(seconds)[1]
+        before = ratios[parallel] or ratio
+        slower = min(ratio, MOST_SLOWER * before) - before
+        ratios[parallel] = before + (slower if slower < 0 else WEIGHT * slower)

@@ -29,10 +29,9 @@ class Server:
         queue: The queue.
     """
 
-    def __init__(self, model: LoadedModel, ratio: float) -> None:
-        """Begins with the ratio of all threads to one that was measured at the load."""
-        cost, paces = RunCost(EXPECTED, 0, 0), {GraphKind.PLAIN: Pace({EXPECTED: ratio})}
-        self._model = dataclasses.replace(costing(model, cost), paces=paces)
+    def __init__(self, model: LoadedModel) -> None:
+        paces = {GraphKind.PLAIN: Pace(has_all_threads=True)}
+        self._model = dataclasses.replace(costing(model, RunCost(EXPECTED, 0, 0)), paces=paces)
         self.queue = Queue(Limits(), 2)
 
     def take(self, deadline: float = float("inf")) -> Batch | None:
@@ -54,7 +53,7 @@ class Server:
 
 
 def test_a_server_that_starts_on_a_busy_machine_recovers_when_it_is_quiet(self_model: LoadedModel) -> None:
-    server = Server(self_model, BUSY[1] / BUSY[0])
+    server = Server(self_model)
     assert sum(server.choices(BUSY, 2 * LAST_TRIAL)) < 0.05 * 2 * LAST_TRIAL
     recovering = server.choices(QUIET, LAST_TRIAL)
     assert all(recovering[recovering.index(True) + TRIAL_RUNS :][: FIRST_TRIAL - TRIAL_RUNS - 1])
@@ -65,7 +64,7 @@ def test_a_server_that_starts_on_a_busy_machine_recovers_when_it_is_quiet(self_m
 
 
 def test_a_server_gives_way_when_the_machine_becomes_busy_and_no_longer(self_model: LoadedModel) -> None:
-    server = Server(self_model, QUIET[1] / QUIET[0])
+    server = Server(self_model)
     assert sum(server.choices(QUIET, FIRST_TRIAL + TRIAL_RUNS)) == FIRST_TRIAL
     server.run((0.2, 0.2))  # one disturbed run decides nothing
     assert server.run(QUIET).is_parallel
@@ -74,7 +73,7 @@ def test_a_server_gives_way_when_the_machine_becomes_busy_and_no_longer(self_mod
 
 
 def test_only_runs_that_were_alone_and_did_not_fail_count(self_model: LoadedModel) -> None:
-    server = Server(self_model, 2.0)
+    server = Server(self_model)
     first, second = server.take(), server.take()
     assert first is not None
     assert second is not None
@@ -88,7 +87,8 @@ def test_only_runs_that_were_alone_and_did_not_fail_count(self_model: LoadedMode
 
 
 def test_a_deadline_is_compared_with_what_runs_take_now(self_model: LoadedModel) -> None:
-    server = Server(self_model, 2.0)
+    server = Server(self_model)
+    server.run(BUSY)
     assert server.take(deadline=EXPECTED / 2) is None
     server.run((EXPECTED / 4, EXPECTED))
     batch = server.take(deadline=EXPECTED / 2)
@@ -96,11 +96,13 @@ def test_a_deadline_is_compared_with_what_runs_take_now(self_model: LoadedModel)
 
 
 def test_sizes_have_paces_of_their_own() -> None:
-    """Small runs are slower on all threads, and large ones faster. Others are taken to be as the nearest."""
-    pace = Pace({1e-4: 3.0, 1e-2: 0.5})
-    seconds = (1e-6, 1e-4, 1e-2, 1.0)
-    assert [pace.choose_threads(expected) for expected in seconds] == [False, False, True, True]
+    """Small runs are slower on all threads, and large ones faster."""
+    pace, sizes = Pace(has_all_threads=True), {1e-4: 3.0, 1e-2: 0.5}
+    for expected, ratio in sizes.items():
+        assert pace.choose_threads(expected)
+        assert pace.seconds(expected, parallel=True) == expected
+        pace.observe(expected, ratio * expected, parallel=True)
+    assert [pace.choose_threads(expected) for expected in sizes] == [False, True]
     pace.observe(1e-2, 2e-2, parallel=True)
-    assert pace.least_seconds(1.0) == 0.5
     assert pace.least_seconds(1e-2) == pytest.approx(0.65e-2)
-    assert Pace().seconds(1.0, parallel=True) == float("inf")
+    assert not Pace(has_all_threads=False).choose_threads(1.0)

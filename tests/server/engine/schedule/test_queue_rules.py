@@ -215,7 +215,9 @@ def large(self_model: LoadedModel) -> LoadedModel:
     """A model whose runs cost that, and on all threads half of it."""
     row, pair = self_model.operations(1, (1,))
     cost = RunCost(CALL, ROW / row, PAIR / pair)
-    return dataclasses.replace(costing(self_model, cost), paces={GraphKind.PLAIN: Pace({0.01: 0.5})})
+    model, pace = costing(self_model, cost), Pace(has_all_threads=True)
+    pace.observe(seconds := model.seconds(GraphKind.PLAIN, 1, (ALONE,)), seconds / 2, parallel=True)
+    return dataclasses.replace(model, paces={GraphKind.PLAIN: pace})
 
 
 def next_batch(queue: Queue) -> Batch:
@@ -238,9 +240,9 @@ def test_a_run_uses_all_threads_if_it_is_alone_and_gains(large: LoadedModel) -> 
     queue = queue_in_slots(large, ALONE, ALONE // 2)
     assert [next_batch(queue).is_parallel for _ in range(2)] == [False, False]
     assert next_batch(queue_in_slots(large, ALONE, 1)).is_parallel  # beside a very short one
-    for pace in (Pace({0.01: 1.0}), Pace()):  # as fast on one thread, and not measured
-        model = dataclasses.replace(large, paces={GraphKind.PLAIN: pace})
-        assert not next_batch(queue_in_slots(model, ALONE)).is_parallel
+    no_threads = {GraphKind.PLAIN: Pace(has_all_threads=False)}
+    model = dataclasses.replace(large, paces=no_threads)
+    assert not next_batch(queue_in_slots(model, ALONE)).is_parallel
 
 
 @pytest.mark.parametrize(("slots", "call", "expected"), [(1, CALL, [12]), (2, CALL, [6, 6]), (4, 1.0, [12])])
