@@ -323,12 +323,11 @@ class ContextStore:
         path = folder / _file_name(model, context.id, _key(context)[0])
         temporary = folder / f".{path.name}.{os.getpid()}.{threading.get_ident()}"
         facts = {name: str(getattr(context, name)) for name in FACTS}
+        facts["digest"] = _digest(facts, context.tensors)
         with self._folder_errors():
             try:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                save_file(
-                    dict(context.tensors), temporary, facts | {"digest": _digest(facts, context.tensors)}
-                )
+                save_file(dict(context.tensors), temporary, facts)
                 os.utime(temporary, (context.expires_at, context.expires_at))
                 self._folder_room -= temporary.stat().st_size + CONTEXT_BYTES
                 temporary.replace(path)

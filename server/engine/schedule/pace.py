@@ -66,10 +66,10 @@ class Pace:
     def choose_threads(self, expected: float) -> bool:
         """Whether a run that has the machine to itself is to have all threads: the faster way, or a trial."""
         size = self._size(expected)
-        one, parallel = size.ratios
+        single, parallel = size.ratios
         if parallel == math.inf:
             return False
-        if (is_parallel := parallel < one) != size.is_parallel:
+        if (is_parallel := parallel < single) != size.is_parallel:
             size.is_parallel, size.runs = is_parallel, 0
         size.runs += 1
         last_trial = min(1 << (size.runs.bit_length() - 1), LAST_TRIAL)
