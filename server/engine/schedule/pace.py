@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 # Weight of a slower run beside the earlier ones, and how many times as long it counts at most. A faster run
 # replaces them: disturbances only add time.
-WEIGHT, MOST_SLOWER = 0.3, 2.0
+WEIGHT, MOST_SLOWER = 0.1, 2.0
 # The way that looks slower is tried again after so many runs, then after twice as many, and so on up to the
-# last number, each time in two runs: the first finds its weights in no cache. Below a hundredth of all runs.
-FIRST_TRIAL, LAST_TRIAL, TRIAL_RUNS = 8, 256, 2
+# last number, each time in a few: the first finds its weights in no cache. Below a hundredth of all runs.
+FIRST_TRIAL, LAST_TRIAL, TRIAL_RUNS = 16, 512, 4
 
 
 @dataclass(eq=False, slots=True)

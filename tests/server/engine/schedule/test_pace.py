@@ -104,5 +104,5 @@ def test_sizes_have_paces_of_their_own() -> None:
         pace.observe(expected, ratio * expected, parallel=True)
     assert [pace.choose_threads(expected) for expected in sizes] == [False, True]
     pace.observe(1e-2, 2e-2, parallel=True)
-    assert pace.least_seconds(1e-2) == pytest.approx(0.65e-2)
+    assert pace.least_seconds(1e-2) == pytest.approx(0.55e-2)
     assert not Pace(has_all_threads=False).choose_threads(1.0)
