@@ -226,7 +226,8 @@ class Requests(Section):
     """Part of max_memory for stored contexts, at least 0. By default a quarter; 0 switches them off."""
     context_folder: Path | None = None
     """Folder in which stored contexts are kept across restarts and evictions, up to four times
-    max_context_bytes. Servers with the same models may share it."""
+    max_context_bytes, 32KiB counted for each. Servers with the same models may share it: a drop removes the
+    file, and no copy in the memory of another process."""
     max_batch_sequences: PositiveInt = 64
     """Maximum number of sequences in one batch, at least 1."""
 
@@ -235,7 +236,8 @@ class Process(Section):
     """How many processes serve, how they stop, and what they log."""
 
     workers: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Number of server processes that share the port, 1 to 1024. Every limit applies to each process."""
+    """Number of server processes that share the port, 1 to 1024. Every limit applies to each process, and
+    so do calls that put, list or drop stored contexts."""
     worker_timeout_seconds: Annotated[NonNegativeFloat, Field(allow_inf_nan=False)] = 30.0
     """How long a worker process or the HTTP process may fail to report that it serves before it is killed and
     replaced, in seconds, at least 2. 0 disables the check."""

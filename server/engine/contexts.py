@@ -10,20 +10,24 @@ their equal share of it.
 """
 
 import hashlib
+import logging
+import math
 import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
+from heapq import nlargest
 from itertools import count
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
-from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from attention_serving.artifact.manifest import KEY_POSITIONS, PROJECTED
 from attention_serving.server.engine.errors import (
@@ -34,13 +38,19 @@ from attention_serving.server.engine.errors import (
     quoted,
 )
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.types import Array, Context
+from attention_serving.server.engine.types import CONTEXT_BYTES, Array, Context
 
+log = logging.getLogger(__name__)
 CONTEXT_ID = "context_id"
 DEFAULT_TTL_SECONDS = 3600
+NOT_REMOVED = "the file of the context cannot be removed from the folder of contexts; try again later"
 OFF = "stored contexts are switched off on this server; start it with max_context_bytes above 0"
-# The files of contexts may take so many times the memory of contexts.
-FOLDER_FACTOR = 4
+# The files of contexts may take so many times the memory of contexts. They are looked at once a process has
+# written this part of that.
+FOLDER_FACTOR, LOOK_SHARE = 4, 1 / 16
+PURGE_SECONDS = 1.0
+# What the file of a context states beside its tensors.
+FACTS = ("nbytes", "length", "owner", "shared")
 
 
 class ContextStore:
@@ -52,6 +62,7 @@ class ContextStore:
         hits: How many requests found their context.
         misses: How many did not.
         evictions: How many contexts made room for others.
+        folder_errors: How often the folder could not be read or written.
     """
 
     def __init__(self, limit_bytes: int, folder: Path | None = None) -> None:
@@ -62,14 +73,19 @@ class ContextStore:
             folder: Where contexts are kept across restarts and evictions; None for nowhere.
         """
         self.limit_bytes, self.held_bytes = limit_bytes, 0
-        self.hits = self.misses = self.evictions = 0
-        self._folder = folder
+        self.hits = self.misses = self.evictions = self.folder_errors = 0
+        self._folder, self._folder_error = folder, ""
+        # Bytes that may be written before the files are looked at.
+        self._folder_room = 0.0
         self._lock = threading.RLock()
         self._uses = count(1)
         # What takes queries to the contexts of a model, by the caller who may use it ("" for all) and id.
         self._stored: WeakKeyDictionary[LoadedModel, dict[tuple[str, str], LoadedModel]] = WeakKeyDictionary()
+        # When to look for contexts that have expired.
+        self._purge_at = math.inf
         if folder is not None:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._folder_errors():
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @property
     def reads_files(self) -> bool:
@@ -154,13 +170,15 @@ class ContextStore:
             context.used = next(self._uses)
             self._drop(model, _key(context))
             self._stored.setdefault(model, {})[_key(context)] = view
+            self._purge_at = min(self._purge_at, context.expires_at)
         return view
 
     def renew(self, model: LoadedModel, context: Context, expires_at: float) -> None:
         """Lets a context live longer, which its owner has put again."""
         context.expires_at = max(context.expires_at, expires_at)
-        for path in self._files(model, context.id, _key(context)[0]):
-            with suppress(OSError):  # it may be gone
+        if self._folder is not None:
+            with self._folder_errors(), suppress(FileNotFoundError):
+                path = self._folder / _file_name(model, context.id, _key(context)[0])
                 os.utime(path, (context.expires_at, context.expires_at))
 
     def check_size(self, size: int) -> None:
@@ -177,40 +195,68 @@ class ContextStore:
             raise LimitExceededError("key", message)
 
     def drop(self, model: LoadedModel, context_id: str, caller: str) -> None:
-        """Removes a context of a caller.
+        """Removes a context of a caller, from the folder too. Other processes keep what they have in memory.
 
         Raises:
             ContextNotFoundError: It does not exist, or is another caller's.
+            OverloadedError: Its file cannot be removed.
         """
         for user in dict.fromkeys((caller, "")):
-            key, files = (user, context_id), self._files(model, context_id, user)
-            stored = self._stored.get(model, {}).get(key)
+            with self._lock:
+                stored = self._stored.get(model, {}).get((user, context_id))
             context = None if stored is None else stored.context
-            if context is None and files:
-                context = _read(files[0], context_id)
-            if context is not None and context.owner == caller:
+            owner = None if context is None else context.owner
+            if self._folder is not None:
+                path = self._folder / _file_name(model, context_id, user)
+                if owner is None:
+                    with self._folder_errors(), suppress(FileNotFoundError), safe_open(path, "np") as file:
+                        owner = (file.metadata() or {}).get("owner")
+                if owner == caller:
+                    with self._folder_errors(OverloadedError(NOT_REMOVED, retry_after=1.0)):
+                        path.unlink(missing_ok=True)
+            if owner == caller:
                 with self._lock:
-                    self._drop(model, key)
-                for path in files:
-                    path.unlink(missing_ok=True)
+                    self._drop(model, (user, context_id))
                 return
         raise _not_found(model, context_id, "id")
 
-    def contexts(self, model: LoadedModel, caller: str) -> list[Context]:
-        """The contexts of a model that a caller may use, the most recently used ones first."""
-        self.purge()
+    def page(
+        self, model: LoadedModel, caller: str, size: int, before: float = math.inf
+    ) -> tuple[list[Context], int]:
+        """Some of the contexts of a model that a caller may use, the most recently used ones first.
+
+        Args:
+            model: The model of the repository.
+            caller: Who asks.
+            size: Number of contexts, at least 1.
+            before: What the page before returned; infinite for the first.
+
+        Returns:
+            The contexts, and where the next page begins; 0 if there is none.
+        """
         with self._lock:
             contexts = [view.context for view in self._stored.get(model, {}).values() if view.context]
-        usable = [context for context in contexts if context.shared or context.owner == caller]
-        return sorted(usable, key=lambda context: context.used, reverse=True)
+        now = time.time()
+        usable = (
+            (context.used, context)
+            for context in contexts
+            if (context.shared or context.owner == caller) and context.expires_at >= now
+        )
+        page = nlargest(size + 1, (entry for entry in usable if entry[0] < before))
+        return [context for _, context in page[:size]], page[size - 1][0] if len(page) > size else 0
 
     def purge(self) -> None:
-        """Removes what has expired."""
+        """Removes what has expired, not more often than every second."""
+        now, expiries = time.time(), [math.inf]
         with self._lock:
-            now = time.time()
+            if self._purge_at >= now:
+                return
             for model, key, context in self._all():
                 if context.expires_at < now:
                     self._drop(model, key)
+                else:
+                    expiries.append(context.expires_at)
+            self._purge_at = max(min(expiries), now + PURGE_SECONDS)
 
     def _all(self) -> list[tuple[LoadedModel, tuple[str, str], Context]]:
         return [
@@ -254,43 +300,78 @@ class ContextStore:
         with self._lock:
             self.held_bytes -= size
 
-    def _files(self, model: LoadedModel, context_id: str, owner: str) -> list[Path]:
-        """The file of a context, whose name ends with the hash of its content; several after a crash."""
-        folder = self._folder
-        return [] if folder is None else list(folder.glob(f"{_file_key(model, context_id, owner)}.*"))
+    @contextmanager
+    def _folder_errors(self, refusal: OverloadedError | None = None) -> Iterator[None]:
+        """Errors of the folder are counted and logged: contexts are served from memory all the same.
+
+        Args:
+            refusal: What is raised after one; None for nothing.
+        """
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            self.folder_errors += 1
+            reason = getattr(error, "strerror", None) or str(error)
+            if reason != self._folder_error:
+                log.warning("context folder failed", extra={"folder": self._folder, "reason": reason})
+            self._folder_error = reason
+            if refusal is not None:
+                raise refusal from error
 
     def _save(self, folder: Path, model: LoadedModel, context: Context) -> None:
         """Writes a context to its file, which is as old as the context is to become. Best effort."""
-        key = _file_key(model, context.id, _key(context)[0])
-        temporary = folder / f".{key}.{os.getpid()}.{threading.get_ident()}"
-        names = ("nbytes", "length", "owner", "shared")
-        facts = {name: str(getattr(context, name)) for name in names}
-        with suppress(OSError):
-            save_file(dict(context.tensors), temporary, facts)
-            os.utime(temporary, (context.expires_at, context.expires_at))
-            with temporary.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            temporary.replace(folder / f"{key}.{digest}")
-            self._bound(folder)
+        path = folder / _file_name(model, context.id, _key(context)[0])
+        temporary = folder / f".{path.name}.{os.getpid()}.{threading.get_ident()}"
+        facts = {name: str(getattr(context, name)) for name in FACTS}
+        facts["digest"] = _digest(facts, context.tensors)
+        with self._folder_errors():
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                save_file(dict(context.tensors), temporary, facts)
+                os.utime(temporary, (context.expires_at, context.expires_at))
+                self._folder_room -= temporary.stat().st_size + CONTEXT_BYTES
+                temporary.replace(path)
+            finally:
+                with suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+            if self._folder_room <= 0:
+                self._bound(folder)
+            self._folder_error = ""
 
     def _bound(self, folder: Path) -> None:
-        """Removes files that have expired, and those that expire first while all are too large."""
-        files = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in folder.glob("[!.]*"))
-        total, now = sum(size for _, size, _ in files), time.time()
-        for expires, size, path in files:
-            if expires < now or total > FOLDER_FACTOR * self.limit_bytes:
-                path.unlink(missing_ok=True)
+        """Removes files that have expired, and those that expire first while all are too large.
+
+        Hidden files are temporary. What a process that was killed left of them expires too.
+        """
+        limit, files, now = FOLDER_FACTOR * self.limit_bytes, list[tuple[float, int, str]](), time.time()
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):  # another process removed it
+                    status = entry.stat()
+                    lifetime = DEFAULT_TTL_SECONDS if entry.name[0] == "." else 0
+                    files.append((status.st_mtime + lifetime, status.st_size + CONTEXT_BYTES, entry.path))
+        total, self._folder_room = sum(size for _, size, _ in files), LOOK_SHARE * limit
+        for expires, size, path in sorted(files):
+            if expires < now or total > limit - self._folder_room:
+                Path(path).unlink(missing_ok=True)
                 total -= size
 
     def _restored(self, model: LoadedModel, context_id: str, caller: str) -> LoadedModel | None:
         """A context from its file; None if there is none."""
+        if self._folder is None:
+            return None
         for owner in dict.fromkeys((caller, "")):
-            for path in self._files(model, context_id, owner):
-                context = _read(path, context_id)
-                with suppress(LimitExceededError, OSError):  # the limit is lower than it was; it is gone
-                    if context is not None and context.expires_at > time.time():
-                        return self._put(model, context, partial(load_file, path))
-                path.unlink(missing_ok=True)
+            path = self._folder / _file_name(model, context_id, owner)
+            with self._folder_errors(), suppress(FileNotFoundError):
+                try:
+                    with safe_open(path, "np") as file:
+                        context = _described(file, context_id, path.stat().st_mtime)
+                        if context.expires_at > time.time():
+                            return self._put(model, context, partial(_read, file))
+                # It is damaged, or the limit is lower than it was.
+                except (SafetensorError, KeyError, ValueError, LimitExceededError):
+                    pass
+                path.unlink()
         return None
 
 
@@ -302,7 +383,12 @@ def identify(model: LoadedModel, parent: str, arrays: Mapping[str, Array]) -> st
         parent: Id of the context that the rows are appended to; empty for a new one.
         arrays: The inputs of `LoadedModel.projector` and the positions of the rows.
     """
-    digest = hashlib.sha256(f"{model.digest}{parent}".encode())
+    return _hash(f"{model.digest}{parent}", arrays)
+
+
+def _hash(head: str, arrays: Mapping[str, Array]) -> str:
+    """SHA-256 of a text and of arrays in their order, in hex."""
+    digest = hashlib.sha256(head.encode())
     for name, array in arrays.items():
         digest.update(f" {name} {array.dtype.name} {array.shape} ".encode())
         digest.update(np.ascontiguousarray(array).data)
@@ -338,8 +424,8 @@ def _key(context: Context) -> tuple[str, str]:
     return "" if context.shared else context.owner, context.id
 
 
-def _file_key(model: LoadedModel, context_id: str, owner: str) -> str:
-    """What the name of a file begins with. An id that a caller sends may be that of another model."""
+def _file_name(model: LoadedModel, context_id: str, owner: str) -> str:
+    """The name of the file of a context. An id that a caller sends may be that of another model."""
     return hashlib.sha256(f"{model.digest}{owner}\0{context_id}".encode()).hexdigest()
 
 
@@ -350,18 +436,14 @@ def _not_found(model: LoadedModel, context_id: str, field: str) -> ContextNotFou
     return ContextNotFoundError(message, field=field)
 
 
-def _read(path: Path, context_id: str) -> Context | None:
-    """The context in a file of safetensors, without its tensors; None if it is damaged."""
-    try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != path.name.partition(".")[2]:
-            return None
-        with safe_open(path, "np") as content:
-            facts = content.metadata()
-        expires_at = path.stat().st_mtime
-    except OSError:  # it is gone
-        return None
+def _digest(facts: Mapping[str, str], tensors: Mapping[str, Array]) -> str:
+    """SHA-256 of what a file holds."""
+    return _hash(repr([facts[name] for name in FACTS]), dict(sorted(tensors.items())))
+
+
+def _described(file: Any, context_id: str, expires_at: float) -> Context:
+    """The context in a file of safetensors, without its tensors."""
+    facts = file.metadata() or {}
     return Context(
         id=context_id,
         nbytes=int(facts["nbytes"]),
@@ -370,3 +452,15 @@ def _read(path: Path, context_id: str) -> Context | None:
         shared=facts["shared"] == str(True),
         expires_at=expires_at,
     )
+
+
+def _read(file: Any) -> dict[str, Array]:
+    """The tensors in a file.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
+    if _digest(file.metadata(), tensors) != file.metadata()["digest"]:
+        raise ValueError("the file does not have its digest")
+    return tensors

@@ -266,6 +266,7 @@ class Engine:
                 context_hits=contexts.hits,
                 context_misses=contexts.misses,
                 context_evictions=contexts.evictions,
+                context_folder_errors=contexts.folder_errors,
             )
 
     def run_inline(self, limit_seconds: float = INLINE_SECONDS) -> bool:
@@ -387,6 +388,8 @@ class Engine:
         except Exception as error:
             self._failed(batch, sequences, error)
             return
+        if is_whole:
+            batch.run_seconds = sum(times)
         complete = self._deliver(sequences, outputs)
         try:
             self._report(batch.model, graph, sequences, complete, started, times)

@@ -31,6 +31,7 @@ from attention_serving.server.engine.models.copies import ArtifactCopy
 from attention_serving.server.engine.requests.tokenizer import TextEncoder
 from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.run.session import Session
+from attention_serving.server.engine.schedule.pace import Pace
 from attention_serving.server.engine.statistics import ModelStatistics
 from attention_serving.server.engine.types import (
     UNTIMED,
@@ -82,7 +83,7 @@ class LoadedModel:
         costs: Measured cost of runs of each graph on this machine, if it was calibrated.
         parallel_sessions: Sessions that compute one run on all threads. Those of `sessions` use the thread of
             their caller.
-        parallel_costs: Measured cost of runs on all threads.
+        paces: How long runs of each graph take in relation to that, and on all threads; see `pace`.
         golden: Golden vectors that are replayed while it serves.
         statistics: What it has done.
         context_cost: Measured cost of runs of queries to a context.
@@ -98,7 +99,7 @@ class LoadedModel:
     digest: str
     costs: Mapping[GraphKind, RunCost] = field(default_factory=dict)
     parallel_sessions: Mapping[GraphKind, Session] = field(default_factory=dict)
-    parallel_costs: Mapping[GraphKind, RunCost] = field(default_factory=dict)
+    paces: dict[GraphKind, Pace] = field(default_factory=dict)
     golden: tuple[GoldenCase, ...] = ()
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
     context_cost: ContextCost = UNTIMED_CONTEXT
@@ -243,14 +244,7 @@ class LoadedModel:
         }
         cost, timed = Cost(flops_per_query=1, flops_per_key=0, flops_per_pair=1), self.context_cost
         run = RunCost(timed.call + context.rows * timed.key_row, timed.query_row, timed.pair)
-        parallel = RunCost(*(timed.parallel * term for term in (run.call, run.row, run.pair)))
-        return self._as(
-            cost,
-            graphs,
-            costs=dict.fromkeys(graphs, run),
-            parallel_costs={GraphKind.PLAIN: parallel},
-            context=context,
-        )
+        return self._as(cost, graphs, costs=dict.fromkeys(graphs, run), context=context)
 
     def _as(self, cost: Cost, graphs: Mapping[GraphKind, Graph], **changes: Any) -> "LoadedModel":
         """The same model with other graphs, each of which has the session of its file."""
@@ -260,11 +254,9 @@ class LoadedModel:
             {kind: opened[kinds[graph.file]] for kind, graph in graphs.items() if kinds[graph.file] in opened}
             for opened in (self.sessions, self.parallel_sessions)
         )
-        if not parallel:
-            changes["parallel_costs"] = {}
-        return replace(
-            self, manifest=manifest, sessions=sessions, parallel_sessions=parallel, golden=(), **changes
-        )
+        paces = {kind: self.pace(kinds[graph.file]) for kind, graph in graphs.items()}
+        changes |= {"sessions": sessions, "parallel_sessions": parallel, "paces": paces, "golden": ()}
+        return replace(self, manifest=manifest, **changes)
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -322,7 +314,7 @@ class LoadedModel:
         self.sessions[GraphKind.PLAIN].shrink_arena(rows)
 
     def seconds(self, graph: GraphKind, batch: int, lengths: Sequence[int]) -> float:
-        """Expected duration of one run on this machine, in seconds.
+        """Expected duration of one run on one thread as measured at the load, in seconds.
 
         Args:
             graph: The graph.
@@ -331,10 +323,16 @@ class LoadedModel:
         """
         return self.cost(graph).seconds(*self.operations(batch, lengths))
 
-    def parallel_seconds(self, graph: GraphKind, batch: int, lengths: Sequence[int]) -> float:
-        """Expected duration of that run on all threads, in seconds; infinite if it was not measured."""
-        cost = self.parallel_costs.get(graph)
-        return cost.seconds(*self.operations(batch, lengths)) if cost else math.inf
+    def pace(self, graph: GraphKind) -> Pace:
+        """How long runs of a graph take now in relation to what is expected of them."""
+        pace = self.paces.get(graph)
+        if pace is None:
+            pace = self.paces[graph] = Pace(has_all_threads=graph in self.parallel_sessions)
+        return pace
+
+    def least_seconds(self, shape: SequenceShape) -> float:
+        """Expected duration of a run of a sequence now, on one thread or on all, whichever is faster."""
+        return self.pace(shape.graph).least_seconds(shape.seconds)
 
     def cost(self, graph: GraphKind) -> RunCost:
         """Cost of runs of a graph on this machine."""
@@ -391,7 +389,6 @@ def _shape(reference: Callable[[], Any], graph: GraphKind, lengths: tuple[int, .
     model: LoadedModel = reference()
     sizes = dict(zip(model.axes, lengths, strict=True))
     graph_alone = model.sequence_graph(graph, lengths)
-    seconds = model.seconds(graph_alone, 1, lengths)
     result_bytes = 0
     for spec in model.manifest.graphs[graph].outputs:
         axes = [sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes if axis != BATCH_AXIS]
@@ -400,10 +397,9 @@ def _shape(reference: Callable[[], Any], graph: GraphKind, lengths: tuple[int, .
         sizes=sizes,
         lengths=lengths,
         graph=graph_alone,
-        seconds=seconds,
+        seconds=model.seconds(graph_alone, 1, lengths),
         call_seconds=model.cost(graph_alone).call,
         run_bytes=model.run_bytes(graph_alone, 1, lengths),
-        least_seconds=min(seconds, model.parallel_seconds(graph_alone, 1, lengths)),
         result_bytes=result_bytes,
         rows=sum(lengths),
         runs_alone=model.manifest.runs_alone or graph_alone is not graph,

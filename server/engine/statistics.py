@@ -70,6 +70,7 @@ class EngineLoad:
         context_hits: Requests that found their context, since the start.
         context_misses: Requests that did not.
         context_evictions: Contexts that made room for others.
+        context_folder_errors: How often the folder of contexts could not be read or written.
     """
 
     queue_depth: int = 0
@@ -82,6 +83,7 @@ class EngineLoad:
     context_hits: int = 0
     context_misses: int = 0
     context_evictions: int = 0
+    context_folder_errors: int = 0
 
 
 class RunTimes(NamedTuple):

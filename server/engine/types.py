@@ -153,14 +153,13 @@ class RunCost:
 class ContextCost(NamedTuple):
     """Duration of a run of Tq query rows and a context of Tk rows, in seconds.
 
-    It is `call + Tk * key_row + Tq * query_row + Tq * Tk * pair`; on all threads `parallel` times as long.
+    It is `call + Tk * key_row + Tq * query_row + Tq * Tk * pair`.
     """
 
     call: float
     key_row: float
     query_row: float
     pair: float
-    parallel: float = math.inf
 
 
 # Assumed for a model that was not timed: 50 microseconds and 100 GFLOP/s.
@@ -175,10 +174,9 @@ class SequenceShape(NamedTuple):
         sizes: Length by symbolic axis, such as {"query_length": 7}.
         lengths: The same in the order of the model's axes. Sequences have equal shapes if all are equal.
         graph: The graph that computes it alone: that of its request, or the same in blocks.
-        seconds: Expected duration of a run of it alone, on one thread.
+        seconds: Expected duration of a run of it alone, on one thread, as measured at the load.
         call_seconds: The part of that which does not depend on its lengths.
         run_bytes: Expected memory of that run.
-        least_seconds: Expected duration on all threads, if that is less.
         result_bytes: Size of the outputs of its request's graph.
         rows: Number of its rows on all symbolic axes: for cross-attention, those of query and key.
         runs_alone: Whether it needs a run of its own: in blocks, and any of some models.
@@ -190,7 +188,6 @@ class SequenceShape(NamedTuple):
     seconds: float
     call_seconds: float
     run_bytes: int
-    least_seconds: float
     result_bytes: int
     rows: int
     runs_alone: bool

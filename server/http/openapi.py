@@ -51,6 +51,7 @@ def _operation(route: Route, path: str) -> dict[str, Any]:
     parameters = [
         {"name": name, "in": "path", "required": True, "description": "", "schema": STRING} for name in names
     ]
+    parameters += [{"name": name, "in": "query", "description": "", "schema": STRING} for name in route.query]
     method = METHODS.get(route.name)
     described = "As in its API." if method is None else f"The JSON of {method.output_type.full_name}."
     reply: dict[str, Any] = {"description": described, "content": {JSON: {}}}

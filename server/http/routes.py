@@ -12,9 +12,11 @@ from typing import Any, TypeAlias
 
 from google.protobuf.message_factory import GetMessageClass
 from pydantic import BaseModel
+from starlette.datastructures import QueryParams
 
 from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.inference import open_inference_pb2
+from attention_serving.server.engine.errors import InvalidRequestError, quoted
 from attention_serving.server.http import contexts, infer, schemas, text_models
 from attention_serving.server.http.exchange import TIMEOUT_SECONDS, Exchange, Reply
 from attention_serving.server.http.schemas import Body, to_json
@@ -45,6 +47,7 @@ class Route:
         summary: What it does.
         handle: Answers a request.
         body: What the JSON of a POST must be; None for a GET.
+        query: Names of its parameters after the path.
     """
 
     verb: str
@@ -53,6 +56,7 @@ class Route:
     summary: str
     handle: Handler
     body: type[BaseModel] | None = None
+    query: tuple[str, ...] = ()
 
 
 def _rpc(
@@ -62,6 +66,7 @@ def _rpc(
     body: Any = None,
     answer: Callable[[Any], Any] = to_json,
     verb: str = "",
+    query: tuple[str, ...] = (),
 ) -> Route:
     """A route that calls a method of gRPC; `answer` makes the JSON from its reply, except for DELETE."""
     verb = verb or ("GET" if body is None else "POST")
@@ -74,15 +79,21 @@ def _rpc(
     def message(parameters: Mapping[str, str], data: bytearray | None = None) -> bytes:
         request: Any = request_type()
         for name, value in parameters.items():
-            fields = request.DESCRIPTOR.fields_by_name
-            setattr(request, next(field for field in FIELDS[name] if field in fields), value)
+            names, fields = FIELDS.get(name, (name,)), request.DESCRIPTOR.fields_by_name
+            field = next(field for field in names if field in fields)
+            try:
+                setattr(request, field, type(getattr(request, field))(value))
+            except ValueError:
+                message = f"is {quoted(value)}; must be a whole number of 32 bits"
+                raise InvalidRequestError(name, message) from None
         if data is not None:
             schemas.parse(data, body).fill(request)
         return bytes(request.SerializeToString())
 
     async def handle(exchange: Exchange) -> Reply:
         if body is None:
-            sent = message(exchange.parameters)
+            pairs = QueryParams(exchange.scope["query_string"]).items() if query else ()
+            sent = message(exchange.parameters | {name: value for name, value in pairs if name in query})
         else:
             data = await exchange.read(method)
             sent = await exchange.decode_body(data, len(data), partial(message, exchange.parameters))
@@ -92,7 +103,7 @@ def _rpc(
         # The protocol reports "not ready" as status 400.
         return Reply.of_json(answer(reply), 200 if getattr(reply, "ready", True) else 400)
 
-    return Route(verb, rpc, paths, summary, handle, body)
+    return Route(verb, rpc, paths, summary, handle, body, query)
 
 
 async def _health(exchange: Exchange) -> Reply:
@@ -139,7 +150,7 @@ MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 REPOSITORY = ("/v2/repository/models/{model}",)
 EMBEDDINGS, ENCODERS = ("/v1/embeddings",), ("/v1/models", "/v1/models/{model}")
 INFER, STATISTICS = _after(MODEL, "/infer"), ("/v2/models/stats", *_after(MODEL, "/stats"))
-CONTEXTS = _after(MODEL, "/contexts")
+CONTEXTS, PAGE = _after(MODEL, "/contexts"), ("page_size", "page_token")
 INDEX, LOAD, UNLOAD = ("/v2/repository/index",), _after(REPOSITORY, "/load"), _after(REPOSITORY, "/unload")
 TRACES, LOGGING = ("/v2/trace/setting", "/v2/models/{model}/trace/setting"), ("/v2/logging",)
 OUTPUTS, VECTORS = "Computes the outputs of a model.", "Computes embeddings of texts."
@@ -156,7 +167,7 @@ ROUTES = (
     Route("GET", "EncoderModels", ENCODERS, "The text models that are ready.", text_models.models),
     Route("GET", "Health", ("/health",), "Whether the server is ready; status 503 if it is not.", _health),
     Route("POST", "PutContext", CONTEXTS, PUT, contexts.put, schemas.ContextRequest),
-    _rpc("ListContexts", CONTEXTS, "The contexts of a model that the caller may use."),
+    _rpc("ListContexts", CONTEXTS, "A page of the contexts that the caller may use.", query=PAGE),
     _rpc("DropContext", _after(CONTEXTS, "/{context}"), "Removes a context.", verb="DELETE"),
     _rpc("ServerLive", ("/v2/health/live",), "Whether the server is live."),
     _rpc("ServerReady", ("/v2/health/ready",), f"Whether the server is {NOT_READY}"),

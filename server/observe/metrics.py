@@ -67,6 +67,7 @@ HELP = {
     "attention_context_hits": "Requests that found the stored context that they name.",
     "attention_context_misses": "Requests that name a stored context which does not exist (any more).",
     "attention_context_evictions": "Stored contexts that made room for others.",
+    "attention_context_folder_errors": "Errors of context_folder; contexts then stay in memory only.",
     "attention_run_memory_bytes": "Expected memory of the runs in progress, in bytes.",
     "attention_open_calls_limit": "Most inference calls in progress: max_concurrent_calls of all workers.",
     "attention_open_connections_limit": "Most connections: max_connections of all workers.",
@@ -76,7 +77,7 @@ HELP = {
     "attention_build_info": "Always 1; the labels are versions of server and libraries, and the provider.",
 }
 # What the engine counts by itself, since its start. The rest of its load is what it holds at one moment.
-COUNTED = ("context_hits", "context_misses", "context_evictions")
+COUNTED = ("context_hits", "context_misses", "context_evictions", "context_folder_errors")
 LOAD = [name for name in asdict(CallLoad()) | asdict(EngineLoad()) if name not in COUNTED]
 MODEL = ("model", "version")
 

@@ -64,7 +64,7 @@ def tapped(model: LoadedModel, tap: Tap) -> LoadedModel:
 
 def costing(model: LoadedModel, cost: RunCost) -> LoadedModel:
     """The same model, each graph of which is taken to cost as much."""
-    return dataclasses.replace(model, costs=dict.fromkeys(GraphKind, cost))
+    return dataclasses.replace(model, costs=dict.fromkeys(GraphKind, cost), paces={})
 
 
 class Gate:

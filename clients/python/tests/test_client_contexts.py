@@ -35,6 +35,11 @@ class Contexts(Service):
         self.stored = True
         return pb.PutContextResponse(context=pb.Context(id="c", model_name=request.model_name))
 
+    def ListContexts(self, request: pb.ListContextsRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
+        first = not request.page_token
+        stored = [pb.Context(id="a"), pb.Context(id="b")] if first else [pb.Context(id="c")]
+        return pb.ListContextsResponse(contexts=stored, next_page_token=str(7) if first else "")
+
     def Attend(self, request: pb.AttendRequest, context: grpc.ServicerContext) -> Any:  # noqa: N802
         if not self.stored:
             status = status_pb2.Status(code=5, message="lost")
@@ -60,6 +65,11 @@ def test_many_calls_that_miss_a_context_put_it_once():
         with pytest.raises(InvalidArgumentError, match="expected a Context of model other"):
             client.attend("other", ROWS, context=memory)
     assert service.puts == 2
+
+
+def test_contexts_of_all_pages_are_listed():
+    with client_of(Contexts()) as client:
+        assert [context.id for context in client.contexts("m")] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])

@@ -86,10 +86,15 @@ export class Context {
   ): Promise<Context[]> {
     const named = { modelName: model, modelVersion: String(options.version ?? "") };
     const request = create(ListContextsRequestSchema, named);
-    const { contexts } = await connection.unary(listContexts, request, options);
-    return contexts.map(
-      (stored) => new Context(connection, named, { ttlSeconds: 0, shared: stored.shared }, [], stored),
-    );
+    const listed: Context[] = [];
+    do {
+      const { contexts, nextPageToken } = await connection.unary(listContexts, request, options);
+      for (const stored of contexts) {
+        listed.push(new Context(connection, named, { ttlSeconds: 0, shared: stored.shared }, [], stored));
+      }
+      request.pageToken = nextPageToken;
+    } while (request.pageToken !== "");
+    return listed;
   }
 
   /** The same on every server for the same model, rows, mask and order of appends. */

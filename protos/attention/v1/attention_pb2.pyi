@@ -766,19 +766,27 @@ class ListContextsRequest(_message.Message):
 
     MODEL_NAME_FIELD_NUMBER: _builtins.int
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name of the model."""
     model_version: _builtins.str
     """Version of the model; empty for the highest version that is ready."""
+    page_size: _builtins.int
+    """Most contexts of the response; 0 or more than 1000 for up to 1000."""
+    page_token: _builtins.str
+    """The next_page_token of the page before; empty for the first page."""
     def __init__(
         self,
         *,
         model_name: _builtins.str = ...,
         model_version: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_name", b"model_name", "model_version", b"model_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_name", b"model_name", "model_version", b"model_version", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -786,23 +794,29 @@ Global___ListContextsRequest: _TypeAlias = ListContextsRequest  # noqa: Y015
 
 @_typing.final
 class ListContextsResponse(_message.Message):
-    """The contexts of a model."""
+    """A page of the contexts of a model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONTEXTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """The page_token of the next page; empty if this is the last one."""
     @_builtins.property
     def contexts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Context]:
-        """The most recently used ones first."""
+        """The most recently used ones first. One that is used between two calls moves to
+        the front, and is then missing from later pages.
+        """
 
     def __init__(
         self,
         *,
         contexts: _abc.Iterable[Global___Context] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contexts", b"contexts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contexts", b"contexts", "next_page_token", b"next_page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

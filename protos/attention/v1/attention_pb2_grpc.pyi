@@ -56,9 +56,12 @@ class AttentionServiceStub:
     existing one stays until it expires.
     """
     DropContext: _grpc.UnaryUnaryMultiCallable[_attention_pb2.DropContextRequest, _attention_pb2.DropContextResponse]
-    """Removes a context. Requests that attend to it already are answered."""
+    """Removes a context from the server or worker process that answers, and from its
+    --context-folder. Others keep what they have in memory until it expires.
+    Requests that attend to it already are answered.
+    """
     ListContexts: _grpc.UnaryUnaryMultiCallable[_attention_pb2.ListContextsRequest, _attention_pb2.ListContextsResponse]
-    """Lists the caller's own contexts, and those that other callers share."""
+    """Lists the caller's own contexts, and those that other callers share, in pages."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_attention_pb2.ListModelsRequest, _attention_pb2.ListModelsResponse]
     """Lists every model of the repository, including those that failed to load."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_attention_pb2.GetModelRequest, _attention_pb2.GetModelResponse]
@@ -87,9 +90,12 @@ class AttentionServiceAsyncStub(AttentionServiceStub):
     existing one stays until it expires.
     """
     DropContext: _aio.UnaryUnaryMultiCallable[_attention_pb2.DropContextRequest, _attention_pb2.DropContextResponse]  # type: ignore[assignment]
-    """Removes a context. Requests that attend to it already are answered."""
+    """Removes a context from the server or worker process that answers, and from its
+    --context-folder. Others keep what they have in memory until it expires.
+    Requests that attend to it already are answered.
+    """
     ListContexts: _aio.UnaryUnaryMultiCallable[_attention_pb2.ListContextsRequest, _attention_pb2.ListContextsResponse]  # type: ignore[assignment]
-    """Lists the caller's own contexts, and those that other callers share."""
+    """Lists the caller's own contexts, and those that other callers share, in pages."""
     ListModels: _aio.UnaryUnaryMultiCallable[_attention_pb2.ListModelsRequest, _attention_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Lists every model of the repository, including those that failed to load."""
     GetModel: _aio.UnaryUnaryMultiCallable[_attention_pb2.GetModelRequest, _attention_pb2.GetModelResponse]  # type: ignore[assignment]
@@ -145,7 +151,10 @@ class AttentionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _attention_pb2.DropContextRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_attention_pb2.DropContextResponse, _abc.Awaitable[_attention_pb2.DropContextResponse]]:
-        """Removes a context. Requests that attend to it already are answered."""
+        """Removes a context from the server or worker process that answers, and from its
+        --context-folder. Others keep what they have in memory until it expires.
+        Requests that attend to it already are answered.
+        """
 
     @_abc_1.abstractmethod
     def ListContexts(
@@ -153,7 +162,7 @@ class AttentionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _attention_pb2.ListContextsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_attention_pb2.ListContextsResponse, _abc.Awaitable[_attention_pb2.ListContextsResponse]]:
-        """Lists the caller's own contexts, and those that other callers share."""
+        """Lists the caller's own contexts, and those that other callers share, in pages."""
 
     @_abc_1.abstractmethod
     def ListModels(

@@ -1,5 +1,6 @@
 """The methods of attention.v1 for stored contexts: put, append, drop and list."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,13 +13,13 @@ from attention_serving.artifact.manifest import KEY_POSITIONS
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention.codec import Decoder
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.method import Method, caller_of, find_model, of_service, parse
+from attention_serving.server.api.method import Method, caller_of, find_model, of_names, parse
 from attention_serving.server.api.protobuf_bytes import Parsed, reader
 from attention_serving.server.api.tensors import Allowance
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.contexts import DEFAULT_TTL_SECONDS, identify, joined, projected_inputs
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.errors import EngineError, InvalidRequestError
+from attention_serving.server.engine.errors import EngineError, InvalidRequestError, quoted
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validated_request import ValidatedRequest
 from attention_serving.server.engine.types import CONTEXT_BYTES, Array, Context, MaskKind, Ragged, Request
@@ -27,6 +28,8 @@ from attention_serving.server.transport.call import Call
 
 # The fields that are cut out of requests.
 PATHS = ("key.data", "value.data", "mask.bits", "key.lengths", "value.lengths")
+# Contexts in a page at most, and digits of a token.
+MAX_PAGE, MAX_TOKEN = 1000, 20
 
 
 # What is to be stored: the model of the repository, the context without its tensors, what makes them of the
@@ -132,25 +135,47 @@ def methods(service: ServiceDescriptor, engine: Engine, threads: CodecThreads) -
     Args:
         service: The service that they are part of.
         engine: Projects rows, and has the contexts.
-        threads: Decode what is large, and store it.
+        threads: Decode what is large, store it, list and drop.
     """
 
-    def drop(request: pb.DropContextRequest, call: Call) -> None:
+    async def drop(request: pb.DropContextRequest, call: Call) -> pb.DropContextResponse:
         model = find_model(engine.model, call, Right.INFER, request.model_name, request.model_version)
-        engine.contexts.drop(model, request.id, caller_of(call).name)
+        work = partial(engine.contexts.drop, model, request.id, caller_of(call).name)
+        await threads.run(work, call.deadline)
+        return pb.DropContextResponse()
 
-    def list_all(request: pb.ListContextsRequest, call: Call) -> pb.ListContextsResponse:
+    async def list_page(request: pb.ListContextsRequest, call: Call) -> pb.ListContextsResponse:
         model = find_model(engine.model, call, Right.INFER, request.model_name, request.model_version)
-        contexts = engine.contexts.contexts(model, caller_of(call).name)
-        return pb.ListContextsResponse(contexts=[describe(context, model) for context in contexts])
+        return await threads.run(partial(_page, engine, model, caller_of(call).name, request), call.deadline)
 
+    # Of inference, so that an identity's limits hold for them: they take longer with each stored context.
+    facts: dict[str, Any] = {"is_inference": True, "right": Right.INFER}
     put = PutContext(engine, threads, pb.PutContextRequest, pb.PutContextResponse)
     append = PutContext(engine, threads, pb.AppendContextRequest, pb.AppendContextResponse)
     return {
         f"/{service.full_name}/PutContext": put.method(),
         f"/{service.full_name}/AppendContext": append.method(),
-        **of_service(service, Right.INFER, DropContext=drop, ListContexts=list_all),
+        f"/{service.full_name}/DropContext": of_names(pb.DropContextRequest.FromString, drop, **facts),
+        f"/{service.full_name}/ListContexts": of_names(pb.ListContextsRequest.FromString, list_page, **facts),
     }
+
+
+def _page(
+    engine: Engine, model: LoadedModel, caller: str, request: pb.ListContextsRequest
+) -> pb.ListContextsResponse:
+    """The contexts of a page, whose token is when the last one of the page before was used."""
+    token, size = request.page_token, request.page_size
+    if size < 0:
+        raise InvalidRequestError("page_size", f"is {size}; must be at least 0, for up to {MAX_PAGE}")
+    if token and not (token.isdecimal() and len(token) < MAX_TOKEN):
+        message = f"is {quoted(token)}; must be empty, or the next_page_token of the page before"
+        raise InvalidRequestError("page_token", message)
+    before = int(token) if token else math.inf
+    contexts, following = engine.contexts.page(model, caller, min(size or MAX_PAGE, MAX_PAGE), before)
+    return pb.ListContextsResponse(
+        contexts=[describe(context, model) for context in contexts],
+        next_page_token=str(following) if following else "",
+    )
 
 
 def describe(context: Context, model: LoadedModel) -> pb.Context:

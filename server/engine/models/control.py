@@ -28,6 +28,8 @@ from attention_serving.server.threads import PeriodicThread
 
 log = logging.getLogger(__name__)
 UNLOADED = "unloaded"
+# Looks at the repository between two attempts to load files that failed for a reason that may pass, at most.
+MOST_LOOKS = 31
 CONTROL_IS_OFF = "models are not loaded on request; start the server with --model-control explicit"
 
 
@@ -98,11 +100,15 @@ class ModelControl:
         self.repository = repository
         self.is_explicit = is_explicit
         self._store, self._changed, self._report = store, changed, report
-        # Of what was loaded last, by name and version. What failed is not tried again until it changes.
+        # Of what was loaded last, by name and version. What failed is not tried again until it changes,
+        # unless the failure may pass.
         self._signatures: dict[str, dict[str, Signature]] = {}
         for model in repository:
-            if (signature := store.signature(model.name, model.version)) is not None:
+            signature = store.signature(model.name, model.version)
+            if signature is not None and not _may_pass(model):
                 self._signatures.setdefault(model.name, {})[model.version] = signature
+        # Files that failed for such a reason, by model: how many looks they wait, and how many are left.
+        self._put_off: dict[str, tuple[dict[str, Signature], int, int]] = {}
         # The models that had changed on disk at the last look, and what was there.
         self._seen: dict[str, dict[str, Signature]] = {}
         self._swapping = threading.Lock()
@@ -154,6 +160,10 @@ class ModelControl:
             log.warning("repository not read", extra={"reason": str(error)})
             return
         for name, signatures in changed.items():
+            files, looks, remaining = self._put_off.pop(name, (signatures, 0, 0))
+            if files == signatures and remaining:
+                self._put_off[name] = files, looks, remaining - 1
+                continue
             try:
                 self._withdraw_damaged(name)
                 if self._seen.get(name) != signatures:
@@ -162,6 +172,9 @@ class ModelControl:
                     self.load(name, strict=False)
                 else:
                     self.unload(name)
+                if self._signatures.get(name) != signatures:
+                    looks = min(2 * looks + 1, MOST_LOOKS) if files == signatures else 1
+                    self._put_off[name] = signatures, looks, looks
             except Exception:  # one model must not end the polling
                 log.exception("model not changed", extra={"model": name})
         self._seen = changed
@@ -237,14 +250,16 @@ class ModelControl:
                 and not isinstance(loaded.get(version), LoadedModel)
             }
             self._signatures[name] = {
-                version: signature for version, signature in signatures.items() if signature
+                version: signature
+                for version, signature in signatures.items()
+                if signature and not _may_pass(loaded.get(version))
             }
             self._swap(name, loaded | kept, failures)
         return ""
 
     def _load_version(self, name: str, version: str, signature: Signature | None) -> Model:
         if signature is not None and (reason := lack_of_memory(signature)):
-            return FailedModel(name, version, reason)
+            return FailedModel(name, version, reason, may_pass=True)
         self._states[name, version] = IndexEntry(name, version, ModelState.LOADING)
         model = self._store.load(name, version)
         self._states.pop((name, version), None)
@@ -333,6 +348,10 @@ class ModelControl:
             serving = key in entries and entries[key].state is ModelState.READY
             entries[key] = IndexEntry(*key, ModelState.READY, entry.reason) if serving else entry
         return [entries[key] for key in sorted(entries, key=lambda key: (key[0], int(key[1])))]
+
+
+def _may_pass(model: Model | None) -> bool:
+    return isinstance(model, FailedModel) and model.may_pass
 
 
 def _log_when_freed(model: LoadedModel) -> None:

@@ -38,7 +38,7 @@ from attention_serving.server.engine.models.repository import FailedModel, Key, 
 from attention_serving.server.engine.requests.tokenizer import TextEncoder, TextLimits
 from attention_serving.server.engine.run.calibration import calibrated
 from attention_serving.server.engine.run.provider import Device, ProviderError
-from attention_serving.server.engine.run.session import Session
+from attention_serving.server.engine.run.session import OUT_OF_MEMORY, Session
 from attention_serving.server.engine.types import Array
 from attention_serving.server.errors import ServerError
 
@@ -176,13 +176,15 @@ class ModelStore:
             model = calibrated(model)
         except (ArtifactError, MemoryError, ProviderError) as error:
             log.error("model failed to load", extra={**fields, "reason": str(error)})
-            return FailedModel(
-                name, version, error.reason if isinstance(error, ArtifactError) else str(error)
-            )
+            if not isinstance(error, ArtifactError):
+                return FailedModel(name, version, str(error), may_pass=True)
+            cause = error.__cause__
+            may_pass = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
+            return FailedModel(name, version, error.reason, may_pass=may_pass)
         except Exception as error:  # one model must not keep the others from being served
             log.exception("model failed to load", extra={**fields, "path": str(path)})
             reason = f"unexpected {type(error).__name__}; the server's log has details"
-            return FailedModel(name, version, reason)
+            return FailedModel(name, version, reason, may_pass=True)
         measured = {
             "provider": model.provider,
             "parity_max_abs_error": float(f"{model.measured_error:.3g}"),
@@ -335,9 +337,11 @@ def _explained(path: Path, what: str) -> Iterator[None]:
     """Errors of libraries, which raise many types, as those of an artifact, which say what does not work."""
     try:
         yield
-    except ProviderError:
+    except (ProviderError, MemoryError):
         raise
     except Exception as error:
+        if any(text in str(error) for text in OUT_OF_MEMORY):
+            raise MemoryError(str(error)) from error
         raise ArtifactError(path, what, details=error) from error
 
 

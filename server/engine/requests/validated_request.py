@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,8 +71,7 @@ class RequestForm:
             and the serialized reply.
         dimensions: Number of leading elements of each embedding; 0 for all.
         seconds: Sum of the expected durations of a run of each of its sequences alone.
-        longest_seconds: The longest of them.
-        least_seconds: The same if each run has all threads.
+        longest: The sequence whose run is expected to take longest.
     """
 
     graph: GraphKind
@@ -81,13 +81,11 @@ class RequestForm:
     held_bytes: int
     dimensions: int = 0
     seconds: float = field(init=False)
-    longest_seconds: float = field(init=False)
-    least_seconds: float = field(init=False)
+    longest: SequenceShape = field(init=False)
 
     def __post_init__(self) -> None:
         self.seconds = sum([shape.seconds for shape in self.shapes])
-        self.longest_seconds = max([shape.seconds for shape in self.shapes])
-        self.least_seconds = max([shape.least_seconds for shape in self.shapes])
+        self.longest = max(self.shapes, key=attrgetter("seconds"))
 
     def filled(
         self, model: LoadedModel, rows: Mapping[str, Array], deadline: float, caller: Caller

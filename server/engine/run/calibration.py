@@ -20,12 +20,10 @@ from attention_serving.server.engine.types import Array, Context, ContextCost, R
 TIMED_SIZES = ((1, 1), (1, 16), (1, 64), (8, 16), (1, 512))
 # On a device. Small runs take hardly longer than the call, so that only large ones tell what a row costs.
 TIMED_SIZES_ON_DEVICE = ((1, 1), (1, 512), (8, 64), (8, 512), (32, 256), (64, 512), (8, 2048))
-# Of runs of one sequence at a time: those in blocks, and those on all threads.
+# Of runs of one sequence at a time: those in blocks.
 TIMED_SIZES_ALONE = ((1, 1), (1, 16), (1, 128), (1, 512))
-# A turn runs a size so often and for so long: the first run finds the caches of another size.
-LEAST_RUNS, TURN_SECONDS = 2, 0.005
-# Two ways to run a size are compared in so many turns.
-COMPARED_TURNS = 2
+# Each size runs so often and for so long: the first run finds the caches of another size.
+LEAST_RUNS, SIZE_SECONDS = 2, 0.005
 # Fewer operations for each second are taken for none: their cost would not be finite.
 LEAST_SCALE = 1e-280
 # Rows of the two contexts that are timed; the first is also the larger number of queries.
@@ -39,13 +37,8 @@ Size: TypeAlias = tuple[int, int]
 def calibrated(model: LoadedModel) -> LoadedModel:
     """The same model with the measured cost of runs of each of its graphs."""
     costs = {kind: _Graph(model, kind).cost() for kind in model.sessions if kind not in OF_CONTEXTS}
-    parallel_costs = {
-        kind: _Graph(model, kind).parallel_cost(costs[kind])
-        for kind in model.parallel_sessions
-        if kind not in OF_CONTEXTS
-    }
     model.shrink_arena()
-    timed = dataclasses.replace(model, costs=costs, parallel_costs=parallel_costs)
+    timed = dataclasses.replace(model, costs=costs, paces={})
     if GraphKind.CONTEXT not in model.sessions:
         return timed
     return dataclasses.replace(timed, context_cost=_context_cost(timed))
@@ -56,20 +49,16 @@ def _context_cost(model: LoadedModel) -> ContextCost:
     clock = time.thread_time if model.runs_on_host else time.perf_counter
     (_, few), (_, many) = sizes = [(1, 1), (1, CONTEXT_SIZES[0])]
     small, large = CONTEXT_SIZES
-    timings, ways = [], list[Callable[[int, int], object]]()
+    timings = []
     for rows in CONTEXT_SIZES:
         graph = _Graph(model.attending(_random_context(model, rows)), GraphKind.PLAIN)
-        ways = [partial(graph.run, parallel=parallel) for parallel in (False, True)]
-        timings.append([seconds for (seconds,) in time_in_turns(sizes, ways[:1], clock).values()])
+        timings.append(time_runs(sizes, graph.run, clock).values())
     (single, many_queries), (one_large, own_large) = timings
     pair = max(0.0, (own_large - one_large - many_queries + single) / ((many - few) * (large - small)))
     query_row = max(0.0, (many_queries - single) / (many - few) - small * pair)
     key_row = max(0.0, (one_large - single) / (large - small) - pair)
     call = max(0.0, single - small * (key_row + pair) - query_row)
-    if GraphKind.CONTEXT not in model.parallel_sessions:
-        return ContextCost(call, key_row, query_row, pair)
-    ((alone, parallel),) = time_in_turns(sizes[:1], ways, time.perf_counter).values()
-    return ContextCost(call, key_row, query_row, pair, parallel=parallel / alone)
+    return ContextCost(call, key_row, query_row, pair)
 
 
 def _random_context(model: LoadedModel, rows: int) -> Context:
@@ -102,27 +91,9 @@ class _Graph:
         sizes: tuple[Size, ...] = TIMED_SIZES if is_small else TIMED_SIZES_ON_DEVICE
         if self.kind in IN_BLOCKS.values():
             sizes = TIMED_SIZES_ALONE
-        clock, run = time.thread_time if on_host else time.perf_counter, partial(self.run, parallel=False)
-        timings = time_in_turns(self._possible(sizes), [run], clock)
-        return fit(self._operations(timings), [seconds for (seconds,) in timings.values()])
-
-    def parallel_cost(self, one_thread: RunCost) -> RunCost:
-        """The cost of runs on all threads, in terms of that on one.
-
-        Both are timed by the wall clock: the clock of one thread leaves out the time in which other
-        processes have the core, so that one thread would look faster on a busy machine.
-        """
-        ways = [partial(self.run, parallel=parallel) for parallel in (False, True)]
-        timings = time_in_turns(self._possible(TIMED_SIZES_ALONE), ways, time.perf_counter)
-        operations = self._operations(timings)
-        alone = [one_thread.seconds(*run) for run in operations]
-        return fit(
-            operations,
-            [
-                seconds * parallel / single
-                for seconds, (single, parallel) in zip(alone, timings.values(), strict=True)
-            ],
-        )
+        clock = time.thread_time if on_host else time.perf_counter
+        timings = time_runs(self._possible(sizes), self.run, clock)
+        return fit(self._operations(timings), list(timings.values()))
 
     def _possible(self, sizes: Iterable[Size]) -> list[Size]:
         """The nearest sizes that the graph takes."""
@@ -139,9 +110,9 @@ class _Graph:
         axes = len(self._model.axes)
         return [self._model.operations(count, (length,) * axes) for count, length in sizes]
 
-    def run(self, count: int, length: int, *, parallel: bool) -> None:
+    def run(self, count: int, length: int) -> None:
         """Runs so many sequences of a length."""
-        run_batch(self._model, self.kind, self._sequences(count, length), parallel=parallel)
+        run_batch(self._model, self.kind, self._sequences(count, length))
 
     def _sequences(self, count: int, length: int) -> list[SequenceInputs]:
         lengths = [length - (self._ragged and index == 0) for index in range(count)]
@@ -185,46 +156,37 @@ def fit(operations: Sequence[tuple[float, float]], seconds: Sequence[float]) -> 
     return RunCost(*coefficients.tolist())
 
 
-def time_in_turns(
-    sizes: Sequence[Size],
-    ways: Sequence[Callable[[int, int], object]],
-    clock: Callable[[], float],
-) -> dict[Size, list[float]]:
-    """The shortest duration of each size in each way to run it, in seconds: disturbances only add time.
-
-    If ways are compared, all sizes and ways are timed by turns. Another process that has a core for some
-    milliseconds then disturbs a few runs of each, and not all runs of one.
+def time_runs(
+    sizes: Iterable[Size], run: Callable[[int, int], object], clock: Callable[[], float]
+) -> dict[Size, float]:
+    """The shortest duration of each size, in seconds: disturbances only add time.
 
     Args:
         sizes: Number of sequences, and length of each, in ascending order.
-        ways: Each runs a size.
+        run: Runs a size.
         clock: Seconds. `time.thread_time`, for runs that other threads take no part in, leaves out the time
             in which other processes have the core.
 
     Raises:
         MemoryError: The first run needs more memory than there is. Later sizes are then skipped instead.
     """
-    shortest: dict[Size, list[float]] = {}
-    for _ in range(COMPARED_TURNS if len(ways) > 1 else 1):
-        for index, size in enumerate(sizes):
-            try:
-                durations = [_shortest(partial(run, *size), clock) for run in ways]
-            except MemoryError:
-                if not shortest:
-                    raise
-                sizes = sizes[:index]
-                break
-            shortest[size] = list(map(min, durations, shortest.get(size, durations)))
-            if max(durations) > LONG_ENOUGH_SECONDS:
-                sizes = sizes[: index + 1]
-                break
+    shortest: dict[Size, float] = {}
+    for size in sizes:
+        try:
+            shortest[size] = _shortest(partial(run, *size), clock)
+        except MemoryError:
+            if not shortest:
+                raise
+            break
+        if shortest[size] > LONG_ENOUGH_SECONDS:
+            break
     return shortest
 
 
 def _shortest(run: Callable[[], object], clock: Callable[[], float]) -> float:
-    """The shortest of the runs of one turn."""
+    """The shortest of some runs of one size."""
     durations: list[float] = []
-    while len(durations) < LEAST_RUNS or sum(durations) < TURN_SECONDS:
+    while len(durations) < LEAST_RUNS or sum(durations) < SIZE_SECONDS:
         started, began = clock(), time.perf_counter()
         run()
         duration = clock() - started

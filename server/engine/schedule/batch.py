@@ -26,9 +26,11 @@ class Batch:
         model: The model of all sequences.
         graph: The graph that runs them.
         sequences: The oldest first.
-        seconds: Expected duration of the run.
+        seconds: Expected duration of the run: as measured at the load until `choose_threads`, and then as
+            runs take now.
         seconds_alone: Sum of the expected durations of a run for each sequence.
         is_parallel: Whether all threads compute the run.
+        run_seconds: How long the run took; 0 before its end, and if it failed.
         control: Ends the run early; None if that is not worth it.
     """
 
@@ -55,7 +57,8 @@ class Batch:
         self._max_sequences = 1 if shape.runs_alone else limits.max_batch_sequences
         self.sequences = [head]
         self.seconds = self.seconds_alone = shape.seconds
-        self.is_parallel = False
+        self.is_parallel = self._is_alone = False
+        self.run_seconds = self._expected_seconds = 0.0
         self.control: RunControl | None = None
         self._call_seconds = shape.call_seconds
 
@@ -111,7 +114,7 @@ class Batch:
             now: The current time.
         """
         sequences, shape = self.sequences, self.sequences[0].shape
-        earliest = now + shape.least_seconds
+        earliest = now + self.model.least_seconds(shape)
         for queued in islice(bucket, max(0, self._most_alike() - 1)):
             request = queued.request
             is_alike = queued.shape is shape or queued.shape == shape  # two caches may have made them
@@ -184,11 +187,16 @@ class Batch:
         Args:
             other_seconds: Work that is queued or running beside the batch.
         """
-        if not self.model.parallel_costs or other_seconds > OTHER_WORK_SHARE * self.seconds:
-            return
-        seconds = self.model.parallel_seconds(self.graph, *self._size)
-        if seconds < self.seconds:
-            self.is_parallel, self.seconds = True, seconds
+        pace, expected = self.model.pace(self.graph), self.seconds
+        self._is_alone, self._expected_seconds = other_seconds <= OTHER_WORK_SHARE * expected, expected
+        self.is_parallel = self._is_alone and pace.choose_threads(expected)
+        self.seconds = pace.seconds(expected, parallel=self.is_parallel)
+
+    def learn(self) -> None:
+        """Lets what is expected of further runs follow this one, if it ran alone from beginning to end."""
+        if self._is_alone and self.run_seconds:
+            pace = self.model.pace(self.graph)
+            pace.observe(self._expected_seconds, self.run_seconds, parallel=self.is_parallel)
 
     def _admits(self, sequence: SequenceInputs) -> bool:
         """Whether the batch may become larger, and is not so long that the sequence should run in another."""

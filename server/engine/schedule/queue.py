@@ -229,7 +229,7 @@ class Queue:
             caller: Whose request it is. Another caller runs no more before it than its share.
         """
         later = [
-            request.queued_seconds - request.form.longest_seconds - request_seconds
+            request.queued_seconds - request.form.longest.seconds - request_seconds
             for request in self._bulk
             if request.caller == caller
         ]
@@ -351,6 +351,8 @@ class Queue:
         self._running_seconds = self._running_seconds - batch.seconds_alone if self.running else 0.0
         self._waits_for_memory = False
         self.admission.ended(batch.seconds_alone, now, busy=bool(self.running or self._buckets))
+        if not self.running:
+            batch.learn()
 
     def _take(self, now: float) -> Next:
         """Takes the batch of the first sequence that still needs its result and can get it in time."""
@@ -479,7 +481,9 @@ def _is_wanted(queued: SequenceInputs, now: float, expired: list[ValidatedReques
     request = queued.request
     if request.is_done or request in expired:
         return False
-    if now + request.form.least_seconds <= request.deadline:
+    if request.deadline == math.inf:
+        return True
+    if now + request.model.least_seconds(request.form.longest) <= request.deadline:
         return True
     expired.append(request)
     return False

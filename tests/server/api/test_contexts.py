@@ -1,6 +1,8 @@
 """The methods of stored contexts, and requests of both protocols that name one."""
 
+import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -12,6 +14,8 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.protos.inference import open_inference_pb2 as oip
 from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from attention_serving.server.api.attention import contexts
+from attention_serving.server.engine.contexts import ContextStore
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import CONTEXT_BYTES, Array
@@ -100,6 +104,40 @@ def test_putting_twice_is_free_and_a_name_that_is_unknown_is_refused(cross_model
         query.context_id = first.id
         query.key.CopyFrom(vectors(KEY))
         assert refusal(lambda: stub.Attend(query)) == ("INVALID_ARGUMENT", "INVALID_FIELD", "key")
+
+
+def test_contexts_are_listed_in_pages_on_the_codec_threads(
+    cross_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last used first. What asks for no pages gets the first one."""
+    threads, page = set[str](), ContextStore.page
+
+    def recorded(*arguments: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        return page(*arguments)
+
+    monkeypatch.setattr(ContextStore, "page", recorded)
+    monkeypatch.setattr(contexts, "MAX_PAGE", 3)
+    with Served(cross_model) as served:
+        stub = AttentionServiceStub(served.channel)
+        stored = [put(stub, value=vectors(VALUE + index)).id for index in range(5)]
+
+        def listed(**fields: Any) -> tuple[list[str], str]:
+            response = stub.ListContexts(pb.ListContextsRequest(model_name=CROSS, **fields))
+            return [context.id for context in response.contexts], response.next_page_token
+
+        pages, token = list[list[str]](), ""
+        while not pages or token:
+            names, token = listed(page_size=2, page_token=token)
+            pages.append(names)
+        assert pages == [stored[:2:-1], stored[2:0:-1], stored[:1]]
+        first, token = listed()
+        assert (first, listed(page_size=99)) == (stored[:1:-1], (first, token))
+        assert listed(page_token=token) == (stored[1::-1], "")
+        for field, value in (("page_size", -1), ("page_token", "none"), ("page_token", "9" * 99)):
+            call = partial(listed, **{field: value})
+            assert refusal(call) == ("INVALID_ARGUMENT", "INVALID_FIELD", field)
+    assert {name.partition("_")[0] for name in threads} == {"codec"}
 
 
 def test_queries_to_one_context_run_together_in_both_protocols(cross_model: LoadedModel) -> None:

@@ -137,7 +137,9 @@ def test_only_the_identity_at_its_limit_is_refused(self_model: LoadedModel, guar
     with Served.held(self_model, guard=guard) as served:
         calls = [attend(served.channel, caller="limited-token")]
         assert served.gate.entered.wait(PATIENCE_SECONDS)
-        assert headers_only(served, ATTEND, bearer("limited-token")) == (EXHAUSTED, "IDENTITY_LIMIT")
+        for name in ("Attend", "ListContexts", "DropContext"):
+            method = ATTEND.replace("Attend", name)
+            assert headers_only(served, method, bearer("limited-token")) == (EXHAUSTED, "IDENTITY_LIMIT")
         calls.append(attend(served.channel, caller="caller-token"))
         assert served.engine.has_queued(2)
         served.gate.open()

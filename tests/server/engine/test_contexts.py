@@ -2,7 +2,9 @@
 
 import dataclasses
 import gc
+import os
 import random
+import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -54,7 +56,7 @@ def put(
 
 
 def names(store: ContextStore, model: LoadedModel, caller: str = "") -> list[str]:
-    return [context.id for context in store.contexts(model, caller)]
+    return [context.id for context in store.page(model, caller, 1000)[0]]
 
 
 def has(store: ContextStore, model: LoadedModel, name: str, caller: str = "") -> bool:
@@ -209,11 +211,67 @@ def test_contexts_come_back_from_their_folder_unless_a_file_is_damaged(
     assert not list(folder.iterdir())
 
 
-def test_the_folder_is_bounded(cross_model: LoadedModel, tmp_path: Path) -> None:
+def test_the_folder_is_bounded_by_size_and_number(cross_model: LoadedModel, tmp_path: Path) -> None:
     """Those that expire first go first; one that made room in memory is still in its file."""
-    store = ContextStore(1000, tmp_path)
-    for index in range(20):
-        put(store, cross_model, str(index), nbytes=1000)
-    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
-    assert 2000 < sum(sizes) <= contexts.FOLDER_FACTOR * 1000
-    assert has(store, cross_model, "18")
+    most = contexts.FOLDER_FACTOR * 10
+    store = ContextStore(10 * NBYTES, tmp_path)
+    for index in range(3 * most):
+        put(store, cross_model, str(index))
+        assert sum(path.stat().st_size + CONTEXT_BYTES for path in tmp_path.iterdir()) <= most * NBYTES
+    assert len(list(tmp_path.iterdir())) > 0.8 * most
+    assert len(names(store, cross_model)) == 10
+    assert has(store, cross_model, str(2.5 * most).removesuffix(".0"))
+
+
+def test_a_file_is_looked_for_by_its_name_and_dropped_unread(
+    cross_model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(ContextStore(9 * NBYTES, tmp_path), cross_model, "a", "one")
+    (file,) = tmp_path.iterdir()
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("the folder is listed")
+
+    monkeypatch.setattr(os, "scandir", fail)
+    after = ContextStore(9 * NBYTES, tmp_path)
+    assert not has(after, cross_model, "b")
+    for name, caller in (("b", "one"), ("a", "other")):
+        with pytest.raises(ContextNotFoundError):
+            after.drop(cross_model, name, caller)
+    after.drop(cross_model, "a", "one")
+    assert not os.listdir(tmp_path)  # noqa: PTH208 - without os.scandir
+
+
+def test_a_folder_that_fails_is_a_warning(
+    cross_model: LoadedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder that was removed is made again; a full disk, and a file in its place, are counted."""
+    folder = tmp_path / "contexts"
+    store = ContextStore(9 * NBYTES, folder)
+    folder.rmdir()
+    assert not has(store, cross_model, "none")
+    put(store, cross_model, "a")
+    assert len(list(folder.iterdir())) == 1
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # as a full disk: a part is written
+    try:
+        for name in "bc":
+            put(store, cross_model, name)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (len(list(folder.iterdir())), store.folder_errors, len(caplog.records)) == (1, 2, 1)
+    (path,) = folder.iterdir()
+    path.unlink()
+    path.mkdir()  # which is not a file that can be removed
+    with pytest.raises(OverloadedError, match="cannot be removed"):
+        store.drop(cross_model, "a", "")
+    path.rmdir()
+    folder.rmdir()
+    folder.write_text("")
+    store.renew(cross_model, put(store, cross_model, "d"), time.time() + 99)
+    assert names(store, cross_model) == ["d", "c", "b", "a"]
+    assert not has(ContextStore(9 * NBYTES, folder), cross_model, "a")
+    assert {record.levelname for record in caplog.records} == {"WARNING"}

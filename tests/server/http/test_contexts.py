@@ -39,9 +39,13 @@ def test_binary_rows_are_appended(scripted: Scripted, port: int) -> None:
 
 
 def test_contexts_are_listed_and_dropped(scripted: Scripted, port: int) -> None:
-    scripted.answer("ListContexts", pb.ListContextsResponse(contexts=[pb.Context(**CONTEXT)]))
-    assert ask(port, PATH).json == {"contexts": [CONTEXT]}
-    assert scripted.next().request == pb.ListContextsRequest(**NAMED)
+    listed: dict[str, Any] = {"contexts": [CONTEXT], "next_page_token": "7"}
+    scripted.answer("ListContexts", pb.ListContextsResponse(**listed))
+    page = ask(port, f"{PATH}?page_size=1&page_token=9&name=ignored")
+    assert page.json == listed
+    asked: dict[str, Any] = {"page_size": 1, "page_token": "9"}
+    assert scripted.next().request == pb.ListContextsRequest(**NAMED, **asked)
+    assert ask(port, f"{PATH}?page_size=many").status == 400
     answer = ask(port, f"{PATH}/c1", method="DELETE")
     assert (answer.status, answer.body, "content-length" in answer.headers) == (204, b"", False)
     assert scripted.next().request == pb.DropContextRequest(**NAMED, id="c1")

@@ -437,14 +437,23 @@ class AttentionClient(Connection):
         return self._run(put())
 
     def contexts(self, model: str, version: Version = "", *, timeout: float | None = None) -> list[Context]:
-        """Lists the caller's own contexts of a model and those that others share, the last used first."""
+        """Lists the caller's own contexts of a model and those that others share, the last used first.
+
+        Each 1,000 of them are a call of their own, which may take `timeout` seconds.
+        """
         options = self._options(model, version)
 
-        def decode(response: pb.ListContextsResponse) -> list[Context]:
-            return [Context(ContextSource(self, options), stored) for stored in response.contexts]
+        async def pages() -> list[Context]:
+            request = pb.ListContextsRequest(model_name=options.model, model_version=options.version)
+            contexts: list[Context] = []
+            while True:
+                page = await self._ask("ListContexts", request, lambda response: response, timeout)
+                contexts += [Context(ContextSource(self, options), stored) for stored in page.contexts]
+                request.page_token = page.next_page_token
+                if not request.page_token:
+                    return contexts
 
-        request = pb.ListContextsRequest(model_name=options.model, model_version=options.version)
-        return self._run(self._ask("ListContexts", request, decode, timeout))
+        return self._run(pages())
 
     def models(self, *, timeout: float | None = None) -> list[ModelInfo]:
         """Lists all models, including those that failed to load, sorted by name and then by version."""

@@ -23,6 +23,9 @@ from attention_serving.server.engine.errors import (
 )
 from attention_serving.server.engine.in_process import InProcessModel
 from attention_serving.server.engine.limits import chosen_versions
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models import control as control_module
+from attention_serving.server.engine.models import loading
 from attention_serving.server.engine.models.control import (
     ChangeKind,
     IndexEntry,
@@ -31,7 +34,7 @@ from attention_serving.server.engine.models.control import (
 )
 from attention_serving.server.engine.models.loading import HEADROOM_BYTES, HEADROOM_FACTOR, ModelStore
 from attention_serving.server.engine.models.repository import FailedModel, Model, Repository
-from attention_serving.server.engine.run.provider import Device
+from attention_serving.server.engine.run.provider import Device, ProviderError
 from attention_serving.server.engine.types import Request, Result
 from tests.server.samples import SELF, ragged
 from tests.server.seams import PATIENCE_SECONDS, wait_until
@@ -189,6 +192,43 @@ def test_a_change_without_memory_is_refused(
     monkeypatch.setattr(machine, "free_bytes", lambda: needed)
     control.load(SELF)
     assert control.states == ["1 READY", "2 READY"]
+
+
+def test_polling_tries_again_when_a_failure_may_have_passed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ever more seldom while nothing changes, and at once if files do."""
+
+    def fail(_model: LoadedModel) -> LoadedModel:
+        raise ProviderError("the device is in use")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "calibrated", fail)
+        control = Control(folder)
+    monkeypatch.setattr(machine, "free_bytes", lambda: 0)
+    attempts = []
+    for _ in range(40):
+        control.look()
+        attempts.append(len(control.reported))
+    first = attempts.index(1)
+    assert [attempts.index(count) - first for count in (2, 3, 4)] == [2, 6, 14]
+    assert control.states == ["1 UNAVAILABLE"]
+    monkeypatch.undo()
+    before = len(control.reported)
+    for _ in range(control_module.MOST_LOOKS + 1):
+        control.look()
+    assert control.states == ["1 READY"]
+    assert control.reported[before:] == [LOADED]
+    add_version(folder, "2")
+    monkeypatch.setattr(machine, "free_bytes", lambda: 0)
+    for _ in range(2):
+        control.look()
+    monkeypatch.undo()
+    add_version(folder, "3")
+    for _ in range(2):
+        control.look()
+    assert control.states == ["1 READY", "2 READY", "3 READY"]
+    control.close()
 
 
 def ask(engine: Engine) -> "Future[Result]":

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from attention_serving.artifact.manifest import OF_CONTEXTS, GraphKind
 from attention_serving.server.engine.model import WHOLE_SCORE_BYTES_ON_DEVICE, LoadedModel
 from attention_serving.server.engine.run import calibration
-from attention_serving.server.engine.run.calibration import TIMED_SIZES, calibrated, fit, time_in_turns
+from attention_serving.server.engine.run.calibration import TIMED_SIZES, calibrated, fit, time_runs
 from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.types import Array, RunCost
 from tests.server.seams import tapped
@@ -70,33 +70,26 @@ class Clock:
         return run
 
 
-# What the runs of each way take, two sizes by turns, and what is found: of each size, in each way.
-TURNS: dict[str, tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]]] = {
-    "two runs of each size": ([[6, 5, 5, 6, 1, 1]], [[5], [5]]),
-    "short runs more often": ([[2, 1.8, 1.9, 3, 2.9]], [[1.8], [2.9]]),
-    # The first turn of both sizes is disturbed, the second is not.
-    "two ways twice": (
-        [[40, 40, 20, 20, 2.6, 2.5, 5, 3.75], [45, 45, 45, 45, 3, 5, 5, 6]], [[2.5, 3], [3.75, 5]],
-    ),
-    "nothing": ([[]], []),
-    "no larger size after a long run": ([[51, 52, 1, 1]], [[51]]),
-    "no size beyond the memory": ([[6, 6, 6]], [[6]]),
-    "no size beyond the memory of one way": ([[5] * 4, [6, 6, 6]], [[5, 6]]),
-}  # fmt: skip
+# What the runs take, two sizes one after the other, and what each size is found to take.
+RUNS: dict[str, tuple[Sequence[float], Sequence[float]]] = {
+    "two runs of each size": ([6, 5, 5, 6, 1, 1], [5, 5]),
+    "short runs more often": ([2, 1.8, 1.9, 3, 2.9], [1.8, 2.9]),
+    "nothing": ([], []),
+    "no larger size after a long run": ([51, 52, 1, 1], [51]),
+    "no size beyond the memory": ([6, 6, 6], [6]),
+}
 
 
-@pytest.mark.parametrize(("ways", "expected"), TURNS.values(), ids=TURNS)
-def test_the_fastest_run_counts(ways: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> None:
+@pytest.mark.parametrize(("durations", "expected"), RUNS.values(), ids=RUNS)
+def test_the_fastest_run_counts(durations: Sequence[float], expected: Sequence[float]) -> None:
     clock = Clock()
     with nullcontext() if expected else pytest.raises(MemoryError):
-        found = time_in_turns([(1, 1), (1, 16)], list(map(clock.way, ways)), clock)
-        assert [[1000 * seconds for seconds in own] for own in found.values()] == list(
-            map(pytest.approx, expected)
-        )
+        seconds = time_runs([(1, 1), (1, 16)], clock.way(durations), clock).values()
+        assert [1000 * each for each in seconds] == pytest.approx(expected)
 
 
 def test_a_clock_that_stands_still_is_not_believed() -> None:
-    ((seconds,),) = time_in_turns([(1, 1)], [lambda *_size: None], lambda: 1.0).values()
+    (seconds,) = time_runs([(1, 1)], lambda *_size: None, lambda: 1.0).values()
     assert seconds > 0
 
 

@@ -16,6 +16,7 @@ from attention_serving.server.engine.requests.validated_request import Validated
 from attention_serving.server.engine.schedule import fair_shares
 from attention_serving.server.engine.schedule.batch import Batch
 from attention_serving.server.engine.schedule.fair_shares import Caller, FairShares
+from attention_serving.server.engine.schedule.pace import Pace
 from attention_serving.server.engine.schedule.queue import WINDOW_SECONDS, Admission, Queue
 from attention_serving.server.engine.types import RunCost
 from tests.server.samples import CROSS, SELF, validated_of
@@ -214,8 +215,9 @@ def large(self_model: LoadedModel) -> LoadedModel:
     """A model whose runs cost that, and on all threads half of it."""
     row, pair = self_model.operations(1, (1,))
     cost = RunCost(CALL, ROW / row, PAIR / pair)
-    halved = RunCost(CALL, cost.row / 2, cost.pair / 2)
-    return dataclasses.replace(costing(self_model, cost), parallel_costs={GraphKind.PLAIN: halved})
+    model, pace = costing(self_model, cost), Pace(has_all_threads=True)
+    pace.observe(seconds := model.seconds(GraphKind.PLAIN, 1, (ALONE,)), seconds / 2, parallel=True)
+    return dataclasses.replace(model, paces={GraphKind.PLAIN: pace})
 
 
 def next_batch(queue: Queue) -> Batch:
@@ -234,14 +236,13 @@ def queue_in_slots(large: LoadedModel, *lengths: int, slots: int = 2) -> Queue:
 def test_a_run_uses_all_threads_if_it_is_alone_and_gains(large: LoadedModel) -> None:
     batch = next_batch(queue_in_slots(large, ALONE))
     assert batch.is_parallel
-    assert batch.seconds == large.parallel_seconds(GraphKind.PLAIN, 1, (ALONE,))
+    assert batch.seconds == large.seconds(GraphKind.PLAIN, 1, (ALONE,)) / 2
     queue = queue_in_slots(large, ALONE, ALONE // 2)
     assert [next_batch(queue).is_parallel for _ in range(2)] == [False, False]
     assert next_batch(queue_in_slots(large, ALONE, 1)).is_parallel  # beside a very short one
-    same = dataclasses.replace(large, parallel_costs=large.costs)
-    assert not next_batch(queue_in_slots(same, ALONE)).is_parallel
-    unmeasured = dataclasses.replace(large, parallel_costs={})
-    assert not next_batch(queue_in_slots(unmeasured, ALONE)).is_parallel
+    no_threads = {GraphKind.PLAIN: Pace(has_all_threads=False)}
+    model = dataclasses.replace(large, paces=no_threads)
+    assert not next_batch(queue_in_slots(model, ALONE)).is_parallel
 
 
 @pytest.mark.parametrize(("slots", "call", "expected"), [(1, CALL, [12]), (2, CALL, [6, 6]), (4, 1.0, [12])])

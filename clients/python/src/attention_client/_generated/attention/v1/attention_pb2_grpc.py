@@ -115,14 +115,16 @@ class AttentionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DropContext(self, request, context):
-        """Removes a context. Requests that attend to it already are answered.
+        """Removes a context from the server or worker process that answers, and from its
+        --context-folder. Others keep what they have in memory until it expires.
+        Requests that attend to it already are answered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListContexts(self, request, context):
-        """Lists the caller's own contexts, and those that other callers share.
+        """Lists the caller's own contexts, and those that other callers share, in pages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

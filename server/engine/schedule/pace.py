@@ -1,0 +1,84 @@
+"""How long runs really take, beside what was measured at the load; and whether all threads are faster.
+
+A machine is not always as busy as it was when a model was loaded. The model's costs state what a run takes in
+relation to others; a `Pace` follows how many times as long runs of one graph take, on one thread and on all.
+"""
+
+import math
+from dataclasses import dataclass
+
+# Weight of a slower run beside the earlier ones, and how many times as long it counts at most. A faster run
+# replaces them: disturbances only add time.
+WEIGHT, MOST_SLOWER = 0.1, 2.0
+# The way that looks slower is tried again after so many runs, then after twice as many, and so on up to the
+# last number, each time in a few: the first finds its weights in no cache. Below a hundredth of all runs.
+FIRST_TRIAL, LAST_TRIAL, TRIAL_RUNS = 16, 512, 4
+
+
+@dataclass(eq=False, slots=True)
+class _Size:
+    """Runs of one order of magnitude.
+
+    Attributes:
+        ratios: Duration by what was expected, on one thread and on all; 0 for all if that was not tried, and
+            infinite if it cannot be.
+        is_parallel: Whether all threads were faster at the last choice.
+        runs: Number of choices since that changed.
+    """
+
+    ratios: list[float]
+    is_parallel: bool = False
+    runs: int = 0
+
+
+class Pace:
+    """The pace of the runs of one graph, by their size. For one thread at a time, as the queue is."""
+
+    def __init__(self, *, has_all_threads: bool) -> None:
+        """Begins with what was measured at the load on one thread. All threads are tried by the first run.
+
+        Args:
+            has_all_threads: Whether runs can have all threads.
+        """
+        self._untried = 0.0 if has_all_threads else math.inf
+        # By powers of two of the expected seconds.
+        self._sizes: dict[int, _Size] = {}
+
+    def _size(self, expected: float) -> _Size:
+        magnitude = math.frexp(expected)[1]
+        if (size := self._sizes.get(magnitude)) is None:
+            size = self._sizes[magnitude] = _Size([1.0, self._untried])
+        return size
+
+    def seconds(self, expected: float, *, parallel: bool = False) -> float:
+        """Expected duration of a run now.
+
+        Args:
+            expected: Its duration on one thread as measured at the load, in seconds.
+            parallel: Whether it has all threads.
+        """
+        return expected * (self._size(expected).ratios[parallel] or 1.0)
+
+    def least_seconds(self, expected: float) -> float:
+        """The same, on one thread or on all, whichever is faster; 0 if all were not tried."""
+        return expected * min(self._size(expected).ratios)
+
+    def choose_threads(self, expected: float) -> bool:
+        """Whether a run that has the machine to itself is to have all threads: the faster way, or a trial."""
+        size = self._size(expected)
+        single, parallel = size.ratios
+        if parallel == math.inf:
+            return False
+        if (is_parallel := parallel < single) != size.is_parallel:
+            size.is_parallel, size.runs = is_parallel, 0
+        size.runs += 1
+        last_trial = min(1 << (size.runs.bit_length() - 1), LAST_TRIAL)
+        is_trial = size.runs >= FIRST_TRIAL and size.runs % last_trial < TRIAL_RUNS
+        return is_parallel != is_trial
+
+    def observe(self, expected: float, seconds: float, *, parallel: bool) -> None:
+        """Learns from a run that had the machine to itself."""
+        ratios, ratio = self._size(expected).ratios, seconds / expected if expected else 1.0
+        before = ratios[parallel] or ratio
+        slower = min(ratio, MOST_SLOWER * before) - before
+        ratios[parallel] = before + (slower if slower < 0 else WEIGHT * slower)

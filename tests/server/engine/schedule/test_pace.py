@@ -1,0 +1,108 @@
+"""What is expected of runs follows what they take: the choice of threads, deadlines, and what counts."""
+
+import dataclasses
+
+import pytest
+
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.schedule.batch import Batch
+from attention_serving.server.engine.schedule.pace import FIRST_TRIAL, LAST_TRIAL, TRIAL_RUNS, Pace
+from attention_serving.server.engine.schedule.queue import Queue
+from attention_serving.server.engine.types import RunCost
+from tests.server.samples import validated_of
+from tests.server.seams import costing
+
+# Seconds that a run is expected to take on one thread, and what it takes on one and on all: on a machine that
+# does nothing else, and on one whose cores are busy.
+EXPECTED = 0.002
+QUIET, BUSY = (0.0021, 0.0012), (0.0039, 0.0079)
+# Of the runs, those that try the other way.
+TRIALS = 1.1 * TRIAL_RUNS / LAST_TRIAL
+
+
+class Server:
+    """A queue whose runs take what a test says.
+
+    Attributes:
+        queue: The queue.
+    """
+
+    def __init__(self, model: LoadedModel) -> None:
+        paces = {GraphKind.PLAIN: Pace(has_all_threads=True)}
+        self._model = dataclasses.replace(costing(model, RunCost(EXPECTED, 0, 0)), paces=paces)
+        self.queue = Queue(Limits(), 2)
+
+    def take(self, deadline: float = float("inf")) -> Batch | None:
+        """Takes the batch of a request that arrives."""
+        self.queue.add(validated_of(self._model, [(2, 2)], deadline=deadline), 0.0)
+        return self.queue.next(0.0)[0]
+
+    def run(self, seconds: tuple[float, float]) -> Batch:
+        """Answers a request, alone."""
+        batch = self.take()
+        assert batch is not None
+        batch.run_seconds = seconds[batch.is_parallel]
+        self.queue.ended(batch, 0.0)
+        return batch
+
+    def choices(self, seconds: tuple[float, float], count: int) -> list[bool]:
+        """Whether each of some runs had all threads."""
+        return [self.run(seconds).is_parallel for _ in range(count)]
+
+
+def test_a_server_that_starts_on_a_busy_machine_recovers_when_it_is_quiet(self_model: LoadedModel) -> None:
+    server = Server(self_model)
+    assert sum(server.choices(BUSY, 2 * LAST_TRIAL)) < 0.05 * 2 * LAST_TRIAL
+    recovering = server.choices(QUIET, LAST_TRIAL)
+    assert all(recovering[recovering.index(True) + TRIAL_RUNS :][: FIRST_TRIAL - TRIAL_RUNS - 1])
+    server.choices(QUIET, LAST_TRIAL)
+    assert sum(server.choices(QUIET, 4 * LAST_TRIAL)) >= (1 - TRIALS) * 4 * LAST_TRIAL
+    batch = server.run(QUIET)
+    assert batch.seconds == pytest.approx(QUIET[batch.is_parallel])
+
+
+def test_a_server_gives_way_when_the_machine_becomes_busy_and_no_longer(self_model: LoadedModel) -> None:
+    server = Server(self_model)
+    assert sum(server.choices(QUIET, FIRST_TRIAL + TRIAL_RUNS)) == FIRST_TRIAL
+    server.run((0.2, 0.2))  # one disturbed run decides nothing
+    assert server.run(QUIET).is_parallel
+    assert sum(server.choices(BUSY, LAST_TRIAL)) < 0.1 * LAST_TRIAL
+    assert sum(server.choices(QUIET, 2 * LAST_TRIAL)[LAST_TRIAL:]) > 0.9 * LAST_TRIAL
+
+
+def test_only_runs_that_were_alone_and_did_not_fail_count(self_model: LoadedModel) -> None:
+    server = Server(self_model)
+    first, second = server.take(), server.take()
+    assert first is not None
+    assert second is not None
+    first.run_seconds = second.run_seconds = 9.0
+    server.queue.ended(first, 0.0)  # beside the second
+    server.queue.ended(second, 0.0)  # began beside the first
+    failed = server.take()
+    assert failed is not None
+    server.queue.ended(failed, 0.0)
+    assert server.run(QUIET).seconds == pytest.approx(EXPECTED)
+
+
+def test_a_deadline_is_compared_with_what_runs_take_now(self_model: LoadedModel) -> None:
+    server = Server(self_model)
+    server.run(BUSY)
+    assert server.take(deadline=EXPECTED / 2) is None
+    server.run((EXPECTED / 4, EXPECTED))
+    batch = server.take(deadline=EXPECTED / 2)
+    assert batch is not None
+
+
+def test_sizes_have_paces_of_their_own() -> None:
+    """Small runs are slower on all threads, and large ones faster."""
+    pace, sizes = Pace(has_all_threads=True), {1e-4: 3.0, 1e-2: 0.5}
+    for expected, ratio in sizes.items():
+        assert pace.choose_threads(expected)
+        assert pace.seconds(expected, parallel=True) == expected
+        pace.observe(expected, ratio * expected, parallel=True)
+    assert [pace.choose_threads(expected) for expected in sizes] == [False, True]
+    pace.observe(1e-2, 2e-2, parallel=True)
+    assert pace.least_seconds(1e-2) == pytest.approx(0.55e-2)
+    assert not Pace(has_all_threads=False).choose_threads(1.0)
