@@ -98,7 +98,7 @@ def as_array(field: str, value: object) -> Array:
         return np.asarray(readable)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         actual = f"a {type(value).__name__} that NumPy cannot read ({error})"
-        raise invalid(field, "an array", actual) from error
+        raise invalid(field, "an array", actual) from None
 
 
 def items_of(value: object) -> list[Any] | tuple[Any, ...] | None:
