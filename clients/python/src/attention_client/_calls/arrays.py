@@ -81,7 +81,8 @@ def as_booleans(field: str, value: object) -> NDArray[np.bool_]:
     """
     array = as_array(field, value)
     if array.dtype.kind != "b":
-        raise invalid(field, "booleans, True = the query may attend to the key", f"dtype {array.dtype}")
+        expected = "booleans (in JSON, true and false), True = the query may attend to the key"
+        raise invalid(field, expected, f"dtype {array.dtype}")
     return array
 
 
