@@ -192,7 +192,6 @@ RERANK, PREDICT, EMBED = "/v1/rerank", "/predict", "/v1/embeddings"
     ("path", "param", "members", "words"),
     [
         (RERANK, "model", {"model": CLASSIFIER}, "'topics' has 3 labels"),
-        (RERANK, "raw_scores", {"raw_scores": True}, "raw_scores: is not supported; the exported model"),
         (RERANK, "documents[1]", {"documents": ["a", 1]}, "documents[1]: must be a valid string"),
         (RERANK, "documents", {"documents": ["a", LONG]}, "text: text 1 has"),
         (RERANK, "query", {"query": LONG, "documents": ["a"] * 44_000}, "query: has 70400000 bytes"),
