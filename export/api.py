@@ -8,12 +8,14 @@ from attention_serving.artifact.keys import read_private_key
 from attention_serving.artifact.manifest import Manifest
 from attention_serving.artifact.names import ModelId
 from attention_serving.artifact.tolerance import Tolerance
+from attention_serving.export.errors import details_in_file
 from attention_serving.export.precision import TOLERANCES, Precision
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+@details_in_file()
 def export_module(  # noqa: PLR0913 - a public interface of keywords
     module: "nn.Module",
     example_inputs: "Mapping[str, Tensor] | Sequence[Tensor]",

@@ -34,7 +34,7 @@ from attention_serving.export import parity
 from attention_serving.export.assumptions import Assumption
 from attention_serving.export.blocks import NotInBlocksError, in_blocks
 from attention_serving.export.certificate import sign_artifact
-from attention_serving.export.errors import ExportError
+from attention_serving.export.errors import ExportError, details_in_file
 from attention_serving.export.graph import OPSET, finish, trace
 from attention_serving.export.precision import Precision
 from attention_serving.export.quantisation import HALF_TYPES, lowered, quantise_linear_layers
@@ -76,6 +76,7 @@ def show(step: str) -> None:
         sys.stderr.write(f"{step}\n")
 
 
+@details_in_file()
 def write_artifact(
     what: AttentionModule | ExportSpec,
     model: ModelId,

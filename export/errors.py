@@ -8,26 +8,25 @@ Arguments that do not fit each other raise ValueError, of which ExportError is a
 """
 
 import tempfile
-
-DETAILS = "\n  details: "
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class ExportError(ValueError):
-    """A module cannot be exported."""
+    """A module cannot be exported.
 
-    @classmethod
-    def with_details(cls, message: str, details: str) -> "ExportError":
-        """An error whose details, which can have thousands of lines, are in a file that the message names."""
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="attention-export-", suffix=".log", delete=False, encoding="utf-8"
-        ) as file:
-            file.write(details)
-        return cls(f"{message}{DETAILS}{file.name}")
+    Attributes:
+        details: What PyTorch or ONNX Runtime raised, with its traceback, which can have thousands of lines;
+            empty if the message says it all.
+    """
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
 
     def with_advice(self, advice: str) -> "ExportError":
         """This error with advice after its message."""
-        message, details, file = str(self).partition(DETAILS)
-        return ExportError(f"{message}{advice}{details}{file}")
+        return ExportError(f"{self}{advice}", self.details)
 
 
 class ArtifactExistsError(ExportError):
@@ -36,3 +35,21 @@ class ArtifactExistsError(ExportError):
 
 class ParityError(ExportError):
     """An exported graph differs from eager PyTorch by more than its tolerance."""
+
+
+@contextmanager
+def details_in_file() -> Iterator[None]:
+    """Ends an ExportError of the block with the name of a file that has its details, and without its causes.
+
+    They stay reachable as `__context__`. Errors of probes that succeed in another way leave no file.
+    """
+    try:
+        yield
+    except ExportError as error:
+        if error.details:
+            with tempfile.NamedTemporaryFile(
+                "w", prefix="attention-export-", suffix=".log", delete=False, encoding="utf-8"
+            ) as file:
+                file.write(error.details)
+            error.args = (f"{error}\n  details: {file.name}",)
+        raise error from None

@@ -105,7 +105,7 @@ def _untraceable(
         f"{spec.name} {[sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes]}"
         for spec in signature.inputs
     )
-    return ExportError.with_details(
+    return ExportError(
         f"graph {signature.kind}: the module cannot be traced over {shapes}: {reason}",
         "\n".join(traceback.format_exception(error)) + log,
     )

@@ -303,7 +303,7 @@ def _enlarge(rows: NDArray[Any]) -> NDArray[Any]:
 def _unusable(signature: Signature, what: str, error: Exception) -> ExportError:
     """A failure of ONNX Runtime in one line; the rest is in a file."""
     text = str(error).strip()
-    return ExportError.with_details(
+    return ExportError(
         f"graph {signature.kind} {what} in ONNX Runtime: {text.splitlines()[0]}. Compute it with other "
         f"operators of PyTorch, or report the file below",
         text,

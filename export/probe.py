@@ -318,11 +318,9 @@ def _try(
         results = call_eager(module, signature, inputs)
     except Exception as error:  # a module may raise anything
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
-        first, *further_lines = str(error).strip().splitlines() or [""]
+        first = str(error).strip().partition("\n")[0]
         message = f"the module fails for {shapes}: {type(error).__name__}: {first}"
-        if further_lines:
-            raise ExportError.with_details(message, traceback.format_exc()) from error
-        raise ExportError(message) from error
+        raise ExportError(message, traceback.format_exc()) from error
     for index, result in enumerate(results):
         if not accepts_nan and bool(result.isnan().any()):
             name = signature.outputs[index].name if signature.outputs else str(index)

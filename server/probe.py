@@ -13,6 +13,7 @@ from attention_serving.server.security.peers import names_in
 
 DEFAULT_PORT = "8001"
 TIMEOUT_SECONDS = 5.0
+NO_PROXY = ("grpc.enable_http_proxy", 0)
 CERTIFICATE, KEY = "ATTENTION_TLS_CERTIFICATE", "ATTENTION_TLS_KEY"
 
 
@@ -50,7 +51,7 @@ def _arguments() -> argparse.Namespace:
 
 def _channel(target: str, arguments: argparse.Namespace) -> grpc.Channel:
     if not arguments.tls or target.startswith("unix:"):
-        return grpc.insecure_channel(target)
+        return grpc.insecure_channel(target, [NO_PROXY])
     # The server is on this machine, under a name that its certificate need not have. It is asked for the
     # certificate first, because the file may be renewed before the server takes it.
     host, _, port = target.rpartition(":")
@@ -58,7 +59,7 @@ def _channel(target: str, arguments: argparse.Namespace) -> grpc.Channel:
     pair = (arguments.key, arguments.certificate) if arguments.certificate and arguments.key else ()
     name = next(iter(names_in(certificate)), "")
     credentials = grpc.ssl_channel_credentials(certificate, *[Path(file).read_bytes() for file in pair])
-    return grpc.secure_channel(target, credentials, [("grpc.ssl_target_name_override", name)])
+    return grpc.secure_channel(target, credentials, [NO_PROXY, ("grpc.ssl_target_name_override", name)])
 
 
 if __name__ == "__main__":

@@ -106,8 +106,7 @@ class Endpoint:
         if not exchange.body_has_arrived:
             await exchange.discard()
         headers = dict(refusal.headers or {}) | ({} if exchange.body_has_arrived else {"connection": "close"})
-        is_openai = self._path.startswith("/v1/") or self._path in text_models.TEXTS
-        json = text_models.error_json(refusal, self._path) if is_openai else {"error": refusal.detail}
+        json = text_models.error_json(refusal, exchange.scope["path"])
         return Reply.of_json(json, refusal.status_code, headers)
 
     def _handler(self, scope: Scope) -> Handler:

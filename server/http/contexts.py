@@ -12,8 +12,8 @@ from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.http.exchange import Exchange, Reply, run
 from attention_serving.server.http.infer import receive
 from attention_serving.server.http.schemas import ContextRequest, check, to_json
+from attention_serving.server.http.text_models import SERVICE
 
-SERVICE = pb.DESCRIPTOR.services_by_name["AttentionService"].full_name
 PUT, APPEND = f"/{SERVICE}/PutContext", f"/{SERVICE}/AppendContext"
 MASK = "mask"
 INPUTS = ("key", "value", MASK)

@@ -25,6 +25,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from attention_serving.server.addresses import BACKLOG
 from attention_serving.server.http.app import create_application
 from attention_serving.server.http.exchange import CONNECTION, JSON, REFUSED_WITH, Service
+from attention_serving.server.http.text_models import error_json
 from attention_serving.server.observe import logs
 from attention_serving.server.security.peers import names_in
 from attention_serving.server.settings import Settings
@@ -243,7 +244,8 @@ class Connection(HttpToolsProtocol):
             scope[REFUSED_WITH] = error.status_code
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        json = orjson.dumps({"error": error.detail})
+        path = (self.url or b"").partition(b"?")[0].decode("latin-1")
+        json = orjson.dumps(error_json(error, path))
         head = f"content-type: {JSON}\r\ncontent-length: {len(json)}\r\nconnection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[error.status_code] + head.encode() + json)
         self.transport.close()

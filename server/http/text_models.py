@@ -34,6 +34,7 @@ JSON_BYTES_PER_NUMBER = 16
 # The member with the texts of each path, if it has another name than INPUT.
 TEXTS = {"/v1/rerank": "documents", "/classify": "inputs", "/predict": "inputs"}
 MEMBERS = {name for body in (EmbeddingRequest, RerankRequest, ClassifyRequest) for name in body.model_fields}
+MEMBERS |= schemas.REFUSED.keys()
 NO_IDS = (
     "has token ids, which this server refuses (refuse_token_ids): those of another tokenizer would give wrong"
     " embeddings; send texts. In LangChain's OpenAIEmbeddings, set check_embedding_ctx_length=False"
@@ -230,8 +231,13 @@ def _encoder(name: str) -> dict[str, Any]:
 
 
 def error_json(error: HTTPException, path: str) -> dict[str, Any]:
-    """An error as OpenAI's clients read it. `param` is the member that its message begins with."""
+    """An error as clients of a path read it: an object as OpenAI's API has it, or a text.
+
+    `param` is the member that the message begins with.
+    """
     code, message = CODES.get(error.status_code), error.detail
+    if not f"{path}/".startswith("/v1/") and path not in TEXTS:
+        return {"error": message}
     if error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return {"error": {"message": message, "type": "server_error", "param": None, "code": None}}
     name, texts = message.partition(":")[0], TEXTS.get(path, INPUT)
@@ -244,4 +250,5 @@ def error_json(error: HTTPException, path: str) -> dict[str, Any]:
     }.get(name, name)
     member = name if name.partition("[")[0] in MEMBERS else None
     kind = "rate_limit_error" if code == "rate_limit_exceeded" else "invalid_request_error"
+    code = None if name.startswith("/") else code  # a path that does not exist, rather than a model
     return {"error": {"message": message, "type": kind, "param": member, "code": code}}

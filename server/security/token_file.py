@@ -113,7 +113,8 @@ class TokenFile(BaseModel):
             if twice:
                 # A hash is not shown: its entry is found by its name.
                 value = repr(twice[0]) if isinstance(twice[0], str) else "a token"
-                raise ValueError(f"{value} is the {field} of more than one identity")
+                exists = f"{value} is the {field} of an identity that exists already"
+                raise ValueError(f"{exists}; choose another, or revoke that one first")
         return self
 
 

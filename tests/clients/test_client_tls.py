@@ -43,7 +43,11 @@ def test_a_client_shows_its_certificate_and_is_refused_without(server: TlsServer
         client.models()
     assert server.callers == [("old.example", "Bearer secret")]
     bare: Any = {"credentials": TlsFiles(ca=files.ca), "wait_for_ready": False, "max_retries": 0}
-    with AttentionClient(server.target, **bare) as client, pytest.raises(errors.UnavailableError):
+    expected = r"certificates, pass one that it accepts: .*\(certificate=FILE, key=FILE\)"
+    with (
+        AttentionClient(server.target, **bare) as client,
+        pytest.raises(errors.UnavailableError, match=expected),
+    ):
         client.models()
 
 

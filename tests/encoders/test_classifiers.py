@@ -162,7 +162,7 @@ def post(port: int, path: str, **body: Any) -> Answer:
 
 def test_rerank_over_http(port: int) -> None:
     documents = [DOCUMENTS[0], *({"text": document} for document in DOCUMENTS[1:])]
-    members = {"model": RERANKER, "query": QUERY, "max_tokens_per_doc": 4096}
+    members = {"model": RERANKER, "query": QUERY}
     found = post(port, "/v1/rerank", **members, documents=documents).json
     assert [each["index"] for each in found["results"]] == ORDER
     assert_scores([each["relevance_score"] for each in found["results"]], SCORES[ORDER])
@@ -206,7 +206,6 @@ RERANK, PREDICT, EMBED = "/v1/rerank", "/predict", "/v1/embeddings"
     ("path", "param", "members", "words"),
     [
         (RERANK, "model", {"model": CLASSIFIER}, "'topics' has 3 labels"),
-        (RERANK, "raw_scores", {"raw_scores": True}, "raw_scores: must be False"),
         (RERANK, "documents[1]", {"documents": ["a", 1]}, "documents[1]: must be a valid string"),
         (RERANK, "documents", {"documents": ["a", LONG]}, "text: text 1 has"),
         (RERANK, "query", {"query": LONG, "documents": ["a"] * 44_000}, "query: has 70400000 bytes"),

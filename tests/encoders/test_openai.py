@@ -32,3 +32,10 @@ def test_a_list_of_texts(client: openai.OpenAI, form: Any) -> None:
     count = sum(len(token_ids("bert", text)) for text in TEXTS)
     assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (count, count)
     assert (answer.model, answer.object) == (SENTENCE, "list")
+
+
+def test_an_unknown_path_is_named(client: openai.OpenAI) -> None:
+    with pytest.raises(
+        openai.NotFoundError, match="/v1/completions: there is no such path; /docs lists them"
+    ):
+        client.completions.create(model=SENTENCE, prompt="Life is short")

@@ -1,6 +1,7 @@
 """`export_module`: how masks and lengths are read, and modules and arguments that are refused with advice."""
 
 import json
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -182,6 +183,8 @@ def test_a_module_that_cannot_be_served_is_told_what_it_does_and_what_to_change(
     assert len(message) < 500
     assert "\n" not in message
     assert "wider tolerance" not in message
+    shown = "".join(traceback.format_exception(refusal.value))
+    assert (shown.count("Traceback"), shown.count("\n") < 30) == (1, True)
     if details:
         assert Path(details).read_text()
         Path(details).unlink()

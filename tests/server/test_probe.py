@@ -23,6 +23,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[health.HealthServicer]:
     servicer, server = health.HealthServicer(), grpc.server(ThreadPoolExecutor(1))
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     monkeypatch.setenv("ATTENTION_PORT", str(server.add_insecure_port(f"{HOST}:0")))
+    monkeypatch.setenv("http_proxy", f"http://{HOST}:9")  # the server is on this machine
     monkeypatch.setattr("sys.argv", ["probe"])
     server.start()
     yield servicer

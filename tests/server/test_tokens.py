@@ -57,7 +57,14 @@ def test_list_shows_name_rights_and_end_and_no_hash(file: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["create", "one", "--right", "read"], "file: 'one' is the name of more than one identity"),
+        (
+            ["create", "one", "--right", "read"],
+            "'one' is the name of an identity that exists already; choose another, or revoke",
+        ),
+        (
+            ["create", "two", "--right", "read", "--certificate", "a.example"],
+            "'a.example' is the proof of an identity that",
+        ),
         (["create", "two", "--right", "write"], "rights: 'write' is not a right; must be infer:PATTERN"),
         (["create", "a b", "--right", "read"], "name: String should match pattern"),
         (["create", "two", "--right", "read", "--max-bytes", "many"], "max_bytes: "),
@@ -65,7 +72,7 @@ def test_list_shows_name_rights_and_end_and_no_hash(file: Path) -> None:
     ],
 )
 def test_errors_leave_the_file_as_it_was(file: Path, arguments: list[str], error: str) -> None:
-    create("one")
+    create("one", "--certificate", "a.example")
     before = file.read_bytes()
     done = run(*arguments)
     assert (done.exit_code, done.stdout) == (1, "")

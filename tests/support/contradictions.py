@@ -14,14 +14,13 @@ import numpy as np
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from google.protobuf.message import Message
 
-from attention_serving.protos.attention.v1 import attention_pb2 as typed
-from attention_serving.protos.inference import open_inference_pb2 as pb
+from tests.server.http.scripted import METHODS
 from tests.server.samples import CROSS, SELF, TEXT
-from tests.support.mutations import ATTEND, EDGES, INFER, MAX_MUTATIONS, Good, good_requests, mutated
+from tests.support.mutations import EDGES, MAX_MUTATIONS, Good, good_requests, mutated
 
 # Larger bodies are tested one by one, by tests/chaos/test_hostile_messages.py.
 MAX_BYTES = 64 << 10
-TYPES: dict[str, type[Message]] = {ATTEND: typed.AttendRequest, INFER: pb.ModelInferRequest}
+TYPES: dict[str, type[Message]] = {method: request for method, (request, _) in METHODS.items()}
 WORDS = (
     *("FP32", "FP16", "INT64", "INT32", "BOOL", "BYTES", "UINT8", "BF16", "FP64"),
     *(SELF, CROSS, TEXT, "sentence", "", "NaN", "Infinity"),
@@ -46,9 +45,17 @@ def contradicted(good: Good, rng: random.Random) -> bytes:
     def parse(document: Any) -> Message:
         return ParseDict(document, kind(), ignore_unknown_fields=True)
 
-    document = MessageToDict(kind.FromString(good.data), preserving_proto_field_name=True)
+    message, is_empty = kind.FromString(good.data), not good.data
+    document = MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=is_empty
+    )
     data = parse(_with_changes(document, rng, parse)).SerializeToString()
     return data if len(data) <= MAX_BYTES else good.data
+
+
+def contradicted_call(good: Good, rng: random.Random) -> Made:
+    """A message with changes of its fields or of its bytes."""
+    return Made(good.method, rng.choice((mutated, contradicted))(good, rng))
 
 
 def contradicted_body(good: "Body", rng: random.Random) -> Made:
@@ -150,8 +157,6 @@ def good_bodies() -> list[Body]:
 def good_and_changed() -> list[tuple[Made, Callable[[random.Random], Made]]]:
     """Each good request of both protocols and of HTTP, and what makes others of it."""
 
-    def of_message(good: Good) -> Callable[[random.Random], Made]:
-        return lambda rng: Made(good.method, rng.choice((mutated, contradicted))(good, rng))
-
-    calls = [(good, of_message(good)) for good in good_requests()]
+    calls: list[tuple[Made, Callable[[random.Random], Made]]]
+    calls = [(good, partial(contradicted_call, good)) for good in good_requests()]
     return calls + [(good.sent(), partial(contradicted_body, good)) for good in good_bodies()]

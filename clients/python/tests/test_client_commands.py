@@ -178,6 +178,7 @@ WRONG_USAGE = {
     "describe": "NAME",
     "attend --model m --query /nonesuch.npy": "/nonesuch.npy",
     "attend --model m --query [[1]] --out a.txt": "a.txt",
+    "attend --model m --query [[1]] --mask [True]": "write true and false as JSON does",
     "infer --model m --input x": "x",
     "infer --model m --input x=absent.npy": "absent.npy",
     "infer --model m --input x=[1] --input x=[1]": "x=[1]",
@@ -204,7 +205,9 @@ def test_a_file_that_is_not_an_array_is_refused(content: bytes, tmp_path: Path):
 
 def test_errors_are_one_line_and_nothing_is_written(target: str, tmp_path: Path):
     command = ["attend", "--model", "m", "--query", "[[[[[1.0]]]]]", "--out", tmp_path / "out.npz"]
-    assert failing(1, *UNREACHABLE, *command).startswith("error: query[0]: expected (T, d)")
+    assert failing(1, *UNREACHABLE, *command).startswith("error: --query[0]: expected (T, d)")
+    command = ["attend", "--model", "m", "--query", "[[1.0]]", "--mask", "[1]"]
+    assert failing(1, *UNREACHABLE, *command).startswith("error: --mask: expected booleans (in JSON, true")
     assert not list(tmp_path.iterdir())
     assert failing(1, *UNREACHABLE, "models").count("\n") == 1
     known, weights = ["--server", target], ["weights", "--text", "dessert", "--model"]

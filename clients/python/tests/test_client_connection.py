@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from grpc_server import Service, reserved_port, running, unavailable
 
 from attention_client import AsyncAttentionClient, AttentionClient, errors
+from attention_client._connection.settings import proxy_variable
 
 QUERY = np.arange(6, dtype=np.float32).reshape(2, 3)
 TOKEN = "secret"  # noqa: S105 - of no service
@@ -98,8 +100,24 @@ def test_a_call_waits_for_a_server_that_starts(call: Call):
 def test_a_server_that_does_not_start_in_time_is_unavailable_without_waiting_at_once(call: Call):
     with pytest.raises(errors.UnavailableError, match=r"no connection to .* within 0.3 s: .*refused"):
         call(NOWHERE, timeout=0.3)
-    with pytest.raises(errors.UnavailableError, match="refused"):
+    with pytest.raises(errors.UnavailableError, match="refused") as caught:
         call(NOWHERE, timeout=60, wait_for_ready=False, max_retries=0)
+    assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
+    assert isinstance(caught.value.__context__, grpc.RpcError)
+
+
+def test_a_proxy_of_the_environment_is_named_and_not_used_for_this_machine(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("http_proxy", f"http://{NOWHERE}")
+    with running(Service()) as target:
+        call_once("attend", target)
+    expected = "through the proxy in http_proxy; no_proxy may exempt"
+    for wait in (True, False):
+        with pytest.raises(errors.UnavailableError, match=expected):
+            call_once("attend", "192.0.2.1:1", timeout=0.3, wait_for_ready=wait, max_retries=0)
+    monkeypatch.setenv("no_proxy", "a.example")
+    assert not proxy_variable(["dns:///b.a.example:1"], ())
+    assert not proxy_variable(["b.example:1"], [("grpc.enable_http_proxy", 0)])
+    assert proxy_variable(["a.example:1", "b.example:1"], ()) == "http_proxy"
 
 
 @EVERY_CALL
@@ -215,6 +233,17 @@ def test_both_clients_have_the_same_methods_and_the_asynchronous_one_needs_a_run
         assert inspect.iscoroutinefunction(other) == (name != "attend_stream")
     with pytest.raises(errors.AttentionClientError, match="while an event loop runs"):
         AsyncAttentionClient()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_asynchronous_client_belongs_to_one_event_loop(name: str):
+    async def create() -> AsyncAttentionClient:
+        return AsyncAttentionClient(NOWHERE)
+
+    client = asyncio.run(create())
+    with pytest.raises(errors.AttentionClientError, match=r"create a client in each asyncio\.run"):
+        asyncio.run(first(METHODS[name](client, QUERY, None)))
+    asyncio.run(client.close())
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -12,8 +12,16 @@ import numpy as np
 import pytest
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from tests.server.http.clients import ask
+from attention_serving.server.http.schemas import (
+    REFUSED,
+    ClassifyRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    TextBody,
+)
+from tests.server.http.clients import answer_on, ask, connected, head
 from tests.server.http.scripted import Scripted
+from tests.server.samples import ROOT
 
 PATH, INVALID = "/v1/embeddings", "invalid_request_error"
 ROWS = np.arange(4, dtype=np.float32).reshape(2, 2)
@@ -23,6 +31,13 @@ REPLY = pb.AttendResponse(
     truncated=[1],
     model_digest="d1",
 )
+BODIES: dict[str, tuple[dict[str, Any], type[TextBody]]] = {
+    PATH: ({"model": "m", "input": "a"}, EmbeddingRequest),
+    "/v1/rerank": ({"model": "m", "query": "q", "documents": ["a"]}, RerankRequest),
+    "/predict": ({"model": "m", "inputs": "a"}, ClassifyRequest),
+}
+LABELS = pb.TextClassifier(labels=["x", "y"])
+CLASSIFIER = pb.Model(name="m", version="1", state=pb.Model.STATE_READY, text_classifier=LABELS)
 ONE_TEXT = pb.TextSequences(texts=["a"])
 TEXTS = pb.TextSequences(texts=["a", "b"], prompt="query", truncate=False)
 
@@ -31,12 +46,13 @@ TEXTS = pb.TextSequences(texts=["a", "b"], prompt="query", truncate=False)
     ("members", "fields"),
     [
         # Members that other servers take.
-        ({"input": "a", "input_type": "query", "encoding_format": None, "extra": {}}, {"text": ONE_TEXT}),
+        ({"input": "a", "input_type": None, "encoding_format": None, "extra": {}}, {"text": ONE_TEXT}),
         ({"input": ["a", "b"], "prompt": "query", "truncate": False}, {"text": TEXTS}),
+        ({"input": ["a", "b"], "prompt_name": "query", "truncation": False}, {"text": TEXTS}),
         ({"input": [1, 2], "user": "someone"}, {"token_ids": pb.TokenSequences(ids=[1, 2], lengths=[2])}),
         ({"input": [[1, 2], [3]]}, {"token_ids": pb.TokenSequences(ids=[1, 2, 3], lengths=[2, 1])}),
     ],
-    ids=["text", "texts", "tokens", "lists of tokens"],
+    ids=["text", "texts", "synonyms", "tokens", "lists of tokens"],
 )
 def test_requests(scripted: Scripted, port: int, members: dict[str, Any], fields: dict[str, Any]) -> None:
     scripted.answer("Attend", REPLY)
@@ -65,6 +81,44 @@ def test_errors(scripted: Scripted, port: int, code: str, details: str, status: 
     answer = ask(port, PATH, {"model": "m", "input": "a"})
     found = answer.json["error"]
     assert (answer.status, (found["type"], found["param"], found["code"])) == (status, error)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_members_that_would_change_the_result_are_refused_by_name(
+    scripted: Scripted, port: int, path: str
+) -> None:
+    row = np.ones(1, np.float32).tobytes()
+    scripted.answer("Attend", pb.AttendResponse(context_vectors=pb.VectorSequences(data=row, width=1)))
+    scripted.answer("ListModels", pb.ListModelsResponse(models=[CLASSIFIER]))
+    body, takes = BODIES[path]
+    for name, (advice, *neutral) in REFUSED.items():
+        if name in (*takes.model_fields, *takes.synonyms):
+            continue
+        answer = ask(port, path, body | {name: "other"})
+        error = answer.json["error"]
+        assert (answer.status, error["param"]) == (400, name)
+        assert error["message"] == f"{name}: is not supported; {advice}"
+        for value in (None, *neutral):
+            assert ask(port, path, body | {name: value}).status == 200
+    answer = ask(port, path, body | dict.fromkeys(("truncate", "truncation"), True))
+    assert answer.json["error"]["message"].startswith("truncate: has two names in the request")
+
+
+def test_the_page_has_every_member_that_is_refused_or_has_another_name() -> None:
+    table = (ROOT / "docs/http.md").read_text().partition("## Members of requests")[2].partition("\n## ")[0]
+    names = REFUSED.keys() | {name for _, takes in BODIES.values() for name in takes.synonyms}
+    assert not {name for name in names if f"`{name}`" not in table}
+
+
+@pytest.mark.parametrize("path", ["/v1", "/v1/chat/completions", "/v1/models/a/b"])
+def test_unknown_paths_answer_as_openai_does(port: int, path: str) -> None:
+    answer = ask(port, path, {})
+    error = {"type": INVALID, "param": None, "code": None}
+    assert (answer.status, answer.json["error"] | error) == (404, answer.json["error"])
+    assert answer.json["error"]["message"].startswith(f"{path}: there is no such path")
+    with connected(port) as connection:
+        connection.sendall(head(f"{path}?a=b", "Content-Length: 1", "Content-Length: 1"))
+        assert answer_on(connection).json["error"]["type"] == INVALID
 
 
 EMBED = ("/v1/embeddings", {"input": ["a", "b"]}, 2, "input[1]: its embedding contains NaN or infinity")

@@ -109,7 +109,7 @@ def many(entry: object) -> Any:
         (many(0), "body: has 257 members; the limit is 256"),
         ({"inputs": [{}] * MANY}, "inputs: List should have at most 256 items"),
         ({**changed(), "outputs": [{"name": "x"}] * MANY}, "outputs: List should have at most 256 items"),
-        ({**changed(), "parameters": {"a": None}}, "parameters[a]: must be a value of the type bool or"),
+        ({**changed(), "parameters": {"a": []}}, "parameters[a]: must be a value of the type bool or"),
         ({**changed(), "parameters": {"binary_data_output": 1}}, "parameters[binary_data_output]: must be"),
         (changed(parameters=many(1)), "inputs[0].parameters: Dictionary should have at most 256 items"),
         (changed(datatype="FP16"), "query: FP16 has no form in JSON; send it with binary_data_size"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from google.protobuf import any_pb2, json_format
 from google.rpc import error_details_pb2, status_pb2
@@ -20,7 +21,7 @@ from attention_serving.server.http.exchange import Service
 from attention_serving.server.http.routes import ROUTES
 from attention_serving.server.settings import Settings
 from scripts.local_server import serving
-from tests.server.http.clients import HOST, INFER, REQUEST, ask, http_port
+from tests.server.http.clients import HOST, INFER, REQUEST, ask, http_port, tensor
 from tests.server.http.scripted import SERVICE, Scripted
 from tests.server.samples import ROOT
 from tests.support.artifacts import cached_repositories
@@ -70,6 +71,23 @@ def test_what_tritonclient_does_not_send(scripted: Scripted, port: int) -> None:
     assert (request.model_name, request.parameters["n"].int64_param) == ("m", 3)
     ask(port, "/v2/repository/index", {"ready": True})
     assert scripted.next().request == pb.RepositoryIndexRequest(ready=True)
+
+
+def test_members_that_are_null_count_as_absent(scripted: Scripted, port: int) -> None:
+    query, key = {**REQUEST["inputs"][0], "parameters": {"a": None}}, tensor("key", np.ones((6, 4)))
+    bodies: dict[str, dict[str, Any]] = {
+        INFER: {"inputs": [query], "id": None, "outputs": None},
+        "/v2/models/m/contexts": {"inputs": [key], "parameters": {"ttl_seconds": None}},
+        "/v2/repository/index": {"ready": None},
+        LOAD: {"parameters": None},
+        "/v2/systemsharedmemory/region/a/register": {"key": "a", "offset": None, "byte_size": 8},
+    }
+    for path, body in bodies.items():
+        requests = []
+        for members in (body, {name: value for name, value in body.items() if value}):
+            assert ask(port, path, members).status == 200
+            requests.append(scripted.next().request)
+        assert requests[0] == requests[1]
 
 
 COUNTED = {

@@ -76,7 +76,9 @@ class AttentionClient(Connection):
             distributed round robin over several targets and over all addresses of a DNS name. Several targets
             are resolved once, when the client is created; a single name is resolved again when a connection
             is lost. Several targets must serve the same artifacts: if two answers are of the same model and
-            version and their digests differ, the call raises ModelChangedError.
+            version and their digests differ, the call raises ModelChangedError. gRPC connects through the
+            proxy in the environment variable grpc_proxy, https_proxy or http_proxy, except to this machine,
+            to hosts in no_proxy, and with `channel_options={"grpc.enable_http_proxy": 0}`.
         credentials: Credentials of the connection: `TlsFiles`, which are read again when they change, or
             gRPC's, such as `grpc.ssl_channel_credentials()`; None means an unencrypted connection.
         token: Sent with every call as `authorization: Bearer TOKEN`. Without credentials it is accepted only
@@ -521,7 +523,7 @@ def _streamed(
 class AsyncAttentionClient(AsyncConnection):
     """AttentionClient for asyncio: the same arguments, the same errors, and the same calls, to be awaited.
 
-    Create it inside a running event loop, and use it on that loop only.
+    Create it inside a running event loop, and use it on that loop only: one client for each `asyncio.run`.
 
     `attend_stream` returns an asynchronous generator, which is not awaited. It takes an iterable or an
     asynchronous iterable. An iterable is read on the event loop and must not block. Closing the generator

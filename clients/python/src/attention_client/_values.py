@@ -301,5 +301,5 @@ def encodable(field: str, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise invalid(field, "text that UTF-8 can encode", error) from error
+        raise invalid(field, "text that UTF-8 can encode", error) from None
     return text

@@ -81,7 +81,8 @@ def as_booleans(field: str, value: object) -> NDArray[np.bool_]:
     """
     array = as_array(field, value)
     if array.dtype.kind != "b":
-        raise invalid(field, "booleans, True = the query may attend to the key", f"dtype {array.dtype}")
+        expected = "booleans (in JSON, true and false), True = the query may attend to the key"
+        raise invalid(field, expected, f"dtype {array.dtype}")
     return array
 
 
@@ -98,7 +99,7 @@ def as_array(field: str, value: object) -> Array:
         return np.asarray(readable)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         actual = f"a {type(value).__name__} that NumPy cannot read ({error})"
-        raise invalid(field, "an array", actual) from error
+        raise invalid(field, "an array", actual) from None
 
 
 def items_of(value: object) -> list[Any] | tuple[Any, ...] | None:

@@ -67,7 +67,7 @@ class EncodedCall(Generic[_ResultT]):
         except InvalidArgumentError:  # only the response shows that an argument is wrong
             raise
         except (ValueError, LookupError) as error:
-            raise InternalError(f"the server's response cannot be read: {error}") from error
+            raise InternalError(f"the server's response cannot be read: {error}") from None
 
 
 class ModelDigests:
@@ -269,7 +269,7 @@ def fill_texts(field: str, target: MutableSequence[str], strings: Sequence[str])
     try:
         target.extend(strings)
     except UnicodeEncodeError as error:
-        raise invalid(field, "text that UTF-8 can encode", error) from error
+        raise invalid(field, "text that UTF-8 can encode", error) from None
 
 
 def _check_match(sequences: Sequences, other: Sequences, *, rows: bool = True) -> None:

@@ -6,6 +6,7 @@ sequence in each of its arrays.
 
 import io
 import json
+import re
 import sys
 import zipfile
 from collections.abc import Mapping
@@ -115,7 +116,8 @@ def _checked(option: str, value: str, data: bytes) -> Arrays:
     try:
         return _parse(data)
     except (ValueError, EOFError, KeyError, OSError, zipfile.BadZipFile, RecursionError) as error:
-        message = f"{value}: not a .npy, .npz or JSON array ({error})"
+        hint = "; write true and false as JSON does" if re.search(rb"\b(True|False)\b", data) else ""
+        message = f"{value}: not a .npy, .npz or JSON array ({error}){hint}"
         raise typer.BadParameter(message, param_hint=option) from error
 
 

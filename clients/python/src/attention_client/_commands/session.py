@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_args
 
 import typer
+from typer.models import OptionInfo
 
 from attention_client import AttentionClient, AttentionClientError, InvalidArgumentError
 from attention_client._connection.settings import DEFAULT_MAX_MESSAGE_BYTES, DEFAULT_TARGET, DEFAULT_TIMEOUT
@@ -136,6 +137,8 @@ def add_options(callback: Callable[..., None]) -> Callable[..., None]:
 
 def add_command(app: typer.Typer, command: Callable[..., None], *, panel: str) -> None:
     """Adds a command whose first argument is a Session, extended by the shared options."""
+    annotations = {item.name: get_args(item.annotation)[-1] for item in parameters_of(command)}
+    option_names = {name for name, annotation in annotations.items() if isinstance(annotation, OptionInfo)}
 
     def run(ctx: typer.Context, **values: Any) -> None:
         options = {parameter.name: values.pop(parameter.name) for parameter in _SHARED}
@@ -145,7 +148,10 @@ def add_command(app: typer.Typer, command: Callable[..., None], *, panel: str) -
             with connect(**options) as client:
                 command(Session(client, json=json, waits=bool(options["wait"])), **values)
         except (AttentionClientError, OSError, ValueError) as error:
-            fail(str(error))
+            # The client's argument has the name of the option.
+            argument = re.split(r"\W", getattr(error, "field", ""))[0]
+            is_option = argument in option_names and str(error).startswith(argument)
+            fail(f"--{error}" if is_option else str(error))
 
     app.command(command.__name__.rstrip("_"), rich_help_panel=panel)(_with_shared_options(run, command))
 

@@ -11,7 +11,7 @@ from collections.abc import (
     Iterable,
     Iterator,
 )
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Self, TypeVar
 
 import grpc
@@ -33,6 +33,10 @@ from attention_client._values import RequestOptions, StreamItem
 from attention_client.errors import AttentionClientError, CallCancelledError, from_rpc_error
 
 _ResultT = TypeVar("_ResultT")
+_OTHER_LOOP = (
+    "this AsyncAttentionClient belongs to the event loop that ran when it was created, and another one runs: "
+    "create a client in each asyncio.run, and use it there only"
+)
 # If a write meets the end of its call, grpc.aio replaces the call's status by this one, before or after the
 # server's status is known. The server's status is lost unless it is recorded when it arrives.
 _PLACEHOLDER = "Internal error from Core"
@@ -121,7 +125,7 @@ class AsyncExchange:
                 with cancellation_told_apart():
                     response = await self._call.read()
         except grpc.RpcError as error:
-            raise await self._true_error(error) from error
+            raise await self._true_error(error) from None
         except TimeoutError:
             if clock.expired():
                 raise idle_too_long(self._limit) from None
@@ -172,11 +176,18 @@ class AsyncConnection(BaseConnection):
 
     def _open_channel(self, credentials: grpc.ChannelCredentials | None) -> Channel:
         try:
-            asyncio.get_running_loop()
-        except RuntimeError as error:
+            self._loop = asyncio.get_running_loop()
+        except RuntimeError:
             message = "AsyncAttentionClient must be created while an event loop runs, as in asyncio.run"
-            raise AttentionClientError(message) from error
+            raise AttentionClientError(message) from None
         return super()._open_channel(credentials)
+
+    @asynccontextmanager
+    async def _channel(self) -> AsyncIterator[Channel]:
+        if asyncio.get_running_loop() is not self._loop:
+            raise AttentionClientError(_OTHER_LOOP)
+        async with super()._channel() as channel:
+            yield channel
 
     def _run(self, steps: Coroutine[Any, Any, _ResultT]) -> Any:
         return steps

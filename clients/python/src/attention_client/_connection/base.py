@@ -7,7 +7,7 @@ that `finish` runs them to their end. Those of the asynchronous client are await
 import re
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from attention_client._connection.settings import (
     Metadata,
     Targets,
     one_of,
+    proxy_variable,
     read_metadata,
     read_options,
     read_service_config,
@@ -146,7 +147,7 @@ class BaseConnection:
             else:
                 channel = self._grpc.secure_channel(self._address, credentials, *self._settings)
         except (TypeError, ValueError, OverflowError) as error:
-            raise invalid("channel_options", "options that gRPC takes", error) from error
+            raise invalid("channel_options", "options that gRPC takes", error) from None
         check = health_pb2_grpc.HealthStub(channel).Check
         return Channel(channel, {**vars(AttentionServiceStub(channel)), "Check": check})
 
@@ -207,7 +208,7 @@ class BaseConnection:
                                 digests.check(outcome)
                             yield outcome
             except AttentionClientError as error:
-                raise await self._refine(error, settings.timeout) from error.__cause__
+                raise await self._refine(error, settings.timeout) from None
 
     def _begin(self, channel: Channel, timeout: float | None, added: Pairs, *requests: Any) -> Any:
         """Begins the call of a stream."""
@@ -215,7 +216,7 @@ class BaseConnection:
         try:
             return channel.methods["AttendStream"](*requests, wait_for_ready=self._wait_for_ready, **options)
         except (ValueError, aio.BaseError) as error:
-            raise self._as_client_error(error) from error
+            raise self._as_client_error(error) from None
 
     def _answer(self, call: EncodedCall[_ResultT], timeout: float | None) -> _ResultT:
         return self._run(self._attend(call, timeout))
@@ -252,8 +253,7 @@ class BaseConnection:
             async with self._channel() as channel:
                 return await self._wait(channel.methods[method](request, **options))
         except FAILURES as error:
-            cause = error.__cause__ if isinstance(error, AttentionClientError) else error
-            raise await self._refine(error, limit) from cause
+            raise await self._refine(error, limit) from None
 
     async def _is_ready(self, timeout: float | None) -> bool:
         limit = seconds(timeout, default=self._timeout)
@@ -290,21 +290,28 @@ class BaseConnection:
                 refined.reason = "DEADLINE_EXCEEDED"
                 if timeout is not None:
                     refined.message = f"{self._name} did not answer {within}"
-        if hint := self._hint(refined):
-            refined.message += f"; {hint}"
+        refined.message = "; ".join([refined.message, *self._hints(refined)])
         refined.args = (refined.message,)
         return refined
 
-    def _hint(self, error: AttentionClientError) -> str:
-        """What to change if the token or the credentials may be why a call failed; otherwise empty."""
+    def _hints(self, error: AttentionClientError) -> Iterator[str]:
+        """What to change if the token, the credentials or a proxy may be why a call failed."""
         has_token = any(key == "authorization" for key, _ in self._metadata)
+        is_closed = _CLOSED_AT_ONCE.search(error.message)
         if isinstance(error, errors.UnauthenticatedError) and not has_token:
-            return "pass token= to the client (--token or ATTENTION_TOKEN on the command line)"
-        if self._encrypts and _NOT_TLS in error.message:
-            return "the server does not use TLS: omit credentials (--tls, --ca, --certificate)"
-        if not self._encrypts and _CLOSED_AT_ONCE.search(error.message):
-            return "if the server uses TLS, pass credentials=TlsFiles(ca=FILE) (--tls or --ca FILE)"
-        return ""
+            yield "pass token= to the client (--token or ATTENTION_TOKEN on the command line)"
+        elif self._encrypts and _NOT_TLS in error.message:
+            yield "the server does not use TLS: omit credentials (--tls, --ca, --certificate)"
+        elif self._encrypts and is_closed:
+            yield (
+                "if the server asks for client certificates, pass one that it accepts: "
+                "credentials=TlsFiles(certificate=FILE, key=FILE) (--certificate and --key)"
+            )
+        elif is_closed:
+            yield "if the server uses TLS, pass credentials=TlsFiles(ca=FILE) (--tls or --ca FILE)"
+        is_unreachable = isinstance(error, errors.UnavailableError) and not error.reason
+        if is_unreachable and (variable := proxy_variable(self._targets, self._settings[0])):
+            yield f"gRPC connects through the proxy in {variable}; no_proxy may exempt the server's host"
 
     def _as_client_error(self, error: Exception) -> AttentionClientError:
         """Converts what gRPC raises; a closed channel makes it raise exceptions other than RpcError."""

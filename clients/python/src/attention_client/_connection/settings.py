@@ -6,12 +6,14 @@ Retries, load balancing and waiting for a server are gRPC's own, configured by a
 import ipaddress
 import json
 import math
+import os
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from numbers import Real
 from typing import Any, Literal, TypeAlias
+from urllib.request import proxy_bypass
 
 import grpc
 
@@ -57,6 +59,8 @@ _PRINTABLE = re.compile(r"[\x20-\x7e]*")
 _PORT = re.compile(r"[0-9]{1,5}")
 # How the targets begin that gRPC resolves by a scheme; all others are HOST:PORT.
 _SCHEMES = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:", "vsock:", "xds:")
+# The first that is set counts. Source: src/core/handshaker/http_connect/http_proxy_mapper.cc of gRPC.
+_PROXY_VARIABLES, _USES_PROXY = ("grpc_proxy", "https_proxy", "http_proxy"), "grpc.enable_http_proxy"
 _FAMILIES = ((socket.AF_INET, "ipv4:", "{}:{}"), (socket.AF_INET6, "ipv6:", "[{}]:{}"))
 COMPRESSIONS = {
     None: grpc.Compression.NoCompression,
@@ -108,6 +112,8 @@ def read_options(
         "grpc.per_rpc_retry_buffer_size": size,
         "grpc.service_config": service_config,
     }
+    if all(map(is_local, targets)):
+        options[_USES_PROXY] = 0
     if len(targets) > 1:
         options["grpc.default_authority"] = targets[0]  # a list of addresses lacks a name
     return tuple((options | dict(_items("channel_options", overrides))).items())
@@ -212,12 +218,22 @@ def is_local(target: str) -> bool:
     """Whether a connection to the target stays on this machine."""
     if target.startswith(("unix:", "unix-abstract:")):
         return True
-    address = re.sub(r"^(ipv4|ipv6|dns):(.*/)?", "", target)
-    host = address.rpartition(":")[0].strip("[]")
+    host = _host(target)
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def proxy_variable(targets: Sequence[str], options: Sequence[tuple[str, Any]]) -> str:
+    """The environment variable with the proxy through which gRPC connects; empty if it connects directly."""
+    is_direct = not dict(options).get(_USES_PROXY, 1) or all(map(proxy_bypass, map(_host, targets)))
+    return "" if is_direct else next(filter(os.environ.get, _PROXY_VARIABLES), "")
+
+
+def _host(target: str) -> str:
+    address = re.sub(r"^(ipv4|ipv6|dns):(.*/)?", "", target)
+    return address.rpartition(":")[0].strip("[]")
 
 
 def _split(target: str) -> tuple[str, int]:
@@ -239,7 +255,7 @@ def addresses_of(target: str) -> dict[socket.AddressFamily, list[str]]:
     try:
         entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise UnavailableError(f"{target}: {error}", field="target") from error
+        raise UnavailableError(f"{target}: {error}", field="target") from None
     return {
         family: [form.format(*address[:2]) for kind, *_, address in entries if kind is family]
         for family, _, form in _FAMILIES

@@ -158,7 +158,8 @@ async def _receive(exchange: Exchange, index: int, entry: Entry) -> Outcome:
         outcome = decode_response(response, index, entry)
     except AttentionClientError as error:
         # An exception of the caller's iterable takes precedence over the error of the call that it broke.
-        raise exchange.failure or error from error.__cause__
+        failure = exchange.failure or error
+        raise failure from failure.__cause__
     if isinstance(outcome, errors.NotFoundError) and (context := entry.context) is not None:
         try:
             outcome = await context._source.recover(context, entry, outcome, None)

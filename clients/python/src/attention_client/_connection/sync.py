@@ -75,7 +75,7 @@ class SyncExchange:
         try:
             return next(self._call, None)
         except grpc.RpcError as error:
-            raise self._too_long or from_rpc_error(error) from error
+            raise self._too_long or from_rpc_error(error) from None
         finally:
             self._waits_since = None
 

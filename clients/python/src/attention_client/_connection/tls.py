@@ -82,7 +82,7 @@ def _load(files: TlsFiles) -> grpc.ChannelCredentials:
     except (OSError, ValueError) as error:
         names = ", ".join(str(path) for path in paths if path is not None)
         expected = "certificates in PEM, and the certificate's key without a passphrase"
-        raise InvalidArgumentError(f"{names}: must hold {expected}: {error}", field="credentials") from error
+        raise InvalidArgumentError(f"{names}: must hold {expected}: {error}", field="credentials") from None
     return grpc.ssl_channel_credentials(*contents)
 
 
