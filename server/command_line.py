@@ -23,7 +23,6 @@ CONFIG = "config"
 # Variables of the client's commands and of the benchmarks, which may be set in the same shell.
 OTHER_VARIABLES = {f"{PREFIX}SERVER", f"{PREFIX}TOKEN", f"{PREFIX}PEERS"}
 MAX_SHOWN = 200
-MAX_METAVAR = 16
 METAVARS = {ByteSize: "SIZE", Path: "PATH", int: "INTEGER", float: "NUMBER"}
 HELP = "\n\n".join(
     (
@@ -165,9 +164,10 @@ def _print_version(requested: bool) -> None:  # noqa: FBT001 - typer passes it b
 
 def _metavar(kind: Any) -> str:
     if get_origin(kind) is Literal:
-        listed = "|".join(get_args(kind))
-        return listed if len(listed) <= MAX_METAVAR else "CHOICE"  # the description lists them
-    return next((METAVARS[part] for part in (kind, *get_args(kind)) if part in METAVARS), "TEXT")
+        return "|".join(get_args(kind))
+    if isinstance(kind, type) and kind in METAVARS:
+        return METAVARS[kind]
+    return next((name for part in get_args(kind) if (name := _metavar(part)) != "TEXT"), "TEXT")
 
 
 def _problem(details: ErrorDetails, options: Options) -> str:

@@ -150,7 +150,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _quoted(value: Any) -> str:
-    text = str(value)
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if text.isprintable() and " " not in text and text else repr(text)
 
 

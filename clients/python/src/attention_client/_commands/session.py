@@ -144,6 +144,8 @@ def add_command(app: typer.Typer, command: Callable[..., None], *, panel: str) -
         try:
             with connect(**options) as client:
                 command(Session(client, json=json, waits=bool(options["wait"])), **values)
+        except BrokenPipeError:  # as of `… | head`, which ends the command
+            raise
         except (AttentionClientError, OSError, ValueError) as error:
             fail(str(error))
 
