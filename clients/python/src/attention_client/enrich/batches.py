@@ -188,7 +188,7 @@ class Batch:
         state = {
             "first": self.first,
             "sequences": sequences,
-            "rows": len({*self._rows[sequences].tolist()}),
+            "rows": len(set(self._rows[sequences].tolist())),
             "truncated": sorted(self._truncated),
             "tokens": self._figures.tokens,
             "refusals": [asdict(refusal) for refusal in self._refusals.values()],
@@ -307,7 +307,7 @@ class Batch:
                 added = [to_column(self._vectors, self._model.output_width)]
                 if self._plan.options.weights:
                     added.append(cells.weights_column(self._weights))
-        columns = [*self._plan.kept(self._table), *added]
+        columns = [*map(self._table.column, self._plan.kept_columns), *added]
         yield pa.RecordBatch.from_arrays(columns, schema=self._plan.output_schema)
 
     def _passage_rows(self) -> Iterator[pa.RecordBatch]:
@@ -316,7 +316,7 @@ class Batch:
         present = ~np.isin(self._rows, list(self._refusals))
         sequences = np.flatnonzero(present | first_of_row)
         schema, table = self._plan.output_schema, self._table
-        kept = self._plan.kept(table)
+        kept = [table.column(index) for index in self._plan.kept_columns]
         # What one row of the result takes decides how many are made at a time.
         size = sum(column.nbytes for column in kept) + table.num_rows * self._model.output_width * FLOAT_BYTES
         step = rows_per_batch(table.num_rows, size)

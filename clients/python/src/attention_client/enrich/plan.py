@@ -73,14 +73,10 @@ class JobPlan:
                 yield Chunk(index, file.name, start, min(start + step, file.rows))
                 index += 1
 
-    def kept(self, rows: pa.RecordBatch) -> list[pa.Array]:
-        """The columns of rows of the source that stay."""
-        return [rows.column(index) for index in self.kept_columns]
-
     def sample(self, rows: pa.RecordBatch, count: int) -> pa.RecordBatch:
         """The first rows of the output for rows of the source, with null in the new columns."""
-        kept = [column.slice(0, count) for column in self.kept(rows)]
-        count = min(count, rows.num_rows)
+        first, count = rows.slice(0, count), min(count, rows.num_rows)
+        kept = [first.column(index) for index in self.kept_columns]
         nulls = [pa.nulls(count, field.type) for field in list(self.output_schema)[len(kept) :]]
         return pa.RecordBatch.from_arrays([*kept, *nulls], schema=self.output_schema)
 

@@ -8,7 +8,7 @@ import json
 import posixpath
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -232,41 +232,30 @@ def _overlapping(sizes: Iterable[int], start: int, stop: int) -> Iterator[tuple[
             yield index, first
 
 
-def _readable(
-    place: str,
-    first: int,
-    batches: Iterable[pa.RecordBatch],
-    schema: pa.Schema,
-    read_column: Callable[[int], Any],
-) -> Iterator[pa.RecordBatch]:
-    """Batches of consecutive rows, whose errors name the place, the column and the row.
+# For each column of a table, its batches.
+Columns: TypeAlias = Mapping[str, Iterable[pa.RecordBatch]]
 
-    Args:
-        place: The file and what of it the batches are, for messages.
-        first: Number of the first row.
-        batches: The batches.
-        schema: Their columns.
-        read_column: Reads one column of the place, to find which of them is damaged.
+
+def _readable(
+    place: str, first: int, batches: Iterable[pa.RecordBatch], columns: Columns
+) -> Iterator[pa.RecordBatch]:
+    """The batches of rows from the number `first` on, whose errors name the place, the column and the row.
 
     Raises:
-        EnrichError: The batches cannot be read.
+        EnrichError: The batches cannot be read. The columns are then read alone, to find the damaged one.
     """
     try:
         for batch in batches:
             yield batch
             first += batch.num_rows
     except (pa.ArrowException, OSError) as error:
-        damaged = (
-            f", column {name!r}" for index, name in enumerate(schema.names) if _fails(read_column, index)
-        )
-        raise EnrichError(
-            f"{place}{next(damaged, '')} cannot be read from row {first:,} on: {error}"
-        ) from error
+        damaged = "".join(f", column {name!r}" for name, column in columns.items() if _is_damaged(column))
+        raise EnrichError(f"{place}{damaged} cannot be read from row {first:,} on: {error}") from error
 
 
-def _fails(read_column: Callable[[int], Any], column: int) -> bool:
+def _is_damaged(batches: Iterable[pa.RecordBatch]) -> bool:
     try:
-        read_column(column)
+        deque(batches, maxlen=0)
     except (pa.ArrowException, OSError):
         return True
     return False
@@ -277,17 +266,14 @@ def _open_parquet(location: Location) -> Table:
     file = pq.ParquetFile(location.open(), pre_buffer=False, buffer_size=1 << 20)
     metadata, schema = file.metadata, file.schema_arrow
 
-    def read_column(group: int, column: int) -> None:
-        file.read_row_group(group, [schema.names[column]])
-
     def scan(start: int, stop: int) -> Iterator[tuple[int, Iterable[pa.RecordBatch]]]:
         sizes = (metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
         for index, first in _overlapping(sizes, start, stop):
             group = metadata.row_group(index)
             rows = rows_per_batch(group.num_rows, group.total_byte_size)
-            batches = file.iter_batches(rows, row_groups=[index], use_threads=False)
-            column = partial(read_column, index)
-            yield first, _readable(f"{location}, row group {index}", first, batches, schema, column)
+            read = partial(file.iter_batches, rows, row_groups=[index], use_threads=False)
+            columns = {name: read(columns=[name]) for name in schema.names}
+            yield first, _readable(f"{location}, row group {index}", first, read(), columns)
 
     return Table(schema, metadata.num_rows, scan, lambda: file.close(force=True))
 
@@ -302,7 +288,7 @@ def _open_arrow(location: Location) -> Table:
         source.seek(0)
         schema = (pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)).schema
 
-    def record_batches(index: int, columns: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    def record_batches(index: int, columns: Sequence[int] = ()) -> Iterator[pa.RecordBatch]:
         options = pa.ipc.IpcReadOptions(included_fields=list(columns))
         with location.open() as source:
             if is_file:
@@ -311,16 +297,13 @@ def _open_arrow(location: Location) -> Table:
             else:
                 yield from islice(pa.ipc.open_stream(source, options=options), index, None)
 
-    def readable(index: int, first: int, columns: Sequence[int] = ()) -> Iterator[pa.RecordBatch]:
-        def read_column(column: int) -> None:
-            deque(record_batches(index, [column]), maxlen=0)
-
-        return _readable(str(location), first, record_batches(index, columns), schema, read_column)
+    def readable(index: int, first: int, read: Sequence[int] = ()) -> Iterator[pa.RecordBatch]:
+        columns = {name: record_batches(index, [number]) for number, name in enumerate(schema.names)}
+        return _readable(str(location), first, record_batches(index, read), columns)
 
     def scan(start: int, stop: int) -> Iterator[tuple[int, Iterable[pa.RecordBatch]]]:
-        for index, first in _overlapping(sizes, start, stop):
+        for index, first in islice(_overlapping(sizes, start, stop), 1):
             yield first, readable(index, first)
-            return
 
     # One column of fixed width is enough to count rows; all columns are read if there is none.
     fixed = [index for index, column in enumerate(schema) if pa.types.is_primitive(column.type)]
@@ -402,16 +385,14 @@ def check_columns(row: pa.RecordBatch, name: str) -> None:
         EnrichError: It cannot hold one of them.
     """
     for index, column in enumerate(row.columns):
-        part, stream = row.select([index]), pa.BufferOutputStream()
+        cell = row.select([index])
         try:
             # The parts of the result are streams. Arrow writes some columns that it cannot read.
-            for create, file in (
-                (format_of(name).writer, pa.BufferOutputStream()),
-                (pa.ipc.new_stream, stream),
-            ):
-                with closing(create(file, part.schema)) as writer:
-                    writer.write_batch(part)
-            pa.ipc.open_stream(stream.getvalue()).read_all()
+            for create in (format_of(name).writer, pa.ipc.new_stream):
+                file = pa.BufferOutputStream()
+                with closing(create(file, cell.schema)) as writer:
+                    writer.write_batch(cell)
+            pa.ipc.open_stream(file.getvalue()).read_all()
         except (pa.ArrowException, OSError) as error:
             raise EnrichError(
                 f"column {row.schema.names[index]!r} is {column.type}, which the output {name} cannot hold: "
