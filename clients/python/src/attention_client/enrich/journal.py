@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
-from functools import partial
+from functools import partial, reduce
 from itertools import groupby
 from typing import Any
 
@@ -268,17 +268,13 @@ class OutputAssembler:
             if output in checked and not shares:
                 continue
             checked.add(output)
-            dictionaries: pa.RecordBatch | None = None
             with closing(plan.source.open(name)) as table:
-                for _, rows in table.batches(0, table.rows if shares else 1):
-                    if dictionaries is None:
-                        dictionaries = plan.sample(rows, 0)
-                        check_columns(plan.sample(rows, 1), path)
-                    dictionaries = share_dictionaries(dictionaries, plan.sample(rows, 0))
-            if dictionaries is None:
-                check_columns(plan.sample(plan.source.no_rows(), 0), path)
-            elif shares:
-                self._dictionaries[name] = dictionaries
+                batches = (rows for _, rows in table.batches(0, table.rows if shares else 1))
+                rows = map(plan.first_row, batches)
+                first = next(rows, None) or plan.first_row(plan.source.no_rows())
+                check_columns(first, path)
+                if shares:
+                    self._dictionaries[name] = reduce(share_dictionaries, rows, first).slice(0, 0)
 
     def add(self, chunk: Chunk) -> None:
         """Adds a finished chunk.

@@ -73,11 +73,11 @@ class JobPlan:
                 yield Chunk(index, file.name, start, min(start + step, file.rows))
                 index += 1
 
-    def sample(self, rows: pa.RecordBatch, count: int) -> pa.RecordBatch:
-        """The first rows of the output for rows of the source, with null in the new columns."""
-        first, count = rows.slice(0, count), min(count, rows.num_rows)
+    def first_row(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The first row of the output for rows of the source, with null in the new columns; or none."""
+        first = rows.slice(0, 1)
         kept = [first.column(index) for index in self.kept_columns]
-        nulls = [pa.nulls(count, field.type) for field in list(self.output_schema)[len(kept) :]]
+        nulls = [pa.nulls(first.num_rows, field.type) for field in list(self.output_schema)[len(kept) :]]
         return pa.RecordBatch.from_arrays([*kept, *nulls], schema=self.output_schema)
 
     def advice(self, refusal: Refusal) -> str:
