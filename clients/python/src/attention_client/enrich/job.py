@@ -83,6 +83,16 @@ class NothingComputedError(EnrichError):
     """Every row that had something to compute was refused."""
 
 
+@contextmanager
+def _errors_of_tables() -> Iterator[None]:
+    """Turns what Arrow raises into errors of the job, which have one line."""
+    try:
+        yield
+    except (pa.ArrowException, UnicodeError, KeyError) as error:
+        raise EnrichError(f"the table cannot be read or written ({type(error).__name__}): {error}") from error
+
+
+@_errors_of_tables()
 def run_job(
     source: Any,
     output: str | PathLike[str] | None,
@@ -104,36 +114,24 @@ def run_job(
     Raises:
         EnrichError: There is no result. Recorded chunks are kept for `resume`.
     """
-    with _errors_of_tables():
-        opened = open_source(source)
-        if opened.table and (options.resume or runner):
-            raise EnrichError(
-                "a table in memory can neither be resumed nor computed on a cluster: store it in a file"
-            )
-        plan = make_plan(opened, backend.model, options)
-        splitter = make_splitter(plan, backend)  # refuses what cannot be cut before anything is computed
-        runner = runner or partial(run_chunks, backend=backend, splitter=splitter)
-        if output is not None:
-            return _run(plan, locate_target(fspath(output), opened), runner)
-        if not opened.table:
-            raise EnrichError(
-                "name an output: only tables in memory and datasets can be enriched without one"
-            )
-        with TemporaryDirectory() as folder:
-            target = locate(folder) / "table.arrows"  # a stream keeps the dictionaries of each batch
-            summary = _run(plan, target, runner)
-            # Stays readable after the folder is removed.
-            table = pa.ipc.open_stream(pa.memory_map(target.path)).read_all()
-        return replace(summary, output=None, rejects=None, table=table)
-
-
-@contextmanager
-def _errors_of_tables() -> Iterator[None]:
-    """Turns what Arrow raises into errors of the job, which have one line."""
-    try:
-        yield
-    except (pa.ArrowException, UnicodeError, KeyError) as error:
-        raise EnrichError(f"the table cannot be read or written ({type(error).__name__}): {error}") from error
+    opened = open_source(source)
+    if opened.table and (options.resume or runner):
+        raise EnrichError(
+            "a table in memory can neither be resumed nor computed on a cluster: store it in a file"
+        )
+    plan = make_plan(opened, backend.model, options)
+    splitter = make_splitter(plan, backend)  # refuses what cannot be cut before anything is computed
+    runner = runner or partial(run_chunks, backend=backend, splitter=splitter)
+    if output is not None:
+        return _run(plan, locate_target(fspath(output), opened), runner)
+    if not opened.table:
+        raise EnrichError("name an output: only tables in memory and datasets can be enriched without one")
+    with TemporaryDirectory() as folder:
+        target = locate(folder) / "table.arrows"  # a stream keeps the dictionaries of each batch
+        summary = _run(plan, target, runner)
+        # Stays readable after the folder is removed.
+        table = pa.ipc.open_stream(pa.memory_map(target.path)).read_all()
+    return replace(summary, output=None, rejects=None, table=table)
 
 
 def _run(plan: JobPlan, target: Location, runner: ChunkRunner) -> Summary:
@@ -194,10 +192,10 @@ def _compute(
 
     chunks, remaining = list(plan.chunks), []
     for chunk in chunks:
-        if (rest := journal.rest(chunk)) is None:
+        if (pending := journal.pending(chunk)) is None:
             accept(chunk)
         else:
-            remaining.append(rest)
+            remaining.append(pending)
     rows = sum(chunk.stop - chunk.start for chunk in remaining)
     progress = ProgressReporter(rows, show=plan.options.progress)
     with closing(runner(plan, remaining, journal, progress)) as finished:

@@ -132,7 +132,7 @@ class Journal:
         """The Arrow IPC streams with the finished rows of a chunk, in order."""
         return [self._file(chunk, number, PART) for number in range(len(self._files(chunk, RECORD)))]
 
-    def rest(self, chunk: Chunk) -> Chunk | None:
+    def pending(self, chunk: Chunk) -> Chunk | None:
         """The rows of a chunk that are not finished; None if all are."""
         records = self._files(chunk, RECORD)
         start = records[-1].read_json()["stop"] if records else chunk.start

@@ -591,7 +591,8 @@ def refuse_table_log(location: Location, files: Iterable[str] = (), advice: str 
 
 def _dataset(dataset: ds.Dataset) -> TableSource:
     def scan(*_: int) -> Iterator[tuple[int, Iterable[pa.RecordBatch]]]:
-        yield 0, dataset.to_batches(batch_size=BATCH_ROWS, batch_readahead=1, fragment_readahead=1)
+        batches = dataset.to_batches(batch_size=BATCH_ROWS, batch_readahead=1, fragment_readahead=1)
+        yield 0, _readable("the dataset", 0, batches, {})
 
     table = Table(dataset.schema, dataset.count_rows(), scan)
     paths, system = getattr(dataset, "files", ()), getattr(dataset, "filesystem", None)
