@@ -83,11 +83,13 @@ def test_a_source_that_is_not_a_table_or_lacks_an_output_is_refused(
         enrich(read(write(tmp_path, 3)), str(tmp_path / "out.parquet"), **wanted, resume=True)
 
 
-@pytest.mark.parametrize("name", ["nothing.parquet", "text.txt", "empty", "damaged.parquet"])
+@pytest.mark.parametrize("name", ["nothing.parquet", "text.txt", "empty", "damaged.parquet", "names.parquet"])
 def test_an_input_that_is_not_a_table_is_an_error(tmp_path: Path, in_process: Options, name: str) -> None:
     for each in ("text.txt", "damaged.parquet"):
         (tmp_path / each).write_bytes(b"PAR1 not a table PAR1")
     (tmp_path / "empty").mkdir()
+    names = write(tmp_path, 1, "names.parquet", column_x=[1])
+    names.write_bytes(names.read_bytes().replace(b"column_x", b"column_\xff"))
     with pytest.raises(EnrichError, match=name.partition(".")[0]):
         enrich(tmp_path / name, tmp_path / "out.parquet", **QUERY, **in_process)
 

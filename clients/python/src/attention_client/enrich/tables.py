@@ -444,9 +444,11 @@ def open_table(location: Location) -> Table:
     """
     entry = format_of(location.path)
     try:
-        return entry.read(location)
-    except (pa.ArrowException, OSError) as error:
+        table = entry.read(location)
+        table.schema.names  # noqa: B018 - decodes the names of the columns
+    except (pa.ArrowException, OSError, UnicodeError) as error:
         raise EnrichError(f"{location} cannot be read as {entry.name}: {error}") from error
+    return table
 
 
 @dataclass(frozen=True)
