@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import textwrap
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
@@ -23,7 +24,7 @@ CONFIG = "config"
 # Variables of the client's commands and of the benchmarks, which may be set in the same shell.
 OTHER_VARIABLES = {f"{PREFIX}SERVER", f"{PREFIX}TOKEN", f"{PREFIX}PEERS"}
 MAX_SHOWN = 200
-MAX_METAVAR = 16
+METAVAR_WIDTH = 17
 METAVARS = {ByteSize: "SIZE", Path: "PATH", int: "INTEGER", float: "NUMBER"}
 HELP = "\n\n".join(
     (
@@ -165,9 +166,11 @@ def _print_version(requested: bool) -> None:  # noqa: FBT001 - typer passes it b
 
 def _metavar(kind: Any) -> str:
     if get_origin(kind) is Literal:
-        listed = "|".join(get_args(kind))
-        return listed if len(listed) <= MAX_METAVAR else "CHOICE"  # the description lists them
-    return next((METAVARS[part] for part in (kind, *get_args(kind)) if part in METAVARS), "TEXT")
+        # In lines, which leave room for the names of options in a terminal of 80 columns.
+        return textwrap.fill("| ".join(get_args(kind)), METAVAR_WIDTH).replace("| ", "|")
+    if isinstance(kind, type) and kind in METAVARS:
+        return METAVARS[kind]
+    return next((name for part in get_args(kind) if (name := _metavar(part)) != "TEXT"), "TEXT")
 
 
 def _problem(details: ErrorDetails, options: Options) -> str:

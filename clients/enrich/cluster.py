@@ -32,8 +32,10 @@ class ChunkActor:
         """Computes the chunk of a batch; returns its tokens, or why it could not be computed."""
         (chunk,) = batch["chunk"]
         error, progress = "", ProgressReporter(0, show=False)
+        # An actor that was lost with its node may have recorded a part of the chunk.
+        pending = filter(None, [self._journal.pending(chunk)])
         try:
-            list(run_chunks(self._plan, [chunk], self._journal, progress, self._backend, self._splitter))
+            list(run_chunks(self._plan, pending, self._journal, progress, self._backend, self._splitter))
         except EnrichError as caught:  # returned as a value: Ray would wrap the exception in its own text
             error = str(caught)
         return {"index": [chunk.index], "tokens": [progress.tokens], "error": [error]}

@@ -150,13 +150,13 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _quoted(value: Any) -> str:
-    text = str(value)
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if text.isprintable() and " " not in text and text else repr(text)
 
 
-def _plain(value: Any) -> bool | int | float | str | None:
-    """A value that JSON can express; text for every other."""
-    if value is None or isinstance(value, (bool, int, str)):
+def _plain(value: Any) -> bool | int | float | str | list[Any] | None:
+    """A value that JSON can express; text for every other. Lists are of texts."""
+    if value is None or isinstance(value, (bool, int, str, list)):
         return value
     return value if isinstance(value, float) and math.isfinite(value) else str(value)
 

@@ -1,5 +1,6 @@
 """Columns of texts become columns of embeddings, of whole texts or of passages, equal to those of `embed`."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -141,3 +142,35 @@ def test_passages_on_servers_need_the_tokenizer_of_the_model(
     other = encoder_repository / "qwen3" / "1"  # begins a text with another token
     with pytest.raises(EnrichError, match=r"is not the tokenizer of model 'sentence': it makes \d+ tokens"):
         run(table_of(["a"]), **options, tokenizer=other)
+
+
+def test_rows_of_passages_keep_columns_of_any_type_and_name(encoder_repository: Path) -> None:
+    columns = {
+        "text": pa.array(["first", "short", LONG]).view(pa.string()),
+        "view": pa.array(["a", "b", "c"], pa.string_view()),
+        "runs": pa.RunEndEncodedArray.from_arrays([3], ["a"]),
+    }
+    table = pa.table([*columns.values(), pa.array([1, 2, 3])], [*columns, "view"])
+    options: Options = {"passage_tokens": 40, "model_repository": encoder_repository}
+    result, _ = run(table, **options)
+    assert result.column_names == ["view", "runs", "view", "source_row", *PASSAGE, "embedding"]
+    rows = result["source_row"].to_pylist()
+    assert [result[index].to_pylist() for index in range(3)] == [
+        ["abc"[row] for row in rows],
+        ["a" for _ in rows],
+        [row + 1 for row in rows],
+    ]
+    with pytest.raises(EnrichError, match="there are 2 columns 'view': rename all but one"):
+        run(table, text_column="view", **options)
+
+
+def test_the_advice_for_a_text_that_is_too_long_is_given_once(encoder_repository: Path) -> None:
+    options: Options = {"model_repository": encoder_repository}
+    with pytest.raises(
+        EnrichError, match=r"row 1 is refused: .* gives such rows null; --truncate .* cuts texts"
+    ):
+        run(table_of(["first", LONG * 9]), **options)
+    _, summary = run(table_of(["first", LONG * 9]), on_error="skip", **options)
+    assert re.fullmatch(
+        r"text: the text has \d+ or more tokens; the limit is 160", summary.refusals[0].message
+    )

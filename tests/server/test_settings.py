@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -192,8 +193,10 @@ def test_the_help_shows_every_option_in_its_section(monkeypatch: pytest.MonkeyPa
     for start, end, section in zip(positions, [*positions[1:], None], SECTIONS.values(), strict=True):
         for name in section.model_fields:
             assert f"--{name.replace('_', '-')} " in result.stdout[start:end]
-    for shown in ("64MiB", "auto|cpu|cuda", "completion-queue", "text|json"):
+    for shown in ("64MiB", "auto|cpu|cuda", "completion-queue|", "text|json"):
         assert shown in result.stdout
+    assert re.search(r"--max-context-bytes +SIZE", result.stdout)
+    assert "CHOICE" not in result.stdout
     assert run("--version")[0].stdout == f"attention-serving {VERSION}\n"
 
 

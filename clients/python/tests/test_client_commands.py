@@ -1,6 +1,8 @@
 """What the commands print, draw and write, with a gRPC server in this process."""
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +63,16 @@ def failing(code: int, *arguments: object, **options: Any) -> str:
     assert done.exit_code == code, done.output
     assert done.stdout == ""
     return " ".join(done.stderr.replace("│", " ").split()) if code == 2 else done.stderr  # an error in a box
+
+
+def test_a_reader_that_stops_ends_a_command_without_a_word(target: str):
+    code = "import sys; from attention_client._commands.app import app; app()"
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", code, "--server", target, "weights", "--model", "m", "--text", "a b"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_models_are_listed_with_why_one_failed(run: Any):

@@ -91,7 +91,20 @@ def test_ids_are_lists_of_integers() -> None:
 
 
 def test_texts_are_strings() -> None:
+    texts = ["a b", None, ""]
+    indices = pa.array([0, None, 1])
     for kind in (pa.string(), pa.large_string(), pa.string_view()):
-        assert read_texts(pa.array(["a b", None, ""], kind)) == ["a b", None, ""]
+        categories = pa.DictionaryArray.from_arrays(indices, pa.array(["a b", ""], kind))
+        runs = pa.RunEndEncodedArray.from_arrays(pa.array([1, 2, 3], pa.int32()), pa.array(texts, kind))
+        for column in (pa.array(texts, kind), categories, runs):
+            assert read_texts(column) == (texts, {})
     with pytest.raises(EnrichError, match="takes strings"):
         read_texts(pa.array([1]))
+
+
+def test_a_text_that_is_not_utf8_is_refused_and_affects_no_other() -> None:
+    column = pa.array([b"a", b"b\xff", None]).view(pa.string())
+    message = "it is not UTF-8: invalid start byte at byte 1"
+    for kind in (pa.string(), pa.large_string(), pa.string_view()):
+        assert read_texts(column.cast(kind)) == (["a", None, None], {1: message})
+    assert read_texts(column.dictionary_encode()) == (["a", None, None], {1: message})

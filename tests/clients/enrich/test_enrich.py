@@ -1,5 +1,6 @@
 """Results of whole jobs, in this process and on a server."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from tests.clients.enrich.tables import (
     vectors_of,
     write,
 )
-from tests.server.samples import CROSS, SELF, WIDTHS
+from tests.server.samples import CROSS, SELF, TEXT, WIDTHS
 from tests.support import eager
+
+INT32 = pa.int32()
 
 
 def cells_of(result: pa.Table | None, name: str = "context_vectors") -> list[Any]:
@@ -52,16 +55,71 @@ def test_a_file_gains_a_column_and_keeps_the_others(tmp_path: Path, backend_opti
 
 @pytest.mark.parametrize(
     ("name", "output"),
-    [("table.arrow", "out.arrows"), ("table.arrows", "out.parquet"), ("table.parquet", "out.v2/")],
+    [
+        ("table.arrow", "out.arrows"),
+        ("table.arrows", "out.parquet"),
+        ("table.parquet", "out.v2/"),
+        pytest.param("stream.arrow", "out.arrow", id="of Hugging Face datasets"),
+    ],
 )
 def test_every_format_is_read_and_written_and_a_name_that_ends_in_a_slash_is_a_folder(
     tmp_path: Path, in_process: Options, name: str, output: str
 ) -> None:
-    source = write(tmp_path, 300, name, group_rows=70)
+    source = write(tmp_path, 300, name.replace("stream.arrow", "stream.arrows"), group_rows=70)
+    source = source.rename(tmp_path / name)
     for _ in range(2):
         enrich(source, f"{tmp_path}/{output}", **QUERY, **in_process, overwrite=True)
     written = tmp_path / output / name if output.endswith("/") else tmp_path / output
-    assert_enriched(read(written), read(source))
+    expected = pa.ipc.open_stream(source).read_all() if name == "stream.arrow" else read(source)
+    assert_enriched(read(written), expected)
+
+
+def dictionary(*categories: str, index: pa.DataType = INT32) -> pa.DictionaryArray:
+    """One row for each category."""
+    return pa.DictionaryArray.from_arrays(pa.array(range(len(categories)), index), list(categories))
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        lambda column: column,
+        lambda column: pa.StructArray.from_arrays([column], ["inner"]),
+        lambda column: pa.ListArray.from_arrays([0, 1, 2], column),
+    ],
+    ids=["flat", "in a struct", "in a list"],
+)
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".arrows"])
+def test_categories_may_differ_between_the_batches_of_a_table(
+    tmp_path: Path, in_process: Options, suffix: str, nest: Callable[[pa.Array], pa.Array]
+) -> None:
+    queries = table(2).column("query").combine_chunks()
+    batches = [
+        pa.record_batch([nest(dictionary(*names)), queries], ["name", "query"]) for names in ("ab", "cb")
+    ]
+    source = tmp_path / "source.arrows"
+    with pa.ipc.new_stream(source, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    output = tmp_path / f"out{suffix}"
+    run(source, output, **in_process)
+    for result in (read(output), enrich(pa.Table.from_batches(batches), **QUERY, **in_process).table):
+        assert cells_of(result, "name") == cells_of(pa.Table.from_batches(batches), "name")
+        assert result is not None
+        assert result.schema.field("name").equals(batches[0].schema.field("name"))
+    if suffix == ".arrow":  # its dictionaries need no extension of the format
+        assert pl.read_ipc(output)["name"].len() == 4
+
+
+def test_categories_of_polars_are_texts_and_stay(tmp_path: Path, in_process: Options) -> None:
+    words = ["Life", "is", "short", None]
+    for kind in (pl.Categorical, pl.Enum(["Life", "is", "short"])):
+        frame = pl.DataFrame({"text": words, "kind": words}, schema={"text": kind, "kind": kind})
+        for carried in (frame, pa.table(frame).select(["text"])):  # as Arrow and as Polars convert it
+            summary = enrich(carried, model=TEXT, column="text", **in_process)
+            assert cells_of(summary.table, "text") == words
+            assert (summary.nulls, summary.refused) == (1, 0)
+        enrich(frame, tmp_path / "out.parquet", model=TEXT, column="text", overwrite=True, **in_process)
+        assert cells_of(read(tmp_path / "out.parquet"), "kind") == words
 
 
 def test_a_folder_keeps_its_files_and_subfolders(tmp_path: Path, in_process: Options) -> None:

@@ -1,16 +1,21 @@
 """Jobs that cannot be done, rows that are refused, and outputs that must not be lost."""
 
 import json
+import os
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from attention_client.enrich import EnrichError, plan
 
 from attention_serving.enrich import enrich
-from tests.clients.enrich.tables import QUERY, Options, read, run, vectors_of, write
+from tests.clients.enrich.tables import QUERY, Options, read, run, table, vectors_of, write
 from tests.server.samples import CROSS, TEXT
 
 TABLE = "table.parquet"
@@ -78,11 +83,13 @@ def test_a_source_that_is_not_a_table_or_lacks_an_output_is_refused(
         enrich(read(write(tmp_path, 3)), str(tmp_path / "out.parquet"), **wanted, resume=True)
 
 
-@pytest.mark.parametrize("name", ["nothing.parquet", "text.txt", "empty", "damaged.parquet"])
+@pytest.mark.parametrize("name", ["nothing.parquet", "text.txt", "empty", "damaged.parquet", "names.parquet"])
 def test_an_input_that_is_not_a_table_is_an_error(tmp_path: Path, in_process: Options, name: str) -> None:
     for each in ("text.txt", "damaged.parquet"):
         (tmp_path / each).write_bytes(b"PAR1 not a table PAR1")
     (tmp_path / "empty").mkdir()
+    names = write(tmp_path, 1, "names.parquet", column_x=[1])
+    names.write_bytes(names.read_bytes().replace(b"column_x", b"column_\xff"))
     with pytest.raises(EnrichError, match=name.partition(".")[0]):
         enrich(tmp_path / name, tmp_path / "out.parquet", **QUERY, **in_process)
 
@@ -136,6 +143,77 @@ def test_an_output_that_would_destroy_something_is_refused(
     with pytest.raises(EnrichError, match=reason):
         enrich(given, output and str(tmp_path / output), **QUERY, **in_process, overwrite=True)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("suffix", "place"),
+    [
+        (".parquet", "row group 1, column 'id' cannot be read from row 1,000 on"),
+        (".arrow", "column 'id' cannot be read from row 1,000 on"),
+        (".arrows", "column 'id' cannot be read from row 1,000 on"),
+    ],
+)
+def test_damaged_bytes_end_the_job_with_the_place_and_the_column(
+    tmp_path: Path, in_process: Options, suffix: str, place: str
+) -> None:
+    source, content = tmp_path / f"table{suffix}", table(2000).select(["id", "query"])
+    if suffix == ".parquet":
+        pq.write_table(content, source, row_group_size=1000, compression="zstd", use_dictionary=False)
+    else:
+        create = pa.ipc.new_file if suffix == ".arrow" else pa.ipc.new_stream
+        with create(source, content.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+            writer.write_table(content, max_chunksize=1000)
+    # Of the frames of compressed bytes, which begin so, the first of the second thousand rows.
+    data = bytearray(source.read_bytes())
+    frames = [match.start() for match in re.finditer(re.escape(b"\x28\xb5\x2f\xfd"), data)]
+    data[frames[len(frames) // 2]] = 0
+    source.write_bytes(data)
+    with pytest.raises(EnrichError, match=re.escape(f"{source}, {place}: ")):
+        run(source, tmp_path / "out.parquet", **in_process)
+
+
+def test_names_of_files_that_are_not_utf8_are_refused(tmp_path: Path, in_process: Options) -> None:
+    source = write(tmp_path / "in", 3)
+    name = os.fsdecode(b"\xff.parquet")
+    for given, output in ((tmp_path / "in" / name, "out.parquet"), (source, name), (tmp_path / "in", "out")):
+        if output == "out":
+            (tmp_path / "in" / name).touch()
+        with pytest.raises(EnrichError, match=r"xff.parquet' is not UTF-8, which .* must be: rename it"):
+            run(given, tmp_path / output, **in_process)
+
+
+@pytest.mark.parametrize(
+    ("column", "output", "words"),
+    [
+        (
+            pa.RunEndEncodedArray.from_arrays([3], ["a"]),
+            "out.parquet",
+            "column 'x' is run_end_encoded.*, which the output out.parquet cannot hold",
+        ),
+        (
+            pa.DictionaryArray.from_arrays([0, 0, 0], pa.array(["a"]).dictionary_encode()),
+            "out.arrow",
+            "column 'x' is dictionary.*, which the output out.arrow cannot hold",
+        ),
+        (
+            pa.chunked_array(
+                pa.DictionaryArray.from_arrays(
+                    pa.array([0], pa.int8()), [f"{first}{row}" for row in range(99)]
+                )
+                for first in "abc"
+            ),
+            "out.arrow",
+            "column 'x' has dictionaries that one Arrow IPC file cannot hold: .* a larger index type",
+        ),
+    ],
+    ids=["a type", "a type that Arrow cannot read again", "too many categories"],
+)
+def test_a_column_that_the_output_cannot_hold_is_refused_before_anything_is_computed(
+    tmp_path: Path, in_process: Options, column: Any, output: str, words: str
+) -> None:
+    with pytest.raises(EnrichError, match=words):
+        enrich(table(3, x=column), tmp_path / output, **QUERY, **in_process)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_refused_row_ends_the_job_or_is_listed(tmp_path: Path, backend_options: Options) -> None:

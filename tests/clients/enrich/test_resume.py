@@ -3,14 +3,18 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attention_client.enrich import EnrichError, plan
+from attention_client.enrich.backends import BackendRequest, BackendResult
+from attention_client.enrich.options import Role
 
 from attention_serving.enrich import enrich
+from attention_serving.enrich.local import LocalBackend
 from tests.clients.enrich.tables import QUERY, read, vectors_of, write
 from tests.server.samples import ROOT, SELF
 from tests.server.seams import wait_until
@@ -22,8 +26,9 @@ GOOD, BAD = [[1.0, 2.0, 3.0, 4.0]], [[1.0]]
 # when a file is complete and not yet renamed into place.
 COMMAND = f"""
 import os, sys
-from attention_client.enrich import plan, tables
+from attention_client.enrich import journal, plan, tables
 plan.CHUNK_ROWS = {CHUNK_ROWS}
+journal.KEEP_SECONDS = float(sys.argv.pop())
 last, move = sys.argv.pop(), tables.Location.move
 def moving(file, target):
     if last and target.path.endswith(last):
@@ -35,16 +40,18 @@ app()
 """
 
 
-def start(source: Path, output: Path, where: str, last: str = "") -> subprocess.Popen[bytes]:
+def start(
+    source: Path, output: Path, where: str, last: str = "", keep_seconds: float = 10
+) -> subprocess.Popen[bytes]:
     """Starts the command. It kills itself instead of renaming a file to a name that ends so."""
     options = [where, "--model", SELF, "--column", "query", "--quiet"]
-    command = [sys.executable, "-c", COMMAND, str(source), str(output), *options, last]
+    command = [sys.executable, "-c", COMMAND, str(source), str(output), *options, last, str(keep_seconds)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def finished(output: Path) -> int:
+def finished(output: Path, suffix: str = "json") -> int:
     """How many chunks are recorded."""
-    return len(list(output.with_name(output.name + ".partial").glob("chunks/*.json")))
+    return len(list(output.with_name(output.name + ".partial").glob(f"chunks/*.{suffix}")))
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +62,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("last", "recorded"),
     [
-        pytest.param("000003.json", 3, id="between a part and its record"),
+        pytest.param("000003-0000.json", 3, id="between a part and its record"),
         pytest.param("out.parquet", 6, id="before the result", marks=pytest.mark.thorough),
     ],
 )
@@ -78,6 +85,47 @@ def test_a_job_that_was_killed_continues_with_the_same_rows_and_figures(
         assert getattr(summary, figure) == getattr(whole, figure)
 
 
+@pytest.mark.parametrize(
+    ("last", "batch_rows", "recorded", "saved", "rows"),
+    [
+        pytest.param("000000-0002.json", 60, 2, 1, 180, id="within a chunk"),
+        pytest.param("000000-0002.npz", 200, 0, 2, 128, id="within a batch"),
+    ],
+)
+def test_finished_work_is_kept_whatever_its_rows(
+    tmp_path: Path,
+    artifacts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    last: str,
+    batch_rows: int,
+    recorded: int,
+    saved: int,
+    rows: int,
+) -> None:
+    source, output = write(tmp_path, 400, group_rows=batch_rows), tmp_path / "out.parquet"
+    process = start(source, output, f"--model-repository={artifacts}", last, keep_seconds=0)
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == -signal.SIGKILL, errors
+    assert (finished(output), finished(output, "npz")) == (recorded, saved)
+    options: dict[str, Any] = {**QUERY, "model_repository": artifacts}
+    with pytest.raises(EnrichError, match=f"job, of which {rows} of 400 rows are kept: continue"):
+        enrich(source, output, **options)
+    computed: list[int] = []
+    submit = LocalBackend.submit
+
+    def counting(backend: LocalBackend, request: BackendRequest) -> Callable[[], BackendResult]:
+        computed.append(len(request[Role.QUERY]))
+        return submit(backend, request)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalBackend, "submit", counting)
+        summary = enrich(source, output, **options, resume=True)
+    assert sum(computed) == 400 - rows
+    whole = enrich(source, tmp_path / "whole.parquet", **options)
+    assert (summary.resumed_rows, summary.tokens) == (recorded * batch_rows, whole.tokens)
+    assert read(output).equals(read(tmp_path / "whole.parquet"), check_metadata=True)
+
+
 @pytest.mark.thorough
 def test_a_running_job_is_locked_and_an_interrupted_job_continues(tmp_path: Path, artifacts: Path) -> None:
     source, output = write(tmp_path, 40 * CHUNK_ROWS), tmp_path / "out.parquet"
@@ -90,9 +138,13 @@ def test_a_running_job_is_locked_and_an_interrupted_job_continues(tmp_path: Path
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert (process.returncode, errors) == (130, b"interrupted; --resume continues the job\n")
+    kept = f"{finished(output) * CHUNK_ROWS:,} of {40 * CHUNK_ROWS:,} rows are kept"
+    assert (process.returncode, errors.decode()) == (
+        130,
+        f"interrupted: {kept}; --resume continues the job\n",
+    )
     assert not output.exists()
-    with pytest.raises(EnrichError, match="contains an unfinished job: continue it with --resume"):
+    with pytest.raises(EnrichError, match=f"an unfinished job, of which {kept}: continue it with --resume"):
         run()
     with pytest.raises(EnrichError, match="contains a job that differs in pool and cannot be resumed"):
         run(pool="mean", resume=True)

@@ -41,6 +41,8 @@ def test_a_line_has_time_in_utc_event_and_fields_in_order(monkeypatch: pytest.Mo
         time.tzset()
         shown = "1970-01-01T00:00:01.500Z INFO model ready model=a port=1 reason='two words' none=''"
         assert line(model="a", port=1, reason="two words", none="") == shown
+        assert line(versions=["1", "2"]).endswith(" versions=1,2")
+        assert '"versions": ["1", "2"]' in json_line(versions=["1", "2"])
         assert json_line(model="a", port=1) == (
             '{"time": "1970-01-01T00:00:01.500Z", "level": "INFO", "event": "model ready", "model": "a",'
             ' "port": 1}'

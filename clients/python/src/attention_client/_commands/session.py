@@ -147,6 +147,8 @@ def add_command(app: typer.Typer, command: Callable[..., None], *, panel: str) -
         try:
             with connect(**options) as client:
                 command(Session(client, json=json, waits=bool(options["wait"])), **values)
+        except BrokenPipeError:  # as of `… | head`, which ends the command
+            raise
         except (AttentionClientError, OSError, ValueError) as error:
             # The client's argument has the name of the option.
             argument = re.split(r"\W", getattr(error, "field", ""))[0]

@@ -4,7 +4,10 @@ Notation: R rows of a batch, S sequences (without passages one for each row), Tq
 d elements of a vector.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -31,8 +34,8 @@ FLOAT_BYTES = 4
 REQUEST_TOKENS = 2048
 # A guess, for texts that are not encoded here.
 CHARACTERS_PER_TOKEN = 4
-# Reason of a row that was refused before it was sent, and of a text with too many tokens.
-INVALID_CELL, LIMIT_EXCEEDED = "INVALID_CELL", "LIMIT_EXCEEDED"
+# Reason of a row that was refused before it was sent.
+INVALID_CELL = "INVALID_CELL"
 # Texts that show whether a tokenizer is the model's. The first has few tokens whatever the tokenizer is.
 SHORT_PROBE, PROBES = "a", ("Eat dessert first.", "naïve Größe 42")
 POOLS: dict[Pool, Callable[[Array], Array]] = {
@@ -83,7 +86,11 @@ def make_splitter(plan: JobPlan, backend: Backend) -> PassageSplitter | None:
 
 
 class Batch:
-    """Consecutive rows of a table. Its methods are called once, in their order."""
+    """Consecutive rows of a table. Its methods are called once, in their order, but for `save`.
+
+    Attributes:
+        first: Number of the first row in its file.
+    """
 
     def __init__(
         self, batch: RowBatch, plan: JobPlan, backend: Backend, splitter: PassageSplitter | None
@@ -96,13 +103,15 @@ class Batch:
             backend: Computes it.
             splitter: Cuts texts into passages; None leaves them whole.
         """
-        self._first, self._table = batch
+        self.first, self._table = batch
         self._plan = plan
         self._model = plan.model
         self._backend = backend
         self._figures = Figures(rows=self._table.num_rows)
         self._refusals: dict[int, Refusal] = {}
         self._truncated: set[int] = set()
+        # Sequences with results that `save` has not returned.
+        self._unsaved: list[int] = []
         # For each sequence its row, ascending; each row has one sequence or more.
         self._rows: Array = np.arange(self._table.num_rows)
         self._passages: Sequence[Passage | None] | None = None
@@ -119,12 +128,18 @@ class Batch:
         for role, name in self._plan.options.columns.items():
             values, refused = cells.read_numbers(self._table.column(name), self._model.input_widths[role])
             self._values[role] = values
-            for row, message in refused.items():
-                self._refuse(row, RefusedError(f"column {name!r}: {message}", INVALID_CELL))
+            self._refuse_cells(name, refused)
+
+    def _refuse_cells(self, column: str, refused: Mapping[int, str]) -> None:
+        for row, message in refused.items():
+            self._refuse(row, RefusedError(f"column {column!r}: {message}", INVALID_CELL))
 
     def _read_texts(self, splitter: PassageSplitter | None) -> None:
         template = self._plan.options.text_template
-        columns = {name: cells.read_texts(self._table.column(name)) for name in template.columns}
+        columns: dict[str, list[str | None]] = {}
+        for name in template.columns:
+            columns[name], refused = cells.read_texts(self._table.column(name))
+            self._refuse_cells(name, refused)
         texts = template.render(columns)
         if splitter is not None:
             texts = self._cut(texts, splitter)
@@ -155,11 +170,47 @@ class Batch:
         self._passages, self._rows = passages, np.array(rows, np.int64)
         return [None if passage is None else passage.text for passage in passages]
 
-    def submit(self) -> None:
-        """Submits the requests."""
+    def submit(self, saved: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Submits the requests.
+
+        Args:
+            saved: Results of an interrupted run, as `save` returned them. Their requests are not submitted.
+        """
         self._lengths = {role: _lengths(values) for role, values in self._values.items()}
+        # The same requests as without the saved results, so that the others are the same numbers.
         groups = pack(self._to_compute(), self._lengths, self._model, weights=self._plan.options.weights)
-        self._submitted = [(group, self._submit(group)) for group in groups]
+        finished = {index for results in saved for index in self._restore(results)}
+        self._submitted = [(group, self._submit(group)) for group in groups if group[0] not in finished]
+
+    def save(self) -> dict[str, Any]:
+        """The results of the requests that finished since the last call, and the batch's state as JSON."""
+        sequences, self._unsaved = self._unsaved, []
+        state = {
+            "first": self.first,
+            "sequences": sequences,
+            "rows": len(set(self._rows[sequences].tolist())),
+            "truncated": sorted(self._truncated),
+            "tokens": self._figures.tokens,
+            "refusals": [asdict(refusal) for refusal in self._refusals.values()],
+        }
+        arrays = {f"vectors{index}": self._vectors[index] for index in sequences}
+        arrays |= {f"weights{index}": self._weights[index] for index in sequences}
+        present = {name: array for name, array in arrays.items() if array is not None}
+        return {"state": json.dumps(state), **present}
+
+    def _restore(self, saved: Mapping[str, Any]) -> list[int]:
+        """Takes results that `save` returned, and returns the sequences that they are of."""
+        state: dict[str, Any] = json.loads(str(saved["state"]))
+        if state["first"] != self.first:
+            return []  # those of a batch that was recorded
+        for index in state["sequences"]:
+            self._vectors[index] = saved.get(f"vectors{index}")
+            self._weights[index] = saved.get(f"weights{index}")
+        self._truncated.update(state["truncated"])
+        self._figures.tokens = state["tokens"]
+        for refusal in state["refusals"]:
+            self._refusals[refusal["row"] - self.first] = Refusal(**refusal)
+        return list(state["sequences"])
 
     def _to_compute(self) -> Array:
         """Sequences with something to compute: null gives null, an empty query no context vectors."""
@@ -179,19 +230,24 @@ class Batch:
         }
         return self._backend.submit(request)
 
-    def finish(self) -> Figures:
+    def finish(self, collected: Callable[[], None] = lambda: None) -> Figures:
         """Waits for the results.
+
+        Args:
+            collected: Is called after the result of each request.
 
         Raises:
             EnrichError: The job cannot continue, or a row is refused and the options say to fail.
         """
         for sequences, result in self._submitted:
             self._collect(sequences, result)
+            self._unsaved += sequences
+            collected()
         if self._refusals and self._plan.options.on_error is OnError.FAIL:
             first = self._refusals[min(self._refusals)]
             raise EnrichError(
                 f"row {first.row} is refused: {first.message}; --on-error skip (on_error='skip') gives "
-                "such rows null"
+                f"such rows null{self._plan.advice(first)}"
             )
         computed = [vectors is not None for vectors in self._vectors]
         figures = self._figures
@@ -234,10 +290,9 @@ class Batch:
         return sum(int(lengths[sequences].sum()) for lengths in counted)
 
     def _refuse(self, row: int, error: RefusedError) -> None:
-        message = str(error)
-        if error.reason == LIMIT_EXCEEDED and self._model.text_encoder and not self._plan.options.truncate:
-            message += "; --truncate (truncate=True) cuts texts to the tokens that the model takes"
-        self._refusals.setdefault(int(row), Refusal(self._first + int(row), error.reason, message))
+        # The request is of this row alone.
+        message = re.sub(r"^(\w+: )?(text|sequence) 0\b", r"\1the \2", str(error))
+        self._refusals.setdefault(int(row), Refusal(self.first + int(row), error.reason, message))
 
     def output(self) -> Iterator[pa.RecordBatch]:
         """The rows of the result, in portions of bounded size where rows of the table are repeated."""
@@ -252,7 +307,7 @@ class Batch:
                 added = [to_column(self._vectors, self._model.output_width)]
                 if self._plan.options.weights:
                     added.append(cells.weights_column(self._weights))
-        columns = [*self._table.columns, *added]
+        columns = [*map(self._table.column, self._plan.kept_columns), *added]
         yield pa.RecordBatch.from_arrays(columns, schema=self._plan.output_schema)
 
     def _passage_rows(self) -> Iterator[pa.RecordBatch]:
@@ -261,16 +316,20 @@ class Batch:
         present = ~np.isin(self._rows, list(self._refusals))
         sequences = np.flatnonzero(present | first_of_row)
         schema, table = self._plan.output_schema, self._table
-        kept = [table.column(name) for name in schema.names if name in table.schema.names]
+        kept = [table.column(index) for index in self._plan.kept_columns]
         # What one row of the result takes decides how many are made at a time.
         size = sum(column.nbytes for column in kept) + table.num_rows * self._model.output_width * FLOAT_BYTES
         step = rows_per_batch(table.num_rows, size)
         for start in range(0, max(len(sequences), 1), step):
             part = sequences[start : start + step]
             rows = self._rows[part]
+            # Arrow takes rows of some types only, such as no views, and concatenates slices of any.
             columns = [
-                *(column.take(pa.array(rows)) for column in kept),
-                pa.array(rows + self._first, pa.int64()),
+                *(
+                    pa.concat_arrays([column.slice(0, 0), *(column.slice(row, 1) for row in rows.tolist())])
+                    for column in kept
+                ),
+                pa.array(rows + self.first, pa.int64()),
                 *self._passage_columns([index if present[index] else None for index in part]),
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -83,20 +83,26 @@ def _read_ids(column: pa.Array) -> Cells:
     return _cells(column, starts, ends, *_numbers(content, INT64), {})
 
 
-def read_texts(column: pa.Array) -> list[str | None]:
-    """Reads texts.
+def read_texts(column: pa.Array) -> tuple[list[str | None], dict[int, str]]:
+    """Reads texts: strings, also in dictionaries (categories) and run-end encoded.
 
     Raises:
         EnrichError: The column has another type.
     """
-    if pa.types.is_null(column.type):
-        return [None] * len(column)
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if column.type not in (pa.string(), pa.large_string(), pa.string_view()):
+    kind = column.type
+    while isinstance(kind, pa.DictionaryType | pa.RunEndEncodedType):
+        kind = kind.value_type
+    if kind not in (pa.null(), pa.string(), pa.large_string(), pa.string_view()):
         raise EnrichError(f"is {column.type}; the model takes strings")
-    texts: list[str | None] = column.to_pylist()
-    return texts
+    texts: list[str | None] = []
+    refused: dict[int, str] = {}
+    for row, scalar in enumerate(column):
+        try:
+            texts.append(scalar.as_py())
+        except UnicodeDecodeError as error:
+            texts.append(None)
+            refused[row] = f"it is not UTF-8: {error.reason} at byte {error.start}"
+    return texts, refused
 
 
 def _check_tensor(data_type: pa.DataType, width: int) -> None:

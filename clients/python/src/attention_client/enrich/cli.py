@@ -129,8 +129,9 @@ def make_command(
             fail(str(error))
         except ImportError as error:
             fail(f"{error}; install attention-client with its extra 'enrich'")
-        except KeyboardInterrupt:
-            typer.echo("interrupted; --resume continues the job", err=True)
+        except KeyboardInterrupt as error:
+            kept = f": {error}" if error.args else ""
+            typer.echo(f"interrupted{kept}; --resume continues the job", err=True)
             raise typer.Exit(INTERRUPTED) from None
         sys.stdout.write(_json(summary) if as_json else _text(summary))
 

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import groupby, takewhile
@@ -19,7 +19,13 @@ import pyarrow as pa
 
 from attention_client.enrich.backends import Backend
 from attention_client.enrich.batches import BATCH_REQUESTS, Batch, make_splitter
-from attention_client.enrich.journal import Journal, OutputAssembler, is_complete, write_rejects
+from attention_client.enrich.journal import (
+    ChunkWriter,
+    Journal,
+    OutputAssembler,
+    is_complete,
+    write_rejects,
+)
 from attention_client.enrich.options import EnrichOptions, OnError
 from attention_client.enrich.outcome import EnrichError, Figures, Summary, were_refused
 from attention_client.enrich.plan import Chunk, JobPlan, make_plan
@@ -77,6 +83,16 @@ class NothingComputedError(EnrichError):
     """Every row that had something to compute was refused."""
 
 
+@contextmanager
+def _errors_of_tables() -> Iterator[None]:
+    """Turns what Arrow raises into errors of the job, which have one line."""
+    try:
+        yield
+    except (pa.ArrowException, UnicodeError, KeyError) as error:
+        raise EnrichError(f"the table cannot be read or written ({type(error).__name__}): {error}") from error
+
+
+@_errors_of_tables()
 def run_job(
     source: Any,
     output: str | PathLike[str] | None,
@@ -111,10 +127,10 @@ def run_job(
     if not opened.table:
         raise EnrichError("name an output: only tables in memory and datasets can be enriched without one")
     with TemporaryDirectory() as folder:
-        target = locate(folder) / "table.arrow"
+        target = locate(folder) / "table.arrows"  # a stream keeps the dictionaries of each batch
         summary = _run(plan, target, runner)
         # Stays readable after the folder is removed.
-        table = pa.ipc.open_file(pa.memory_map(target.path)).read_all()
+        table = pa.ipc.open_stream(pa.memory_map(target.path)).read_all()
     return replace(summary, output=None, rejects=None, table=table)
 
 
@@ -137,8 +153,10 @@ def _run(plan: JobPlan, target: Location, runner: ChunkRunner) -> Summary:
             figures = Figures()
             for record in records:
                 figures.add(record)
-            _check_refusals(figures, skip=skip)
+            _check_refusals(plan, figures, skip=skip)
             output.move_into_place()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(journal.kept()) from None
     except NothingComputedError:
         journal.remove()
         raise
@@ -172,22 +190,21 @@ def _compute(
                 "continues"
             )
 
-    remaining, resumed = [], 0
-    for chunk in plan.chunks:
-        if journal.has(chunk):
-            resumed += chunk.stop - chunk.start
+    chunks, remaining = list(plan.chunks), []
+    for chunk in chunks:
+        if (pending := journal.pending(chunk)) is None:
             accept(chunk)
         else:
-            remaining.append(chunk)
+            remaining.append(pending)
     rows = sum(chunk.stop - chunk.start for chunk in remaining)
     progress = ProgressReporter(rows, show=plan.options.progress)
     with closing(runner(plan, remaining, journal, progress)) as finished:
         for chunk in finished:
-            accept(chunk)
-    return resumed, progress.tokens
+            accept(chunks[chunk.index])
+    return sum(file.rows for file in plan.source.files) - rows, progress.tokens
 
 
-def _check_refusals(figures: Figures, *, skip: bool) -> None:
+def _check_refusals(plan: JobPlan, figures: Figures, *, skip: bool) -> None:
     refused = len(figures.refusals)
     if refused and not skip:
         raise EnrichError(
@@ -198,6 +215,7 @@ def _check_refusals(figures: Figures, *, skip: bool) -> None:
         first = figures.refusals[0]
         raise NothingComputedError(
             f"nothing was computed: {were_refused(refused)}; the first is row {first.row}: {first.message}"
+            f"{plan.advice(first)}"
         )
 
 
@@ -229,21 +247,20 @@ def run_chunks(
         EnrichError: The job cannot continue. Recorded chunks are kept.
     """
     plan.model.check(backend.model.digest)  # a process of a cluster has loaded the model by itself
-    for chunk, batches in groupby(_submitted(plan, chunks, backend, splitter), key=itemgetter(0)):
-        figures = Figures()
-        with journal.part(chunk).replaced() as file, pa.ipc.new_file(file, plan.output_schema) as part:
+    for chunk, batches in groupby(_submitted(plan, chunks, journal, backend, splitter), key=itemgetter(0)):
+        with ChunkWriter(journal, chunk, plan.output_schema) as writer:
             for _, batch in batches:
-                batch_figures = batch.finish()
-                for rows in batch.output():
-                    part.write_batch(rows)
-                figures.add(batch_figures)
-                progress.add(batch_figures.rows, batch_figures.tokens)
-        journal.write(chunk, figures)
+                figures = writer.add(batch)
+                progress.add(figures.rows, figures.tokens)
         yield chunk
 
 
 def _submitted(
-    plan: JobPlan, chunks: Iterable[Chunk], backend: Backend, splitter: PassageSplitter | None
+    plan: JobPlan,
+    chunks: Iterable[Chunk],
+    journal: Journal,
+    backend: Backend,
+    splitter: PassageSplitter | None,
 ) -> Iterator[tuple[Chunk, Batch]]:
     """Submitted batches, in order. Their number is bounded, so a slow writer slows the reader down."""
     # Enough for the backend's concurrent requests, one batch to submit and one to write.
@@ -255,7 +272,7 @@ def _submitted(
         for chunk, batch in ready:
             if len(pending) >= limit:
                 yield pending.popleft()
-            batch.submit()
+            batch.submit(journal.saved(chunk) if batch.first == chunk.start else ())
             pending.append((chunk, batch))
     while pending:
         yield pending.popleft()
@@ -282,7 +299,7 @@ def _batches(plan: JobPlan, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Ro
         remaining = deque(of_file)
         first, last = remaining[0], remaining[-1]
         if first.start == first.stop:  # a file without rows has one chunk, with an empty batch
-            yield first, (0, pa.RecordBatch.from_pylist([], schema=plan.source.schema))
+            yield first, (0, plan.source.no_rows())
         with closing(plan.source.open(name)) as table:
             for start, rows in table.batches(first.start, last.stop):
                 stop = start + rows.num_rows

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import closing
 
 import numpy as np
+import pyarrow as pa
 
 from attention_client._values import Array
 from attention_client.enrich.cells import read_numbers
@@ -44,7 +45,7 @@ def _read(location: Location, column: str | None, width: int) -> Array:
     is_array = posixpath.splitext(location.path)[1].lower() == ".npy"
     try:
         rows = _read_array(location, width) if is_array else _read_column(location, column, width)
-    except (EnrichError, OSError, ValueError) as error:
+    except (EnrichError, EOFError, KeyError, OSError, ValueError, pa.ArrowException) as error:
         raise EnrichError(f"the context {location} cannot be used: {error}") from error
     if not len(rows):
         raise EnrichError(f"the context {location} has no rows")

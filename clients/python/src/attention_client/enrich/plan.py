@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import pyarrow as pa
@@ -10,15 +10,17 @@ import pyarrow as pa
 from attention_client.enrich import cells
 from attention_client.enrich.backends import POOLED_RANK, VECTORS_RANK, JobModel
 from attention_client.enrich.options import EnrichOptions, PassageLayout, Pool, Role
-from attention_client.enrich.outcome import EnrichError
+from attention_client.enrich.outcome import EnrichError, Refusal
 from attention_client.enrich.tables import Json, TableSource, locate
 
-# A job that is killed loses at most one chunk: this many rows and, by the size of the file, bytes of input.
+# A chunk has at most this many rows and, by the size of the file, bytes of input.
 CHUNK_ROWS = 16 * 1024
 CHUNK_BYTES = 64 << 20
 # Key of the new columns' metadata that identifies the job.
 JOB_KEY = b"job"
 PASSAGE_TYPES = {"passage": pa.string(), "passage_start": pa.int32(), "passage_end": pa.int32()}
+# Reason of a text with too many tokens.
+LIMIT_EXCEEDED = "LIMIT_EXCEEDED"
 # Options that change how a job runs and not its result.
 RUN_OPTIONS = ("tokenizer", "on_error", "max_errors", "resume", "overwrite", "progress")
 ENCODER_ONLY = ("prompt", "dimensions", "truncate", "passage_tokens")
@@ -26,7 +28,7 @@ ENCODER_ONLY = ("prompt", "dimensions", "truncate", "passage_tokens")
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive rows of one file, which are recorded as finished together.
+    """Consecutive rows of one file, which one process computes.
 
     Attributes:
         index: Position among all chunks, from 0.
@@ -49,13 +51,15 @@ class JobPlan:
         source: The input.
         model: The model.
         options: Options of the job.
-        output_schema: Columns of the source that stay, and the new columns.
+        kept_columns: Numbers of the columns of the source that stay.
+        output_schema: Those, and the new columns.
         fingerprint: Differs between jobs whose results may differ.
     """
 
     source: TableSource
     model: JobModel
     options: EnrichOptions
+    kept_columns: Sequence[int]
     output_schema: pa.Schema
     fingerprint: Json
 
@@ -68,6 +72,19 @@ class JobPlan:
             for start in range(0, max(file.rows, 1), step):
                 yield Chunk(index, file.name, start, min(start + step, file.rows))
                 index += 1
+
+    def first_row(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The first row of the output for rows of the source, with null in the new columns; or none."""
+        first = rows.slice(0, 1)
+        kept = [first.column(index) for index in self.kept_columns]
+        nulls = [pa.nulls(first.num_rows, field.type) for field in list(self.output_schema)[len(kept) :]]
+        return pa.RecordBatch.from_arrays([*kept, *nulls], schema=self.output_schema)
+
+    def advice(self, refusal: Refusal) -> str:
+        """What else may help against a refusal, to append to an error; empty if nothing is known."""
+        if refusal.reason == LIMIT_EXCEEDED and self.model.text_encoder and not self.options.truncate:
+            return "; --truncate (truncate=True) cuts texts to the tokens that the model takes"
+        return ""
 
     @property
     def pooled(self) -> bool:
@@ -92,9 +109,8 @@ def make_plan(source: TableSource, model: JobModel, options: EnrichOptions) -> J
     made_by |= {"digest": model.digest, "pool": str(options.pool)}
     # Rows of passages lack the columns of the whole text.
     dropped = options.text_template.columns if options.layout is PassageLayout.ROWS else ()
-    schema = pa.schema(
-        [field for field in source.schema if field.name not in dropped], source.schema.metadata
-    )
+    kept = [index for index, column in enumerate(source.schema.names) if column not in dropped]
+    schema = pa.schema([source.schema.field(index) for index in kept], source.schema.metadata)
     for column, data_type in _added_columns(model, options, name).items():
         if column in schema.names:
             hint = "choose another name with --output-column (output_column)"
@@ -102,7 +118,7 @@ def make_plan(source: TableSource, model: JobModel, options: EnrichOptions) -> J
                 f"the table already has a column {column!r}; {hint if column == name else 'rename it'}"
             )
         schema = schema.append(pa.field(column, data_type, metadata=made_by))
-    return JobPlan(source, model, options, schema, fingerprint)
+    return JobPlan(source, model, options, kept, schema, fingerprint)
 
 
 def _check_model(options: EnrichOptions, model: JobModel) -> None:
@@ -151,7 +167,9 @@ def _check_columns(schema: pa.Schema, model: JobModel, options: EnrichOptions) -
     if model.accepts_text:
         columns = [(Role.QUERY, column) for column in options.text_template.columns]
     for role, column in columns:
-        if schema.get_field_index(column) < 0:
+        if (count := schema.names.count(column)) > 1:
+            raise EnrichError(f"there are {count} columns {column!r}: rename all but one")
+        if not count:
             names, purpose = ", ".join(schema.names), "text" if model.accepts_text else role
             raise EnrichError(f"there is no column {column!r} for the {purpose}; the columns are {names}")
         # To read no rows of the column's type raises the error of a type that does not fit.

@@ -7,11 +7,13 @@ batches of rows of bounded size.
 import json
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
-from os import PathLike, fspath
+from functools import cached_property, partial
+from itertools import islice
+from os import PathLike, fsencode, fspath
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -31,6 +33,8 @@ BATCH_BYTES = 4 << 20
 # Rows of a Parquet file that are compressed together.
 GROUP_ROWS = 1 << 16
 GROUP_BYTES = 32 << 20
+# The first bytes of an Arrow IPC file.
+ARROW_FILE = b"ARROW1"
 # Of a path, a part that begins with a dot or an underscore.
 HIDDEN = re.compile(r"(^|/)[._]")
 # Tables whose log states which of their rows are current: the folder of the log, a part of the names of its
@@ -83,7 +87,9 @@ class Location:
     def files(self) -> Iterator[tuple[str, fs.FileInfo]]:
         """Every file below a folder, sorted by its path relative to the folder."""
         selector = fs.FileSelector(self.path, recursive=True, allow_not_found=True)
-        for info in sorted(self.system.get_file_info(selector), key=lambda info: info.path):
+        with _utf8_names():
+            infos = sorted(self.system.get_file_info(selector), key=lambda info: info.path)
+        for info in infos:
             if info.is_file:
                 yield posixpath.relpath(info.path, self.path), info
 
@@ -136,12 +142,25 @@ class Location:
                 self.system.delete_file(self.path)
 
 
+@contextmanager
+def _utf8_names() -> Iterator[None]:
+    """Refuses names of files that are not UTF-8, which Arrow can neither open nor list."""
+    try:
+        yield
+    except UnicodeError as error:
+        name = error.args[1]
+        name = fsencode(name) if isinstance(name, str) else name
+        raise EnrichError(f"{name!r} is not UTF-8, which the names of files must be: rename it") from error
+
+
 def locate(address: str) -> Location:
     """Finds the file system of a local path or a URL such as s3://bucket/table.
 
     Raises:
-        EnrichError: No file system is known for the URL.
+        EnrichError: No file system is known for the URL, or the path is not UTF-8.
     """
+    with _utf8_names():
+        address.encode()
     if "://" not in address:
         path = Path(address).expanduser().absolute().as_posix()
         return Location(fs.LocalFileSystem(), path, address)
@@ -213,52 +232,83 @@ def _overlapping(sizes: Iterable[int], start: int, stop: int) -> Iterator[tuple[
             yield index, first
 
 
+# For each column of a table, its batches.
+Columns: TypeAlias = Mapping[str, Iterable[pa.RecordBatch]]
+
+
+def _readable(
+    place: str, first: int, batches: Iterable[pa.RecordBatch], columns: Columns
+) -> Iterator[pa.RecordBatch]:
+    """The batches of rows from the number `first` on, whose errors name the place, the column and the row.
+
+    Raises:
+        EnrichError: The batches cannot be read. The columns are then read alone, to find the damaged one.
+    """
+    try:
+        for batch in batches:
+            yield batch
+            first += batch.num_rows
+    except (pa.ArrowException, OSError) as error:
+        damaged = "".join(f", column {name!r}" for name, column in columns.items() if _is_damaged(column))
+        raise EnrichError(f"{place}{damaged} cannot be read from row {first:,} on: {error}") from error
+
+
+def _is_damaged(batches: Iterable[pa.RecordBatch]) -> bool:
+    try:
+        deque(batches, maxlen=0)
+    except (pa.ArrowException, OSError):
+        return True
+    return False
+
+
 def _open_parquet(location: Location) -> Table:
     """Decodes one batch of rows at a time; rows of a row group before the first are decoded and dropped."""
     file = pq.ParquetFile(location.open(), pre_buffer=False, buffer_size=1 << 20)
-    metadata = file.metadata
+    metadata, schema = file.metadata, file.schema_arrow
 
     def scan(start: int, stop: int) -> Iterator[tuple[int, Iterable[pa.RecordBatch]]]:
         sizes = (metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
         for index, first in _overlapping(sizes, start, stop):
             group = metadata.row_group(index)
             rows = rows_per_batch(group.num_rows, group.total_byte_size)
-            yield first, file.iter_batches(rows, row_groups=[index], use_threads=False)
+            read = partial(file.iter_batches, rows, row_groups=[index], use_threads=False)
+            columns = {name: read(columns=[name]) for name in schema.names}
+            yield first, _readable(f"{location}, row group {index}", first, read(), columns)
 
-    return Table(file.schema_arrow, metadata.num_rows, scan, lambda: file.close(force=True))
+    return Table(schema, metadata.num_rows, scan, lambda: file.close(force=True))
 
 
-def _open_arrow_file(location: Location) -> Table:
-    """One record batch of the file is in memory at a time."""
-    source = location.open()
-    file = pa.ipc.open_file(source)
-    narrow = pa.ipc.open_file(source, options=_one_column(file.schema))
-    sizes = [narrow.get_batch(index).num_rows for index in range(narrow.num_record_batches)]
+def _open_arrow(location: Location) -> Table:
+    """An Arrow IPC file or stream, whatever its name: Hugging Face datasets are streams named .arrow.
+
+    One record batch is in memory at a time. A stream has no index, so each reading starts at its beginning.
+    """
+    with location.open() as source:
+        is_file = source.read(len(ARROW_FILE)) == ARROW_FILE
+        source.seek(0)
+        schema = (pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)).schema
+
+    def record_batches(index: int, columns: Sequence[int] = ()) -> Iterator[pa.RecordBatch]:
+        options = pa.ipc.IpcReadOptions(included_fields=list(columns))
+        with location.open() as source:
+            if is_file:
+                file = pa.ipc.open_file(source, options=options)
+                yield from map(file.get_batch, range(index, file.num_record_batches))
+            else:
+                yield from islice(pa.ipc.open_stream(source, options=options), index, None)
+
+    def readable(index: int, first: int, read: Sequence[int] = ()) -> Iterator[pa.RecordBatch]:
+        columns = {name: record_batches(index, [number]) for number, name in enumerate(schema.names)}
+        return _readable(str(location), first, record_batches(index, read), columns)
 
     def scan(start: int, stop: int) -> Iterator[tuple[int, Iterable[pa.RecordBatch]]]:
-        for index, first in _overlapping(sizes, start, stop):
-            yield first, [file.get_batch(index)]
+        for index, first in islice(_overlapping(sizes, start, stop), 1):
+            yield first, readable(index, first)
 
-    return Table(file.schema, sum(sizes), scan, source.close)
-
-
-def _open_arrow_stream(location: Location) -> Table:
-    """A stream has no index, so each reading starts at the beginning and drops rows before the first."""
-
-    def scan(*_: int) -> Iterator[tuple[int, Iterable[pa.RecordBatch]]]:
-        with location.open() as source, pa.ipc.open_stream(source) as stream:
-            yield 0, stream
-
-    with location.open() as source, pa.ipc.open_stream(source) as stream:
-        schema = stream.schema
-    with location.open() as source, pa.ipc.open_stream(source, options=_one_column(schema)) as stream:
-        return Table(schema, sum(batch.num_rows for batch in stream), scan)
-
-
-def _one_column(schema: pa.Schema) -> pa.ipc.IpcReadOptions:
-    """Reads one column of fixed width, which is enough to count rows; all columns if there is none."""
-    fixed = [index for index, field in enumerate(schema) if pa.types.is_primitive(field.type)]
-    return pa.ipc.IpcReadOptions(included_fields=fixed[:1])
+    # One column of fixed width is enough to count rows; all columns are read if there is none.
+    fixed = [index for index, column in enumerate(schema) if pa.types.is_primitive(column.type)]
+    sizes = [batch.num_rows for batch in readable(0, 0, fixed[:1])]
+    return Table(schema, sum(sizes), scan)
 
 
 class ParquetWriter:
@@ -317,12 +367,57 @@ class TableFormat:
 
 FORMATS = (
     TableFormat("Parquet", (".parquet", ".pq"), _open_parquet, ParquetWriter),
-    TableFormat("Arrow IPC file", (".arrow", ".feather", ".ipc"), _open_arrow_file, pa.ipc.new_file),
-    # The format that Hugging Face datasets are cached in.
-    TableFormat("Arrow IPC stream", (".arrows",), _open_arrow_stream, pa.ipc.new_stream),
+    TableFormat("Arrow IPC", (".arrow", ".feather", ".ipc"), _open_arrow, pa.ipc.new_file),
+    TableFormat("Arrow IPC", (".arrows",), _open_arrow, pa.ipc.new_stream),
 )
 BY_SUFFIX = {suffix: entry for entry in FORMATS for suffix in entry.suffixes}
 SUFFIXES = ", ".join(BY_SUFFIX)
+
+
+def check_columns(row: pa.RecordBatch, name: str) -> None:
+    """Checks that a file can hold the columns of a row.
+
+    Args:
+        row: The row; or none, for columns without rows.
+        name: Name of the file.
+
+    Raises:
+        EnrichError: It cannot hold one of them.
+    """
+    for index, column in enumerate(row.columns):
+        cell = row.select([index])
+        try:
+            # The parts of the result are streams. Arrow writes some columns that it cannot read.
+            for create in (format_of(name).writer, pa.ipc.new_stream):
+                file = pa.BufferOutputStream()
+                with closing(create(file, cell.schema)) as writer:
+                    writer.write_batch(cell)
+            pa.ipc.open_stream(file.getvalue()).read_all()
+        except (pa.ArrowException, OSError) as error:
+            raise EnrichError(
+                f"column {row.schema.names[index]!r} is {column.type}, which the output {name} cannot hold: "
+                f"{error}; leave the column out, or convert it"
+            ) from error
+
+
+def share_dictionaries(first: pa.RecordBatch, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows whose dictionaries begin with those of other rows. In an Arrow IPC file, all rows share them.
+
+    Raises:
+        EnrichError: The dictionaries of a column cannot be joined.
+    """
+    columns = []
+    for name, before, column in zip(rows.schema.names, first.columns, rows.columns, strict=True):
+        is_same = isinstance(column, pa.DictionaryArray) and column.dictionary.equals(before.dictionary)
+        try:
+            joined = pa.chunked_array([before, column])
+            columns.append(column if is_same else joined.unify_dictionaries().chunk(1))
+        except pa.ArrowException as error:
+            raise EnrichError(
+                f"column {name!r} has dictionaries that one Arrow IPC file cannot hold: {error}; name an "
+                "output that ends in .arrows or .parquet"
+            ) from error
+    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
 
 def is_table(name: str) -> bool:
@@ -349,9 +444,11 @@ def open_table(location: Location) -> Table:
     """
     entry = format_of(location.path)
     try:
-        return entry.read(location)
-    except (pa.ArrowException, OSError) as error:
+        table = entry.read(location)
+        table.schema.names  # noqa: B018 - decodes the names of the columns
+    except (pa.ArrowException, OSError, UnicodeError) as error:
         raise EnrichError(f"{location} cannot be read as {entry.name}: {error}") from error
+    return table
 
 
 @dataclass(frozen=True)
@@ -396,6 +493,12 @@ class TableSource:
     def open(self, name: str) -> Table:
         """Opens a file for reading."""
         return self.table or open_table(self._file(name))
+
+    def no_rows(self) -> pa.RecordBatch:
+        """A batch of no rows."""
+        return pa.RecordBatch.from_arrays(
+            [pa.nulls(0, field.type) for field in self.schema], schema=self.schema
+        )
 
     def path(self, name: str) -> str:
         """The path of a file, for people."""
@@ -490,7 +593,8 @@ def refuse_table_log(location: Location, files: Iterable[str] = (), advice: str 
 
 def _dataset(dataset: ds.Dataset) -> TableSource:
     def scan(*_: int) -> Iterator[tuple[int, Iterable[pa.RecordBatch]]]:
-        yield 0, dataset.to_batches(batch_size=BATCH_ROWS, batch_readahead=1, fragment_readahead=1)
+        batches = dataset.to_batches(batch_size=BATCH_ROWS, batch_readahead=1, fragment_readahead=1)
+        yield 0, _readable("the dataset", 0, batches, {})
 
     table = Table(dataset.schema, dataset.count_rows(), scan)
     paths, system = getattr(dataset, "files", ()), getattr(dataset, "filesystem", None)
@@ -503,6 +607,9 @@ def _to_arrow(source: Any) -> pa.Table:
     """Converts a table. Arrow accepts (T, d) arrays in cells of pandas only as lists of their rows."""
     if isinstance(source, pa.Table):
         return source
+    # Polars' own conversion has no views, which Parquet does not have in dictionaries.
+    if type(source).__module__.partition(".")[0] == "polars":
+        return source.to_arrow()
     if type(source).__module__.partition(".")[0] == "pandas":
         source = source.copy(deep=False)
         for name, dtype in source.dtypes.items():
