@@ -107,14 +107,13 @@ class TokenFile(BaseModel):
 
     @model_validator(mode="after")
     def _are_distinct(self) -> Self:
-        for field in ("name", "proof"):
+        for field, noun in (("name", "name"), ("proof", "certificate")):
             values = Counter(getattr(entry, field) for entry in self.identities)
             twice = [value for value, count in values.items() if count > 1]
             if twice:
                 # A hash is not shown: its entry is found by its name.
-                value = repr(twice[0]) if isinstance(twice[0], str) else "a token"
-                exists = f"{value} is the {field} of an identity that exists already"
-                raise ValueError(f"{exists}; choose another, or revoke that one first")
+                value = f"the {noun} {twice[0]!r}" if isinstance(twice[0], str) else "the same token"
+                raise ValueError(f"two identities have {value}; choose another, or revoke one of them first")
         return self
 
 

@@ -59,11 +59,11 @@ def test_list_shows_name_rights_and_end_and_no_hash(file: Path) -> None:
     [
         (
             ["create", "one", "--right", "read"],
-            "'one' is the name of an identity that exists already; choose another, or revoke",
+            "two identities have the name 'one'; choose another, or revoke",
         ),
         (
             ["create", "two", "--right", "read", "--certificate", "a.example"],
-            "'a.example' is the proof of an identity that",
+            "two identities have the certificate 'a.example'",
         ),
         (["create", "two", "--right", "write"], "rights: 'write' is not a right; must be infer:PATTERN"),
         (["create", "a b", "--right", "read"], "name: String should match pattern"),

@@ -36,8 +36,6 @@ BODIES: dict[str, tuple[dict[str, Any], type[TextBody]]] = {
     "/v1/rerank": ({"model": "m", "query": "q", "documents": ["a"]}, RerankRequest),
     "/predict": ({"model": "m", "inputs": "a"}, ClassifyRequest),
 }
-LABELS = pb.TextClassifier(labels=["x", "y"])
-CLASSIFIER = pb.Model(name="m", version="1", state=pb.Model.STATE_READY, text_classifier=LABELS)
 ONE_TEXT = pb.TextSequences(texts=["a"])
 TEXTS = pb.TextSequences(texts=["a", "b"], prompt="query", truncate=False)
 
@@ -87,9 +85,8 @@ def test_errors(scripted: Scripted, port: int, code: str, details: str, status: 
 def test_members_that_would_change_the_result_are_refused_by_name(
     scripted: Scripted, port: int, path: str
 ) -> None:
-    row = np.ones(1, np.float32).tobytes()
-    scripted.answer("Attend", pb.AttendResponse(context_vectors=pb.VectorSequences(data=row, width=1)))
-    scripted.answer("ListModels", pb.ListModelsResponse(models=[CLASSIFIER]))
+    rows = pb.VectorSequences(data=np.ones(1, np.float32).tobytes(), width=1)
+    scripted.answer("Attend", pb.AttendResponse(context_vectors=rows, labels=["x"]))
     body, takes = BODIES[path]
     for name, (advice, *neutral) in REFUSED.items():
         if name in (*takes.model_fields, *takes.synonyms):

@@ -59,8 +59,8 @@ def test_toml_and_json_are_read_alike(tmp_path: Path) -> None:
         ([entry("a", None, "read", key="t0p-s3cret")], "identities[0].key: Extra"),
         ([entry("a", "t", "read", expires="2027-01-31T00:00:00")], "identities[0].expires: "),
         ([entry("a", "t", "read", queue_weight=0)], "identities[0].queue_weight: "),
-        ([entry("a", "t", "read"), entry("a", "u", "read")], "'a' is the name of more than"),
-        ([entry("a", "t", "read"), entry("b", "t", "read")], "a token is the proof of more"),
+        ([entry("a", "t", "read"), entry("a", "u", "read")], "two identities have the name 'a'"),
+        ([entry("a", "t", "read"), entry("b", "t", "read")], "two identities have the same token"),
     ],
     ids=range(13),
 )
