@@ -47,8 +47,8 @@ CONNECTIONS, IN_FLIGHT = 8, 32
 CAPACITY_SECONDS, OVERLOAD_SECONDS, RECOVERY_SECONDS = scaled(4, 10), scaled(10, 60), 3.0
 CLOSED = MeasurementWindow(CAPACITY_SECONDS, warm_seconds=CAPACITY_SECONDS / 4)
 MAX_MEMORY_MIB = 1024
-# The share of what is possible beside refusals that must be answered, and the load that measures refusals.
-GOODPUT, REFUSED_RATE, REFUSED_SECONDS = 0.95, 20_000, scaled(3, 6)
+# The share of what is possible beside refusals that must be answered.
+GOODPUT = 0.95
 # Messages that the core has received and not delivered.
 SLACK_MIB = 256
 
@@ -121,7 +121,7 @@ def overload(
 def refused_per_second(server: ServerProcess, generator: ProcessPoolExecutor) -> float:
     """How many calls per second a server with one place refuses while another call holds that place."""
     endpoint = Endpoint(server.target, server.process.pid, Api.ATTENTION, SERVED, MIDDLE)
-    due, is_measured = np.arange(REFUSED_RATE * REFUSED_SECONDS) * (10**9 // REFUSED_RATE), Event()
+    is_measured = Event()
 
     def one_request() -> Iterator[Array]:
         yield np.zeros((1, WIDTH), np.float32)
@@ -132,11 +132,10 @@ def refused_per_second(server: ServerProcess, generator: ProcessPoolExecutor) ->
         closing(client.attend_stream(MODEL, one_request())) as stream,
     ):
         next(stream)
-        outcomes = generator.submit(overload, endpoint, due, REFUSED_SECONDS).result()
+        result = generator.submit(closed_loop, endpoint, IN_FLIGHT, CLOSED).result()
         is_measured.set()
-    ends = [moment + seconds for moment, seconds, code in outcomes if code == REFUSED]
-    assert len(ends) > 0.9 * len(outcomes)
-    return len(ends) / max(ends)
+    assert not result.sequences
+    return result.failures / result.seconds
 
 
 def report(
