@@ -81,10 +81,12 @@ class ArtifactCopy:
             _, *crashes = file.read().split(CRASH)
             if len(crashes) >= MOST_CRASHES:
                 cause = crashes[-1].decode(errors="replace").splitlines()[0]
-                count = f"{len(crashes)} processes crashed while they loaded it"
-                reason = f"{count}; it is not loaded until it changes"
-                advice = f"{cause}; remove {record} to try again"
-                raise ArtifactError(self.folder / MANIFEST_FILE, reason, details=advice)
+                raise ArtifactError(
+                    record,
+                    f"{len(crashes)} processes crashed while they loaded this artifact; it is not loaded "
+                    "until it changes or this file is removed",
+                    details=cause,
+                )
             was_enabled = faulthandler.is_enabled()
             faulthandler.enable(file)
             try:
