@@ -61,8 +61,8 @@ def check_pairs(module: AdaptedModule, signature: Signature, tolerance: Toleranc
     mask = next(mask for mask in module.masks if len(mask.sequence_axes) > 1)
     if mask.meaning is Meaning.ADDED or can_be_padded(module, signature, tolerance):
         return
-    others = [candidate for candidate in module.masks if candidate is not mask]
-    with module.using([*others, replace(mask, meaning=mask.opposite)]):
+    opposite = replace(mask, meaning=mask.opposite)
+    with module.using([opposite if candidate is mask else candidate for candidate in module.masks]):
         if can_be_padded(module, signature, tolerance):
             raise _depends_on_hidden(mask)
 

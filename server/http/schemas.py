@@ -87,7 +87,7 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_nulls(cls, content: Any) -> Any:
+    def _read_members(cls, content: Any) -> Any:
         return drop_nulls(content)
 
     def fill(self, message: Message) -> None:
@@ -195,7 +195,7 @@ class TextBody(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _name_members(cls, content: Any) -> Any:
+    def _read_members(cls, content: Any) -> Any:
         """Raises InvalidRequestError for members that would change the result elsewhere, and not here."""
         if not isinstance(content, dict):
             return content

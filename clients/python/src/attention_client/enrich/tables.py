@@ -607,7 +607,7 @@ def _to_arrow(source: Any) -> pa.Table:
     """Converts a table. Arrow accepts (T, d) arrays in cells of pandas only as lists of their rows."""
     if isinstance(source, pa.Table):
         return source
-    # Polars' own conversion has no views, which Parquet does not have in dictionaries.
+    # Arrow would convert categories to dictionaries of string views, which Parquet cannot hold.
     if type(source).__module__.partition(".")[0] == "polars":
         return source.to_arrow()
     if type(source).__module__.partition(".")[0] == "pandas":
