@@ -14,11 +14,11 @@ from prometheus_client.metrics import MetricWrapperBase
 from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
-from attention_serving.server.command_line import shown_default
 from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.observe.prometheus import PROCESS, ProcessesCollector
-from attention_serving.server.settings import SECTIONS, Settings
-from attention_serving.server.workers import own_metrics
+from attention_serving.server.process.command_line import shown_default
+from attention_serving.server.process.settings import SECTIONS, Settings
+from attention_serving.server.process.workers import own_metrics
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/reference.md"
 MARKED = re.compile(r"<!-- (?P<name>[a-z ]+) -->\n.*?<!-- end -->", re.DOTALL)

@@ -4,12 +4,12 @@ import logging
 import os
 import resource
 
-from attention_serving.server.addresses import check_exposure
-from attention_serving.server.command_line import make_application, unknown_variables
 from attention_serving.server.errors import ServerError
 from attention_serving.server.observe import logs
-from attention_serving.server.settings import Settings
-from attention_serving.server.shutdown import Inbox, end, handle_signals
+from attention_serving.server.process.addresses import check_exposure
+from attention_serving.server.process.command_line import make_application, unknown_variables
+from attention_serving.server.process.settings import Settings
+from attention_serving.server.process.shutdown import Inbox, end, handle_signals
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +33,9 @@ def serve(settings: Settings) -> int:
         handle_signals(inbox.put)
         # ONNX Runtime and gRPC are imported here: --help and a supervisor need neither.
         if settings.workers > 1:
-            from attention_serving.server.workers import run  # noqa: PLC0415
+            from attention_serving.server.process.workers import run  # noqa: PLC0415
         else:
-            from attention_serving.server.application import run  # noqa: PLC0415
+            from attention_serving.server.process.application import run  # noqa: PLC0415
         run(settings, inbox)
     except ServerError as error:
         log.error("cannot serve", extra={"reason": str(error)})

@@ -32,7 +32,7 @@ settings.load_profile("suite")
 
 # These tests wait for processes or export models. They start early, so that no worker is left with a long
 # test when the other has finished.
-SLOW = ("end_to_end/", "parity/", "clients/enrich/", "export/", "server/workers/")
+SLOW = ("end_to_end/", "parity/", "clients/enrich/", "export/", "server/process/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -42,14 +42,12 @@ FORBIDDEN = {
     "artifact": "torch onnx onnxruntime onnxscript grpc google",
     "export": "grpc google",
     "server": "torch onnx onnxscript",
-    "server.engine": "grpc grpc_status google protos server.api server.transport server.workers server.http"
+    "server.engine": "grpc grpc_status google protos server.api server.transport server.process server.http"
     " server.observe opentelemetry",
-    "server.api": "onnxruntime server.workers server.application server.settings server.http"
-    " server.observe.traces",
-    "server.transport": "protos server.api onnxruntime server.workers server.application server.settings"
-    " server.http server.observe.traces",
-    "server.security": "grpc google onnxruntime protos server.api server.transport server.settings",
-    "server.http": "onnxruntime server.workers server.application server.engine.engine",
+    "server.api": "onnxruntime server.process server.http server.observe.traces",
+    "server.transport": "protos server.api onnxruntime server.process server.http server.observe.traces",
+    "server.security": "grpc google onnxruntime protos server.api server.transport server.process",
+    "server.http": "onnxruntime server.process.workers server.process.application server.engine.engine",
     "protos": "torch onnxruntime",
     "attention_client": "onnxruntime",
 }
@@ -112,7 +110,7 @@ def importers(package: str, *, of: str = "") -> set[str]:
 def test_every_module_is_found() -> None:
     expected = {"server.engine.run.session", "model", "enrich.__main__", "attention_client"}
     assert expected <= modules().keys()
-    assert "server.engine.models.repository" in dependencies("server.application")
+    assert "server.engine.models.repository" in dependencies("server.process.application")
     assert importers("grpc", of="server.transport")
 
 
@@ -156,12 +154,12 @@ def loaded(modules: str) -> set[str]:
 
 
 def test_a_server_loads_no_pytorch_nor_opentelemetry_and_a_supervisor_neither_the_runtime_nor_grpc() -> None:
-    found = loaded("attention_serving.server.__main__, attention_serving.server.worker")
+    found = loaded("attention_serving.server.__main__, attention_serving.server.process.worker")
     found |= loaded("attention_serving.server.http.app")
     assert {"onnxruntime", "grpc", "artifact", "starlette"} <= found
     unused = {"torch", "onnx", "onnxscript", "model", "export", "attention_client", "tests", "opentelemetry"}
     assert found & unused == set()
-    assert {"onnxruntime", "grpc"} & loaded("attention_serving.server.workers") == set()
+    assert {"onnxruntime", "grpc"} & loaded("attention_serving.server.process.workers") == set()
 
 
 def test_the_version_is_that_of_the_project() -> None:

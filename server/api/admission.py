@@ -91,7 +91,7 @@ class Slots(set[Call]):
         )
 
 
-class Admission:
+class AdmissionControl:
     """Admits the calls of a server. For the transport's thread; any thread may read how many there are.
 
     Attributes:
@@ -139,7 +139,7 @@ class Admission:
         if self._is_draining and (method.is_inference or not is_unary):
             raise ShuttingDownError(DRAINING)
         if self._guard is not None:
-            self.identify(call, method)
+            self.authenticate(call, method)
         if method.is_inference:
             if call.identity is not None:
                 self._share(call, method, call.identity)
@@ -156,7 +156,7 @@ class Admission:
             self.waiting_other_calls.add(call)
         call.limit_wait(self.options.message_timeout_seconds, self._not_received)
 
-    def identify(self, call: Call, method: Method) -> None:
+    def authenticate(self, call: Call, method: Method) -> None:
         """Notes who calls: for each message of a stream again, because a token may expire or be revoked.
 
         Raises:
@@ -165,7 +165,7 @@ class Admission:
         """
         if self._guard is None or method.right is None:
             return
-        identity = self._guard.identify(
+        identity = self._guard.authenticate(
             call.metadata, partial(peer_identities, call), partial(client_of, call)
         )
         if call.record is not None:

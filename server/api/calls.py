@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from attention_serving.server.api.admission import DRAINING, Admission
+from attention_serving.server.api.admission import DRAINING, AdmissionControl
 from attention_serving.server.api.errors import end_with, prepare_end
 from attention_serving.server.api.method import Method
 from attention_serving.server.coroutines import Callback, Task, Wait, suspend
@@ -57,7 +57,7 @@ class Calls:
         self,
         methods: Mapping[str, Method],
         observer: Observer,
-        admission: Admission,
+        admission: AdmissionControl,
         *,
         recorder: Recorder | None = None,
     ) -> None:
@@ -125,7 +125,7 @@ class Calls:
             if message is not None:
                 self._admission.received(call, method)
             while message is not None:
-                self._admission.identify(call, method)
+                self._admission.authenticate(call, method)
                 if not replies:  # it was idle
                     call.latest = math.inf
                 replies.begin(Task(self._answer(call, method, message, replies), call.post))

@@ -26,8 +26,8 @@ from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.validated_request import RequestForm, ValidatedRequest
-from attention_serving.server.engine.types import Array, Request, Result
+from attention_serving.server.engine.requests.request import Plan, Request
+from attention_serving.server.engine.types import Array, DecodedRequest, Result
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
@@ -123,7 +123,7 @@ class Inference(ABC):
     @abstractmethod
     def _decode(
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
-    ) -> tuple[Request, Reply]:
+    ) -> tuple[DecodedRequest, Reply]:
         """Decodes a request; its texts, if it has any, are token ids then.
 
         Raises:
@@ -148,7 +148,7 @@ class Inference(ABC):
 
     async def _prepare(
         self, parsed: Parsed[Any], call: Call, reservation: Reservation
-    ) -> tuple[ValidatedRequest, Reply]:
+    ) -> tuple[Request, Reply]:
         """A request that is not recognised. The next one of its form will be."""
         work = partial(self._validate, parsed, call, reservation)
         is_large = len(parsed.data) > LARGE_BYTES or self.is_slow(parsed)
@@ -161,7 +161,7 @@ class Inference(ABC):
 
     def _validate(
         self, parsed: Parsed[Any], call: Call, reservation: Reservation
-    ) -> tuple[Request, ValidatedRequest, Reply]:
+    ) -> tuple[DecodedRequest, Request, Reply]:
         message, allowance = parsed.message, Allowance(self._engine.limits, reservation)
         name, version = self._model_name(parsed, call), message.model_version
         model = find_model(self._engine.model, call, Right.INFER, name, version)
@@ -203,7 +203,7 @@ class Entry:
         self,
         parsed: Parsed[Any],
         model: LoadedModel,
-        form: RequestForm,
+        form: Plan,
         arrays: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...],
         reply: Reply,
     ) -> None:
@@ -230,7 +230,7 @@ class RequestCache:
         # used last comes first.
         self._entries: OrderedDict[int, tuple[Entry, ...]] = OrderedDict()
 
-    def get(self, message: bytes, call: Call) -> tuple[ValidatedRequest, Reply, str] | None:
+    def get(self, message: bytes, call: Call) -> tuple[Request, Reply, str] | None:
         """The request that a message is by its bytes, with the encoder of its reply, and its id.
 
         None if it has to be decoded. The arrays are views of the message. Whether the caller has the right
@@ -267,7 +267,7 @@ class RequestCache:
             rows[name] = np.ndarray(shape, dtype, message, start)
         return entry.form.filled(model, rows, call.deadline, caller), entry.reply, request_id
 
-    def keep(self, parsed: Parsed[Any], decoded: Request, request: ValidatedRequest, reply: Reply) -> None:
+    def keep(self, parsed: Parsed[Any], decoded: DecodedRequest, request: Request, reply: Reply) -> None:
         """Keeps a request, unless more than the bytes around its vectors decides what it is.
 
         Args:
@@ -307,7 +307,7 @@ class RequestCache:
             self._entries.popitem(last=False)
 
 
-def _depends_on_form(request: Request, model: LoadedModel) -> bool:
+def _depends_on_form(request: DecodedRequest, model: LoadedModel) -> bool:
     """Whether nothing but the lengths of its sequences decides whether a request is valid."""
     if request.texts or request.mask or request.spans or request.offsets or request.head_selection:
         return False

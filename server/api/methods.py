@@ -42,7 +42,7 @@ def all_methods(
     control: ModelControl,
     memory: SharedMemory,
     *,
-    identify: Callable[[Call, Method], None],
+    authenticate: Callable[[Call, Method], None],
 ) -> Mapping[str, Method]:
     """Each method by its full name.
 
@@ -52,7 +52,7 @@ def all_methods(
         health: The state of the server.
         control: Loads and unloads models on request.
         memory: The regions of shared memory.
-        identify: Checks who calls, and the right for a method: `Admission.identify`.
+        authenticate: Checks who calls, and the right for a method: `AdmissionControl.authenticate`.
     """
     methods = {
         **attention.methods(engine, threads),
@@ -69,7 +69,7 @@ def all_methods(
         method = methods.get(name)
         if method is None:
             raise InvalidRequestError("value", "is not a method of this server")
-        identify(call, method)
+        authenticate(call, method)
         if model and method.right is not None:
             require(call, method.right, model)
 

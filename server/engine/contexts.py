@@ -1,8 +1,8 @@
 """Stored contexts: keys and values that are projected once, and that many requests attend to.
 
 A context belongs to a loaded model, and is gone with it. Its id is a hash of the artifact and of the rows, so
-that every server gives the same rows the same id. `LoadedModel.attending` turns a model and a context into a
-model that takes queries only. Requests of one context are therefore batched like those of any model, except
+that every server gives the same rows the same id. `LoadedModel.with_context` makes a model that
+takes queries only. Requests of one context are therefore batched like those of any model, except
 that their rows are concatenated into one sequence: nothing is padded.
 
 If the memory is full, the least recently used contexts make room, among those of callers that hold more than
@@ -165,7 +165,7 @@ class ContextStore:
             self.held_bytes += context.nbytes
             finalize(context, self._freed, context.nbytes)
         context.tensors = tensors()
-        view = model.attending(context)
+        view = model.with_context(context)
         with self._lock:
             context.used = next(self._uses)
             self._drop(model, _key(context))
@@ -375,7 +375,7 @@ class ContextStore:
         return None
 
 
-def identify(model: LoadedModel, parent: str, arrays: Mapping[str, Array]) -> str:
+def context_id(model: LoadedModel, parent: str, arrays: Mapping[str, Array]) -> str:
     """The id of a context: SHA-256 of the artifact, the context that it continues if any, and its rows.
 
     Args:

@@ -28,7 +28,7 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.requests.outputs import shortened
-from attention_serving.server.engine.requests.validated_request import SequenceInputs, ValidatedRequest
+from attention_serving.server.engine.requests.request import Request, SequenceInputs
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.execute import Outputs, gather, has_equal_shapes, run_batch
 from attention_serving.server.engine.run.provider import MIN_PARALLEL_RUNS
@@ -44,7 +44,7 @@ from attention_serving.server.engine.statistics import (
     RecordedRun,
     RunTimes,
 )
-from attention_serving.server.engine.types import Request, Result
+from attention_serving.server.engine.types import DecodedRequest, Result
 
 log = logging.getLogger(__name__)
 # How long a run may occupy the thread that receives calls, and that reads their sockets, in seconds.
@@ -125,7 +125,7 @@ class Engine:
         """
         return self.repository.ready(name, version)
 
-    def validate(self, model: LoadedModel, request: Request) -> ValidatedRequest:
+    def validate(self, model: LoadedModel, request: DecodedRequest) -> Request:
         """Checks a decoded request against its model and the limits.
 
         Raises:
@@ -135,7 +135,7 @@ class Engine:
 
     @coroutine
     def run(
-        self, request: ValidatedRequest, reservation: Reservation, message_bytes: int = 0
+        self, request: Request, reservation: Reservation, message_bytes: int = 0
     ) -> Generator[Wait, Any, Result]:
         """Queues a request and waits for its result. If the coroutine is closed, the request is withdrawn.
 
@@ -167,7 +167,7 @@ class Engine:
                 self.fail(request, None)
         return request.result()
 
-    def submit(self, request: ValidatedRequest, *, wake: bool = True) -> None:
+    def submit(self, request: Request, *, wake: bool = True) -> None:
         """Queues a request, which ends with its result or an `EngineError`.
 
         Args:
@@ -183,13 +183,13 @@ class Engine:
             if self._closing:
                 raise ShuttingDownError(CLOSING)
             now = time.monotonic()
-            if deadline != math.inf and not queue.is_certain(deadline, now):
+            if deadline != math.inf and not queue.surely_in_time(deadline, now):
                 queue.check(deadline, now, request.caller, request.form.seconds)
             queue.add(request, now, inline=not wake)
             if wake:
                 self._notify_if_needed()
 
-    def fail(self, request: ValidatedRequest, error: EngineError | None) -> None:
+    def fail(self, request: Request, error: EngineError | None) -> None:
         """Ends a request without a result, unless it has ended.
 
         Args:
@@ -245,7 +245,7 @@ class Engine:
             OverloadedError: The result would come too late.
         """
         now = time.monotonic()
-        if not self._queue.is_certain(deadline, now):  # the unusual case, for which it takes the lock
+        if not self._queue.surely_in_time(deadline, now):  # the unusual case, for which it takes the lock
             with self._lock:
                 self._queue.check(deadline, now, caller)
 
@@ -258,7 +258,7 @@ class Engine:
             return EngineLoad(
                 queue_depth=queue.sequences,
                 queue_age_seconds=0.0 if oldest is None else time.monotonic() - oldest,
-                predicted_queue_seconds=queue.admission.seconds(queue.work),
+                predicted_queue_seconds=queue.latency.seconds(queue.work),
                 in_flight_bytes=self.budget.held_bytes,
                 runs=len(queue.running),
                 run_memory_bytes=sum(queue.running.values()),
@@ -415,7 +415,7 @@ class Engine:
             if not queued.request.is_done:
                 self._compute(batch, [queued])
 
-    def _deliver(self, sequences: list[SequenceInputs], outputs: list[Outputs]) -> list[ValidatedRequest]:
+    def _deliver(self, sequences: list[SequenceInputs], outputs: list[Outputs]) -> list[Request]:
         """Stores the outputs of a run and returns the requests that are complete."""
         complete = []
         with self._lock:
@@ -432,7 +432,7 @@ class Engine:
         model: LoadedModel,
         graph: GraphKind,
         sequences: list[SequenceInputs],
-        complete: list[ValidatedRequest],
+        complete: list[Request],
         started: float,
         times: RunTimes,
     ) -> None:
@@ -474,7 +474,7 @@ class Engine:
             log.exception("observer failed")
 
 
-def _outcome(request: ValidatedRequest) -> Result | EngineError:
+def _outcome(request: Request) -> Result | EngineError:
     """What a complete request ends with. It has left the queue: an error must not leave it waiting."""
     results, request.results = request.results, []
     try:

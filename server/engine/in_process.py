@@ -34,11 +34,11 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import load_model, versions
 from attention_serving.server.engine.requests.outputs import shortened
-from attention_serving.server.engine.requests.validated_request import ValidatedRequest, split
+from attention_serving.server.engine.requests.request import Request, split
 from attention_serving.server.engine.requests.validation import encode_texts, validate
 from attention_serving.server.engine.run.execute import Outputs, gather, run_batch
 from attention_serving.server.engine.run.provider import Device, Provider, ProviderError
-from attention_serving.server.engine.types import Array, Context, Ragged, Request, Result
+from attention_serving.server.engine.types import Array, Context, DecodedRequest, Ragged, Result
 
 InProcessContext: TypeAlias = LoadedModel
 """A model that takes queries only, which attend to stored rows."""
@@ -121,7 +121,7 @@ class InProcessModel:
         Raises:
             InvalidRequestError: A text or the prompt is refused; says which and why.
         """
-        request = Request(texts=tuple(texts), prompt=prompt, truncate=truncate)
+        request = DecodedRequest(texts=tuple(texts), prompt=prompt, truncate=truncate)
         encoded = encode_texts(request, self.model, self._limits)
         ids = encoded.inputs[self.inputs[0].name]
         return split(ids.rows, ids.lengths), encoded.truncated
@@ -145,7 +145,7 @@ class InProcessModel:
         Returns:
             A future that resolves with the result, or with an `EngineError` if the request is refused.
         """
-        request = Request(return_weights=return_weights, dimensions=dimensions)
+        request = DecodedRequest(return_weights=return_weights, dimensions=dimensions)
         model = self.model if context is None else context
         return self._threads.submit(self._compute, model, request, inputs)
 
@@ -162,15 +162,19 @@ class InProcessModel:
         positions, projector = np.arange(len(key)), self.model.projector
         rows = {"key": key} if value is None else {"key": key, "value": value}
         inputs = projected_inputs(projector, rows, positions)
-        outputs = self._compute(projector, Request(), {name: [rows] for name, rows in inputs.items()}).outputs
+        outputs = self._compute(
+            projector, DecodedRequest(), {name: [rows] for name, rows in inputs.items()}
+        ).outputs
         tensors = joined(None, positions, outputs)
-        return self.model.attending(Context(id="", nbytes=0, tensors=tensors, length=len(key)))
+        return self.model.with_context(Context(id="", nbytes=0, tensors=tensors, length=len(key)))
 
     def close(self) -> None:
         """Cancels requests that have not started and returns when the others have ended."""
         self._threads.shutdown(cancel_futures=True)
 
-    def _compute(self, model: LoadedModel, request: Request, inputs: Mapping[str, Sequence[Array]]) -> Result:
+    def _compute(
+        self, model: LoadedModel, request: DecodedRequest, inputs: Mapping[str, Sequence[Array]]
+    ) -> Result:
         request.inputs = {name: _ragged(name, sequences) for name, sequences in inputs.items()}
         validated = validate(request, model, self._limits)
         results: list[Outputs] = [{}] * len(validated.sequences)
@@ -181,7 +185,7 @@ class InProcessModel:
                 results[index] = output
         return Result(shortened(gather(results), model, request.dimensions))
 
-    def _batches(self, request: ValidatedRequest) -> Iterator[list[int]]:
+    def _batches(self, request: Request) -> Iterator[list[int]]:
         """Indices of sequences of equal lengths, in portions that one run may hold."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for index, sequence in enumerate(request.sequences):

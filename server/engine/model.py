@@ -39,7 +39,7 @@ from attention_serving.server.engine.types import (
     Context,
     ContextCost,
     RunCost,
-    SequenceShape,
+    SequencePlan,
 )
 
 # Callers send the same few lengths again and again.
@@ -175,7 +175,7 @@ class LoadedModel:
         return [spec.name for spec in self.manifest.graphs[GraphKind.PLAIN].outputs]
 
     @cached_property
-    def sees_padding(self) -> bool:
+    def attends_to_padding(self) -> bool:
         """Whether rows attend to padding after their sequence unless lengths or a mask prevent it.
 
         Rows of causal self-attention attend to earlier rows only, all of which belong to their sequence. The
@@ -188,7 +188,7 @@ class LoadedModel:
     def mixed_graph(self, graph: GraphKind) -> GraphKind:
         """The graph that runs sequences of unequal lengths together, each of which alone runs on `graph`."""
         is_plain = graph is GraphKind.PLAIN and self.context is None
-        return GraphKind.LENGTHS if is_plain and self.sees_padding else graph
+        return GraphKind.LENGTHS if is_plain and self.attends_to_padding else graph
 
     def first_position(self, query_length: int) -> int:
         """The position of the first of a sequence's rows, where a request does not state them.
@@ -199,7 +199,7 @@ class LoadedModel:
         return max(0, self.context.length - query_length) if self.context is not None and own_rows else 0
 
     @cached_property
-    def mixes(self) -> bool:
+    def supports_padding(self) -> bool:
         """Whether sequences of unequal lengths can run together."""
         return self.context is not None or GraphKind.LENGTHS in self.manifest.graphs
 
@@ -216,9 +216,9 @@ class LoadedModel:
                 f"{message}, and artifacts that were exported before there were contexts lack them"
             )
         cost = Cost(flops_per_query=0, flops_per_key=self.manifest.cost.flops_per_key, flops_per_pair=0)
-        return self._as(cost, {GraphKind.PLAIN: self.manifest.graphs[GraphKind.PROJECT]})
+        return self._with_graphs(cost, {GraphKind.PLAIN: self.manifest.graphs[GraphKind.PROJECT]})
 
-    def attending(self, context: Context) -> "LoadedModel":
+    def with_context(self, context: Context) -> "LoadedModel":
         """The same model as one that takes queries, which attend to a context."""
         rows = {self.manifest.graphs[GraphKind.PROJECT].inputs[0].axes[1]: context.rows}
 
@@ -244,9 +244,9 @@ class LoadedModel:
         }
         cost, timed = Cost(flops_per_query=1, flops_per_key=0, flops_per_pair=1), self.context_cost
         run = RunCost(timed.call + context.rows * timed.key_row, timed.query_row, timed.pair)
-        return self._as(cost, graphs, costs=dict.fromkeys(graphs, run), context=context)
+        return self._with_graphs(cost, graphs, costs=dict.fromkeys(graphs, run), context=context)
 
-    def _as(self, cost: Cost, graphs: Mapping[GraphKind, Graph], **changes: Any) -> "LoadedModel":
+    def _with_graphs(self, cost: Cost, graphs: Mapping[GraphKind, Graph], **changes: Any) -> "LoadedModel":
         """The same model with other graphs, each of which has the session of its file."""
         kinds = {graph.file: kind for kind, graph in self.manifest.graphs.items()}
         manifest = self.manifest.model_copy(update={"graphs": graphs, "cost": cost})
@@ -280,7 +280,7 @@ class LoadedModel:
         return lengths[self.axes.index(str(self.inputs[-1].axes[1]))]
 
     @cached_property
-    def shape(self) -> Callable[[GraphKind, tuple[int, ...]], SequenceShape]:
+    def shape(self) -> Callable[[GraphKind, tuple[int, ...]], SequencePlan]:
         """The derived sizes of a sequence of a graph, given its length on each of `axes`."""
         return partial(_shape, ref(self))
 
@@ -330,7 +330,7 @@ class LoadedModel:
             pace = self.paces[graph] = Pace(has_all_threads=graph in self.parallel_sessions)
         return pace
 
-    def least_seconds(self, shape: SequenceShape) -> float:
+    def least_seconds(self, shape: SequencePlan) -> float:
         """Expected duration of a run of a sequence now, on one thread or on all, whichever is faster."""
         return self.pace(shape.graph).least_seconds(shape.seconds)
 
@@ -384,7 +384,7 @@ class LoadedModel:
 
 
 @lru_cache(maxsize=CACHED_SHAPES)
-def _shape(reference: Callable[[], Any], graph: GraphKind, lengths: tuple[int, ...]) -> SequenceShape:
+def _shape(reference: Callable[[], Any], graph: GraphKind, lengths: tuple[int, ...]) -> SequencePlan:
     """A shape, by a reference to its model that does not keep it alive. References to one model are equal."""
     model: LoadedModel = reference()
     sizes = dict(zip(model.axes, lengths, strict=True))
@@ -393,7 +393,7 @@ def _shape(reference: Callable[[], Any], graph: GraphKind, lengths: tuple[int, .
     for spec in model.manifest.graphs[graph].outputs:
         axes = [sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes if axis != BATCH_AXIS]
         result_bytes += np.dtype(spec.data_type).itemsize * math.prod(axes)
-    return SequenceShape(
+    return SequencePlan(
         sizes=sizes,
         lengths=lengths,
         graph=graph_alone,

@@ -89,7 +89,7 @@ class HeadSelection(NamedTuple):
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Request:
+class DecodedRequest:
     """A decoded request, not yet validated.
 
     Attributes:
@@ -167,7 +167,7 @@ UNTIMED = RunCost(call=5e-5, row=1e-11, pair=1e-11)
 UNTIMED_CONTEXT = ContextCost(call=5e-5, key_row=1e-7, query_row=1e-5, pair=1e-8)
 
 
-class SequenceShape(NamedTuple):
+class SequencePlan(NamedTuple):
     """Derived sizes of one sequence.
 
     Attributes:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from attention_serving.server.addresses import listen
-from attention_serving.server.settings import Settings
-from attention_serving.server.supervision import Child
+from attention_serving.server.process.addresses import listen
+from attention_serving.server.process.settings import Settings
+from attention_serving.server.process.supervision import Child
 
 # How long requests whose bodies are on their way may still reach the gRPC server before that drains too.
 ARRIVING_SECONDS = 1.0

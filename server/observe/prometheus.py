@@ -28,12 +28,12 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from attention_serving.server.addresses import listen
 from attention_serving.server.engine.errors import Code, EngineError
+from attention_serving.server.process.addresses import listen
+from attention_serving.server.process.supervision import Child
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.rights import Right
-from attention_serving.server.supervision import Child
-from attention_serving.server.tls import CurrentCertificates, renewing_context
+from attention_serving.server.security.tls import CurrentCertificates, renewing_context
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ def _guard_metrics(metrics: Any, refresh: Callable[[], None], guard: Guard | Non
                     token = environ.get("HTTP_AUTHORIZATION")
                     sent = () if token is None else (("authorization", token),)
                     # Connections of one address are not told apart: failures count for all of them.
-                    guard.identify(sent, tuple, lambda: environ["REMOTE_ADDR"] + ":").require(Right.READ)
+                    guard.authenticate(sent, tuple, lambda: environ["REMOTE_ADDR"] + ":").require(Right.READ)
                 refresh()
                 return metrics(environ, start_response)
         except EngineError as error:

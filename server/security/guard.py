@@ -35,7 +35,7 @@ class Guard:
         """
         self._table, self._web_tokens = table, web_tokens
 
-    def identify(
+    def authenticate(
         self, metadata: Metadata, certificates: Callable[[], tuple[str, ...]], client: Callable[[], str] = str
     ) -> Identity:
         """The identity of a call: that of its token, or else that of its certificate.

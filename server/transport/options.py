@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from attention_serving.server.tls import Certificates, CurrentCertificates
+from attention_serving.server.security.tls import Certificates, CurrentCertificates
 from attention_serving.server.transport import TransportKind
 
 # Largest number that the core takes; for limits, none.

@@ -15,8 +15,8 @@ import yaml
 from attention_serving.artifact.manifest import Manifest
 from attention_serving.server.api.methods import SERVICES
 from attention_serving.server.observe.metrics import Metrics
-from attention_serving.server.settings import Settings
-from attention_serving.server.shutdown import EXIT_SECONDS
+from attention_serving.server.process.settings import Settings
+from attention_serving.server.process.shutdown import EXIT_SECONDS
 from scripts.local_server import ROOT
 
 FOLDER, KSERVE = ROOT / "deploy/kubernetes", ROOT / "deploy/kserve"

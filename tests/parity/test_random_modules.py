@@ -35,7 +35,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.provider import Device, Provider
-from attention_serving.server.engine.types import Mask, MaskKind, Ragged, Request
+from attention_serving.server.engine.types import DecodedRequest, Mask, MaskKind, Ragged
 from scripts.local_server import ROOT, serving
 from tests.server.seams import SAME_FOR_ALL, costing, engine_of, outcome
 from tests.support.eager import ATOL, RTOL, Array
@@ -149,7 +149,7 @@ def send_to_engine(
     if flags is not None:
         mask = Mask(MaskKind.PAIRS, np.concatenate([array.ravel() for array in flags]))
     inputs = {key: Ragged(np.concatenate(rows), tuple(map(len, rows))) for key, rows in arrays.items()}
-    request = validate(Request(inputs=inputs, mask=mask), models[name], Limits())
+    request = validate(DecodedRequest(inputs=inputs, mask=mask), models[name], Limits())
     engine.submit(request)
     return list(outcome(request).outputs.values())
 

@@ -20,10 +20,10 @@ from attention_serving.server.engine.limits import MAX_TOLERANCE, Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.requests.validated_request import SequenceInputs, ValidatedRequest
+from attention_serving.server.engine.requests.request import Request, SequenceInputs
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.provider import Device
-from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged, Request, Result
+from attention_serving.server.engine.types import Array, DecodedRequest, Mask, MaskKind, Ragged, Result
 from tests.support import eager
 from tests.support.artifacts import ModelSet
 
@@ -40,14 +40,14 @@ WORDS = ("Life", "is", "short", "eat", "dessert", "first")
 Lengths = Sequence[tuple[int, int]]
 
 
-class Sample(ValidatedRequest):
+class Sample(Request):
     """A validated request that keeps its sequences after it has ended, to compare them with the result.
 
     Attributes:
         asked: The sequences.
     """
 
-    def __init__(self, request: ValidatedRequest) -> None:
+    def __init__(self, request: Request) -> None:
         super().__init__(request.form, request.model, request.sequences, request.deadline, request.caller)
         self.asked = request.sequences
 
@@ -114,10 +114,10 @@ def request_of(
     kind: MaskKind | None = None,
     return_weights: bool = False,
     deadline: float = math.inf,
-) -> Request:
+) -> DecodedRequest:
     """A good request of random vectors."""
     rng = np.random.default_rng(seed)
-    return Request(
+    return DecodedRequest(
         inputs=vectors(rng, model, lengths),
         mask=None if kind is None else mask_of(rng, model, lengths, kind),
         return_weights=return_weights,

@@ -19,14 +19,14 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ModelControl
 from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.requests.validated_request import SequenceInputs, ValidatedRequest
+from attention_serving.server.engine.requests.request import Request, SequenceInputs
 from attention_serving.server.engine.run.execute import Outputs
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.schedule.queue import Next, Queue
 from attention_serving.server.engine.statistics import BatchReport, ExpiryStage, Observer
 from attention_serving.server.engine.types import Array, Result, RunCost
-from attention_serving.server.grpc_server import RpcServer
+from attention_serving.server.process.grpc_server import RpcServer
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.transport.options import RpcOptions
 from tests.server.samples import Lengths, Sample, validated_of
@@ -94,7 +94,7 @@ class FailOnMarked:
             raise RuntimeError(MESSAGE)
 
 
-def mark(request: ValidatedRequest, sequence: int = 0) -> float:
+def mark(request: Request, sequence: int = 0) -> float:
     """Tells one sequence from every other."""
     return float(request.sequences[sequence].inputs["query"][0, 0])
 
@@ -104,7 +104,7 @@ def engine_of(limits: Limits | None = None, observer: Observer | None = None, **
     return Engine(Repository(), limits, observer, **options)
 
 
-def withdraw(engine: Engine, request: ValidatedRequest) -> None:
+def withdraw(engine: Engine, request: Request) -> None:
     """Gives up a request that has not ended: nobody waits for it any more."""
     assert not request.is_done
     engine.fail(request, None)
@@ -198,13 +198,13 @@ class Held:
         return self.recorder.sizes[1:]
 
 
-def wait(request: ValidatedRequest, callback: Callable[[], object]) -> None:
+def wait(request: Request, callback: Callable[[], object]) -> None:
     """Calls back when a request ends, in place of the coroutine that waits for it."""
     task: Any = SimpleNamespace(wake=callback)
     request.wait(task)
 
 
-def outcome(request: ValidatedRequest) -> Result:
+def outcome(request: Request) -> Result:
     """The result of a request, or its error raised."""
     ended = threading.Event()
     wait(request, ended.set)
@@ -252,7 +252,7 @@ class WatchedEngine(Engine):
         self._queued = threading.Semaphore(0)
         super().__init__(Repository([*models]), limits, self.recorder, parallel_runs=1)
 
-    def submit(self, request: ValidatedRequest, *, wake: bool = True) -> None:
+    def submit(self, request: Request, *, wake: bool = True) -> None:
         super().submit(request, wake=wake)
         self._queued.release()
 

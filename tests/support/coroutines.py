@@ -10,7 +10,7 @@ from attention_serving.server.coroutines import Callback, Task, Wait
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.types import Request, Result
+from attention_serving.server.engine.types import DecodedRequest, Result
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 60
@@ -35,7 +35,7 @@ def run(work: Coroutine[Wait, Any, T]) -> T:
     return ended.result()
 
 
-def submitted(engine: Engine, model: LoadedModel, request: Request) -> "Future[Result]":
+def submitted(engine: Engine, model: LoadedModel, request: DecodedRequest) -> "Future[Result]":
     """Queues a request as a call does, and raises its refusal. Cancelling the future withdraws it."""
     validated = engine.validate(model, request)
     reservation = engine.budget.reserve(validated.form.input_bytes)

@@ -21,15 +21,15 @@ from attention_serving.server.api.tensors import (
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import SPANS
-from attention_serving.server.engine.requests.tokenizer import FEW_TEXTS, LITTLE_TEXT_BYTES
+from attention_serving.server.engine.requests.tokenizer import INLINE_MAX_BYTES, INLINE_MAX_TEXTS
 from attention_serving.server.engine.types import (
     BITS_PER_BYTE,
     Array,
+    DecodedRequest,
     HeadSelection,
     Mask,
     MaskKind,
     Ragged,
-    Request,
     Result,
 )
 
@@ -80,13 +80,13 @@ def input_names(model: LoadedModel) -> dict[str, str]:
 def is_slow(parsed: Parsed[pb.AttendRequest]) -> bool:
     """Whether a request takes long to decode even if it is not large: much text, many texts, or spans."""
     texts = [*parsed.contents("text", "texts"), *parsed.contents("text", "pairs")]
-    is_long = len(texts) > FEW_TEXTS or sum(map(len, texts)) > LITTLE_TEXT_BYTES
+    is_long = len(texts) > INLINE_MAX_TEXTS or sum(map(len, texts)) > INLINE_MAX_BYTES
     return is_long or (bool(texts) and parsed.message.embedding.HasField(SPANS))
 
 
 def decode(
     parsed: Parsed[pb.AttendRequest], names: Mapping[str, str], deadline: float, allowance: Allowance
-) -> Request:
+) -> DecodedRequest:
     """Decodes a request. Its arrays share memory with the message where they can.
 
     Args:
@@ -116,7 +116,7 @@ def decode(
     has_heads = message.HasField("head_selection")
     if message.HasField("text") and not texts:
         raise InvalidRequestError("text", "has no sequences; at least one is required")
-    return Request(
+    return DecodedRequest(
         inputs={names.get(name, name): ragged for name, ragged in inputs.items()},
         texts=tuple(texts),
         pairs=tuple(pairs),
@@ -224,7 +224,7 @@ def output_type(message: pb.AttendRequest) -> str:
     return wire
 
 
-def facts(request: Request, model: LoadedModel, *, has_texts: bool = False) -> bytes:
+def facts(request: DecodedRequest, model: LoadedModel, *, has_texts: bool = False) -> bytes:
     """What is known of the response to a request before the run: an AttendResponse.
 
     Args:

@@ -17,12 +17,19 @@ from attention_serving.server.api.method import Method, caller_of, find_model, o
 from attention_serving.server.api.protobuf_bytes import Parsed, reader
 from attention_serving.server.api.tensors import Allowance
 from attention_serving.server.engine.budget import Reservation
-from attention_serving.server.engine.contexts import DEFAULT_TTL_SECONDS, identify, joined, projected_inputs
+from attention_serving.server.engine.contexts import DEFAULT_TTL_SECONDS, context_id, joined, projected_inputs
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError, quoted
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.validated_request import ValidatedRequest
-from attention_serving.server.engine.types import CONTEXT_BYTES, Array, Context, MaskKind, Ragged, Request
+from attention_serving.server.engine.requests.request import Request
+from attention_serving.server.engine.types import (
+    CONTEXT_BYTES,
+    Array,
+    Context,
+    DecodedRequest,
+    MaskKind,
+    Ragged,
+)
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
@@ -34,7 +41,7 @@ MAX_PAGE, MAX_TOKEN = 1000, 20
 
 # What is to be stored: the model of the repository, the context without its tensors, what makes them of the
 # outputs of a run, and the request that runs; None if the context is stored already.
-Put: TypeAlias = "tuple[LoadedModel, Context, Callable[..., dict[str, Array]], ValidatedRequest | None]"
+Put: TypeAlias = "tuple[LoadedModel, Context, Callable[..., dict[str, Array]], Request | None]"
 
 
 class PutContext:
@@ -86,10 +93,10 @@ class PutContext:
         inputs = projected_inputs(projector, rows, positions)
         ragged = {name: Ragged(array, (len(array),)) for name, array in inputs.items()}
         request = self._engine.validate(
-            projector, Request(inputs=ragged, deadline=call.deadline, caller=caller)
+            projector, DecodedRequest(inputs=ragged, deadline=call.deadline, caller=caller)
         )
         new = Context(
-            id=identify(model, "" if parent is None else parent.id, {**rows, KEY_POSITIONS: positions}),
+            id=context_id(model, "" if parent is None else parent.id, {**rows, KEY_POSITIONS: positions}),
             nbytes=(CONTEXT_BYTES if parent is None else parent.nbytes)
             + request.form.shapes[0].result_bytes
             + positions.nbytes,

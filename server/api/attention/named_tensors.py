@@ -13,7 +13,7 @@ from attention_serving.server.api.protobuf_bytes import Parsed, head
 from attention_serving.server.api.tensors import Allowance, Output, Piece, Reply, Shape, datatype_of
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.types import Array, Ragged, Request, Result
+from attention_serving.server.engine.types import Array, DecodedRequest, Ragged, Result
 
 OUTPUTS = (pb.AttendResponse.OUTPUTS_FIELD_NUMBER,)
 DATA = (pb.NamedTensors.DATA_FIELD_NUMBER,)
@@ -30,7 +30,7 @@ def decode(
     deadline: float,
     allowance: Allowance,
     wire: str = "FP32",
-) -> tuple[Request, Reply]:
+) -> tuple[DecodedRequest, Reply]:
     """Decodes a request that names its inputs. Its arrays share memory with the message where they can.
 
     Raises:
@@ -53,7 +53,7 @@ def decode(
             continue
         has_batch &= len(shapes[0]) == rank + 1
         rows[name] = inputs.ragged(name, shapes, array, rank, allowance.limits)
-    request = Request(
+    request = DecodedRequest(
         inputs=rows,
         mask=inputs.mask(*mask[ATTENTION_MASK], model, rows, has_batch=has_batch) if mask else None,
         return_weights=ATTENTION_WEIGHTS in names and ATTENTION_WEIGHTS not in model.default_outputs,

@@ -26,7 +26,7 @@ from attention_serving.server.engine.errors import (
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import FailedModel, Model
 from attention_serving.server.engine.requests.validation import encode_texts
-from attention_serving.server.engine.types import Request, Result
+from attention_serving.server.engine.types import DecodedRequest, Result
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
@@ -58,7 +58,7 @@ class Attend(Inference):
 
     def _decode(
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
-    ) -> tuple[Request, Reply]:
+    ) -> tuple[DecodedRequest, Reply]:
         message, wire = parsed.message, codec.output_type(parsed.message)
         if message.inputs:
             return named_tensors.decode(parsed, model, deadline, allowance, wire)
@@ -86,7 +86,7 @@ class AttendStream(Attend):
 
     def _decode(
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
-    ) -> tuple[Request, Reply]:
+    ) -> tuple[DecodedRequest, Reply]:
         if (size := len(parsed.id.encode())) > MAX_ID_BYTES:
             raise LimitExceededError("id", f"has {size} bytes; the limit is {MAX_ID_BYTES}")
         return super()._decode(parsed, model, deadline, allowance)

@@ -22,9 +22,9 @@ from attention_serving.server.api.tensors import Allowance, Reply
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import check_dimensions
-from attention_serving.server.engine.requests.tokenizer import FEW_TEXTS, LITTLE_TEXT_BYTES, TEXT
+from attention_serving.server.engine.requests.tokenizer import INLINE_MAX_BYTES, INLINE_MAX_TEXTS, TEXT
 from attention_serving.server.engine.requests.validation import encode_texts
-from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged, Request
+from attention_serving.server.engine.types import Array, DecodedRequest, Mask, MaskKind, Ragged
 from attention_serving.server.transport.call import deadline_after
 
 TEXT_PAIR = "text_pair"
@@ -40,9 +40,11 @@ FINAL = pb.ModelInferResponse(
 
 def is_slow(parsed: Parsed[pb.ModelInferRequest]) -> bool:
     """Whether a request takes long to decode even if it is not large: much text, or many texts."""
-    is_long = len(parsed.data) > LITTLE_TEXT_BYTES
+    is_long = len(parsed.data) > INLINE_MAX_BYTES
     texts = [tensor for tensor in parsed.message.inputs if tensor.datatype == tensors.BYTES]
-    return any(is_long or math.prod(islice(text.shape, tensors.MAX_AXES)) > FEW_TEXTS for text in texts)
+    return any(
+        is_long or math.prod(islice(text.shape, tensors.MAX_AXES)) > INLINE_MAX_TEXTS for text in texts
+    )
 
 
 def decode(
@@ -53,7 +55,7 @@ def decode(
     memory: SharedMemory,
     *,
     in_stream: bool = False,
-) -> tuple[Request, Reply]:
+) -> tuple[DecodedRequest, Reply]:
     """Decodes a request, whose arrays share memory with raw contents, and finds how it is replied to.
 
     Args:
@@ -97,7 +99,7 @@ def decode(
         check_dimensions(dimensions, model)
     kind = "an integer: microseconds, or 0 for no timeout"
     microseconds = parameters.typed(options, parameters.TIMEOUT, int, kind) or 0
-    request = Request(
+    request = DecodedRequest(
         inputs=unpadded,
         texts=() if texts is None else tensors.decode_texts(TEXT, texts),
         pairs=() if pairs is None else tensors.decode_texts(TEXT_PAIR, pairs),

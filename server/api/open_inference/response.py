@@ -27,7 +27,7 @@ from attention_serving.server.api.tensors import (
 )
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.types import Request, Result
+from attention_serving.server.engine.types import DecodedRequest, Result
 
 # The parameter of a response that names the texts that were cut, by their indices.
 TRUNCATED = "truncated"
@@ -91,7 +91,7 @@ def output_names(message: pb.ModelInferRequest, model: LoadedModel) -> Sequence[
 def plan(
     requested: Sequence[str],
     parsed: Parsed[pb.ModelInferRequest],
-    request: Request,
+    request: DecodedRequest,
     model: LoadedModel,
     sizes: Mapping[str, int],
     allowance: Allowance,
@@ -159,7 +159,7 @@ def plan(
     return outputs
 
 
-def prefix(request: Request, model: LoadedModel) -> bytes:
+def prefix(request: DecodedRequest, model: LoadedModel) -> bytes:
     """The part of a response that does not depend on the run, a serialized ModelInferResponse."""
     response = pb.ModelInferResponse(model_name=model.name, model_version=model.version)
     response.parameters[parameters.MODEL_DIGEST].string_param = model.digest
@@ -169,7 +169,7 @@ def prefix(request: Request, model: LoadedModel) -> bytes:
 
 
 def token_texts(
-    request: Request, model: LoadedModel, length: int, allowance: Allowance
+    request: DecodedRequest, model: LoadedModel, length: int, allowance: Allowance
 ) -> tuple[Shape, bytes]:
     """The shape (B, T) and the content of the output `tokens`.
 

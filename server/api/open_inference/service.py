@@ -26,7 +26,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ModelControl, ModelState
 from attention_serving.server.engine.requests.tokenizer import TEXT
 from attention_serving.server.engine.statistics import Durations, RunDurations
-from attention_serving.server.engine.types import Request, Result
+from attention_serving.server.engine.types import DecodedRequest, Result
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
@@ -63,7 +63,7 @@ class ModelInfer(Inference):
 
     def _decode(
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
-    ) -> tuple[Request, Reply]:
+    ) -> tuple[DecodedRequest, Reply]:
         return codec.decode(parsed, model, deadline, allowance, self._memory, in_stream=self.is_stream)
 
 

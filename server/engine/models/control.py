@@ -21,7 +21,7 @@ from attention_serving.server.engine.errors import (
     quoted,
 )
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.loading import ModelStore, Signature, lack_of_memory
+from attention_serving.server.engine.models.loading import ModelStore, Signature, memory_shortfall
 from attention_serving.server.engine.models.repository import FailedModel, Key, Model, Repository
 from attention_serving.server.errors import ServerError
 from attention_serving.server.threads import PeriodicThread
@@ -258,7 +258,7 @@ class ModelControl:
         return ""
 
     def _load_version(self, name: str, version: str, signature: Signature | None) -> Model:
-        if signature is not None and (reason := lack_of_memory(signature)):
+        if signature is not None and (reason := memory_shortfall(signature)):
             return FailedModel(name, version, reason, may_pass=True)
         self._states[name, version] = IndexEntry(name, version, ModelState.LOADING)
         model = self._store.load(name, version)

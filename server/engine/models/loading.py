@@ -194,7 +194,7 @@ class ModelStore:
         return model
 
 
-def lack_of_memory(files: Signature) -> str:
+def memory_shortfall(files: Signature) -> str:
     """Why an artifact cannot be loaded beside what is there; empty if it can."""
     needed = HEADROOM_BYTES + HEADROOM_FACTOR * sum(size for _, _, size, _ in files)
     free = machine.free_bytes()

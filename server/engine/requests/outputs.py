@@ -21,7 +21,7 @@ from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.tokenizer import EncodedTexts
-from attention_serving.server.engine.types import Array, HeadSelection, Ragged, Request, SequenceShape
+from attention_serving.server.engine.types import Array, DecodedRequest, HeadSelection, Ragged, SequencePlan
 
 LAYERS: Final = "head_selection.layers"
 HEADS: Final = "head_selection.heads"
@@ -31,7 +31,7 @@ FLOAT_BYTES, SUM_BYTES = 4, 8
 LEAST_NORM = 1e-12
 
 
-def check_outputs(request: Request, model: LoadedModel) -> None:
+def check_outputs(request: DecodedRequest, model: LoadedModel) -> None:
     """Checks that a model has what a request selects of its outputs.
 
     Raises:
@@ -54,7 +54,9 @@ def check_outputs(request: Request, model: LoadedModel) -> None:
                 raise InvalidRequestError(field, "names one of them twice")
 
 
-def output_bytes(request: Request, model: LoadedModel, shapes: Sequence[SequenceShape]) -> tuple[int, int]:
+def output_bytes(
+    request: DecodedRequest, model: LoadedModel, shapes: Sequence[SequencePlan]
+) -> tuple[int, int]:
     """The size of the result of a request, and the memory that it takes to make it, in bytes.
 
     Raises:

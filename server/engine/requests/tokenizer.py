@@ -28,12 +28,12 @@ SPACE = " "
 CHARACTERS_OF_PART = 8
 # A part of a text begins with the tokens of the text if it has so many times as many: only its last ones
 # depend on what follows.
-TIMES_AS_MANY = 2
+PREFIX_FACTOR = 2
 # Stands for bytes that are not a whole character.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_ID = 2**32 - 1
 # More texts than this, however short they are, or more bytes of text take several milliseconds.
-FEW_TEXTS, LITTLE_TEXT_BYTES = 256, 32 << 10
+INLINE_MAX_TEXTS, INLINE_MAX_BYTES = 256, 32 << 10
 # How many unknown words an error names, and in how many characters of a text they are looked for: no other
 # thread runs while the library splits it.
 MAX_NAMED, MAX_SEARCHED = 10, 16384
@@ -206,7 +206,7 @@ class TextEncoder:
         size = CHARACTERS_OF_PART * most
         end = text.rfind(SPACE, 0, size) if size < len(text) else -1
         part = self._encoding(text[:end], offsets=offsets) if end > 0 else None
-        if part is not None and len(part) > TIMES_AS_MANY * room:
+        if part is not None and len(part) > PREFIX_FACTOR * room:
             return part
         return self._encoding(text, offsets=offsets)
 

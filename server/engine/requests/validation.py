@@ -17,9 +17,9 @@ from attention_serving.server.engine.errors import InvalidRequestError, LimitExc
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import SPANS, check_outputs, output_bytes, token_spans
+from attention_serving.server.engine.requests.request import Plan, Request, split
 from attention_serving.server.engine.requests.tokenizer import TEXT, TextLimits
-from attention_serving.server.engine.requests.validated_request import RequestForm, ValidatedRequest, split
-from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged, Request, SequenceShape
+from attention_serving.server.engine.types import Array, DecodedRequest, Mask, MaskKind, Ragged, SequencePlan
 
 MASK = "mask"
 RETURN_WEIGHTS, HEAD_SELECTION = "return_weights", "head_selection"
@@ -27,7 +27,7 @@ PAIRS, PROMPT, TRUNCATE, RETURN_OFFSETS = "pairs", "prompt", "truncate", "return
 TOKEN_BYTES, OFFSET_BYTES = 8, 8
 
 
-def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedRequest:
+def validate(request: DecodedRequest, model: LoadedModel, limits: Limits) -> Request:
     """Checks a request against its model and the server's limits, and chooses its graph.
 
     Raises:
@@ -49,7 +49,7 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
         )
     _check_runs(first, shapes, limits)
     masks = _split_mask(request.mask, model, shapes)
-    form = RequestForm(
+    form = Plan(
         graph=graph,
         lengths=tuple([item.lengths for item in ragged]),
         shapes=tuple(shapes),
@@ -66,8 +66,8 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
 
 
 def encode_texts(
-    request: Request, model: LoadedModel, limits: Limits, reservation: Reservation | None = None
-) -> Request:
+    request: DecodedRequest, model: LoadedModel, limits: Limits, reservation: Reservation | None = None
+) -> DecodedRequest:
     """The request with token ids in place of its texts; the same request if it does not contain texts.
 
     Args:
@@ -133,7 +133,7 @@ def encode_texts(
     )
 
 
-def _check_without_texts(request: Request) -> None:
+def _check_without_texts(request: DecodedRequest) -> None:
     """Refuses what only texts have."""
     for field, is_given in (
         (PAIRS, bool(request.pairs)),
@@ -145,7 +145,7 @@ def _check_without_texts(request: Request) -> None:
             raise InvalidRequestError(field, "needs text; the request has none")
 
 
-def _check_pairs(request: Request, model: LoadedModel) -> None:
+def _check_pairs(request: DecodedRequest, model: LoadedModel) -> None:
     """Refuses second texts that the model does not take, or that are not one for each text."""
     if model.classifier is None:
         raise InvalidRequestError(PAIRS, f"model {model.name!r} is not a text classifier, and takes no pairs")
@@ -157,7 +157,7 @@ def _check_pairs(request: Request, model: LoadedModel) -> None:
         raise InvalidRequestError(RETURN_OFFSETS, "needs single texts; the request has pairs")
 
 
-def _prompt(request: Request, model: LoadedModel) -> str:
+def _prompt(request: DecodedRequest, model: LoadedModel) -> str:
     """The text that is put before each text of a request."""
     prompts, default = (model.encoder.prompts, model.encoder.default_prompt) if model.encoder else ({}, "")
     name = default if request.prompt is None else request.prompt
@@ -179,7 +179,7 @@ def _text_limits(model: LoadedModel, limits: Limits) -> TextLimits:
     return TextLimits(limits.max_text_bytes, min(most, limits.max_sequence_length), tokens)
 
 
-def _choose_graph(request: Request, model: LoadedModel) -> GraphKind:
+def _choose_graph(request: DecodedRequest, model: LoadedModel) -> GraphKind:
     """The cheapest graph that computes a sequence of the request. Modules may lack masks and weights."""
     graphs = model.manifest.graphs
     if request.mask is not None and GraphKind.MASK not in graphs:
@@ -195,7 +195,7 @@ def _choose_graph(request: Request, model: LoadedModel) -> GraphKind:
     return GraphKind.PLAIN if request.mask is None else GraphKind.MASK
 
 
-def _sizes(request: Request, model: LoadedModel, limits: Limits) -> list[tuple[int, ...]]:
+def _sizes(request: DecodedRequest, model: LoadedModel, limits: Limits) -> list[tuple[int, ...]]:
     """The length of each sequence on each of the model's axes, on which its inputs must agree.
 
     Lengths are checked before anything is made of them.
@@ -245,7 +245,7 @@ def _check_lengths(
         raise LimitExceededError(name, f"a sequence has {shortest} rows; this model takes at least {least}")
 
 
-def _rows(spec: TensorSpec, request: Request, model: LoadedModel) -> Ragged:
+def _rows(spec: TensorSpec, request: DecodedRequest, model: LoadedModel) -> Ragged:
     """An input with the right number of rows, their element type and width, and the range of ids.
 
     `positions` count from 0 in each sequence if none were sent, and token types are 0.
@@ -284,7 +284,7 @@ def _width(shape: Sequence[object]) -> str:
     return "x".join(map(str, shape)) or "1"
 
 
-def _check_runs(name: str, shapes: Sequence[SequenceShape], limits: Limits) -> None:
+def _check_runs(name: str, shapes: Sequence[SequencePlan], limits: Limits) -> None:
     sizes = [shape.run_bytes for shape in shapes]
     if (size := max(sizes)) > limits.max_run_bytes:
         raise LimitExceededError(
@@ -295,7 +295,7 @@ def _check_runs(name: str, shapes: Sequence[SequenceShape], limits: Limits) -> N
 
 
 def _split_mask(
-    mask: Mask | None, model: LoadedModel, sequences: list[SequenceShape]
+    mask: Mask | None, model: LoadedModel, sequences: list[SequencePlan]
 ) -> list[NDArray[np.bool_]]:
     """One mask for each sequence, broadcastable to (H, Tq, Tk); none if the request has none."""
     if mask is None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from attention_serving.artifact.manifest import IN_BLOCKS, KEY_POSITIONS, OF_CONTEXTS, GraphKind
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.validated_request import SequenceInputs
+from attention_serving.server.engine.requests.request import SequenceInputs
 from attention_serving.server.engine.run.execute import run_batch
 from attention_serving.server.engine.types import Array, Context, ContextCost, RunCost
 
@@ -23,13 +23,13 @@ TIMED_SIZES_ON_DEVICE = ((1, 1), (1, 512), (8, 64), (8, 512), (32, 256), (64, 51
 # Of runs of one sequence at a time: those in blocks.
 TIMED_SIZES_ALONE = ((1, 1), (1, 16), (1, 128), (1, 512))
 # Each size runs so often and for so long: the first run finds the caches of another size.
-LEAST_RUNS, SIZE_SECONDS = 2, 0.005
+MIN_REPEATS, SIZE_SECONDS = 2, 0.005
 # Fewer operations for each second are taken for none: their cost would not be finite.
 LEAST_SCALE = 1e-280
 # Rows of the two contexts that are timed; the first is also the larger number of queries.
 CONTEXT_SIZES = (64, 2048)
 # Larger sizes are skipped once a run takes this long.
-LONG_ENOUGH_SECONDS = 0.05
+MAX_RUN_SECONDS = 0.05
 Size: TypeAlias = tuple[int, int]
 """Number of sequences, and length of each."""
 
@@ -51,7 +51,7 @@ def _context_cost(model: LoadedModel) -> ContextCost:
     small, large = CONTEXT_SIZES
     timings = []
     for rows in CONTEXT_SIZES:
-        graph = _Graph(model.attending(_random_context(model, rows)), GraphKind.PLAIN)
+        graph = _Graph(model.with_context(_random_context(model, rows)), GraphKind.PLAIN)
         timings.append(time_runs(sizes, graph.run, clock).values())
     (single, many_queries), (one_large, own_large) = timings
     pair = max(0.0, (own_large - one_large - many_queries + single) / ((many - few) * (large - small)))
@@ -178,7 +178,7 @@ def time_runs(
             if not shortest:
                 raise
             break
-        if shortest[size] > LONG_ENOUGH_SECONDS:
+        if shortest[size] > MAX_RUN_SECONDS:
             break
     return shortest
 
@@ -186,7 +186,7 @@ def time_runs(
 def _shortest(run: Callable[[], object], clock: Callable[[], float]) -> float:
     """The shortest of some runs of one size."""
     durations: list[float] = []
-    while len(durations) < LEAST_RUNS or sum(durations) < SIZE_SECONDS:
+    while len(durations) < MIN_REPEATS or sum(durations) < SIZE_SECONDS:
         started, began = clock(), time.perf_counter()
         run()
         duration = clock() - started

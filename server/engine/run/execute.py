@@ -20,7 +20,7 @@ from attention_serving.artifact.manifest import (
 )
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import select, with_spans
-from attention_serving.server.engine.requests.validated_request import SequenceInputs
+from attention_serving.server.engine.requests.request import SequenceInputs
 from attention_serving.server.engine.run.session import RunControl
 from attention_serving.server.engine.statistics import RunTimes
 from attention_serving.server.engine.types import Array

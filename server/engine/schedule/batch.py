@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from attention_serving.server.engine.limits import Limits
-from attention_serving.server.engine.requests.validated_request import SequenceInputs
+from attention_serving.server.engine.requests.request import SequenceInputs
 from attention_serving.server.engine.run.session import RunControl
 
 # A run that takes this many times its fixed cost does not accept sequences of other requests.
@@ -16,7 +16,7 @@ DIVIDED_AT_CALL_COSTS = 4
 # All threads compute one run if that is faster, and if all other work is at most this part of it.
 OTHER_WORK_SHARE = 0.1
 # A batch is complete once so many sequences would have cost more in it than on their own: others are farther.
-MOST_LOSSES = 4
+MAX_REJECTED_CANDIDATES = 4
 
 
 class Batch:
@@ -103,7 +103,7 @@ class Batch:
             and any(queued.spans is not None for queued in self.sequences)
         )
 
-    def take_alike(self, bucket: deque[SequenceInputs], now: float) -> None:
+    def take_same_shape(self, bucket: deque[SequenceInputs], now: float) -> None:
         """Takes the first sequences of a bucket as long as they are like that of the batch, and fit.
 
         That is the usual case, in which requests of one sequence and one form follow each other: how many fit
@@ -145,17 +145,17 @@ class Batch:
             self.seconds = self._call_seconds + count * (sequence.shape.seconds - self._call_seconds)
             self.seconds_alone += sequence.shape.seconds
 
-    def mix(self, nearest: Iterable[SequenceInputs]) -> None:
+    def add_padded(self, nearest: Iterable[SequenceInputs]) -> None:
         """Adds those of some sequences that save time, compared with runs of their own.
 
         Args:
             nearest: Sequences of other lengths, the nearest first.
         """
-        if not self.model.mixes:
+        if not self.model.supports_padding:
             return
         losses = 0
         for sequence in nearest:
-            if losses == MOST_LOSSES or self.is_full:
+            if losses == MAX_REJECTED_CANDIDATES or self.is_full:
                 break
             if self._admits(sequence) and not self._pad(sequence):
                 losses += 1

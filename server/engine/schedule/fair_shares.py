@@ -71,7 +71,7 @@ class FairShares:
             share.seconds, share.clock = 0.0, max(share.clock, self.clock)
         return share
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """The queue is empty: all callers begin together."""
         if len(self._shares) > 1:
             self._shares.clear()

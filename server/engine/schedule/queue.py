@@ -27,7 +27,7 @@ from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.errors import OverloadedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.validated_request import SequenceInputs, ValidatedRequest
+from attention_serving.server.engine.requests.request import Request, SequenceInputs
 from attention_serving.server.engine.schedule.batch import Batch
 from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller, CallerShare, FairShares
 
@@ -46,7 +46,7 @@ RESERVE = 0.1
 # refused afterwards: to receive a message costs more than to refuse the call.
 EARLY_RESERVE = 0.3
 # A request is admitted without a closer look if all work takes no more than this share of its remaining time.
-CERTAIN_SHARE = 0.25
+FAST_PATH_FRACTION = 0.25
 # The advised time before a retry is a multiple of this, in seconds.
 RETRY_STEP_SECONDS = 0.05
 # Sequences of one bucket run on the same graph of the same model, and are of the same caller. They are in the
@@ -54,11 +54,11 @@ RETRY_STEP_SECONDS = 0.05
 BucketKey = tuple[LoadedModel, GraphKind, CallerShare]
 Bucket = deque[SequenceInputs]
 # A batch, or None if none may start; and the requests that cannot be answered in time.
-Next = tuple[Batch | None, list[ValidatedRequest]]
+Next = tuple[Batch | None, list[Request]]
 _turn, _share, _seconds = attrgetter("turn"), attrgetter("request.share"), attrgetter("shape.seconds")
 
 
-class Admission:
+class LatencyEstimator:
     """Predicts when a request would be answered, so that one that would be late is refused at once.
 
     Costs of runs are measured on an idle machine, each run alone. Under load, runs share the cores with each
@@ -134,7 +134,7 @@ class Queue:
     Attributes:
         running: Batches that have started or were handed over to the engine's threads, and the expected
             memory of each, in bytes.
-        admission: Decides which requests would be late.
+        latency: Decides which requests would be late.
     """
 
     def __init__(self, limits: Limits, slots: int = 1) -> None:
@@ -145,16 +145,16 @@ class Queue:
             slots: Number of batches that may run at a time.
         """
         self.running: dict[Batch, int] = {}
-        self.admission = Admission()
+        self.latency = LatencyEstimator()
         self._limits = limits
         self._slots = slots
         # Sums of the expected durations of a run for each sequence.
         self._queued_seconds = self._running_seconds = 0.0
         self._buckets: dict[BucketKey, Bucket] = {}
         self._shares = FairShares()
-        self._requests: set[ValidatedRequest] = set()
+        self._requests: set[Request] = set()
         # Those of several sequences.
-        self._bulk: set[ValidatedRequest] = set()
+        self._bulk: set[Request] = set()
         self._next_number = 0
         self._handed_over: deque[Batch] = deque()
         # Whether the inline thread will ask for a batch without being woken, at once or after a short run.
@@ -198,10 +198,10 @@ class Queue:
         """Whether the queue was closed and everything has run."""
         return self._closing and not self._buckets and not self.running
 
-    def is_certain(self, deadline: float, now: float) -> bool:
+    def surely_in_time(self, deadline: float, now: float) -> bool:
         """Whether all work is small beside the time until a deadline: then `check` is not needed."""
         work = self._queued_seconds + self._running_seconds
-        return work / self.admission.rate <= CERTAIN_SHARE * (deadline - now)
+        return work / self.latency.rate <= FAST_PATH_FRACTION * (deadline - now)
 
     def check(self, deadline: float, now: float, caller: Caller, request_seconds: float = 0.0) -> None:
         """Refuses a request of a caller that would be late.
@@ -216,7 +216,7 @@ class Queue:
             OverloadedError: The result would be too late.
         """
         reserve = RESERVE if request_seconds else EARLY_RESERVE
-        self.admission.check(
+        self.latency.check(
             self.work_before(request_seconds, caller), request_seconds, deadline, now, reserve=reserve
         )
 
@@ -238,7 +238,7 @@ class Queue:
         before = self._shares.seconds_before(caller, of_caller + request_seconds)
         return of_caller + before + self._running_seconds
 
-    def add(self, request: ValidatedRequest, now: float, *, inline: bool = False) -> None:
+    def add(self, request: Request, now: float, *, inline: bool = False) -> None:
         """Queues a request.
 
         Args:
@@ -278,7 +278,7 @@ class Queue:
         else:
             self._threads_asked = True
 
-    def release(self, request: ValidatedRequest) -> bool:
+    def release(self, request: Request) -> bool:
         """Removes a request that has its result or was given up; returns whether it had not ended before."""
         if request.is_done:
             return False
@@ -290,13 +290,13 @@ class Queue:
             self._bulk.discard(request)
         return True
 
-    def has_started(self, request: ValidatedRequest) -> bool:
+    def has_started(self, request: Request) -> bool:
         """Whether one of its sequences runs, or has run."""
         return request.missing < len(request.sequences) or any(
             queued.request is request for batch in self.running for queued in batch
         )
 
-    def _remove(self, request: ValidatedRequest) -> None:
+    def _remove(self, request: Request) -> None:
         self._waits_for_memory = False  # the sequence that did not fit may be gone
         key = (request.model, request.form.graph, request.share)
         bucket = self._buckets.pop(key, ())
@@ -305,7 +305,7 @@ class Queue:
             self._buckets[key] = kept
         self._count_left([queued for queued in bucket if queued.request is request])
 
-    def clear(self) -> list[ValidatedRequest]:
+    def clear(self) -> list[Request]:
         """Takes every sequence out of the queue; returns the requests, which are yet to be released."""
         self._bulk.clear()
         self._buckets.clear()
@@ -350,7 +350,7 @@ class Queue:
         # Rounding errors do not add up.
         self._running_seconds = self._running_seconds - batch.seconds_alone if self.running else 0.0
         self._waits_for_memory = False
-        self.admission.ended(batch.seconds_alone, now, busy=bool(self.running or self._buckets))
+        self.latency.ended(batch.seconds_alone, now, busy=bool(self.running or self._buckets))
         if not self.running:
             batch.learn()
 
@@ -359,7 +359,7 @@ class Queue:
         # If nothing runs, a run may start even if its estimate exceeds the limit.
         free_bytes = self._limits.max_run_bytes - sum(self.running.values()) if self.running else math.inf
         batch: Batch | None = None
-        expired: list[ValidatedRequest] = []
+        expired: list[Request] = []
         while self._buckets and batch is None:
             bucket = self._next_bucket()
             if bucket[0].shape.run_bytes > free_bytes:
@@ -382,7 +382,7 @@ class Queue:
             batch.choose_threads(self._queued_seconds + self._running_seconds)
             self.running[batch] = batch.run_bytes
             self._running_seconds += batch.seconds_alone
-            self.admission.started(now)
+            self.latency.started(now)
         self._threads_asked = self._threads_asked and bool(self._buckets)
         self._waits_for_memory = batch is None and bool(self._buckets)
         return batch, expired
@@ -392,9 +392,7 @@ class Queue:
             return next(iter(self._buckets.values()))
         return min(self._buckets.values(), key=_first)
 
-    def _fill(
-        self, batch: Batch, bucket: Bucket, now: float, expired: list[ValidatedRequest]
-    ) -> list[SequenceInputs]:
+    def _fill(self, batch: Batch, bucket: Bucket, now: float, expired: list[Request]) -> list[SequenceInputs]:
         """Lets sequences join a batch that gain by that, nearest in length first.
 
         Args:
@@ -410,7 +408,7 @@ class Queue:
         request = head.request
         is_one = len(request.sequences) == 1
         if is_one and bucket:
-            batch.take_alike(bucket, now)
+            batch.take_same_shape(bucket, now)
         if not bucket and len(self._buckets) == 1:
             return []
         if batch.is_full or (batch.is_closed and is_one):
@@ -439,12 +437,10 @@ class Queue:
                 queued.request.queued_seconds -= queued.shape.seconds
         if not self._buckets:  # rounding errors do not add up
             self._queued_seconds = 0.0
-            self._shares.begin_anew()
+            self._shares.reset()
 
 
-def _join(
-    batch: Batch, buckets: list[Bucket], now: float, expired: list[ValidatedRequest]
-) -> list[SequenceInputs]:
+def _join(batch: Batch, buckets: list[Bucket], now: float, expired: list[Request]) -> list[SequenceInputs]:
     """Takes sequences that gain by it out of buckets; see `Queue._fill`."""
     most = max(1, LOOK_AHEAD // max(1, len(buckets)))
     lengths = batch.sequences[0].lengths
@@ -463,7 +459,7 @@ def _join(
             batch.add(queued)
     if not batch.is_full:
         unequal.sort(key=lambda queued: sum(map(abs, map(sub, queued.lengths, lengths))))
-        batch.mix(filter(is_wanted, unequal))
+        batch.add_padded(filter(is_wanted, unequal))
     gone = {*batch.sequences, *unwanted}
     for bucket in buckets:
         window = [bucket.popleft() for _ in range(min(len(bucket), most))]
@@ -476,7 +472,7 @@ def _first(bucket: Bucket) -> tuple[float, float, int]:
     return head.request.share.clock, head.turn, head.request.number
 
 
-def _is_wanted(queued: SequenceInputs, now: float, expired: list[ValidatedRequest]) -> bool:
+def _is_wanted(queued: SequenceInputs, now: float, expired: list[Request]) -> bool:
     """Whether a sequence still needs its result and can get it in time; notes its request if it cannot."""
     request = queued.request
     if request.is_done or request in expired:

@@ -18,7 +18,7 @@ from attention_serving.server.api.tensors import DATATYPES, Allowance, Reply
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.types import Array, Request
+from attention_serving.server.engine.types import Array, DecodedRequest
 from tests.server.samples import SELF, WIDTHS
 
 
@@ -96,7 +96,7 @@ def decode_infer(
     deadline: float = math.inf,
     allowance: Allowance = UNCOUNTED,
     memory: SharedMemory = NO_REGIONS,
-) -> tuple[Request, Reply]:
+) -> tuple[DecodedRequest, Reply]:
     """Decodes a message as it is received."""
     return codec.decode(read_infer(message.SerializeToString()), model, deadline, allowance, memory)
 
@@ -111,7 +111,7 @@ def decode_attend(
     model: LoadedModel | None = None,
     deadline: float = math.inf,
     limits: Limits | None = None,
-) -> Request:
+) -> DecodedRequest:
     """Decodes a message as it is received; one that names its inputs needs a model."""
     allowance = allowing(limits)
     parsed = read_attend(message.SerializeToString(), limits)

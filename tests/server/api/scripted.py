@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from attention_serving.server.api.admission import Admission
+from attention_serving.server.api.admission import AdmissionControl
 from attention_serving.server.api.calls import Calls
 from attention_serving.server.api.method import Method
 from attention_serving.server.coroutines import Callback, Task, suspend
@@ -130,7 +130,7 @@ def calls_of(
     check_deadline: Callable[[float, Caller], None] = lambda *_: None,
 ) -> Calls:
     """What serves calls of one method."""
-    return Calls({METHOD: method}, Observed(), Admission(limits, check_deadline))
+    return Calls({METHOD: method}, Observed(), AdmissionControl(limits, check_deadline))
 
 
 def started(method: Method, limits: RpcOptions = UNLIMITED) -> ScriptedCall:

@@ -17,7 +17,7 @@ from attention_serving.server.api.tensors import Reply
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.types import Request, Result
+from attention_serving.server.engine.types import DecodedRequest, Result
 from tests.server.api.messages import decode_attend
 from tests.support.eager import Array
 from tests.support.mutations import named
@@ -70,7 +70,7 @@ def test_mask_bits_become_flags(kind: "pb.AttentionMask.Kind.ValueType", flags: 
 
 
 def encoded(result: Result, model: LoadedModel) -> bytes:
-    known, has_heads = facts(Request(), model), bool(model.manifest.num_heads)
+    known, has_heads = facts(DecodedRequest(), model), bool(model.manifest.num_heads)
     return b"".join(Reply(partial(encode, prefix=known, has_heads=has_heads)).parts(result))
 
 

@@ -28,8 +28,8 @@ from attention_serving.server.engine.limits import MIB, Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.requests.tokenizer import FEW_TEXTS
-from attention_serving.server.engine.requests.validated_request import ValidatedRequest
+from attention_serving.server.engine.requests.request import Request
+from attention_serving.server.engine.requests.tokenizer import INLINE_MAX_TEXTS
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.http import infer as http_infer
@@ -49,7 +49,7 @@ JSON_SIZE = "Inference-Header-Content-Length"
 
 def decode(
     made: Made, models: Models, limits: Limits | None = None, budget: MemoryBudget | None = None
-) -> ValidatedRequest | None:
+) -> Request | None:
     """Reads, decodes and validates a request as the server or the HTTP process does."""
     limits, budget = limits or Limits(), budget or MemoryBudget(64 * MIB)
     if made.method == "/v1/embeddings":
@@ -72,7 +72,7 @@ def decode(
     else:
         names = attention_codec.input_names(model)
         request = attention_codec.decode(parsed, names, math.inf, allowance)
-    if FEW_TEXTS < len(request.texts) <= limits.max_sequences:
+    if INLINE_MAX_TEXTS < len(request.texts) <= limits.max_sequences:
         return None  # many texts are encoded on threads of their own
     return validate(request, model, limits)
 
@@ -211,7 +211,7 @@ def test_64_kib_are_answered_or_refused_at_little_cost(index: int, ready: Models
     assert 0 < refused < len(changed)
 
 
-@pytest.mark.parametrize("count", [FEW_TEXTS, FEW_TEXTS + 1])
+@pytest.mark.parametrize("count", [INLINE_MAX_TEXTS, INLINE_MAX_TEXTS + 1])
 def test_many_short_texts_are_not_tokenized_on_the_thread_that_takes_calls(count: int) -> None:
     message = pb.ModelInferRequest()
     message.inputs.add(name="text", datatype="BYTES", shape=[count])
@@ -222,4 +222,4 @@ def test_many_short_texts_are_not_tokenized_on_the_thread_that_takes_calls(count
         attention_codec.is_slow(read_attend(request.SerializeToString())),
         attention_codec.is_slow(streamed(typed.AttendStreamRequest(request=request).SerializeToString())),
     ]
-    assert found == [count > FEW_TEXTS] * 3
+    assert found == [count > INLINE_MAX_TEXTS] * 3

@@ -10,7 +10,7 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.protos.inference import open_inference_pb2 as oip
 from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from attention_serving.server.api.admission import Admission, check_share
+from attention_serving.server.api.admission import AdmissionControl, check_share
 from attention_serving.server.engine.budget import Account, MemoryBudget
 from attention_serving.server.engine.errors import IdentityLimitError
 from attention_serving.server.engine.model import LoadedModel
@@ -178,7 +178,7 @@ def test_an_identity_gets_its_share_of_the_memory() -> None:
 
 
 def test_an_account_is_kept_while_something_is_held() -> None:
-    budget, shares = MemoryBudget(1000), Admission(UNLIMITED, lambda *_: None)
+    budget, shares = MemoryBudget(1000), AdmissionControl(UNLIMITED, lambda *_: None)
     held = budget.reserve(10, shares.account_of(GREEDY))
     shares.account_of(replace(GREEDY, name="other"))
     assert shares.account_of(GREEDY).held_bytes == 10

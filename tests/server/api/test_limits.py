@@ -5,8 +5,8 @@ import socket
 import grpc
 import pytest
 
-from attention_serving.server import grpc_server
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.process import grpc_server
 from attention_serving.server.transport import options
 from attention_serving.server.transport.completion_queue import ACCEPT_AHEAD
 from tests.server.api.served import SERVING, Opened, OpenStream, answer, attend, health, watch

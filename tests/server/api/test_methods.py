@@ -41,7 +41,9 @@ def services() -> Iterator[ServiceDescriptor]:
 
 def test_every_method_of_every_service_is_answered_as_its_kind(engine: Engine, threads: CodecThreads) -> None:
     control = unchanged(engine.repository)
-    table = all_methods(engine, threads, HealthService(), control, SharedMemory(), identify=lambda *_: None)
+    table = all_methods(
+        engine, threads, HealthService(), control, SharedMemory(), authenticate=lambda *_: None
+    )
     expected = {
         f"/{service.full_name}/{method.name}": KINDS[method.client_streaming, method.server_streaming]
         for service in services()

@@ -16,7 +16,7 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.methods import REFLECTION, SERVICES
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.errors import ServerError
-from attention_serving.server.grpc_server import RpcServer
+from attention_serving.server.process.grpc_server import RpcServer
 from tests.server.api.scripted import UNLIMITED
 from tests.server.api.served import NOT_SERVING, SERVING, OpenStream, Stopping, attend, health, refusal
 from tests.server.samples import SELF

@@ -14,7 +14,7 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.statistics import BatchReport, ExpiryStage, ModelStatistics, Timeline
-from attention_serving.server.engine.types import Request, Result
+from attention_serving.server.engine.types import DecodedRequest, Result
 from tests.server.samples import CROSS, SELF, assert_answers, request_of, validated_of
 from tests.server.seams import PATIENCE_SECONDS, Gate, Held, Recorder, engine_of, outcome, tapped, withdraw
 from tests.support import coroutines
@@ -27,7 +27,7 @@ def held(self_model: LoadedModel) -> Iterator[Held]:
         yield held
 
 
-def asked(held: Held, seed: int) -> tuple[Request, "Future[Result]"]:
+def asked(held: Held, seed: int) -> tuple[DecodedRequest, "Future[Result]"]:
     request = request_of(held.model, [(2, 2)], seed=seed)
     return request, submitted(held.engine, held.model, request)
 

@@ -21,8 +21,8 @@ from attention_serving.server.engine.models.repository import FailedModel, Repos
 from attention_serving.server.engine.statistics import BatchReport, EngineLoad, ExpiryStage, RunTimes
 from attention_serving.server.observe.metrics import UNKNOWN, Metrics
 from attention_serving.server.observe.prometheus import BulkHistogram, MetricsEndpoint, ProcessesCollector
-from attention_serving.server.settings import Settings
-from attention_serving.server.supervision import Child
+from attention_serving.server.process.settings import Settings
+from attention_serving.server.process.supervision import Child
 from tests.server.samples import CROSS, SELF, TEXT
 from tests.support.prometheus import published, scrape, shows, value
 

@@ -47,7 +47,7 @@ def guard(tmp_path: Path) -> Iterator[Guard]:
 
 def name_of(guard: Guard, *values: str | bytes, certificates: tuple[str, ...] = ()) -> str:
     sent: list[tuple[str, str | bytes]] = [("authorization", value) for value in values]
-    return guard.identify([("user-agent", "test"), *sent], lambda: certificates).name
+    return guard.authenticate([("user-agent", "test"), *sent], lambda: certificates).name
 
 
 def test_callers_are_named_by_their_token_or_else_their_certificate(guard: Guard) -> None:

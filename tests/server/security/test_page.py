@@ -33,7 +33,7 @@ def test_the_page_states_the_right_of_every_method(threads: CodecThreads) -> Non
     found: defaultdict[str, set[str]] = defaultdict(set)
     with closing(engine_of()) as engine:
         services = HealthService(), unchanged(engine.repository), SharedMemory()
-        methods = all_methods(engine, threads, *services, identify=lambda *_: None)
+        methods = all_methods(engine, threads, *services, authenticate=lambda *_: None)
     for path, method in methods.items():
         if not path.startswith("/attention.internal."):
             found[str(method.right or "none")].add(path.rpartition("/")[2])

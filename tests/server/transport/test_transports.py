@@ -303,7 +303,7 @@ def test_the_threaded_server_does_not_load_the_adapter_on_the_internal_api() -> 
     """It works with a grpcio that has another one: only one file depends on it."""
     code = """if True:
         import sys
-        import attention_serving.server.grpc_server
+        import attention_serving.server.process.grpc_server
         from attention_serving.server.transport import create_transport
         transport = create_transport("threaded", {}, max_calls=1)
         assert transport.listen("127.0.0.1:0")

@@ -35,7 +35,7 @@ from attention_serving.server.engine.models.control import (
 from attention_serving.server.engine.models.loading import HEADROOM_BYTES, HEADROOM_FACTOR, ModelStore
 from attention_serving.server.engine.models.repository import FailedModel, Model, Repository
 from attention_serving.server.engine.run.provider import Device, ProviderError
-from attention_serving.server.engine.types import Request, Result
+from attention_serving.server.engine.types import DecodedRequest, Result
 from tests.server.samples import SELF, ragged
 from tests.server.seams import PATIENCE_SECONDS, wait_until
 from tests.support.coroutines import submitted
@@ -233,7 +233,7 @@ def test_polling_tries_again_when_a_failure_may_have_passed(
 
 def ask(engine: Engine) -> "Future[Result]":
     query = ragged(np.random.default_rng(0), [3], 4)
-    return submitted(engine, engine.model(SELF), Request(inputs={"query": query}))
+    return submitted(engine, engine.model(SELF), DecodedRequest(inputs={"query": query}))
 
 
 def test_a_model_that_is_unloaded_is_freed_and_can_be_loaded_again(folder: Path, control: Control) -> None:

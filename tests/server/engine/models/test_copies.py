@@ -34,7 +34,7 @@ from attention_serving.server.engine.models.copies import ArtifactCopy
 from attention_serving.server.engine.models.loading import ModelStore, load_model
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.run.provider import Device
-from attention_serving.server.engine.types import Mask, MaskKind, Ragged, Request
+from attention_serving.server.engine.types import DecodedRequest, Mask, MaskKind, Ragged
 from scripts.local_server import ROOT
 from tests.server.seams import wait_until
 from tests.support.coroutines import submitted
@@ -67,7 +67,7 @@ def overwrite(source: Path, served: Path) -> None:
 def ask(engine: Engine) -> np.ndarray:
     """The answer of the graph with a mask, whose weights are not packed."""
     mask = Mask(MaskKind.KEYS, np.ones(len(QUERY), np.bool_))
-    request = Request(inputs={"query": Ragged(QUERY, (len(QUERY),))}, mask=mask)
+    request = DecodedRequest(inputs={"query": Ragged(QUERY, (len(QUERY),))}, mask=mask)
     result = submitted(engine, engine.model(NAME), request).result()
     return result.outputs["context_vectors"][0]
 

@@ -15,20 +15,20 @@ from attention_serving.server.engine.errors import InvalidRequestError, LimitExc
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validation import validate
-from attention_serving.server.engine.types import Array, HeadSelection, Mask, MaskKind, Ragged, Request
+from attention_serving.server.engine.types import Array, DecodedRequest, HeadSelection, Mask, MaskKind, Ragged
 from tests.server.samples import CROSS, HEADS, SELF, TEXT, ragged, request_of, validated_of
 from tests.support.refusals import expect_refusal
 
 LENGTHS = ((2, 3), (1, 4))
-Build = Callable[[LoadedModel], Request]
+Build = Callable[[LoadedModel], DecodedRequest]
 
 
 def changed(**inputs: Ragged | None) -> Build:
     """A good request with some inputs replaced, added or, for None, left out."""
 
-    def build(model: LoadedModel) -> Request:
+    def build(model: LoadedModel) -> DecodedRequest:
         merged = {**request_of(model, LENGTHS).inputs, **inputs}
-        return Request(inputs={name: rows for name, rows in merged.items() if rows is not None})
+        return DecodedRequest(inputs={name: rows for name, rows in merged.items() if rows is not None})
 
     return build
 
@@ -42,19 +42,19 @@ FLAT = Ragged(np.zeros(3, np.float32), (3,))
 
 
 def texts(*given: str) -> Build:
-    return lambda _: Request(texts=given)
+    return lambda _: DecodedRequest(texts=given)
 
 
 def ids(*given: int) -> Build:
     rows = Ragged(np.array(given, np.int64), (len(given),))
-    return lambda _: Request(inputs={"token_ids": rows})
+    return lambda _: DecodedRequest(inputs={"token_ids": rows})
 
 
 def masked(kind: MaskKind, data: Array) -> Build:
-    return lambda model: Request(inputs=request_of(model, LENGTHS).inputs, mask=Mask(kind, data))
+    return lambda model: DecodedRequest(inputs=request_of(model, LENGTHS).inputs, mask=Mask(kind, data))
 
 
-def weighted(model: LoadedModel, **fields: Any) -> Request:
+def weighted(model: LoadedModel, **fields: Any) -> DecodedRequest:
     return dataclasses.replace(request_of(model, LENGTHS, return_weights=True), **fields)
 
 
@@ -80,7 +80,7 @@ INPUTS: dict[str, tuple[str, Build, str]] = {
     ),
     "text to vectors": (SELF, texts("Life"), "text: model 'tiny-self' takes query, not text"),
     "text beside ids": (
-        TEXT, lambda _: Request(texts=("Life",), inputs={"token_ids": Ragged(np.zeros(1), (1,))}),
+        TEXT, lambda _: DecodedRequest(texts=("Life",), inputs={"token_ids": Ragged(np.zeros(1), (1,))}),
         "text: cannot be combined with token_ids; send one of them",
     ),
     "id too large": (TEXT, ids(0, 6), "token_ids: contains id 6; ids must be between 0 and 5"),
@@ -174,7 +174,7 @@ def test_each_sequence_has_views_of_its_own_rows_and_of_its_part_of_the_mask(
     assert request.mask is not None
     flags = request.mask.flags(request.mask.data.size)
     mask = Mask(kind, np.packbits(flags, bitorder="little") if packed else flags)
-    validated = validate(Request(inputs=request.inputs, mask=mask), models[name], Limits())
+    validated = validate(DecodedRequest(inputs=request.inputs, mask=mask), models[name], Limits())
     for spec in models[name].inputs:
         rows = request.inputs[spec.name].rows
         own = [sequence.inputs[spec.name] for sequence in validated.sequences]

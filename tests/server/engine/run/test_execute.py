@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
 from attention_serving.server.engine import model as model_module
 from attention_serving.server.engine.model import WHOLE_SCORE_BYTES, LoadedModel
-from attention_serving.server.engine.requests.validated_request import SequenceInputs
+from attention_serving.server.engine.requests.request import SequenceInputs
 from attention_serving.server.engine.run.execute import Outputs, run_batch
 from attention_serving.server.engine.types import Array, MaskKind
 from tests.server.samples import CROSS, HEADS, SELF, assert_answers, assert_outputs, validated_of

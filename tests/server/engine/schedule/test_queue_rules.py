@@ -12,12 +12,12 @@ from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.errors import OverloadedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.validated_request import ValidatedRequest
+from attention_serving.server.engine.requests.request import Request
 from attention_serving.server.engine.schedule import fair_shares
 from attention_serving.server.engine.schedule.batch import Batch
 from attention_serving.server.engine.schedule.fair_shares import Caller, FairShares
 from attention_serving.server.engine.schedule.pace import Pace
-from attention_serving.server.engine.schedule.queue import WINDOW_SECONDS, Admission, Queue
+from attention_serving.server.engine.schedule.queue import WINDOW_SECONDS, LatencyEstimator, Queue
 from attention_serving.server.engine.types import RunCost
 from tests.server.samples import CROSS, SELF, validated_of
 from tests.server.seams import SAME_FOR_ALL, Held, costing, take
@@ -28,7 +28,7 @@ def model(self_model: LoadedModel) -> LoadedModel:
     return costing(self_model, SAME_FOR_ALL)
 
 
-def queue_of(limits: Limits, *requests: ValidatedRequest) -> Queue:
+def queue_of(limits: Limits, *requests: Request) -> Queue:
     """A queue of requests that arrived one second apart."""
     queue = Queue(limits)
     for second, request in enumerate(requests):
@@ -36,7 +36,7 @@ def queue_of(limits: Limits, *requests: ValidatedRequest) -> Queue:
     return queue
 
 
-def requests_of(model: LoadedModel, *lengths: int) -> list[ValidatedRequest]:
+def requests_of(model: LoadedModel, *lengths: int) -> list[Request]:
     return [validated_of(model, [(length, length)], seed=seed) for seed, length in enumerate(lengths)]
 
 
@@ -77,7 +77,7 @@ def test_work_before_a_request_leaves_out_the_rest_of_large_ones(model: LoadedMo
 
 def test_a_request_that_would_be_late_is_refused_with_the_time_to_retry() -> None:
     with pytest.raises(OverloadedError, match=r"expected in 3\.00 s, .* deadline in 1\.00 s") as refused:
-        Admission().check(waiting=2.5, request_seconds=0.5, deadline=11.0, now=10.0)
+        LatencyEstimator().check(waiting=2.5, request_seconds=0.5, deadline=11.0, now=10.0)
     assert refused.value.retry_after == pytest.approx(3 - 0.9)
 
 
@@ -87,19 +87,19 @@ def test_a_request_that_would_be_late_is_refused_with_the_time_to_retry() -> Non
     ids=["in time", "nothing waits", "no deadline", "just expired", "long expired"],
 )
 def test_other_requests_are_admitted(waiting: float, deadline: float) -> None:
-    Admission().check(waiting=waiting, request_seconds=0.05, deadline=deadline, now=10.0)
+    LatencyEstimator().check(waiting=waiting, request_seconds=0.05, deadline=deadline, now=10.0)
 
 
 @pytest.mark.parametrize("pause", [0, 100], ids=["busy", "idle between runs"])
 def test_the_rate_follows_what_is_measured_while_busy(pause: float) -> None:
-    admission, now = Admission(), 0.0
+    latency, now = LatencyEstimator(), 0.0
     for _ in range(60):
-        admission.started(now)
+        latency.started(now)
         now += 2 * WINDOW_SECONDS
-        admission.ended(work=6 * WINDOW_SECONDS, now=now, busy=not pause)
+        latency.ended(work=6 * WINDOW_SECONDS, now=now, busy=not pause)
         now += pause
-    assert admission.rate == pytest.approx(3, rel=1e-3)
-    assert admission.seconds(6) == pytest.approx(2, rel=1e-3)
+    assert latency.rate == pytest.approx(3, rel=1e-3)
+    assert latency.seconds(6) == pytest.approx(2, rel=1e-3)
 
 
 GREEDY, MODEST, HEAVY = Caller("greedy"), Caller("modest"), Caller("heavy", 3.0)

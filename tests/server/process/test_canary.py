@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server import canary
-from attention_serving.server.canary import Canary, checks_of
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotReadyError
 from attention_serving.server.engine.model import LoadedModel
@@ -24,6 +22,8 @@ from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.types import Array
 from attention_serving.server.observe.metrics import Metrics
+from attention_serving.server.process import canary
+from attention_serving.server.process.canary import Canary, checks_of
 from tests.server.samples import CROSS, SELF, assert_answers, request_of, validated_of
 from tests.server.seams import MESSAGE, tapped, wait_until
 from tests.support.coroutines import submitted

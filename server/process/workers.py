@@ -15,7 +15,6 @@ from typing import NamedTuple, cast, get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from attention_serving.server import machine
-from attention_serving.server.addresses import reserve
 from attention_serving.server.errors import ServerError
 from attention_serving.server.http.child import HttpProcess
 from attention_serving.server.observe.prometheus import (
@@ -26,16 +25,17 @@ from attention_serving.server.observe.prometheus import (
     shared_counter,
     worker_registry,
 )
-from attention_serving.server.settings import Settings
-from attention_serving.server.shutdown import EXIT_SECONDS, LAST_SECONDS, Inbox, StopRequest
-from attention_serving.server.supervision import Child, Event, ExitKind
-from attention_serving.server.tls import current_certificates
+from attention_serving.server.process.addresses import reserve
+from attention_serving.server.process.settings import Settings
+from attention_serving.server.process.shutdown import CANCEL_TIMEOUT_SECONDS, EXIT_SECONDS, Inbox, StopRequest
+from attention_serving.server.process.supervision import Child, Event, ExitKind
+from attention_serving.server.security.tls import current_certificates
 
 log = logging.getLogger(__name__)
 
 # How much longer than `EXIT_SECONDS` a worker may take to end: it begins to drain a moment later, and may
 # have to say why it does not end.
-MARGIN_SECONDS = LAST_SECONDS + 2.0
+MARGIN_SECONDS = CANCEL_TIMEOUT_SECONDS + 2.0
 
 
 class Assignment(NamedTuple):
@@ -94,7 +94,7 @@ def run(settings: Settings, inbox: Inbox) -> None:
         stack.callback(http.close)
         ports = {"host": settings.host, "port": settings.port, "metrics_port": endpoint.port, **http.ports}
         log.info("ports bound", extra=ports)
-        module, timeout = "attention_serving.server.worker", settings.worker_timeout_seconds
+        module, timeout = "attention_serving.server.process.worker", settings.worker_timeout_seconds
         workers = [
             Child("worker", module, assignment, timeout, number, inbox.put, create_files(folder, number))
             for number, assignment in enumerate(assigned)

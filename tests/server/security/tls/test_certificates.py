@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from attention_serving.server.errors import ServerError
-from attention_serving.server.tls import Certificates, TlsFiles, check
+from attention_serving.server.security.tls import Certificates, TlsFiles, check
 from tests.support.certificates import HOUR, Authority, Pair, key_pem, new_key
 
 AUTHORITY = Authority()

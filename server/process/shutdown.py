@@ -15,7 +15,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # How long a process may take to end after the grace, when every call has been cancelled. Then it is ended.
 EXIT_SECONDS = 3.0
 # How much longer it may take to say so.
-LAST_SECONDS = 2.0
+CANCEL_TIMEOUT_SECONDS = 2.0
 # How late a signal may be handled that arrived just before the main thread fell asleep, or on another thread.
 SIGNAL_SECONDS = 1.0
 
@@ -62,7 +62,7 @@ def end_after(seconds: float) -> None:
     """
     with suppress(RuntimeError, OSError):  # standard error is closed
         faulthandler.dump_traceback_later(seconds, exit=True)
-    signal.alarm(math.ceil(seconds + LAST_SECONDS))
+    signal.alarm(math.ceil(seconds + CANCEL_TIMEOUT_SECONDS))
 
 
 def end(status: int) -> NoReturn:

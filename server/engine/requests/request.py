@@ -15,7 +15,7 @@ from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller, CallerShare
 from attention_serving.server.engine.statistics import Timeline
-from attention_serving.server.engine.types import Array, HeadSelection, Result, SequenceShape
+from attention_serving.server.engine.types import Array, HeadSelection, Result, SequencePlan
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +38,10 @@ class SequenceInputs:
 
     inputs: Mapping[str, Array]
     mask: NDArray[np.bool_] | None
-    shape: SequenceShape
+    shape: SequencePlan
     spans: Array | None = None
     head_selection: HeadSelection | None = None
-    request: "ValidatedRequest" = field(init=False)
+    request: "Request" = field(init=False)
     index: int = field(init=False)
     turn: float = field(init=False)
 
@@ -57,7 +57,7 @@ class SequenceInputs:
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
-class RequestForm:
+class Plan:
     """Derived sizes of a request, which depend on the lengths of its sequences only.
 
     A form does not keep its model alive.
@@ -76,12 +76,12 @@ class RequestForm:
 
     graph: GraphKind
     lengths: tuple[tuple[int, ...], ...]
-    shapes: tuple[SequenceShape, ...]
+    shapes: tuple[SequencePlan, ...]
     input_bytes: int
     held_bytes: int
     dimensions: int = 0
     seconds: float = field(init=False)
-    longest: SequenceShape = field(init=False)
+    longest: SequencePlan = field(init=False)
 
     def __post_init__(self) -> None:
         self.seconds = sum([shape.seconds for shape in self.shapes])
@@ -89,7 +89,7 @@ class RequestForm:
 
     def filled(
         self, model: LoadedModel, rows: Mapping[str, Array], deadline: float, caller: Caller
-    ) -> "ValidatedRequest":
+    ) -> "Request":
         """A request of this form, without masks and spans.
 
         Args:
@@ -100,7 +100,7 @@ class RequestForm:
         """
         shapes = self.shapes
         if len(shapes) == 1:  # the usual case
-            return ValidatedRequest(self, model, (SequenceInputs(rows, None, shapes[0]),), deadline, caller)
+            return Request(self, model, (SequenceInputs(rows, None, shapes[0]),), deadline, caller)
         columns = [
             split(input_rows, lengths)
             for input_rows, lengths in zip(rows.values(), self.lengths, strict=True)
@@ -109,7 +109,7 @@ class RequestForm:
             SequenceInputs(dict(zip(rows, arrays, strict=True)), None, shape)
             for shape, *arrays in zip(shapes, *columns, strict=True)
         ]
-        return ValidatedRequest(self, model, tuple(parts), deadline, caller)
+        return Request(self, model, tuple(parts), deadline, caller)
 
 
 def split(rows: Array, lengths: tuple[int, ...]) -> list[Array]:
@@ -119,7 +119,7 @@ def split(rows: Array, lengths: tuple[int, ...]) -> list[Array]:
     return [rows[end - length : end] for end, length in zip(accumulate(lengths), lengths, strict=True)]
 
 
-class ValidatedRequest:
+class Request:
     """A request that its model can answer: the only type that may enter the queue. It ends once.
 
     Attributes:
@@ -152,7 +152,7 @@ class ValidatedRequest:
 
     def __init__(
         self,
-        form: RequestForm,
+        form: Plan,
         model: LoadedModel,
         sequences: tuple[SequenceInputs, ...],
         deadline: float,

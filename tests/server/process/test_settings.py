@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from attention_serving.server import VERSION, application, machine
-from attention_serving.server.command_line import make_application, unknown_variables
+from attention_serving.server import VERSION, machine
 from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.errors import ServerError
-from attention_serving.server.settings import AWAKE_SECONDS, SECTIONS, Settings
-from attention_serving.server.tls import TlsFiles
+from attention_serving.server.process import application
+from attention_serving.server.process.command_line import make_application, unknown_variables
+from attention_serving.server.process.settings import AWAKE_SECONDS, SECTIONS, Settings
+from attention_serving.server.security.tls import TlsFiles
 from tests.server.engine.run.test_cuda import WITHOUT_CUDA
 from tests.server.samples import ROOT
 

@@ -11,8 +11,7 @@ from urllib.parse import quote
 
 import grpc
 
-from attention_serving.server.addresses import address_of
-from attention_serving.server.api.admission import Admission
+from attention_serving.server.api.admission import AdmissionControl
 from attention_serving.server.api.calls import CallLoad, Calls, Recorder
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.methods import HealthService, all_methods
@@ -22,8 +21,9 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ModelControl
 from attention_serving.server.engine.statistics import Observer
 from attention_serving.server.errors import ServerError
+from attention_serving.server.process.addresses import address_of
 from attention_serving.server.security.guard import Guard
-from attention_serving.server.tls import CurrentCertificates
+from attention_serving.server.security.tls import CurrentCertificates
 from attention_serving.server.transport import create_transport
 from attention_serving.server.transport.drain import count_connections
 from attention_serving.server.transport.options import RpcOptions, channel_options, tls_credentials
@@ -143,9 +143,11 @@ class RpcServer:
             control: Loads and unloads models on request.
         """
         self._engine = engine
-        admission = Admission(self._options, engine.check_deadline, self.guard)
-        memory, identify = SharedMemory(is_on=self._options.allow_shared_memory), admission.identify
-        methods = all_methods(engine, self._codec_threads, self._health, control, memory, identify=identify)
+        admission = AdmissionControl(self._options, engine.check_deadline, self.guard)
+        memory, authenticate = SharedMemory(is_on=self._options.allow_shared_memory), admission.authenticate
+        methods = all_methods(
+            engine, self._codec_threads, self._health, control, memory, authenticate=authenticate
+        )
         self._calls = calls = Calls(methods, self._observer, admission, recorder=self._recorder)
         # First: health checks that have waited for the start are answered at once.
         self._set_serving(serving=True)

@@ -1,4 +1,4 @@
-"""One of several server processes; the supervisor runs `python -m server.worker DESCRIPTOR`."""
+"""One of several server processes; the supervisor runs `python -m server.process.worker DESCRIPTOR`."""
 
 import logging
 import os
@@ -7,13 +7,13 @@ import threading
 from contextlib import closing, suppress
 from typing import Any
 
-from attention_serving.server.application import Application
 from attention_serving.server.observe import logs
 from attention_serving.server.observe.prometheus import write_metrics_to
-from attention_serving.server.shutdown import Inbox, StopRequest, handle_signals
-from attention_serving.server.supervision import HEARTBEAT_SECONDS, SERVES, run_child
+from attention_serving.server.process.application import Application
+from attention_serving.server.process.shutdown import Inbox, StopRequest, handle_signals
+from attention_serving.server.process.supervision import HEARTBEAT_SECONDS, SERVES, run_child
+from attention_serving.server.process.workers import Assignment
 from attention_serving.server.threads import PeriodicThread
-from attention_serving.server.workers import Assignment
 
 log = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
-from attention_serving.server.canary import SHARE, Withdraw
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import compare
-from attention_serving.server.engine.requests.validated_request import SequenceInputs
+from attention_serving.server.engine.requests.request import SequenceInputs
 from attention_serving.server.engine.run.execute import Outputs, run_batch
 from attention_serving.server.observe.metrics import AuditResult, Metrics
+from attention_serving.server.process.canary import SHARE, Withdraw
 from attention_serving.server.threads import PeriodicThread
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from attention_serving.server.errors import ServerError
-from attention_serving.server.supervision import SERVES, Child, Event, backoff, run_child
+from attention_serving.server.process.supervision import SERVES, Child, Event, backoff, run_child
 
 PATIENCE_SECONDS = 60
 

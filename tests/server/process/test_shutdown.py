@@ -8,11 +8,12 @@ import pytest
 
 from tests.server.samples import ROOT
 
+IMPORTS = """import ctypes, signal, threading, time
+from attention_serving.server.process import shutdown"""
+
 
 def run(program: str, redirections: str = "") -> "subprocess.CompletedProcess[str]":
-    program = (
-        f"import ctypes, signal, threading, time\nfrom attention_serving.server import shutdown\n{program}"
-    )
+    program = "\n".join([IMPORTS, program])
     command = ["sh", "-c", f'exec "$0" -c "$1" {redirections}', sys.executable, program]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
 

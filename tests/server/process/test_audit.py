@@ -14,8 +14,6 @@ from onnx import helper
 from safetensors.numpy import load_file, save_file
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server import audit as audits
-from attention_serving.server.audit import Audit, graph_alone
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ModelControl, ModelState
@@ -23,8 +21,10 @@ from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.run.execute import run_batch
 from attention_serving.server.engine.run.provider import Device
-from attention_serving.server.engine.types import MaskKind, Request
+from attention_serving.server.engine.types import DecodedRequest, MaskKind
 from attention_serving.server.observe.metrics import AuditResult, Metrics
+from attention_serving.server.process import audit as audits
+from attention_serving.server.process.audit import Audit, graph_alone
 from tests.server.engine.test_contexts import put
 from tests.server.samples import CROSS, SELF, ragged, validated_of
 from tests.server.seams import PATIENCE_SECONDS, SAME_FOR_ALL, Held, costing, wait_until
@@ -124,7 +124,7 @@ def test_good_models_pass_with_masks_weights_and_contexts(audited: Audited) -> N
         context = put(audited.engine.contexts, model, "context")
         view = audited.engine.contexts.find(model, context.id, "")
         rng = np.random.default_rng(0)
-        queries = Request(inputs={"query": ragged(rng, [3, 5], 4)})
+        queries = DecodedRequest(inputs={"query": ragged(rng, [3, 5], 4)})
         request = audited.engine.validate(view, queries)
         audited.engine.submit(request)
         wait_until(lambda request=request: request.is_done)  # type: ignore[misc]

@@ -14,12 +14,12 @@ import pytest
 
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.server import machine
-from attention_serving.server.settings import Settings
-from attention_serving.server.workers import assignments
+from attention_serving.server.process.settings import Settings
+from attention_serving.server.process.workers import assignments
 from tests.server.api.served import ATTEND, OpenStream
+from tests.server.process.test_application import HOST, REQUEST
 from tests.server.samples import SELF
 from tests.server.seams import wait_until
-from tests.server.test_application import HOST, REQUEST
 from tests.server.watched import Watched, watched
 from tests.support.prometheus import Samples, calls_ended, scrape, value
 

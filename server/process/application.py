@@ -9,8 +9,6 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from attention_serving.artifact.keys import KeyFileError, read_public_keys
-from attention_serving.server.audit import Audit
-from attention_serving.server.canary import Canary
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ChangeKind, ModelControl
@@ -19,15 +17,17 @@ from attention_serving.server.engine.models.repository import Key, Repository
 from attention_serving.server.engine.run import cuda
 from attention_serving.server.engine.run.provider import Provider, ProviderError
 from attention_serving.server.errors import ServerError
-from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.http.child import HttpProcess
 from attention_serving.server.machine import temporary_folder
 from attention_serving.server.observe.logs import Recorder
 from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector
-from attention_serving.server.settings import Settings
-from attention_serving.server.shutdown import EXIT_SECONDS, Inbox, StopRequest, end_after
-from attention_serving.server.tls import current_certificates
+from attention_serving.server.process.audit import Audit
+from attention_serving.server.process.canary import Canary
+from attention_serving.server.process.grpc_server import RpcServer
+from attention_serving.server.process.settings import Settings
+from attention_serving.server.process.shutdown import EXIT_SECONDS, Inbox, StopRequest, end_after
+from attention_serving.server.security.tls import current_certificates
 from attention_serving.server.transport.options import RpcOptions
 
 log = logging.getLogger(__name__)

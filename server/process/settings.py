@@ -22,9 +22,9 @@ from attention_serving.server import machine
 from attention_serving.server.engine.limits import MAX_TOLERANCE, MIB, Limits, chosen_versions
 from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.security.guard import Guard
+from attention_serving.server.security.tls import TlsFiles
 from attention_serving.server.security.token_file import parse_table
 from attention_serving.server.threads import Reloaded, Watched, read_bytes, unreported
-from attention_serving.server.tls import TlsFiles
 
 # Part of a message that is not tensor data: names, and the lengths of thousands of sequences.
 HEADER_BYTES = MIB // 16
@@ -257,7 +257,7 @@ class Observability(Section):
 
 
 class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, Observability):
-    """Every option of the server. `server.command_line` reads them from flags, environment and file."""
+    """Every option of the server. `command_line` reads them from flags, environment and file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -321,7 +321,7 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
         """Where graphs run.
 
         Raises:
-            ValueError: The provider is auto: `server.application.resolve` has not chosen one yet.
+            ValueError: The provider is auto: `server.process.application.resolve` has not chosen one yet.
         """
         return Device(
             Provider(self.provider),

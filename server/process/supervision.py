@@ -20,7 +20,7 @@ from subprocess import DEVNULL, Popen
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from attention_serving.server.errors import ServerError
-from attention_serving.server.shutdown import end
+from attention_serving.server.process.shutdown import end
 
 log = logging.getLogger(__name__)
 
