@@ -54,8 +54,8 @@ from tests.support.prometheus import scrape, value
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
 SOAK_SECONDS, WARM_SHARE, SAMPLES = scaled(60, 600), 0.25, 20
-# What gRPC's core opens once for its threads, and keeps.
-SPARE_DESCRIPTORS = 8
+# What gRPC's core opens once for its threads, and keeps, in both workers.
+SPARE_DESCRIPTORS = 16
 OPTIONS = (
     *("--workers=2", "--http-port=0", "--message-timeout-seconds=5"),
     *("--model-control=poll", "--repository-poll-seconds=0.5", "--max-context-bytes=16MiB"),
