@@ -11,7 +11,7 @@ from attention_client.enrich.backends import BackendRequest, BackendResult, JobM
 from attention_client.enrich.options import EnrichOptions, Role
 from attention_client.enrich.outcome import EnrichError, RefusedError
 
-from attention_serving.server.api.attention.service import describe
+from attention_serving.server.api.attention.responses import describe
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError
 from attention_serving.server.engine.in_process import InProcessModel
 from attention_serving.server.engine.run.provider import Provider

@@ -20,8 +20,8 @@ from attention_serving.artifact.manifest import POSITIONS
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import engine_error_of
 from attention_serving.server.api.method import LARGE_BYTES, Method, caller_of, find_model, parse
-from attention_serving.server.api.protobuf_bytes import Parsed, head, reader
 from attention_serving.server.api.tensors import Allowance, Reply
+from attention_serving.server.api.wire import Parsed, head, reader
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import EngineError

@@ -14,10 +14,10 @@ from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from attention_serving.server.api.attention import service as attention
+from attention_serving.server.api.attention import handlers as attention
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.method import LARGE_BYTES, Method, of_names, of_service, parse, require
-from attention_serving.server.api.open_inference import service as open_inference
+from attention_serving.server.api.open_inference import handlers as open_inference
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.coroutines import Task, suspend
 from attention_serving.server.engine.engine import Engine
@@ -56,7 +56,7 @@ def all_methods(
     """
     methods = {
         **attention.methods(engine, threads),
-        **open_inference.methods(engine, health.is_serving, threads, control, memory),
+        **open_inference.Handlers(engine, health.is_serving, control, memory).methods(threads),
         **of_service(
             health_pb2.DESCRIPTOR.services_by_name["Health"], None, is_counted=False, Check=health.check
         ),

@@ -1,18 +1,20 @@
-"""Elements of tensors on the wire, in both protocols, as arrays and back, without copying if NumPy allows it.
+"""Tensors on the wire, in both protocols, as arrays and back, without copying if NumPy allows it.
 
 FP16 and BF16 halve the bytes of the vectors that models take and return as FP32.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from attention_serving.artifact.manifest import ATTENTION_MASK, GraphKind
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
-from attention_serving.server.engine.types import Array, Result
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged, Result
 
 Shape = tuple[int, ...]
 # The types of elements that are arrays as they are, by the name that both protocols have for them.
@@ -190,3 +192,64 @@ def narrow(array: Array, wire: str) -> Array:
         rounded[nan] = bits[nan] | QUIET_NAN
     upper: Array = (rounded >> HALF_BITS).astype(FLOATS[wire])
     return upper
+
+
+def check_once(name: str, inputs: Mapping[str, object]) -> None:
+    """Checks that an input is not among those before.
+
+    Raises:
+        InvalidRequestError: It is.
+    """
+    if name in inputs:
+        raise InvalidRequestError(name, "is sent twice; each input must be sent once")
+
+
+def mask_of(
+    shapes: Sequence[Shape],
+    flags: Array,
+    model: LoadedModel,
+    inputs: Mapping[str, Ragged],
+    *,
+    has_batch: bool,
+) -> Mask | None:
+    """The mask of each sequence: (Tk,), (Tq, Tk), (1, Tq, Tk) or (H, Tq, Tk).
+
+    Args:
+        shapes: The shape of each; or one, with the batch axis, if the inputs have it.
+        flags: The elements of all of them.
+        model: The model, which takes a mask.
+        inputs: The other inputs. The mask is None if they lack one of the model's, which is refused later.
+        has_batch: Whether the inputs have the batch axis.
+
+    Raises:
+        InvalidRequestError: The masks are not those of the sequences.
+    """
+    lengths = {spec.axes[1]: inputs[spec.name].lengths for spec in model.inputs if spec.name in inputs}
+    *_, query_axis, key_axis = model.manifest.graphs[GraphKind.MASK].inputs[-1].axes
+    if query_axis not in lengths or key_axis not in lengths:
+        return None
+    queries, keys = lengths[query_axis], lengths[key_axis]
+    batch: Shape = ()
+    if has_batch and len(shapes) == 1:
+        queries, keys, batch = queries[:1], keys[:1], (len(queries),)
+    if len(shapes) != len(queries):
+        message = f"contains {len(shapes)} masks for {len(queries)} sequences"
+        raise InvalidRequestError(ATTENTION_MASK, message)
+    kinds = set[MaskKind]()
+    for shape, query, key in zip(shapes, queries, keys, strict=False):
+        expected = {
+            (*batch, key): MaskKind.KEYS,
+            (*batch, query, key): MaskKind.PAIRS,
+            (*batch, 1, query, key): MaskKind.PAIRS,
+        }
+        if heads := model.manifest.num_heads:
+            expected[*batch, heads, query, key] = MaskKind.HEADS
+        if shape not in expected or flags.dtype != np.bool_:
+            *first, last = map(str, expected)
+            message = f"is {flags.dtype.name} {shape}; must be bool {', '.join(first)} or {last}"
+            raise InvalidRequestError(ATTENTION_MASK, message)
+        kinds.add(expected[shape])
+    if len(kinds) > 1:
+        message = "has masks of different numbers of axes; all must have the same"
+        raise InvalidRequestError(ATTENTION_MASK, message)
+    return Mask(kinds.pop(), flags.ravel())

@@ -7,7 +7,7 @@ import numpy as np
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.inference import open_inference_pb2
-from attention_serving.server.api.open_inference.parameters import read
+from attention_serving.server.api.open_inference.requests import values_of
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.http.exchange import Exchange, Reply, run
 from attention_serving.server.http.infer import receive
@@ -45,7 +45,7 @@ def encode(message: bytes) -> tuple[str, bytes]:
         InvalidRequestError: A parameter or an input is wrong.
     """
     body = open_inference_pb2.ModelInferRequest.FromString(message)
-    parameters = check({"parameters": read(body.parameters), "inputs": []}, ContextRequest).parameters
+    parameters = check({"parameters": values_of(body.parameters), "inputs": []}, ContextRequest).parameters
     request: Any = pb.PutContextRequest(shared=parameters.shared)
     if parameters.append_to:
         request = pb.AppendContextRequest(id=parameters.append_to)

@@ -11,9 +11,8 @@ import numpy as np
 from starlette.exceptions import HTTPException
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.api import protobuf_bytes
-from attention_serving.server.api.open_inference.parameters import read
-from attention_serving.server.api.open_inference.tensors import BYTES, split_bytes
+from attention_serving.server.api import wire
+from attention_serving.server.api.open_inference.requests import BYTES, split_bytes, values_of
 from attention_serving.server.api.tensors import DTYPES
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError
@@ -126,7 +125,7 @@ def decode(
                     raise InvalidRequestError(name, f"has {BINARY_DATA_SIZE} {content}; {remaining}")
                 data = binary[used : used + content]
                 used += content
-            parts += protobuf_bytes.field(RAW_INPUT_CONTENTS, [data])
+            parts += wire.field(RAW_INPUT_CONTENTS, [data])
         if used != len(body):
             sizes = f"has {len(body) - size} bytes of binary data; the inputs use {used - size}"
             raise InvalidRequestError("body", sizes)
@@ -212,10 +211,10 @@ def encode(reply: bytes, header: InferenceHeader, reservation: Reservation) -> R
     if message.id:
         document["id"] = message.id
     if message.parameters:
-        document["parameters"] = read(message.parameters)
+        document["parameters"] = values_of(message.parameters)
     document["outputs"], binary = [], []
     for output, data in zip(message.outputs, message.raw_output_contents, strict=True):
-        name, parameters = output.name, read(output.parameters)
+        name, parameters = output.name, values_of(output.parameters)
         tensor: dict[str, Any] = {"name": name, "datatype": output.datatype, "shape": list(output.shape)}
         if SHARED_MEMORY in parameters:
             pass  # the server has written it there

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from attention_serving.server.api.open_inference import parameters
+from attention_serving.server.api.open_inference.requests import values_of
 from attention_serving.server.engine.errors import InvalidRequestError
 
 M = TypeVar("M", bound=BaseModel)
@@ -365,7 +365,7 @@ def to_json(message: Message) -> dict[str, Any]:
 def _member(value: Any, field: FieldDescriptor) -> Any:
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         entry = field.message_type.fields_by_name["value"]
-        return dict(value) if entry.message_type is None else parameters.read(value)
+        return dict(value) if entry.message_type is None else values_of(value)
     return [_value(item, field) for item in value] if field.is_repeated else _value(value, field)
 
 

@@ -8,13 +8,13 @@ import numpy as np
 
 from attention_serving.protos.attention.v1 import attention_pb2 as attention_pb
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.api.attention import codec as attention_codec
-from attention_serving.server.api.attention import named_tensors
-from attention_serving.server.api.open_inference import codec
-from attention_serving.server.api.open_inference.tensors import BYTES, PATHS, decode_tensors
-from attention_serving.server.api.protobuf_bytes import Parsed, reader
+from attention_serving.server.api.attention import requests as attention
+from attention_serving.server.api.open_inference import requests as open_inference
+from attention_serving.server.api.open_inference.requests import BYTES
+from attention_serving.server.api.open_inference.responses import output_names, plan_reply
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.api.tensors import DATATYPES, Allowance, Reply
+from attention_serving.server.api.wire import Parsed, reader
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
@@ -82,28 +82,31 @@ def attend_request(lengths: list[int], *, return_weights: bool = False) -> atten
 
 def read_infer(data: bytes, limits: Limits | None = None) -> Parsed[pb.ModelInferRequest]:
     """Parses a message of the Open Inference Protocol as the server does."""
-    return reader(pb.ModelInferRequest, PATHS, (limits or Limits()).max_sequences)(data)
+    return reader(pb.ModelInferRequest, open_inference.PATHS, (limits or Limits()).max_sequences)(data)
 
 
 def read_attend(data: bytes, limits: Limits | None = None) -> Parsed[attention_pb.AttendRequest]:
     """Parses a message of attention.v1 as the server does."""
-    return reader(attention_pb.AttendRequest, attention_codec.PATHS, (limits or Limits()).max_sequences)(data)
+    return reader(attention_pb.AttendRequest, attention.PATHS, (limits or Limits()).max_sequences)(data)
 
 
 def decode_infer(
-    message: pb.ModelInferRequest,
+    message: pb.ModelInferRequest | Parsed[pb.ModelInferRequest],
     model: LoadedModel,
     deadline: float = math.inf,
     allowance: Allowance = UNCOUNTED,
     memory: SharedMemory = NO_REGIONS,
 ) -> tuple[DecodedRequest, Reply]:
     """Decodes a message as it is received."""
-    return codec.decode(read_infer(message.SerializeToString()), model, deadline, allowance, memory)
+    parsed = message if isinstance(message, Parsed) else read_infer(message.SerializeToString())
+    names = output_names(parsed.message, model)
+    request, sizes = open_inference.decode(parsed, model, names, deadline, allowance, memory)
+    return request, plan_reply(parsed, request, model, names, sizes, allowance, memory, in_stream=False)
 
 
 def decode_inputs(message: pb.ModelInferRequest, memory: SharedMemory = NO_REGIONS) -> dict[str, Array]:
     """Decodes the inputs of a message as it is received."""
-    return decode_tensors(read_infer(message.SerializeToString()), UNCOUNTED, memory)
+    return open_inference.decode_tensors(read_infer(message.SerializeToString()), UNCOUNTED, memory)
 
 
 def decode_attend(
@@ -116,8 +119,9 @@ def decode_attend(
     allowance = allowing(limits)
     parsed = read_attend(message.SerializeToString(), limits)
     if model is not None and parsed.message.inputs:
-        return named_tensors.decode(parsed, model, deadline, allowance)[0]
-    return attention_codec.decode(parsed, {}, deadline, allowance)
+        names = attention.output_names(parsed.message, model)
+        return attention.decode_named(parsed, model, names, deadline, allowance)[0]
+    return attention.decode(parsed, {}, deadline, allowance)
 
 
 def packed(elements: Sequence[bytes]) -> bytes:

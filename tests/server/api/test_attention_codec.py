@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.server.api.attention.codec import DATA_TYPES, MASK_KINDS, encode, facts, input_names
+from attention_serving.server.api.attention.requests import DATA_TYPES, MASK_KINDS, input_names
+from attention_serving.server.api.attention.responses import encode, facts
 from attention_serving.server.api.tensors import DTYPES as ELEMENTS
 from attention_serving.server.api.tensors import Reply
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError

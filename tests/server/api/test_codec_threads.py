@@ -9,7 +9,7 @@ import pytest
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api import inference
-from attention_serving.server.api.attention.service import Attend, AttendStream
+from attention_serving.server.api.attention.handlers import Attend, AttendStream
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.coroutines import Task
 from attention_serving.server.engine.errors import DeadlineExceededError

@@ -14,7 +14,7 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.protos.inference import open_inference_pb2 as oip
 from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from attention_serving.server.api.attention import contexts
+from attention_serving.server.api.attention import handlers
 from attention_serving.server.engine.contexts import ContextStore
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
@@ -117,7 +117,7 @@ def test_contexts_are_listed_in_pages_on_the_codec_threads(
         return page(*arguments)
 
     monkeypatch.setattr(ContextStore, "page", recorded)
-    monkeypatch.setattr(contexts, "MAX_PAGE", 3)
+    monkeypatch.setattr(handlers, "MAX_PAGE", 3)
     with Served(cross_model) as served:
         stub = AttentionServiceStub(served.channel)
         stored = [put(stub, value=vectors(VALUE + index)).id for index in range(5)]

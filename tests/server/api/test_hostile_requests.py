@@ -17,11 +17,10 @@ from starlette.exceptions import HTTPException
 
 from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.api.attention import codec as attention_codec
-from attention_serving.server.api.attention import named_tensors
-from attention_serving.server.api.open_inference import codec as open_inference_codec
-from attention_serving.server.api.protobuf_bytes import field, reader
+from attention_serving.server.api.attention import requests as attention
+from attention_serving.server.api.open_inference import requests as open_inference
 from attention_serving.server.api.tensors import Allowance
+from attention_serving.server.api.wire import field, reader
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.errors import Code, EngineError, InvalidRequestError, OverloadedError
 from attention_serving.server.engine.limits import MIB, Limits
@@ -35,7 +34,7 @@ from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.http import infer as http_infer
 from attention_serving.server.http import schemas, text_models
 from tests.encoders.repository import SENTENCE
-from tests.server.api.messages import NO_REGIONS, read_attend, read_infer
+from tests.server.api.messages import decode_infer, read_attend, read_infer
 from tests.server.samples import SELF, TEXT
 from tests.support.contradictions import Made, good_and_changed
 from tests.support.encoders import WIDTH
@@ -66,12 +65,13 @@ def decode(
     message: typed.AttendRequest | pb.ModelInferRequest = parsed.message
     model = models(message.model_name, message.model_version)
     if isinstance(message, pb.ModelInferRequest):
-        request, _ = open_inference_codec.decode(parsed, model, math.inf, allowance, NO_REGIONS)
+        request, _ = decode_infer(parsed, model, allowance=allowance)
     elif message.inputs:
-        request, _ = named_tensors.decode(parsed, model, math.inf, allowance)
+        outputs = attention.output_names(message, model)
+        request, _ = attention.decode_named(parsed, model, outputs, math.inf, allowance)
     else:
-        names = attention_codec.input_names(model)
-        request = attention_codec.decode(parsed, names, math.inf, allowance)
+        names = attention.input_names(model)
+        request = attention.decode(parsed, names, math.inf, allowance)
     if INLINE_MAX_TEXTS < len(request.texts) <= limits.max_sequences:
         return None  # many texts are encoded on threads of their own
     return validate(request, model, limits)
@@ -216,10 +216,10 @@ def test_many_short_texts_are_not_tokenized_on_the_thread_that_takes_calls(count
     message = pb.ModelInferRequest()
     message.inputs.add(name="text", datatype="BYTES", shape=[count])
     request = typed.AttendRequest(text=typed.TextSequences(texts=["a"] * count))
-    streamed = reader(typed.AttendStreamRequest, attention_codec.PATHS, 4096, within="request")
+    streamed = reader(typed.AttendStreamRequest, attention.PATHS, 4096, within="request")
     found = [
-        open_inference_codec.is_slow(read_infer(message.SerializeToString())),
-        attention_codec.is_slow(read_attend(request.SerializeToString())),
-        attention_codec.is_slow(streamed(typed.AttendStreamRequest(request=request).SerializeToString())),
+        open_inference.is_slow(read_infer(message.SerializeToString())),
+        attention.is_slow(read_attend(request.SerializeToString())),
+        attention.is_slow(streamed(typed.AttendStreamRequest(request=request).SerializeToString())),
     ]
     assert found == [count > INLINE_MAX_TEXTS] * 3

@@ -12,11 +12,11 @@ from attention_serving.artifact.manifest import Cost
 from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.inference import open_inference_pb2
-from attention_serving.server.api.attention.service import describe
+from attention_serving.server.api.attention.responses import describe
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.method import Method
 from attention_serving.server.api.methods import REFLECTION_V1, SERVICES, HealthService, all_methods
-from attention_serving.server.api.open_inference.service import Handlers
+from attention_serving.server.api.open_inference.handlers import Handlers
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel

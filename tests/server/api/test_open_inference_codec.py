@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.api.open_inference.tensors import BYTES, CONTENTS
+from attention_serving.server.api.open_inference.requests import BYTES, CONTENTS
 from attention_serving.server.api.tensors import DTYPES, Allowance
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.engine import Engine

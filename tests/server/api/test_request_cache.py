@@ -16,10 +16,10 @@ from google.protobuf.message import Message
 from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api import inference
-from attention_serving.server.api.attention.service import Attend, AttendStream
+from attention_serving.server.api.attention.handlers import Attend, AttendStream
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.inference import Inference, RequestCache, _depends_on_form
-from attention_serving.server.api.open_inference.service import ModelInfer, ModelStreamInfer
+from attention_serving.server.api.open_inference.handlers import ModelInfer, ModelStreamInfer
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.engine import Engine

@@ -10,9 +10,9 @@ from google.rpc import status_pb2
 from attention_serving.protos.attention.v1.attention_pb2 import AttendStreamResponse
 from attention_serving.protos.inference.open_inference_pb2 import ModelStreamInferResponse
 from attention_serving.server.api import admission  # noqa: F401 - defines some of the errors
-from attention_serving.server.api.attention.service import AttendStream
+from attention_serving.server.api.attention.handlers import AttendStream
 from attention_serving.server.api.errors import UNEXPECTED, code_of, engine_error_of, trailing_metadata
-from attention_serving.server.api.open_inference.service import ModelStreamInfer
+from attention_serving.server.api.open_inference.handlers import ModelStreamInfer
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError, OverloadedError
 from attention_serving.server.security import web_tokens  # noqa: F401 - and others
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.api.open_inference.tensors import BYTES
+from attention_serving.server.api.open_inference.requests import BYTES
 from attention_serving.server.api.tensors import DATATYPES, DTYPES
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.http.infer import InferenceHeader, decode, encode, to_bytes, to_json

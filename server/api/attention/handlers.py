@@ -1,27 +1,43 @@
-"""The methods of attention.v1 for stored contexts: put, append, drop and list."""
+"""The methods of attention.v1: inference, stored contexts (put, append, drop and list), and models."""
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
-from google.protobuf.descriptor import ServiceDescriptor
 
 from attention_serving.artifact.manifest import KEY_POSITIONS
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.server.api.attention.codec import Decoder
+from attention_serving.server.api.attention import requests, responses
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.method import Method, caller_of, find_model, of_names, parse
-from attention_serving.server.api.protobuf_bytes import Parsed, reader
-from attention_serving.server.api.tensors import Allowance
+from attention_serving.server.api.errors import code_of
+from attention_serving.server.api.inference import Inference
+from attention_serving.server.api.method import (
+    Method,
+    caller_of,
+    find_model,
+    of_names,
+    of_service,
+    parse,
+    permitted,
+)
+from attention_serving.server.api.tensors import Allowance, Reply
+from attention_serving.server.api.wire import Parsed, field, leading_text, reader, text_field
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.contexts import DEFAULT_TTL_SECONDS, context_id, joined, projected_inputs
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.errors import EngineError, InvalidRequestError, quoted
+from attention_serving.server.engine.errors import (
+    EngineError,
+    InvalidRequestError,
+    LimitExceededError,
+    ModelNotFoundError,
+    quoted,
+)
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.request import Request
+from attention_serving.server.engine.requests.validation import encode_texts
 from attention_serving.server.engine.types import (
     CONTEXT_BYTES,
     Array,
@@ -29,19 +45,94 @@ from attention_serving.server.engine.types import (
     DecodedRequest,
     MaskKind,
     Ragged,
+    Result,
 )
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
-# The fields that are cut out of requests.
-PATHS = ("key.data", "value.data", "mask.bits", "key.lengths", "value.lengths")
+SERVICE = pb.DESCRIPTOR.services_by_name["AttentionService"]
+# A response contains the id of its request.
+MAX_ID_BYTES = 1024
+ID, RESPONSE = pb.AttendStreamResponse.ID_FIELD_NUMBER, (pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER,)
+# The fields that are cut out of requests that put contexts.
+CONTEXT_PATHS = ("key.data", "value.data", "mask.bits", "key.lengths", "value.lengths")
 # Contexts in a page at most, and digits of a token.
 MAX_PAGE, MAX_TOKEN = 1000, 20
-
-
 # What is to be stored: the model of the repository, the context without its tensors, what makes them of the
 # outputs of a run, and the request that runs; None if the context is stored already.
 Put: TypeAlias = "tuple[LoadedModel, Context, Callable[..., dict[str, Array]], Request | None]"
+
+
+class Attend(Inference):
+    """Computes the context vectors of one request."""
+
+    kind: ClassVar[Any] = pb.AttendRequest
+    paths = requests.PATHS
+    is_slow = staticmethod(requests.is_slow)
+
+    def _model_name(self, parsed: Parsed[Any], call: Call) -> str:
+        name = super()._model_name(parsed, call)
+        if name or not parsed.message.text.return_labels:
+            return name
+        models = [
+            model for model in self._engine.repository if isinstance(model, LoadedModel) and model.classifier
+        ]
+        names = {model.name for model in permitted(models, call, Right.INFER)}
+        if len(names) != 1:
+            raise InvalidRequestError("model_name", f"is required: {len(names)} text classifiers are ready")
+        return names.pop()
+
+    def _decode(
+        self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
+    ) -> tuple[DecodedRequest, Reply]:
+        message, wire = parsed.message, requests.output_type(parsed.message)
+        if message.inputs:
+            names = requests.output_names(message, model)
+            request, has_batch = requests.decode_named(parsed, model, names, deadline, allowance)
+            prefix = responses.facts(request, model)
+            encode = partial(
+                responses.encode_named, prefix=prefix, names=names, wire=wire, has_batch=has_batch
+            )
+            return request, Reply(encode)
+        embeds, has_texts = message.HasField("embedding"), message.HasField("text")
+        if embeds and model.encoder is None:
+            raise InvalidRequestError("embedding", f"model {model.name!r} is not a text encoder")
+        request = requests.decode(parsed, requests.input_names(model), deadline, allowance)
+        request = encode_texts(request, model, allowance.limits, allowance.reservation)
+        prefix = responses.facts(request, model, has_texts=has_texts)
+        if message.text.return_labels:
+            if model.classifier is None:
+                problem = f"model: {model.name!r} is not a text classifier"
+                raise ModelNotFoundError(problem, field="model_name")
+            prefix += pb.AttendResponse(labels=model.classifier.labels).SerializeToString()
+        has_heads = bool(model.manifest.num_heads)
+        encode = partial(responses.encode, prefix=prefix, wire=wire, embeds=embeds, has_heads=has_heads)
+        return request, Reply(encode)
+
+
+class AttendStream(Attend):
+    """Answers one request of a stream."""
+
+    kind, within, is_stream = pb.AttendStreamRequest, "request", True
+
+    def _decode(
+        self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
+    ) -> tuple[DecodedRequest, Reply]:
+        if (size := len(parsed.id.encode())) > MAX_ID_BYTES:
+            raise LimitExceededError("id", f"has {size} bytes; the limit is {MAX_ID_BYTES}")
+        return super()._decode(parsed, model, deadline, allowance)
+
+    def _encode(self, reply: Reply, result: Result, request_id: str) -> bytes:
+        return b"".join([text_field(ID, request_id), *field(RESPONSE, reply.parts(result))])
+
+    def _leading_id(self, message: bytes) -> str:
+        return leading_text(message, pb.AttendStreamRequest.ID_FIELD_NUMBER)
+
+    def _with_reply(self, error: EngineError, request_id: str) -> EngineError:
+        stream_error = responses.copy(error, pb.StreamError, code=code_of(error).value[0])
+        reply = pb.AttendStreamResponse(id=request_id[:MAX_ID_BYTES], error=stream_error)
+        error.reply = reply.SerializeToString()
+        return error
 
 
 class PutContext:
@@ -50,13 +141,8 @@ class PutContext:
     def __init__(self, engine: Engine, threads: CodecThreads, kind: Any, reply: Any) -> None:
         """Creates the method, from the types of its requests and replies."""
         self._engine, self._threads, self._contexts = engine, threads, engine.contexts
-        self._read = reader(kind, PATHS, 1)
+        self._read = reader(kind, CONTEXT_PATHS, 1)
         self._reply = reply
-
-    def method(self) -> Method:
-        """What the server knows of the method."""
-        budget = self._engine.budget
-        return Method(handle=self.handle, is_inference=True, right=Right.INFER, budget=budget)
 
     async def handle(self, message: bytes, call: Call, reservation: Reservation) -> bytes:
         """Answers one request."""
@@ -67,7 +153,7 @@ class PutContext:
             result = await self._engine.run(request, reservation)
             store = partial(self._contexts.put, model, context, partial(tensors, result.outputs))
             await self._threads.run(store, call.deadline)
-        reply: bytes = self._reply(context=describe(context, model)).SerializeToString()
+        reply: bytes = self._reply(context=responses.describe_context(context, model)).SerializeToString()
         return reply
 
     def _decode(self, message: bytes, call: Call, reservation: Reservation) -> Put:
@@ -116,9 +202,9 @@ class PutContext:
 
 def _decode_rows(parsed: Parsed[Any], allowance: Allowance) -> tuple[dict[str, Array], Array]:
     """The rows (T, d) of each input that no mask hides; and which of the rows that were sent one hides."""
-    message, decoder = parsed.message, Decoder(parsed, allowance)
+    message = parsed.message
     names = filter(message.HasField, ("key", "value"))
-    vectors = {name: decoder.vectors(name, getattr(message, name)) for name in names}
+    vectors = {name: requests.decode_vectors(parsed, allowance, name) for name in names}
     if "key" not in vectors:
         raise InvalidRequestError("key", "is missing; a context consists of key rows")
     for name, ragged in vectors.items():
@@ -128,7 +214,7 @@ def _decode_rows(parsed: Parsed[Any], allowance: Allowance) -> tuple[dict[str, A
     count = vectors["key"].lengths[0]
     hidden: Array = np.zeros(count, np.bool_)
     if message.HasField("mask"):
-        mask = decoder.mask(message.mask.kind)
+        mask = requests.decode_mask(parsed, allowance)
         if mask.kind is not MaskKind.KEYS or not mask.holds(count):
             raise InvalidRequestError("mask", f"must be of kind keys, with a bit for each of {count} rows")
         hidden = ~mask.flags(count)
@@ -136,19 +222,26 @@ def _decode_rows(parsed: Parsed[Any], allowance: Allowance) -> tuple[dict[str, A
     return rows, hidden
 
 
-def methods(service: ServiceDescriptor, engine: Engine, threads: CodecThreads) -> Mapping[str, Method]:
+def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
     """Each method by its full name.
 
     Args:
-        service: The service that they are part of.
-        engine: Projects rows, and has the contexts.
-        threads: Decode what is large, store it, list and drop.
+        engine: Computes results, and has the models and the contexts.
+        threads: Decode and encode what is large; store, list and drop contexts.
     """
+    repository, contexts = engine.repository, engine.contexts
+
+    def list_models(_request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
+        """Describes the models that the caller may read, those that failed to load included."""
+        return pb.ListModelsResponse(models=map(responses.describe, permitted(repository, call)))
+
+    def get_model(request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
+        model = find_model(repository.find, call, Right.READ, request.name, request.version)
+        return pb.GetModelResponse(model=responses.describe(model))
 
     async def drop(request: pb.DropContextRequest, call: Call) -> pb.DropContextResponse:
         model = find_model(engine.model, call, Right.INFER, request.model_name, request.model_version)
-        work = partial(engine.contexts.drop, model, request.id, caller_of(call).name)
-        await threads.run(work, call.deadline)
+        await threads.run(partial(contexts.drop, model, request.id, caller_of(call).name), call.deadline)
         return pb.DropContextResponse()
 
     async def list_page(request: pb.ListContextsRequest, call: Call) -> pb.ListContextsResponse:
@@ -160,10 +253,13 @@ def methods(service: ServiceDescriptor, engine: Engine, threads: CodecThreads) -
     put = PutContext(engine, threads, pb.PutContextRequest, pb.PutContextResponse)
     append = PutContext(engine, threads, pb.AppendContextRequest, pb.AppendContextResponse)
     return {
-        f"/{service.full_name}/PutContext": put.method(),
-        f"/{service.full_name}/AppendContext": append.method(),
-        f"/{service.full_name}/DropContext": of_names(pb.DropContextRequest.FromString, drop, **facts),
-        f"/{service.full_name}/ListContexts": of_names(pb.ListContextsRequest.FromString, list_page, **facts),
+        f"/{SERVICE.full_name}/Attend": Attend(engine, threads).method(),
+        f"/{SERVICE.full_name}/AttendStream": AttendStream(engine, threads).method(),
+        f"/{SERVICE.full_name}/PutContext": Method(handle=put.handle, budget=engine.budget, **facts),
+        f"/{SERVICE.full_name}/AppendContext": Method(handle=append.handle, budget=engine.budget, **facts),
+        f"/{SERVICE.full_name}/DropContext": of_names(pb.DropContextRequest.FromString, drop, **facts),
+        f"/{SERVICE.full_name}/ListContexts": of_names(pb.ListContextsRequest.FromString, list_page, **facts),
+        **of_service(SERVICE, Right.READ, ListModels=list_models, GetModel=get_model),
     }
 
 
@@ -180,19 +276,6 @@ def _page(
     before = int(token) if token else math.inf
     contexts, following = engine.contexts.page(model, caller, min(size or MAX_PAGE, MAX_PAGE), before)
     return pb.ListContextsResponse(
-        contexts=[describe(context, model) for context in contexts],
+        contexts=[responses.describe_context(context, model) for context in contexts],
         next_page_token=str(following) if following else "",
-    )
-
-
-def describe(context: Context, model: LoadedModel) -> pb.Context:
-    """A context of a model, as callers see it."""
-    return pb.Context(
-        id=context.id,
-        model_name=model.name,
-        model_version=model.version,
-        rows=context.rows,
-        bytes=context.nbytes,
-        expires_at=int(context.expires_at),
-        shared=context.shared,
     )

@@ -13,11 +13,11 @@ from attention_serving.server import VERSION
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.inference import Inference
 from attention_serving.server.api.method import Method, find_model, of_service, permitted, require
-from attention_serving.server.api.open_inference import codec, parameters, response, tensors
-from attention_serving.server.api.open_inference.tensors import BYTES
-from attention_serving.server.api.protobuf_bytes import Parsed, field, text_field
+from attention_serving.server.api.open_inference import requests, responses
+from attention_serving.server.api.open_inference.requests import BYTES
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.api.tensors import DATATYPES, Allowance, Reply
+from attention_serving.server.api.wire import Parsed, field, text_field
 from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.contexts import CONTEXT_ID
 from attention_serving.server.engine.engine import Engine
@@ -49,8 +49,8 @@ NO_CUDA = "CUDA shared memory is not supported by this server; use system shared
 class ModelInfer(Inference):
     """Computes the outputs of one request."""
 
-    kind, paths, id_path = pb.ModelInferRequest, tensors.PATHS, (pb.ModelInferResponse.ID_FIELD_NUMBER,)
-    is_slow = staticmethod(codec.is_slow)
+    kind, paths, id_path = pb.ModelInferRequest, requests.PATHS, (pb.ModelInferResponse.ID_FIELD_NUMBER,)
+    is_slow = staticmethod(requests.is_slow)
 
     def __init__(self, engine: Engine, threads: CodecThreads, memory: SharedMemory) -> None:
         """Creates the method, whose tensors may be in shared memory."""
@@ -58,13 +58,17 @@ class ModelInfer(Inference):
         self._memory = memory
 
     def _context_id(self, parsed: Parsed[Any]) -> str:
-        options = parameters.read(parsed.message.parameters)
-        return parameters.typed(options, CONTEXT_ID, str, "the id of a stored context") or ""
+        parameters = parsed.message.parameters
+        return requests.parameter(parameters, CONTEXT_ID, str, "the id of a stored context") or ""
 
     def _decode(
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
     ) -> tuple[DecodedRequest, Reply]:
-        return codec.decode(parsed, model, deadline, allowance, self._memory, in_stream=self.is_stream)
+        names, memory = responses.output_names(parsed.message, model), self._memory
+        request, sizes = requests.decode(parsed, model, names, deadline, allowance, memory)
+        return request, responses.plan_reply(
+            parsed, request, model, names, sizes, allowance, memory, in_stream=self.is_stream
+        )
 
 
 class ModelStreamInfer(ModelInfer):
@@ -88,11 +92,49 @@ class Handlers:
     def __init__(
         self, engine: Engine, is_serving: Callable[[], bool], control: ModelControl, memory: SharedMemory
     ) -> None:
-        """Creates the handlers; the arguments are those of `methods`."""
+        """Creates the handlers.
+
+        Args:
+            engine: Has the models.
+            is_serving: Whether the server is ready for requests.
+            control: Loads and unloads models on request.
+            memory: The regions of shared memory.
+        """
         self._engine, self._is_serving = engine, is_serving
         self._control, self._memory = control, memory
-        self._extensions = [*EXTENSIONS, *(["model_repository"] if control.is_explicit else [])]
-        self._extensions += ["system_shared_memory"] if memory.is_on else []
+
+    def methods(self, threads: CodecThreads) -> dict[str, Method]:
+        """Each method of the service by its full name; the threads decode and encode what is large."""
+        infer, stream = (kind(self._engine, threads, self._memory) for kind in (ModelInfer, ModelStreamInfer))
+        return {
+            f"/{SERVICE.full_name}/ModelInfer": infer.method(),
+            f"/{SERVICE.full_name}/ModelStreamInfer": stream.method(),
+            **of_service(SERVICE, None, ServerLive=self.live, ServerReady=self.ready),
+            **of_service(
+                SERVICE,
+                Right.READ,
+                ServerMetadata=self.metadata,
+                ModelReady=self.model_ready,
+                ModelMetadata=self.model_metadata,
+                ModelConfig=self.config,
+                ModelStatistics=self.statistics,
+                RepositoryIndex=self.index,
+            ),
+            **of_service(
+                SERVICE,
+                Right.ADMIN,
+                RepositoryModelLoad=self.load,
+                RepositoryModelUnload=self.unload,
+                SystemSharedMemoryStatus=self.regions,
+                SystemSharedMemoryRegister=self.register,
+                SystemSharedMemoryUnregister=self.unregister,
+                CudaSharedMemoryStatus=self.without_cuda,
+                CudaSharedMemoryRegister=self.register_cuda,
+                CudaSharedMemoryUnregister=self.without_cuda,
+                TraceSetting=self.trace_settings,
+                LogSettings=self.log_settings,
+            ),
+        }
 
     def live(self, request: pb.ServerLiveRequest, call: Call) -> pb.ServerLiveResponse:
         """Replies true: a server that replies is live."""
@@ -113,7 +155,9 @@ class Handlers:
 
     def metadata(self, request: pb.ServerMetadataRequest, call: Call) -> pb.ServerMetadataResponse:
         """Describes the server."""
-        return pb.ServerMetadataResponse(name=SERVER_NAME, version=VERSION, extensions=self._extensions)
+        extensions = [*EXTENSIONS, *(["model_repository"] if self._control.is_explicit else [])]
+        extensions += ["system_shared_memory"] if self._memory.is_on else []
+        return pb.ServerMetadataResponse(name=SERVER_NAME, version=VERSION, extensions=extensions)
 
     def log_settings(self, request: pb.LogSettingsRequest, call: Call) -> pb.LogSettingsResponse:
         """Returns what is logged, in Triton's terms.
@@ -176,7 +220,7 @@ class Handlers:
             platform=PLATFORM,
             inputs=_inputs(model),
             outputs=_outputs(model),
-            properties={parameters.MODEL_DIGEST: model.digest},
+            properties={responses.MODEL_DIGEST: model.digest},
         )
 
     def config(self, request: pb.ModelConfigRequest, call: Call) -> pb.ModelConfigResponse:
@@ -250,7 +294,7 @@ def _inputs(model: LoadedModel) -> list[TensorMetadata]:
 
 
 def _outputs(model: LoadedModel) -> list[TensorMetadata]:
-    specs = [model.outputs.get(name, response.LENGTHS_SPEC) for name in response.default_outputs(model)]
+    specs = [model.outputs.get(name, responses.LENGTHS_SPEC) for name in responses.default_outputs(model)]
     return list(map(_metadata, specs))
 
 
@@ -301,51 +345,3 @@ def _parts(runs: list[tuple[int, RunDurations]]) -> dict[str, pb.StatisticDurati
 
 def _duration(durations: Durations) -> pb.StatisticDuration:
     return pb.StatisticDuration(count=durations.count, ns=int(durations.seconds * 1e9))
-
-
-def methods(
-    engine: Engine,
-    is_serving: Callable[[], bool],
-    threads: CodecThreads,
-    control: ModelControl,
-    memory: SharedMemory,
-) -> dict[str, Method]:
-    """Each method by its full name.
-
-    Args:
-        engine: Computes results.
-        is_serving: Whether the server is ready for requests.
-        threads: Decode and encode what is large.
-        control: Loads and unloads models on request.
-        memory: The regions of shared memory.
-    """
-    handlers = Handlers(engine, is_serving, control, memory)
-    return {
-        f"/{SERVICE.full_name}/ModelInfer": ModelInfer(engine, threads, memory).method(),
-        f"/{SERVICE.full_name}/ModelStreamInfer": ModelStreamInfer(engine, threads, memory).method(),
-        **of_service(SERVICE, None, ServerLive=handlers.live, ServerReady=handlers.ready),
-        **of_service(
-            SERVICE,
-            Right.READ,
-            ServerMetadata=handlers.metadata,
-            ModelReady=handlers.model_ready,
-            ModelMetadata=handlers.model_metadata,
-            ModelConfig=handlers.config,
-            ModelStatistics=handlers.statistics,
-            RepositoryIndex=handlers.index,
-        ),
-        **of_service(
-            SERVICE,
-            Right.ADMIN,
-            RepositoryModelLoad=handlers.load,
-            RepositoryModelUnload=handlers.unload,
-            SystemSharedMemoryStatus=handlers.regions,
-            SystemSharedMemoryRegister=handlers.register,
-            SystemSharedMemoryUnregister=handlers.unregister,
-            CudaSharedMemoryStatus=handlers.without_cuda,
-            CudaSharedMemoryRegister=handlers.register_cuda,
-            CudaSharedMemoryUnregister=handlers.without_cuda,
-            TraceSetting=handlers.trace_settings,
-            LogSettings=handlers.log_settings,
-        ),
-    }

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.api.attention import codec as attention_codec
-from attention_serving.server.api.attention.service import MAX_ID_BYTES, RESPONSE
-from attention_serving.server.api.open_inference import tensors as open_inference_tensors
-from attention_serving.server.api.open_inference.tensors import CONTENT_TYPES
-from attention_serving.server.api.protobuf_bytes import (
+from attention_serving.server.api.attention import requests as attention
+from attention_serving.server.api.attention.handlers import MAX_ID_BYTES, RESPONSE
+from attention_serving.server.api.attention.responses import CONTEXT_DATA
+from attention_serving.server.api.open_inference import requests as open_inference
+from attention_serving.server.api.open_inference.requests import CONTENT_TYPES
+from attention_serving.server.api.wire import (
     CutFields,
     PackedNumbers,
     cut,
@@ -26,10 +27,10 @@ from attention_serving.server.api.protobuf_bytes import (
 )
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 
-INFER = cut_fields(pb.ModelInferRequest.DESCRIPTOR, open_inference_tensors.PATHS)
-ATTEND = cut_fields(typed.AttendRequest.DESCRIPTOR, attention_codec.PATHS)
+INFER = cut_fields(pb.ModelInferRequest.DESCRIPTOR, open_inference.PATHS)
+ATTEND = cut_fields(typed.AttendRequest.DESCRIPTOR, attention.PATHS)
 ATTEND_STREAM = cut_fields(
-    typed.AttendStreamRequest.DESCRIPTOR, [f"request.{path}" for path in attention_codec.PATHS]
+    typed.AttendStreamRequest.DESCRIPTOR, [f"request.{path}" for path in attention.PATHS]
 )
 Fields = dict[tuple[str | int, ...], list[bytes]]
 WIDE = (10_000, 100_000)
@@ -173,7 +174,7 @@ def test_messages_beyond_the_bounds_are_refused(data: bytes, says: str) -> None:
 @given(contents=st.lists(content, max_size=3))
 def test_an_appended_field_merges_with_its_submessage(contents: list[bytes]) -> None:
     streamed = typed.AttendStreamResponse(id="7", response=typed.AttendResponse(context_vectors=vectors(b"")))
-    appended = field(RESPONSE, field(attention_codec.CONTEXT_DATA, contents))
+    appended = field(RESPONSE, field(CONTEXT_DATA, contents))
     read = typed.AttendStreamResponse.FromString(streamed.SerializeToString() + b"".join(appended))
     assert (read.id, read.response.context_vectors) == ("7", vectors(b"".join(contents)))
 

@@ -1,36 +1,54 @@
-"""Responses of the Open Inference Protocol: their shapes before the run, and their bytes after it."""
+"""Responses of the Open Inference Protocol: all but the elements of the outputs is known before the run."""
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from functools import partial
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 
 from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, EMBEDDING
 from attention_serving.artifact.manifest import BATCH_AXIS, TensorSpec
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.api.open_inference import parameters
-from attention_serving.server.api.open_inference.tensors import BYTES
-from attention_serving.server.api.protobuf_bytes import Parsed, head
+from attention_serving.server.api.open_inference.requests import (
+    BYTES,
+    REGION,
+    REGION_OFFSET,
+    REGION_SIZE,
+    TIMEOUT,
+    Parameters,
+    find_slice,
+    value_of,
+)
 from attention_serving.server.api.shared_memory import SharedMemory, Slice
 from attention_serving.server.api.tensors import (
     DATATYPES,
+    DTYPES,
     FLOAT32,
     FLOATS,
     Allowance,
     Output,
     Piece,
+    Reply,
     Shape,
-    datatype_of,
 )
+from attention_serving.server.api.wire import Parsed, head
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import DecodedRequest, Result
 
 # The parameter of a response that names the texts that were cut, by their indices.
 TRUNCATED = "truncated"
+# A parameter of this server, of metadata and responses: the digest of the model.
+MODEL_DIGEST = "model_digest"
+# A parameter of this server: the type in which a requested output of FP32 is sent.
+DATATYPE = "datatype"
+# The parameter of an extension of the protocol that this server lacks.
+CLASSIFICATION = "classification"
+# Triton's clients send the first with every request: whether the last response of a stream to it is marked as
+# such, by the second. There is one response to each request.
+WANTS_FINAL, IS_FINAL = "triton_enable_empty_final_response", "triton_final_response"
 # An output of models that take text: the text of each token, BYTES (B, T), padded with empty texts.
 TOKENS = "tokens"
 # The length in bytes before each of them.
@@ -45,24 +63,6 @@ RAW_OUTPUT_CONTENTS = (pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER,)
 def default_outputs(model: LoadedModel) -> tuple[str, ...]:
     """Outputs of a request that names none. Texts differ in length, so their lengths are an output."""
     return (*model.default_outputs, LENGTHS) if model.text_encoder else tuple(model.default_outputs)
-
-
-class Planned(NamedTuple):
-    """A requested output, as it is known before the run.
-
-    Attributes:
-        name: Its name.
-        wire: The type in which real numbers are sent.
-        shape: Its shape, padding included.
-        content: The datatype and the content of an output that describes texts; None for one of the model.
-        where: Where in shared memory it is written; None if it is sent. Its raw entry is then empty.
-    """
-
-    name: str
-    wire: str
-    shape: Shape
-    content: tuple[str, bytes] | None
-    where: Slice | None
 
 
 def output_names(message: pb.ModelInferRequest, model: LoadedModel) -> Sequence[str]:
@@ -88,26 +88,29 @@ def output_names(message: pb.ModelInferRequest, model: LoadedModel) -> Sequence[
     return requested
 
 
-def plan(
-    requested: Sequence[str],
+def plan_reply(
     parsed: Parsed[pb.ModelInferRequest],
     request: DecodedRequest,
     model: LoadedModel,
+    names: Sequence[str],
     sizes: Mapping[str, int],
     allowance: Allowance,
     memory: SharedMemory,
-) -> list[Planned]:
-    """What is known of the outputs of a response, whose size is checked before the request is queued.
+    *,
+    in_stream: bool,
+) -> Reply:
+    """The reply to a request, without its id. Its size is checked before the request is queued.
 
     Args:
-        requested: The result of `output_names`.
         parsed: The request as it was received, with the parameters of its outputs.
         request: The decoded request, without texts. It may still be found invalid.
         model: The model.
+        names: The result of `output_names`.
         sizes: Size of each symbolic axis that the request pads to. An axis that is not here is as long as its
             longest sequence.
         allowance: What the response may take. The memory of padding is reserved.
         memory: The regions of shared memory that outputs may be written to.
+        in_stream: Whether the request belongs to a stream.
 
     Raises:
         InvalidRequestError: A parameter of an output is wrong, or it does not fit into shared memory.
@@ -116,56 +119,106 @@ def plan(
         RegionNotFoundError: An output is to be written to shared memory that is not registered.
         UnsupportedError: An output is to be written to shared memory, which is switched off.
     """
+    message = parsed.message
     lengths = {
         str(spec.axes[1]): request.inputs[spec.name].lengths
         for spec in reversed(model.inputs)
         if spec.name in request.inputs
     }
-    batch = max(map(len, lengths.values()), default=0)
     longest = {axis: max(ends, default=0) for axis, ends in lengths.items()}
-    padded = {**longest, **sizes, BATCH_AXIS: batch}
-    outputs, size = list[Planned](), 0
-    sent_parameters = {output.name: parameters.read(output.parameters) for output in parsed.message.outputs}
-    for name in requested:
-        field, output_parameters = f"outputs[{name}]", sent_parameters.get(name, {})
-        wire = parameters.output_type(field, output_parameters)
-        where, content = parameters.place(field, output_parameters, memory), None
+    padded = {**longest, **sizes, BATCH_AXIS: max(map(len, lengths.values()), default=0)}
+    padded_axes = {axis for axis, ends in lengths.items() if min(ends, default=0) < padded[axis]}
+    response = _response(message, request, model, in_stream=in_stream)
+    parameters: dict[str, Parameters] = {output.name: output.parameters for output in message.outputs}
+    raw, shared, size = list[Piece](), list[tuple[Slice, Piece]](), 0
+    for name in names:
+        field, options = f"outputs[{name}]", parameters.get(name, {})
+        piece: Piece
+        wire, location = output_type(field, options), find_slice(field, options, memory)
         if name == TOKENS and name not in model.outputs:
-            shape, tokens = token_texts(request, model, sizes.get(str(model.inputs[0].axes[1]), 0), allowance)
-            content, sent, result_bytes = (BYTES, tokens), len(tokens), 0  # they have a separate limit
+            length = padded.get(str(model.inputs[0].axes[1]), 0)
+            datatype, (shape, piece) = BYTES, token_texts(request, model, length, allowance)
+            sent_bytes = len(piece)  # they have a limit of their own
         else:
-            spec = model.outputs.get(name, LENGTHS_SPEC)
-            shape = tuple([padded.get(axis, 0) if isinstance(axis, str) else axis for axis in spec.axes])
-            if name == EMBEDDING and request.dimensions:
-                shape = (batch, request.dimensions)
-            dtype, count = np.dtype(spec.data_type), math.prod(shape)
-            if spec is LENGTHS_SPEC:
-                rows = next(iter(request.inputs.values())).lengths if request.inputs else ()
-                content = DATATYPES[dtype], np.array(rows, dtype).tobytes()
-            result_bytes = count * dtype.itemsize
-            sent = count * FLOATS[wire].itemsize if dtype == FLOAT32 else result_bytes
-        if where is not None:
-            where = where.shorten(sent)
-        size += result_bytes
-        outputs.append(Planned(name, wire, shape, content, where))
+            datatype, shape, piece = _plan_output(name, wire, request, model, padded, padded_axes)
+            count = math.prod(shape)
+            sent_bytes = count * (FLOATS.get(datatype) or DTYPES[datatype]).itemsize
+            size += count * (FLOAT32 if datatype in FLOATS else DTYPES[datatype]).itemsize
+        tensor = response.outputs.add(name=name, datatype=datatype, shape=shape)
+        if location is not None:
+            shared.append((location.shorten(sent_bytes), piece))
+            tensor.parameters[REGION].string_param = location.region.name
+            tensor.parameters[REGION_OFFSET].int64_param = location.offset
+            tensor.parameters[REGION_SIZE].int64_param = sent_bytes
+            piece, sent_bytes = b"", 0
+        raw += [head(RAW_OUTPUT_CONTENTS, sent_bytes), piece]
     with_id = size + len(parsed.id.encode())
     if with_id > (most := allowance.limits.max_result_bytes):
-        field = f"outputs[{ATTENTION_WEIGHTS}]" if request.return_weights else parsed.message.inputs[0].name
-        message = f"the response would have {with_id} bytes with padding; the limit is {most}"
-        raise LimitExceededError(field, message)
-    if any(min(ends, default=0) < padded[axis] for axis, ends in lengths.items()):
+        field = f"outputs[{ATTENTION_WEIGHTS}]" if request.return_weights else message.inputs[0].name
+        problem = f"the response would have {with_id} bytes with padding; the limit is {most}"
+        raise LimitExceededError(field, problem)
+    if padded_axes:
         # The outputs are copied to rectangles, which are then copied to the response.
         allowance.reservation.add(2 * size)
-    return outputs
+    # A timeout counts from the arrival of its request, and regions can be replaced.
+    is_kept = TIMEOUT not in message.parameters and not shared
+    return Reply(partial(_encode, [response.SerializeToString(), *raw], shared), is_kept=is_kept)
 
 
-def prefix(request: DecodedRequest, model: LoadedModel) -> bytes:
-    """The part of a response that does not depend on the run, a serialized ModelInferResponse."""
+def _encode(pieces: list[Piece], shared: list[tuple[Slice, Piece]], result: Result) -> list[Piece]:
+    """The pieces of a response; writes those that are in shared memory."""
+    for location, piece in shared:
+        location.write([piece] if isinstance(piece, bytes) else piece.parts(result.outputs[piece.name]))
+    return pieces
+
+
+def _plan_output(
+    name: str,
+    wire: str,
+    request: DecodedRequest,
+    model: LoadedModel,
+    padded: Mapping[str, int],
+    padded_axes: Set[str],
+) -> tuple[str, Shape, Piece]:
+    """The datatype, the shape and the elements of an output that consists of numbers."""
+    spec = model.outputs.get(name, LENGTHS_SPEC)
+    shape = tuple([padded.get(axis, 0) if isinstance(axis, str) else axis for axis in spec.axes])
+    if name == EMBEDDING and request.dimensions:
+        shape = (padded[BATCH_AXIS], request.dimensions)
+    dtype = np.dtype(spec.data_type)
+    datatype = wire if dtype == FLOAT32 else DATATYPES[dtype]
+    if spec is LENGTHS_SPEC:
+        rows = next(iter(request.inputs.values())).lengths if request.inputs else ()
+        return datatype, shape, np.array(rows, dtype).tobytes()
+    return datatype, shape, Output(name, wire, None if padded_axes.isdisjoint(spec.axes) else shape[1:])
+
+
+def _response(
+    message: pb.ModelInferRequest, request: DecodedRequest, model: LoadedModel, *, in_stream: bool
+) -> pb.ModelInferResponse:
+    """The response without its outputs."""
     response = pb.ModelInferResponse(model_name=model.name, model_version=model.version)
-    response.parameters[parameters.MODEL_DIGEST].string_param = model.digest
+    response.parameters[MODEL_DIGEST].string_param = model.digest
     if request.truncated:
         response.parameters[TRUNCATED].string_param = ",".join(map(str, request.truncated))
-    return response.SerializeToString()
+    if in_stream and WANTS_FINAL in message.parameters and message.parameters[WANTS_FINAL].bool_param:
+        response.parameters[IS_FINAL].bool_param = True
+    return response
+
+
+def output_type(field: str, parameters: Parameters) -> str:
+    """Checks the parameters of a requested output; the type of `datatype`, FP32 if it has none.
+
+    Raises:
+        InvalidRequestError: The output is to be classified, or the type is not one of real numbers.
+    """
+    if CLASSIFICATION in parameters and value_of(parameters[CLASSIFICATION]):
+        message = "is not supported by this server; request the output without it"
+        raise InvalidRequestError(f"{field}.parameters[{CLASSIFICATION}]", message)
+    datatype = value_of(parameters[DATATYPE]) if DATATYPE in parameters else "FP32"
+    if datatype not in FLOATS:
+        raise InvalidRequestError(f"{field}.parameters[{DATATYPE}]", f"must be one of {', '.join(FLOATS)}")
+    return str(datatype)
 
 
 def token_texts(
@@ -176,7 +229,7 @@ def token_texts(
     Args:
         request: A request with token ids.
         model: Its model, which takes text.
-        length: Tokens of each sequence with padding; 0 for those of the longest.
+        length: Tokens of each sequence with padding.
         allowance: What the response may take.
 
     Raises:
@@ -186,7 +239,6 @@ def token_texts(
     ids, encoder = request.inputs.get(model.inputs[0].name), model.text_encoder
     if ids is None or encoder is None or ids.rows.dtype.kind not in "iu":
         return (0, 0), b""  # the request is refused when it is validated
-    length = length or max(ids.lengths, default=0)
     # A text has far fewer different tokens than tokens, and so have all texts of a request.
     different, indices = np.unique(ids.rows, return_inverse=True)
     encoded = [text.encode(errors="replace") for text in encoder.texts_of(different.tolist())]
@@ -202,36 +254,3 @@ def token_texts(
         parts += [elements[index] for index in islice(tokens, count)]
         parts.append(EMPTY * (length - count))
     return (len(ids.lengths), length), b"".join(parts)
-
-
-def encode(result: Result, prefix: bytes, outputs: Sequence[Planned]) -> list[Piece]:
-    """A response without its id, with one raw entry for each requested output.
-
-    Args:
-        result: The outputs of each sequence.
-        prefix: The result of `prefix`.
-        outputs: The result of `plan`.
-
-    Raises:
-        InvalidRequestError: A region of shared memory has become smaller.
-    """
-    response, raw = pb.ModelInferResponse(), list[Piece]()
-    for name, wire, shape, content, where in outputs:
-        tensor = response.outputs.add(name=name, shape=shape)
-        piece: Piece
-        if content is not None:
-            tensor.datatype, piece = content
-            size = len(piece)
-        else:
-            arrays = result.outputs[name]
-            is_padded = any(array.shape != shape[1:] for array in arrays)
-            piece = Output(name, wire, shape[1:] if is_padded else None)
-            tensor.datatype, size = datatype_of(arrays[0], wire), piece.size(arrays)
-        if where is not None:
-            where.write([piece] if isinstance(piece, bytes) else piece.parts(arrays))
-            tensor.parameters[parameters.REGION].string_param = where.region.name
-            tensor.parameters[parameters.REGION_OFFSET].int64_param = where.offset
-            tensor.parameters[parameters.REGION_SIZE].int64_param = where.size
-            piece, size = b"", 0
-        raw += [head(RAW_OUTPUT_CONTENTS, size), piece]
-    return [prefix + response.SerializeToString(), *raw]

@@ -1,0 +1,317 @@
+"""Requests of attention.v1 as the engine's: inputs in fields of their own, or by name for any model."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS
+from attention_serving.artifact.manifest import ATTENTION_MASK, BATCH_AXIS, POSITIONS, GraphKind
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.server.api.tensors import FLOATS, Allowance, Shape, check_once, from_bytes, mask_of
+from attention_serving.server.api.wire import Buffer, Parsed
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.requests.outputs import SPANS
+from attention_serving.server.engine.requests.tokenizer import INLINE_MAX_BYTES, INLINE_MAX_TEXTS
+from attention_serving.server.engine.types import (
+    BITS_PER_BYTE,
+    Array,
+    DecodedRequest,
+    HeadSelection,
+    Mask,
+    MaskKind,
+    Ragged,
+)
+
+# The fields that are cut out of requests.
+PATHS = (
+    "query.data", "key.data", "value.data", "inputs.data", "mask.bits", "text.texts", "text.pairs",
+    "query.lengths", "key.lengths", "value.lengths", "token_ids.lengths", "embedding.spans.lengths",
+    "token_ids.ids", "positions", "embedding.spans.starts", "embedding.spans.ends", "inputs.shapes",
+)  # fmt: skip
+# The types that models take, and that vectors are sent in, by name.
+DATA_TYPES = {
+    name: pb.DataType.Value(f"DATA_TYPE_{name}") for name in ("FP32", "FP16", "BF16", "INT64", "BOOL")
+}
+NAMES = {data_type: name for name, data_type in DATA_TYPES.items()}
+MASK_KINDS = {pb.AttentionMask.Kind.Value(f"KIND_{kind.name}"): kind for kind in MaskKind}
+BESIDE_INPUTS = frozenset(
+    {"id", "model_name", "model_version", "output_data_type", "inputs", "output_names", "context_id"}
+)
+# (B, T, d).
+MAX_OUTPUT_AXES = 3
+# No tensor of a model has more axes.
+MAX_AXES = 32
+UINT32, INT64 = np.dtype("<u4"), np.dtype("<i8")
+
+
+def is_slow(parsed: Parsed[pb.AttendRequest]) -> bool:
+    """Whether a request takes long to decode even if it is not large: much text, many texts, or spans."""
+    texts = [*parsed.contents("text", "texts"), *parsed.contents("text", "pairs")]
+    is_long = len(texts) > INLINE_MAX_TEXTS or sum(map(len, texts)) > INLINE_MAX_BYTES
+    return is_long or (bool(texts) and parsed.message.embedding.HasField(SPANS))
+
+
+def output_type(message: pb.AttendRequest) -> str:
+    """The type in which a request wants real numbers.
+
+    Raises:
+        InvalidRequestError: It is not a type of real numbers.
+    """
+    data_type = message.output_data_type
+    wire = NAMES.get(data_type, "") if data_type else "FP32"
+    if wire not in FLOATS:
+        rule = f"is {data_type}; must be one of {', '.join(FLOATS)}"
+        raise InvalidRequestError("output_data_type", rule)
+    return wire
+
+
+def input_names(model: LoadedModel) -> dict[str, str]:
+    """The model's input for each field of a request, if the names differ, as for non-attention modules.
+
+    Raises:
+        InvalidRequestError: attention.v1 cannot carry the model's first output.
+    """
+    spec = model.outputs[model.default_outputs[0]]
+    # Rows of one width: (B, T, d), or one row (B, d) or (B,) per sequence.
+    is_rows = len(spec.axes) <= MAX_OUTPUT_AXES and not isinstance(spec.axes[-1], str)
+    if not is_rows and spec.axes != (BATCH_AXIS,):
+        shape = ", ".join(map(str, spec.axes))
+        raise InvalidRequestError(
+            "model_name",
+            f"{spec.name} of model {model.name!r} has shape ({shape}), which is not a sequence of vectors; "
+            "send its inputs by name, as `inputs`, and its outputs come back by name",
+        )
+    if model.manifest.num_heads:
+        return {}
+    names = [spec.name for spec in model.inputs]
+    return {**dict(zip(("query", "key", "value"), names, strict=False)), "token_ids": names[0]}
+
+
+def decode(
+    parsed: Parsed[pb.AttendRequest], names: Mapping[str, str], deadline: float, allowance: Allowance
+) -> DecodedRequest:
+    """Decodes a request. Its arrays share memory with the message where they can.
+
+    Args:
+        parsed: The request.
+        names: The result of `input_names`.
+        deadline: On `time.monotonic`'s clock.
+        allowance: What the request may take.
+
+    Raises:
+        InvalidRequestError: The message contradicts itself, or states no data type.
+        LimitExceededError: The message contains too much.
+        OverloadedError: The memory for its numbers is not available.
+    """
+    message = parsed.message
+    if message.output_names:
+        raise InvalidRequestError("output_names", "needs inputs, which name every input")
+    inputs = _decode_inputs(parsed, allowance)
+    text, embedding, heads = message.text, message.embedding, message.head_selection
+    texts, pairs = (parsed.contents("text", name) for name in ("texts", "pairs"))
+    has_heads = message.HasField("head_selection")
+    if message.HasField("text") and not texts:
+        raise InvalidRequestError("text", "has no sequences; at least one is required")
+    return DecodedRequest(
+        inputs={names.get(name, name): ragged for name, ragged in inputs.items()},
+        texts=tuple(texts),
+        pairs=tuple(pairs),
+        mask=decode_mask(parsed, allowance) if message.HasField("mask") else None,
+        return_weights=message.return_weights,
+        head_selection=HeadSelection(tuple(heads.layers), tuple(heads.heads)) if has_heads else None,
+        return_tokens=not message.HasField("embedding"),
+        dimensions=embedding.dimensions,
+        spans=_decode_spans(parsed, allowance) if embedding.HasField(SPANS) else None,
+        return_offsets=message.return_offsets,
+        prompt=text.prompt if text.HasField("prompt") else None,
+        truncate=text.truncate if text.HasField("truncate") else None,
+        deadline=deadline,
+    )
+
+
+def _decode_inputs(parsed: Parsed[pb.AttendRequest], allowance: Allowance) -> dict[str, Ragged]:
+    """The inputs by the names of their fields."""
+    message, inputs = parsed.message, dict[str, Ragged]()
+    if message.HasField("token_ids"):
+        lengths = _decode_lengths(parsed, allowance.limits, "token_ids")
+        rule = f"the lengths sum to {sum(lengths)}"
+        inputs["token_ids"] = _decode_integers(parsed, allowance, lengths, rule, "token_ids", "ids")
+    for field in ("query", "key", "value"):
+        if message.HasField(field):
+            inputs[field] = decode_vectors(parsed, allowance, field)
+    if (POSITIONS,) in parsed.places:
+        if not inputs:
+            raise InvalidRequestError(POSITIONS, "need a query of vectors or token ids; the request has none")
+        lengths = next(iter(inputs.values())).lengths
+        rule = f"the query has {sum(lengths)} rows"
+        inputs[POSITIONS] = _decode_integers(parsed, allowance, lengths, rule, POSITIONS)
+    return inputs
+
+
+def decode_vectors(parsed: Parsed[Any], allowance: Allowance, field: str) -> Ragged:
+    """Rows of vectors. Their size is checked before anything is built, as that of any input."""
+    message = getattr(parsed.message, field)
+    if message.width == 0:
+        raise InvalidRequestError(f"{field}.width", "must be at least 1")
+    lengths = _decode_lengths(parsed, allowance.limits, field)
+    shape, data = (sum(lengths), message.width), parsed.last(field, "data")
+    return Ragged(_elements(field, message.data_type, data, shape, allowance), lengths)
+
+
+def decode_mask(parsed: Parsed[Any], allowance: Allowance) -> Mask:
+    """The mask, whose flags the request has to fit."""
+    kind = parsed.message.mask.kind
+    if kind not in MASK_KINDS:
+        raise InvalidRequestError("mask.kind", f"is {kind}; must be one of {', '.join(MaskKind)}")
+    bits = np.frombuffer(parsed.last("mask", "bits"), np.uint8)
+    # A flag of a mask takes one byte. The unused bits of the last byte are not flags.
+    allowance.check_bytes("mask.bits", (len(bits) - 1) * BITS_PER_BYTE)
+    return Mask(MASK_KINDS[kind], bits)
+
+
+def _decode_spans(parsed: Parsed[pb.AttendRequest], allowance: Allowance) -> Ragged:
+    """Start and end of each span (n, 2)."""
+    path = ("embedding", SPANS)
+    lengths = _decode_lengths(parsed, allowance.limits, *path)
+    bounds = []
+    for noun in ("starts", "ends"):
+        bounds.append(parsed.numbers(UINT32, *path, noun, is_fixed=True))
+        if (count := len(bounds[-1])) != sum(lengths):
+            raise InvalidRequestError(SPANS, f"have {count} {noun}; the lengths sum to {sum(lengths)}")
+    allowance.take(SPANS, 2 * sum(lengths) * INT64.itemsize)
+    return Ragged(np.stack([numbers.array() for numbers in bounds], axis=1, dtype=INT64), lengths)
+
+
+def _decode_integers(
+    parsed: Parsed[pb.AttendRequest], allowance: Allowance, lengths: tuple[int, ...], rule: str, *path: str
+) -> Ragged:
+    numbers, field, count = parsed.numbers(INT64, *path), ".".join(path), sum(lengths)
+    if len(numbers) != count:
+        raise InvalidRequestError(field, f"has {len(numbers)} {path[-1]}; {rule}")
+    allowance.take(field, count * INT64.itemsize)
+    return Ragged(numbers.array(), lengths)
+
+
+def _decode_lengths(parsed: Parsed[Any], limits: Limits, *path: str) -> tuple[int, ...]:
+    numbers = parsed.numbers(UINT32, *path, "lengths")
+    limits.check_sequences(path[-1], len(numbers))
+    return tuple(numbers.array().tolist())
+
+
+def decode_named(
+    parsed: Parsed[pb.AttendRequest],
+    model: LoadedModel,
+    outputs: Sequence[str],
+    deadline: float,
+    allowance: Allowance,
+) -> tuple[DecodedRequest, bool]:
+    """Decodes a request that names its inputs. Its arrays share memory with the message where they can.
+
+    Args:
+        parsed: The request.
+        model: The model that it names.
+        outputs: The result of `output_names`.
+        deadline: On `time.monotonic`'s clock.
+        allowance: What the request may take.
+
+    Returns:
+        The request, and whether each input is one tensor that has the batch axis.
+
+    Raises:
+        InvalidRequestError: The message contradicts itself, or names what the model does not have.
+        LimitExceededError: The message contains too much.
+        OverloadedError: The memory for its numbers is not available.
+    """
+    fields = {field.name for field, _ in parsed.message.ListFields()} | {path[0] for path in parsed.places}
+    for field in sorted(map(str, fields - BESIDE_INPUTS)):
+        raise InvalidRequestError(field, "cannot be combined with inputs, which name every input")
+    rows, masks, has_batch = dict[str, Ragged](), dict[str, tuple[list[Shape], Array]](), True
+    for index, tensors in enumerate(parsed.message.inputs):
+        name = tensors.name
+        is_mask = name == ATTENTION_MASK and name not in model.inputs_by_name
+        is_mask = is_mask and GraphKind.MASK in model.manifest.graphs
+        rank = 0 if is_mask else len(model.input(name).axes) - 1
+        check_once(name, {**rows, **masks})
+        shapes, array = _decode_tensors(tensors, index, parsed, allowance)
+        if is_mask:
+            masks[name] = shapes, array
+        else:
+            has_batch &= len(shapes[0]) == rank + 1
+            rows[name] = _ragged(name, shapes, array, rank, allowance.limits)
+    request = DecodedRequest(
+        inputs=rows,
+        mask=mask_of(*masks[ATTENTION_MASK], model, rows, has_batch=has_batch) if masks else None,
+        return_weights=ATTENTION_WEIGHTS in outputs and ATTENTION_WEIGHTS not in model.default_outputs,
+        return_tokens=CONTEXT_VECTORS in outputs,
+        deadline=deadline,
+    )
+    return request, has_batch
+
+
+def output_names(message: pb.AttendRequest, model: LoadedModel) -> Sequence[str]:
+    """The outputs of a request that names its inputs.
+
+    Raises:
+        InvalidRequestError: The model has no such output, or it is requested twice.
+    """
+    names = list(message.output_names)
+    for at, name in enumerate(names):
+        if name not in model.outputs:
+            outputs = ", ".join(model.outputs)
+            raise InvalidRequestError("output_names", f"has {name!r}; must be one of {outputs}")
+        if name in names[:at]:
+            raise InvalidRequestError("output_names", f"has {name!r} twice; each must be requested once")
+    return names or model.default_outputs
+
+
+def _decode_tensors(
+    tensors: pb.NamedTensors, index: int, parsed: Parsed[pb.AttendRequest], allowance: Allowance
+) -> tuple[list[Shape], Array]:
+    """The shape of each tensor of an input, given with its index, and the elements of all of them."""
+    name, count = tensors.name, tensors.num_tensors
+    if count < 1:
+        raise InvalidRequestError(name, "contains 0 tensors; at least one is required")
+    allowance.limits.check_sequences(name, count)
+    packed = parsed.numbers(UINT32, "inputs", index, "shapes")
+    rank, remainder = divmod(size := len(packed), count)
+    if remainder or rank > MAX_AXES:
+        message = f"has {size} sizes for {count} tensors; each has as many, {MAX_AXES} at most"
+        raise InvalidRequestError(name, message)
+    sizes = packed.array().tolist()
+    if 0 in sizes:
+        raise InvalidRequestError(name, f"tensor {sizes.index(0) // rank} has an axis without elements")
+    shapes = [tuple(sizes[rank * at : rank * (at + 1)]) for at in range(count)]
+    total, data = sum(map(math.prod, shapes)), parsed.last("inputs", index, "data")
+    return shapes, _elements(name, tensors.data_type, data, (total,), allowance)
+
+
+def _ragged(name: str, shapes: Sequence[Shape], elements: Array, rank: int, limits: Limits) -> Ragged:
+    """Sequences (T, ...) of `rank` axes, given with a shape for each, or with one that has the batch axis."""
+    if len(shapes) == 1 and len(shapes[0]) == rank + 1:
+        ((batch, *sequence),) = shapes
+        limits.check_sequences(name, batch)
+        shapes = [tuple(sequence)] * batch
+    if (axes := len(shapes[0])) != rank:
+        message = f"has a tensor of {axes} axes; one sequence has {rank}, and one batch has {rank + 1}"
+        raise InvalidRequestError(name, message)
+    width = shapes[0][1:]
+    for index, shape in enumerate(shapes):
+        if shape[1:] != width:
+            message = f"sequence {index} has rows of shape {shape[1:]}; those of sequence 0 have {width}"
+            raise InvalidRequestError(name, message)
+    lengths = tuple([shape[0] for shape in shapes])
+    return Ragged(elements.reshape(sum(lengths), *width), lengths)
+
+
+def _elements(
+    field: str, data_type: pb.DataType.ValueType, data: Buffer, shape: Shape, allowance: Allowance
+) -> Array:
+    """The elements of an input in the type that models take."""
+    if data_type not in NAMES:
+        message = f"is {data_type}; must be one of {', '.join(DATA_TYPES)}"
+        raise InvalidRequestError(f"{field}.data_type", message)
+    return from_bytes(f"{field}.data", data, NAMES[data_type], shape, allowance)

@@ -1,0 +1,184 @@
+"""Responses of attention.v1: the results of requests, models and stored contexts."""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import TypeVar
+
+import numpy as np
+from google.protobuf.message import Message
+
+from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS, EMBEDDING
+from attention_serving.artifact.manifest import GraphKind, TensorSpec
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.server.api.attention.requests import DATA_TYPES, UINT32
+from attention_serving.server.api.tensors import DATATYPES, Output, Piece, datatype_of
+from attention_serving.server.api.wire import head
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models.repository import FailedModel, Model
+from attention_serving.server.engine.types import Context, DecodedRequest, Result
+
+M = TypeVar("M", bound=Message)
+CONTEXT_DATA = (pb.AttendResponse.CONTEXT_VECTORS_FIELD_NUMBER, pb.VectorSequences.DATA_FIELD_NUMBER)
+WEIGHTS_DATA = (pb.AttendResponse.ATTENTION_WEIGHTS_FIELD_NUMBER, pb.AttentionWeights.DATA_FIELD_NUMBER)
+OFFSET_STARTS = (pb.AttendResponse.TOKEN_OFFSETS_FIELD_NUMBER, pb.Spans.STARTS_FIELD_NUMBER)
+OFFSET_ENDS = (pb.AttendResponse.TOKEN_OFFSETS_FIELD_NUMBER, pb.Spans.ENDS_FIELD_NUMBER)
+OUTPUTS, DATA = (pb.AttendResponse.OUTPUTS_FIELD_NUMBER,), (pb.NamedTensors.DATA_FIELD_NUMBER,)
+
+
+def facts(request: DecodedRequest, model: LoadedModel, *, has_texts: bool = False) -> bytes:
+    """What is known of the response to a request before the run: an AttendResponse.
+
+    Args:
+        request: The request; its texts are token ids.
+        model: The model.
+        has_texts: Whether it had texts.
+    """
+    response = pb.AttendResponse(
+        model_name=model.name, model_version=model.version, model_digest=model.digest
+    )
+    if has_texts and (model.encoder or model.classifier) is not None:
+        response.token_counts.extend(request.inputs[model.inputs[0].name].lengths)
+        response.truncated.extend(request.truncated)
+    bounds = b""
+    if request.offsets is not None:
+        response.token_offsets.lengths.extend(request.offsets.lengths)
+        for path, column in zip((OFFSET_STARTS, OFFSET_ENDS), request.offsets.rows.T, strict=True):
+            content = column.astype(UINT32).tobytes()
+            bounds += head(path, len(content)) + content
+    return response.SerializeToString() + bounds
+
+
+def encode(
+    result: Result, prefix: bytes, wire: str = "FP32", *, embeds: bool = False, has_heads: bool = True
+) -> list[Piece]:
+    """A response, for `Reply`.
+
+    Args:
+        result: The outputs of each sequence.
+        prefix: The result of `facts`.
+        wire: The type of real numbers in the response.
+        embeds: Whether the request asked for embeddings.
+        has_heads: Whether the model has attention weights.
+    """
+    response, outputs = pb.AttendResponse(), result.outputs
+    first = EMBEDDING if embeds else CONTEXT_VECTORS if CONTEXT_VECTORS in outputs else next(iter(outputs))
+    # The first output of a non-attention module may be one row for each sequence.
+    rows = [np.atleast_2d(array) for array in outputs[first]]
+    vectors = response.context_vectors
+    vectors.data_type, vectors.width = DATA_TYPES[datatype_of(rows[0], wire)], rows[0].shape[-1]
+    vectors.lengths.extend([len(array) for array in rows])
+    output = Output(first, wire)
+    contents: list[Piece] = [head(CONTEXT_DATA, output.size(rows)), output]
+    # A module may have an output of this name that is not the weights of heads.
+    if weights := outputs.get(ATTENTION_WEIGHTS, ()) if has_heads else ():
+        *layers, heads, _, _ = weights[0].shape  # those of an encoder have layers
+        response.attention_weights.MergeFrom(
+            pb.AttentionWeights(
+                data_type=DATA_TYPES[wire],
+                num_layers=layers[0] if layers else 0,
+                num_heads=heads,
+                query_lengths=[array.shape[-2] for array in weights],
+                key_lengths=[array.shape[-1] for array in weights],
+            )
+        )
+        output = Output(ATTENTION_WEIGHTS, wire)
+        contents += [head(WEIGHTS_DATA, output.size(weights)), output]
+    return [prefix + response.SerializeToString(), *contents]
+
+
+def encode_named(
+    result: Result, prefix: bytes, names: Sequence[str], wire: str = "FP32", *, has_batch: bool
+) -> list[Piece]:
+    """A response with outputs by name, for `Reply`.
+
+    Args:
+        result: The outputs of each sequence.
+        prefix: The result of `facts`.
+        names: The requested outputs.
+        wire: The type of real numbers in the response.
+        has_batch: Whether each output is one tensor with the batch axis.
+    """
+    pieces: list[Piece] = [prefix]
+    for name in names:
+        arrays, output = result.outputs[name], Output(name, wire)
+        shapes = [(len(arrays), *arrays[0].shape)] if has_batch else [array.shape for array in arrays]
+        tensors = pb.NamedTensors(
+            name=name,
+            data_type=DATA_TYPES[datatype_of(arrays[0], wire)],
+            num_tensors=len(shapes),
+            shapes=chain.from_iterable(shapes),
+        ).SerializeToString()
+        size = output.size(arrays)
+        before = tensors + head(DATA, size)
+        pieces += [head(OUTPUTS, len(before) + size) + before, output]
+    return pieces
+
+
+def describe(model: Model) -> pb.Model:
+    """Describes a model, loaded or failed."""
+    if isinstance(model, FailedModel):
+        return pb.Model(
+            name=model.name, version=model.version, state=pb.Model.STATE_FAILED, state_reason=model.reason
+        )
+    manifest, encoder, classifier = model.manifest, model.encoder, model.classifier
+    inputs = [_tensor(spec, model, optional=spec.name in model.optional_inputs) for spec in model.inputs]
+    if GraphKind.MASK in manifest.graphs:
+        inputs.append(_tensor(manifest.graphs[GraphKind.MASK].inputs[-1], model, optional=True))
+    return pb.Model(
+        name=model.name,
+        version=model.version,
+        state=pb.Model.STATE_READY,
+        description=manifest.description,
+        inputs=inputs,
+        outputs=[
+            _tensor(spec, model, optional=name not in model.default_outputs)
+            for name, spec in model.outputs.items()
+        ],
+        num_heads=manifest.num_heads or None,
+        causal=manifest.causal,
+        accepts_text=model.text_encoder is not None,
+        parity=pb.Parity(
+            relative_tolerance=manifest.tolerance.rtol,
+            absolute_tolerance=manifest.tolerance.atol,
+            measured_max_abs_error=model.measured_error,
+        ),
+        parameters=manifest.parameters,
+        # The manifest has zeros if the operations are unknown.
+        cost=copy(manifest.cost, pb.Cost) if any(manifest.cost.model_dump().values()) else None,
+        provider=model.provider,
+        digest=model.digest,
+        text_encoder=None if encoder is None else copy(encoder, pb.TextEncoder, num_layers=encoder.layers),
+        text_classifier=None if classifier is None else copy(classifier, pb.TextClassifier),
+        attention_patterns=[copy(pattern, pb.AttentionPattern) for pattern in manifest.attention_patterns],
+    )
+
+
+def copy(facts: object, kind: type[M], **fields: object) -> M:
+    """A message with the attributes of an object in the fields of the same names, and some fields beside."""
+    names = kind.DESCRIPTOR.fields_by_name.keys() - fields.keys()
+    return kind(**fields, **{name: getattr(facts, name) for name in names})
+
+
+def _tensor(spec: TensorSpec, model: LoadedModel, *, optional: bool) -> pb.Tensor:
+    axes = [_axis(axis, model) for axis in spec.axes]
+    data_type = DATA_TYPES[DATATYPES[np.dtype(spec.data_type)]]
+    return pb.Tensor(name=spec.name, data_type=data_type, axes=axes, optional=optional)
+
+
+def _axis(axis: str | int, model: LoadedModel) -> pb.Axis:
+    if isinstance(axis, int):
+        return pb.Axis(size=axis)
+    return pb.Axis(name=axis, max_length=model.manifest.max_lengths.get(axis, 0))
+
+
+def describe_context(context: Context, model: LoadedModel) -> pb.Context:
+    """A context of a model, as callers see it."""
+    return pb.Context(
+        id=context.id,
+        model_name=model.name,
+        model_version=model.version,
+        rows=context.rows,
+        bytes=context.nbytes,
+        expires_at=int(context.expires_at),
+        shared=context.shared,
+    )
