@@ -9,7 +9,7 @@ Source: protobuf.dev/programming-guides/encoding, "Message Structure" and "Last 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -46,6 +46,7 @@ WIRE_TYPES: dict[int, int] = {
     FieldDescriptor.TYPE_DOUBLE: FIXED64,
 }
 ID = "id"
+MALFORMED = "is not a request of this method:"
 CACHED_HEADERS = 1024
 # Longer than the longest id of a request with what is before it.
 MAX_LEADING_BYTES = 2048
@@ -81,7 +82,7 @@ def cut_fields(message: Descriptor, paths: Sequence[str]) -> CutFields:
     Args:
         message: The type of the message.
         paths: Names of fields from the message down, such as "query.data". They are `bytes`, strings or
-            repeated numbers. The field `id` stays.
+            repeated numbers.
     """
     members: dict[str, list[str]] = defaultdict(list)
     for path in paths:
@@ -109,8 +110,9 @@ class Parsed(Generic[M]):
         id: The caller's name for the request; empty if it has none.
     """
 
-    def __init__(self, message: M, data: bytes, places: Places, request_id: str = "") -> None:
-        self.message, self.data, self.places, self.id = message, data, places, request_id
+    def __init__(self, message: M, data: bytes, places: Places) -> None:
+        self.message, self.data, self.places = message, data, places
+        self.id = str(self.last(ID), "utf-8")
 
     def contents(self, *path: str | int) -> list[memoryview]:
         """The contents of a field, as views."""
@@ -147,48 +149,36 @@ def reader(
     root = cut_fields(kind.DESCRIPTOR, ids + [f"{within}.{path}" if within else path for path in paths])
 
     def read(data: bytes) -> Parsed[Any]:
-        remainder, places = cut(data, root, *bounds)
-        message = kind.FromString(remainder)
-        request_id = getattr(message, ID, "")
-        if within:
-            message = getattr(message, within)
-            places = {path[1:] if path[0] == within else path: spans for path, spans in places.items()}
-        return Parsed(message, data, places, request_id)
+        cutter = Cutter(data, *bounds)
+        try:
+            message = kind.FromString(cutter.cut(root, (), 0, len(data)))
+            places: Places = cutter.places
+            if within:
+                message = getattr(message, within)
+                places = {path[1:] if path[0] == within else path: spans for path, spans in places.items()}
+            return Parsed(message, data, places)
+        except ValueError as error:
+            raise DecodeError(str(error)) from error
 
     return read
 
 
-def cut(message: bytes, root: CutFields, max_fields: int, max_remainder: int) -> tuple[bytes, Places]:
-    """Cuts fields out of a serialized message without copying them.
-
-    Args:
-        message: The message.
-        root: What is cut out.
-        max_fields: Number of fields that are looked at, those of submessages included.
-        max_remainder: Size of everything that is not cut out: of what may be left to the protobuf library.
-
-    Returns:
-        The message without the fields, and where the contents of the fields begin and end.
-
-    Raises:
-        DecodeError: The bytes are not a message.
-        LimitExceededError: The message exceeds the bounds.
-    """
-    cutter = _Cutter(message, max_fields, max_remainder)
-    try:
-        return cutter.cut(root, (), 0, len(message)), cutter.places
-    except ValueError as error:
-        raise DecodeError(str(error)) from error
-
-
-class _Cutter:
-    """Walks one message. Work and memory are bounded, whatever the message contains.
+class Cutter:
+    """Cuts fields out of one serialized message without copying them. Its work and memory are bounded.
 
     Attributes:
         places: Where the occurrences of each field were found, in the message's order.
     """
 
     def __init__(self, message: bytes, max_fields: int, max_remainder: int) -> None:
+        """Begins at the start of the message.
+
+        Args:
+            message: The message.
+            max_fields: Number of fields that are looked at, those of submessages included.
+            max_remainder: Size of everything that is not cut out: of what may be left to the protobuf
+                library.
+        """
         self.places: dict[Path, list[tuple[int, int]]] = {}
         self._message = memoryview(message)
         self._max_fields, self._max_remainder = max_fields, max_remainder
@@ -196,7 +186,12 @@ class _Cutter:
         self._occurrences: Counter[Path] = Counter()
 
     def cut(self, node: CutFields, path: Path, begin: int, end: int) -> bytes:
-        """What is left of the message between two bytes; adds what is cut out to the places."""
+        """What is left of the message, or submessage, between two bytes; adds what is cut out to `places`.
+
+        Raises:
+            ValueError: The bytes are not a message.
+            LimitExceededError: The message exceeds the bounds.
+        """
         parts: list[Buffer] = []
         kept_from = begin
         for number, wire_type, start, content, stop in message_fields(self._message, begin, end):
@@ -210,17 +205,16 @@ class _Cutter:
             member_path: Path = (*path, member.name)
             for replaced in member.replaces:
                 self.places.pop((*path, *replaced), None)
-            if member.inner is None:
-                self.places.setdefault(member_path, []).append((content, stop))
-                if member.name == ID:  # it stays in the message
-                    continue
             parts += self._keep(self._message[kept_from:start])
             kept_from = stop
-            if member.inner is not None:
-                if member.repeated:
-                    self._occurrences[member_path] += 1
-                    member_path = (*member_path, self._occurrences[member_path] - 1)
-                parts += field((number,), [self.cut(member.inner, member_path, content, stop)])
+            if member.inner is None:
+                self.places.setdefault(member_path, []).append((content, stop))
+                continue
+            if member.repeated:
+                self._occurrences[member_path] += 1
+                member_path = (*member_path, self._occurrences[member_path] - 1)
+            inner = self.cut(member.inner, member_path, content, stop)
+            parts += [head((number,), len(inner)), inner]
         return b"".join([*parts, *self._keep(self._message[kept_from:end])])
 
     def _keep(self, part: memoryview) -> list[Buffer]:
@@ -321,8 +315,11 @@ class PackedNumbers:
         """Number of numbers. None of them is decoded."""
         if self._is_fixed:
             return sum(map(len, self._occurrences)) // self._dtype.itemsize
-        chunks = (bytes(chunk) for content in self._occurrences for chunk in _chunks(content))
-        return sum(len(chunk.translate(None, CONTINUED)) for chunk in chunks)
+        return sum(
+            len(bytes(content[at : at + CHUNK_BYTES]).translate(None, CONTINUED))
+            for content in self._occurrences
+            for at in range(0, len(content), CHUNK_BYTES)
+        )
 
     def array(self) -> Array:
         """The numbers; a read-only view of the message if they have a fixed width and are in one place.
@@ -332,7 +329,7 @@ class PackedNumbers:
         """
         if self._is_fixed:
             if any(len(content) % self._dtype.itemsize for content in self._occurrences):
-                raise _malformed("a field of numbers ends within a number")
+                raise InvalidRequestError("message", f"{MALFORMED} a field of numbers ends within a number")
             content = self._occurrences[0] if len(self._occurrences) == 1 else b"".join(self._occurrences)
             return np.frombuffer(content, self._dtype)
         number = FIELDS[self._dtype]
@@ -340,14 +337,7 @@ class PackedNumbers:
         try:
             message = Numbers.FromString(b"".join(parts))
         except DecodeError as error:
-            raise _malformed(f"a field of numbers cannot be read: {error}") from error
+            problem = f"{MALFORMED} a field of numbers cannot be read: {error}"
+            raise InvalidRequestError("message", problem) from error
         numbers = getattr(message, Numbers.DESCRIPTOR.fields_by_number[number].name)
         return np.fromiter(numbers, self._dtype, len(numbers))
-
-
-def _chunks(content: memoryview) -> Iterator[memoryview]:
-    return (content[at : at + CHUNK_BYTES] for at in range(0, len(content), CHUNK_BYTES))
-
-
-def _malformed(problem: str) -> InvalidRequestError:
-    return InvalidRequestError("message", f"is not a request of this method: {problem}")
