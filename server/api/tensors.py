@@ -35,6 +35,8 @@ DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
 FLOAT32 = DTYPES["FP32"]
 # How real numbers are sent: the types of their bits. NumPy lacks bfloat16, the upper half of a float32.
 FLOATS = {"FP32": FLOAT32, "FP16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+# The types of elements on the wire.
+ELEMENTS = {**DTYPES, **FLOATS}
 HALF_BITS = 16
 QUIET_NAN = np.uint32(0x400000)
 
@@ -78,7 +80,7 @@ def from_bytes(
     Args:
         field: Name of the field, for errors.
         data: The bytes.
-        datatype: Type of the elements: one of `DTYPES` or `FLOATS`.
+        datatype: Type of the elements: one of `ELEMENTS`.
         shape: Shape of the array. No size is negative.
         allowance: What a copy may take.
 
@@ -87,7 +89,7 @@ def from_bytes(
         LimitExceededError: The copy would be too large.
         OverloadedError: The memory of the copy is not available.
     """
-    dtype = FLOATS[datatype] if datatype in FLOATS else DTYPES[datatype]
+    dtype = ELEMENTS[datatype]
     if len(data) != (expected := dtype.itemsize * math.prod(shape)):
         sizes, name = " x ".join(map(str, shape)), "bfloat16" if datatype == "BF16" else dtype.name
         message = f"has {len(data)} bytes; {sizes} elements of {name} need {expected} bytes"

@@ -43,7 +43,6 @@ from attention_serving.server.engine.types import (
     Array,
     Context,
     DecodedRequest,
-    MaskKind,
     Ragged,
     Result,
 )
@@ -54,8 +53,6 @@ SERVICE = pb.DESCRIPTOR.services_by_name["AttentionService"]
 # A response contains the id of its request.
 MAX_ID_BYTES = 1024
 ID, RESPONSE = pb.AttendStreamResponse.ID_FIELD_NUMBER, (pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER,)
-# The fields that are cut out of requests that put contexts.
-CONTEXT_PATHS = ("key.data", "value.data", "mask.bits", "key.lengths", "value.lengths")
 # Contexts in a page at most, and digits of a token.
 MAX_PAGE, MAX_TOKEN = 1000, 20
 # What is to be stored: the model of the repository, the context without its tensors, what makes them of the
@@ -141,7 +138,7 @@ class PutContext:
     def __init__(self, engine: Engine, threads: CodecThreads, kind: Any, reply: Any) -> None:
         """Creates the method, from the types of its requests and replies."""
         self._engine, self._threads, self._contexts = engine, threads, engine.contexts
-        self._read = reader(kind, CONTEXT_PATHS, 1)
+        self._read = reader(kind, requests.CONTEXT_PATHS, 1)
         self._reply = reply
 
     async def handle(self, message: bytes, call: Call, reservation: Reservation) -> bytes:
@@ -171,7 +168,7 @@ class PutContext:
         projector = model.projector
         if isinstance(message, pb.AppendContextRequest):
             parent = self._contexts.find(model, message.id, caller.name, "id").context
-        rows, hidden = _decode_rows(parsed, Allowance(self._engine.limits, reservation))
+        rows, hidden = requests.decode_rows(parsed, Allowance(self._engine.limits, reservation))
         length = 0 if parent is None else parent.length
         positions = np.flatnonzero(~hidden) + length
         if not positions.size:
@@ -198,28 +195,6 @@ class PutContext:
             return model, stored.context, dict, None
         self._contexts.check_size(new.nbytes)
         return model, new, partial(joined, parent, positions), request
-
-
-def _decode_rows(parsed: Parsed[Any], allowance: Allowance) -> tuple[dict[str, Array], Array]:
-    """The rows (T, d) of each input that no mask hides; and which of the rows that were sent one hides."""
-    message = parsed.message
-    names = filter(message.HasField, ("key", "value"))
-    vectors = {name: requests.decode_vectors(parsed, allowance, name) for name in names}
-    if "key" not in vectors:
-        raise InvalidRequestError("key", "is missing; a context consists of key rows")
-    for name, ragged in vectors.items():
-        if len(ragged.lengths) != 1 or ragged.lengths != vectors["key"].lengths:
-            rule = "must be one sequence" if name == "key" else "must have as many rows as key"
-            raise InvalidRequestError(name, f"has lengths {list(ragged.lengths[:9])}; {rule}")
-    count = vectors["key"].lengths[0]
-    hidden: Array = np.zeros(count, np.bool_)
-    if message.HasField("mask"):
-        mask = requests.decode_mask(parsed, allowance)
-        if mask.kind is not MaskKind.KEYS or not mask.holds(count):
-            raise InvalidRequestError("mask", f"must be of kind keys, with a bit for each of {count} rows")
-        hidden = ~mask.flags(count)
-    rows = {name: ragged.rows[~hidden] if hidden.any() else ragged.rows for name, ragged in vectors.items()}
-    return rows, hidden
 
 
 def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:

@@ -32,6 +32,7 @@ PATHS = (
     "query.lengths", "key.lengths", "value.lengths", "token_ids.lengths", "embedding.spans.lengths",
     "token_ids.ids", "positions", "embedding.spans.starts", "embedding.spans.ends", "inputs.shapes",
 )  # fmt: skip
+CONTEXT_PATHS = ("key.data", "value.data", "mask.bits", "key.lengths", "value.lengths")
 # The types that models take, and that vectors are sent in, by name.
 DATA_TYPES = {
     name: pb.DataType.Value(f"DATA_TYPE_{name}") for name in ("FP32", "FP16", "BF16", "INT64", "BOOL")
@@ -150,6 +151,37 @@ def _decode_inputs(parsed: Parsed[pb.AttendRequest], allowance: Allowance) -> di
         rule = f"the query has {sum(lengths)} rows"
         inputs[POSITIONS] = _decode_integers(parsed, allowance, lengths, rule, POSITIONS)
     return inputs
+
+
+def decode_rows(parsed: Parsed[Any], allowance: Allowance) -> tuple[dict[str, Array], Array]:
+    """Decodes the rows (T, d) of a context: those of each input that no mask hides.
+
+    Returns:
+        The rows by name, and which of the rows that were sent are hidden (T,).
+
+    Raises:
+        InvalidRequestError: The message contradicts itself, or is not one sequence of keys and values.
+        LimitExceededError: The message contains too much.
+        OverloadedError: The memory for its numbers is not available.
+    """
+    message = parsed.message
+    names = filter(message.HasField, ("key", "value"))
+    vectors = {name: decode_vectors(parsed, allowance, name) for name in names}
+    if "key" not in vectors:
+        raise InvalidRequestError("key", "is missing; a context consists of key rows")
+    for name, ragged in vectors.items():
+        if len(ragged.lengths) != 1 or ragged.lengths != vectors["key"].lengths:
+            rule = "must be one sequence" if name == "key" else "must have as many rows as key"
+            raise InvalidRequestError(name, f"has lengths {list(ragged.lengths[:9])}; {rule}")
+    count = vectors["key"].lengths[0]
+    hidden: Array = np.zeros(count, np.bool_)
+    if message.HasField("mask"):
+        mask = decode_mask(parsed, allowance)
+        if mask.kind is not MaskKind.KEYS or not mask.holds(count):
+            raise InvalidRequestError("mask", f"must be of kind keys, with a bit for each of {count} rows")
+        hidden = ~mask.flags(count)
+    rows = {name: ragged.rows[~hidden] if hidden.any() else ragged.rows for name, ragged in vectors.items()}
+    return rows, hidden
 
 
 def decode_vectors(parsed: Parsed[Any], allowance: Allowance, field: str) -> Ragged:

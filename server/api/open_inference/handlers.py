@@ -64,10 +64,10 @@ class ModelInfer(Inference):
     def _decode(
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
     ) -> tuple[DecodedRequest, Reply]:
-        names, memory = responses.output_names(parsed.message, model), self._memory
-        request, sizes = requests.decode(parsed, model, names, deadline, allowance, memory)
+        outputs, memory = responses.requested_outputs(parsed.message, model), self._memory
+        request, sizes = requests.decode(parsed, model, outputs, deadline, allowance, memory)
         return request, responses.plan_reply(
-            parsed, request, model, names, sizes, allowance, memory, in_stream=self.is_stream
+            parsed, request, model, outputs, sizes, allowance, memory, in_stream=self.is_stream
         )
 
 

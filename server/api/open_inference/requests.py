@@ -9,7 +9,7 @@ clients encode or trace, have no effect.
 
 import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTOR
 from attention_serving.artifact.manifest import ATTENTION_MASK, BATCH_AXIS, GraphKind
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.shared_memory import SharedMemory, Slice
-from attention_serving.server.api.tensors import DTYPES, FLOATS, Allowance, check_once, from_bytes, mask_of
+from attention_serving.server.api.tensors import DTYPES, ELEMENTS, Allowance, check_once, from_bytes, mask_of
 from attention_serving.server.api.wire import Buffer, Parsed
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.limits import Limits
@@ -32,7 +32,7 @@ from attention_serving.server.transport.call import deadline_after
 
 T = TypeVar("T")
 BYTES = "BYTES"
-KNOWN_DATATYPES = (*DTYPES, *(name for name in FLOATS if name not in DTYPES), BYTES)
+KNOWN_DATATYPES = (*ELEMENTS, BYTES)
 # The typed field for elements of each type. FP16 and BF16 have none: they are sent as raw contents.
 CONTENTS = {
     **{name: f"{name.lower()}_contents" for name in ("BOOL", "INT64", "UINT64", "FP32", "FP64", BYTES)},
@@ -76,7 +76,7 @@ def is_slow(parsed: Parsed[pb.ModelInferRequest]) -> bool:
 def decode(
     parsed: Parsed[pb.ModelInferRequest],
     model: LoadedModel,
-    outputs: Iterable[str],
+    outputs: Container[str],
     deadline: float,
     allowance: Allowance,
     memory: SharedMemory,

@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping
 from functools import partial
 from itertools import islice
 
@@ -11,20 +11,12 @@ import numpy as np
 from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, EMBEDDING
 from attention_serving.artifact.manifest import BATCH_AXIS, TensorSpec
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.api.open_inference.requests import (
-    BYTES,
-    REGION,
-    REGION_OFFSET,
-    REGION_SIZE,
-    TIMEOUT,
-    Parameters,
-    find_slice,
-    value_of,
-)
+from attention_serving.server.api.open_inference import requests
+from attention_serving.server.api.open_inference.requests import BYTES, Parameters, find_slice, value_of
 from attention_serving.server.api.shared_memory import SharedMemory, Slice
 from attention_serving.server.api.tensors import (
     DATATYPES,
-    DTYPES,
+    ELEMENTS,
     FLOAT32,
     FLOATS,
     Allowance,
@@ -65,26 +57,27 @@ def default_outputs(model: LoadedModel) -> tuple[str, ...]:
     return (*model.default_outputs, LENGTHS) if model.text_encoder else tuple(model.default_outputs)
 
 
-def output_names(message: pb.ModelInferRequest, model: LoadedModel) -> Sequence[str]:
-    """The names of the requested outputs, in their order.
+def requested_outputs(message: pb.ModelInferRequest, model: LoadedModel) -> dict[str, Parameters]:
+    """The parameters of the requested outputs by name, in their order.
 
     Raises:
         InvalidRequestError: The model has no such output, or it is requested twice.
     """
     names = default_outputs(model)
     if not message.outputs:
-        return names
+        return {name: {} for name in names}
     outputs = list(dict.fromkeys((*names, *model.outputs, *([TOKENS] if model.text_encoder else []))))
-    requested = [output.name for output in message.outputs]
-    for index, name in enumerate(requested):
-        if name not in outputs:
+    requested = dict[str, Parameters]()
+    for output in message.outputs:
+        if (name := output.name) not in outputs:
             problem = "is unknown; must be one of"
             if name == EMBEDDING and model.encoder is None:
                 problem = f"model {model.name!r} is not a text encoder; its outputs are"
             raise InvalidRequestError(f"outputs[{name}]", f"{problem} {', '.join(outputs)}")
-        if name in requested[:index]:
+        if name in requested:
             twice = "is requested twice; each output must be requested once"
             raise InvalidRequestError(f"outputs[{name}]", twice)
+        requested[name] = output.parameters
     return requested
 
 
@@ -92,7 +85,7 @@ def plan_reply(
     parsed: Parsed[pb.ModelInferRequest],
     request: DecodedRequest,
     model: LoadedModel,
-    names: Sequence[str],
+    outputs: Mapping[str, Parameters],
     sizes: Mapping[str, int],
     allowance: Allowance,
     memory: SharedMemory,
@@ -105,7 +98,7 @@ def plan_reply(
         parsed: The request as it was received, with the parameters of its outputs.
         request: The decoded request, without texts. It may still be found invalid.
         model: The model.
-        names: The result of `output_names`.
+        outputs: The result of `requested_outputs`.
         sizes: Size of each symbolic axis that the request pads to. An axis that is not here is as long as its
             longest sequence.
         allowance: What the response may take. The memory of padding is reserved.
@@ -119,37 +112,38 @@ def plan_reply(
         RegionNotFoundError: An output is to be written to shared memory that is not registered.
         UnsupportedError: An output is to be written to shared memory, which is switched off.
     """
-    message = parsed.message
-    lengths = {
-        str(spec.axes[1]): request.inputs[spec.name].lengths
-        for spec in reversed(model.inputs)
-        if spec.name in request.inputs
-    }
-    longest = {axis: max(ends, default=0) for axis, ends in lengths.items()}
-    padded = {**longest, **sizes, BATCH_AXIS: max(map(len, lengths.values()), default=0)}
-    padded_axes = {axis for axis, ends in lengths.items() if min(ends, default=0) < padded[axis]}
+    message, (padded, padded_axes) = parsed.message, _padded_sizes(request, model, sizes)
     response = _response(message, request, model, in_stream=in_stream)
-    parameters: dict[str, Parameters] = {output.name: output.parameters for output in message.outputs}
     raw, shared, size = list[Piece](), list[tuple[Slice, Piece]](), 0
-    for name in names:
-        field, options = f"outputs[{name}]", parameters.get(name, {})
+    for name, parameters in outputs.items():
+        field = f"outputs[{name}]"
         piece: Piece
-        wire, location = output_type(field, options), find_slice(field, options, memory)
+        wire, location = output_type(field, parameters), find_slice(field, parameters, memory)
         if name == TOKENS and name not in model.outputs:
             length = padded.get(str(model.inputs[0].axes[1]), 0)
             datatype, (shape, piece) = BYTES, token_texts(request, model, length, allowance)
             sent_bytes = len(piece)  # they have a limit of their own
         else:
-            datatype, shape, piece = _plan_output(name, wire, request, model, padded, padded_axes)
+            spec = model.outputs.get(name, LENGTHS_SPEC)
+            dtype = np.dtype(spec.data_type)
+            datatype = wire if dtype == FLOAT32 else DATATYPES[dtype]
+            shape = tuple([padded.get(axis, 0) if isinstance(axis, str) else axis for axis in spec.axes])
+            if name == EMBEDDING and request.dimensions:
+                shape = (padded[BATCH_AXIS], request.dimensions)
+            if spec is LENGTHS_SPEC:
+                rows = next(iter(request.inputs.values())).lengths if request.inputs else ()
+                piece = np.array(rows, dtype).tobytes()
+            else:
+                piece = Output(name, wire, None if padded_axes.isdisjoint(spec.axes) else shape[1:])
             count = math.prod(shape)
-            sent_bytes = count * (FLOATS.get(datatype) or DTYPES[datatype]).itemsize
-            size += count * (FLOAT32 if datatype in FLOATS else DTYPES[datatype]).itemsize
+            size += count * dtype.itemsize
+            sent_bytes = count * ELEMENTS[datatype].itemsize
         tensor = response.outputs.add(name=name, datatype=datatype, shape=shape)
         if location is not None:
             shared.append((location.shorten(sent_bytes), piece))
-            tensor.parameters[REGION].string_param = location.region.name
-            tensor.parameters[REGION_OFFSET].int64_param = location.offset
-            tensor.parameters[REGION_SIZE].int64_param = sent_bytes
+            tensor.parameters[requests.REGION].string_param = location.region.name
+            tensor.parameters[requests.REGION_OFFSET].int64_param = location.offset
+            tensor.parameters[requests.REGION_SIZE].int64_param = sent_bytes
             piece, sent_bytes = b"", 0
         raw += [head(RAW_OUTPUT_CONTENTS, sent_bytes), piece]
     with_id = size + len(parsed.id.encode())
@@ -161,7 +155,7 @@ def plan_reply(
         # The outputs are copied to rectangles, which are then copied to the response.
         allowance.reservation.add(2 * size)
     # A timeout counts from the arrival of its request, and regions can be replaced.
-    is_kept = TIMEOUT not in message.parameters and not shared
+    is_kept = requests.TIMEOUT not in message.parameters and not shared
     return Reply(partial(_encode, [response.SerializeToString(), *raw], shared), is_kept=is_kept)
 
 
@@ -172,25 +166,18 @@ def _encode(pieces: list[Piece], shared: list[tuple[Slice, Piece]], result: Resu
     return pieces
 
 
-def _plan_output(
-    name: str,
-    wire: str,
-    request: DecodedRequest,
-    model: LoadedModel,
-    padded: Mapping[str, int],
-    padded_axes: Set[str],
-) -> tuple[str, Shape, Piece]:
-    """The datatype, the shape and the elements of an output that consists of numbers."""
-    spec = model.outputs.get(name, LENGTHS_SPEC)
-    shape = tuple([padded.get(axis, 0) if isinstance(axis, str) else axis for axis in spec.axes])
-    if name == EMBEDDING and request.dimensions:
-        shape = (padded[BATCH_AXIS], request.dimensions)
-    dtype = np.dtype(spec.data_type)
-    datatype = wire if dtype == FLOAT32 else DATATYPES[dtype]
-    if spec is LENGTHS_SPEC:
-        rows = next(iter(request.inputs.values())).lengths if request.inputs else ()
-        return datatype, shape, np.array(rows, dtype).tobytes()
-    return datatype, shape, Output(name, wire, None if padded_axes.isdisjoint(spec.axes) else shape[1:])
+def _padded_sizes(
+    request: DecodedRequest, model: LoadedModel, sizes: Mapping[str, int]
+) -> tuple[dict[str, int], set[str]]:
+    """The size of each symbolic axis in a response; and the axes that are longer than some sequence."""
+    lengths = {
+        str(spec.axes[1]): request.inputs[spec.name].lengths
+        for spec in reversed(model.inputs)
+        if spec.name in request.inputs
+    }
+    longest = {axis: max(ends, default=0) for axis, ends in lengths.items()}
+    padded = {**longest, **sizes, BATCH_AXIS: max(map(len, lengths.values()), default=0)}
+    return padded, {axis for axis, ends in lengths.items() if min(ends, default=0) < padded[axis]}
 
 
 def _response(

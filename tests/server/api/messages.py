@@ -11,7 +11,7 @@ from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.attention import requests as attention
 from attention_serving.server.api.open_inference import requests as open_inference
 from attention_serving.server.api.open_inference.requests import BYTES
-from attention_serving.server.api.open_inference.responses import output_names, plan_reply
+from attention_serving.server.api.open_inference.responses import plan_reply, requested_outputs
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.api.tensors import DATATYPES, Allowance, Reply
 from attention_serving.server.api.wire import Parsed, reader
@@ -99,9 +99,9 @@ def decode_infer(
 ) -> tuple[DecodedRequest, Reply]:
     """Decodes a message as it is received."""
     parsed = message if isinstance(message, Parsed) else read_infer(message.SerializeToString())
-    names = output_names(parsed.message, model)
-    request, sizes = open_inference.decode(parsed, model, names, deadline, allowance, memory)
-    return request, plan_reply(parsed, request, model, names, sizes, allowance, memory, in_stream=False)
+    outputs = requested_outputs(parsed.message, model)
+    request, sizes = open_inference.decode(parsed, model, outputs, deadline, allowance, memory)
+    return request, plan_reply(parsed, request, model, outputs, sizes, allowance, memory, in_stream=False)
 
 
 def decode_inputs(message: pb.ModelInferRequest, memory: SharedMemory = NO_REGIONS) -> dict[str, Array]:
