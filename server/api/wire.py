@@ -251,12 +251,6 @@ def field(path: tuple[int, ...], content: Sequence[Buffer]) -> list[Buffer]:
     return [head(path, size), *content]
 
 
-def text_field(number: int, text: str) -> bytes:
-    """Encodes a string field, which is left out if it is empty."""
-    content = text.encode()
-    return head((number,), len(content)) + content if content else b""
-
-
 @lru_cache(maxsize=CACHED_HEADERS)
 def head(path: tuple[int, ...], size: int) -> bytes:
     """The bytes before the content of a field: its key and size, and those of the submessages around it.

@@ -24,7 +24,7 @@ from attention_serving.server.api.method import (
     permitted,
 )
 from attention_serving.server.api.tensors import Allowance, Reply
-from attention_serving.server.api.wire import Parsed, field, leading_text, reader, text_field
+from attention_serving.server.api.wire import Parsed, field, leading_text, reader
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.contexts import DEFAULT_TTL_SECONDS, context_id, joined, projected_inputs
 from attention_serving.server.engine.engine import Engine
@@ -52,7 +52,7 @@ from attention_serving.server.transport.call import Call
 SERVICE = pb.DESCRIPTOR.services_by_name["AttentionService"]
 # A response contains the id of its request.
 MAX_ID_BYTES = 1024
-ID, RESPONSE = pb.AttendStreamResponse.ID_FIELD_NUMBER, (pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER,)
+RESPONSE = (pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER,)
 # Contexts in a page at most, and digits of a token.
 MAX_PAGE, MAX_TOKEN = 1000, 20
 # What is to be stored: the model of the repository, the context without its tensors, what makes them of the
@@ -120,7 +120,8 @@ class AttendStream(Attend):
         return super()._decode(parsed, model, deadline, allowance)
 
     def _encode(self, reply: Reply, result: Result, request_id: str) -> bytes:
-        return b"".join([text_field(ID, request_id), *field(RESPONSE, reply.parts(result))])
+        start = pb.AttendStreamResponse(id=request_id).SerializeToString()
+        return b"".join([start, *field(RESPONSE, reply.parts(result))])
 
     def _leading_id(self, message: bytes) -> str:
         return leading_text(message, pb.AttendStreamRequest.ID_FIELD_NUMBER)

@@ -160,15 +160,13 @@ def copy(facts: object, kind: type[M], **fields: object) -> M:
 
 
 def _tensor(spec: TensorSpec, model: LoadedModel, *, optional: bool) -> pb.Tensor:
-    axes = [_axis(axis, model) for axis in spec.axes]
+    longest = model.manifest.max_lengths
+    axes = [
+        pb.Axis(size=axis) if isinstance(axis, int) else pb.Axis(name=axis, max_length=longest.get(axis, 0))
+        for axis in spec.axes
+    ]
     data_type = DATA_TYPES[DATATYPES[np.dtype(spec.data_type)]]
     return pb.Tensor(name=spec.name, data_type=data_type, axes=axes, optional=optional)
-
-
-def _axis(axis: str | int, model: LoadedModel) -> pb.Axis:
-    if isinstance(axis, int):
-        return pb.Axis(size=axis)
-    return pb.Axis(name=axis, max_length=model.manifest.max_lengths.get(axis, 0))
 
 
 def describe_context(context: Context, model: LoadedModel) -> pb.Context:

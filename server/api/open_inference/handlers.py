@@ -17,7 +17,7 @@ from attention_serving.server.api.open_inference import requests, responses
 from attention_serving.server.api.open_inference.requests import BYTES
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.api.tensors import DATATYPES, Allowance, Reply
-from attention_serving.server.api.wire import Parsed, field, text_field
+from attention_serving.server.api.wire import Parsed, field
 from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.contexts import CONTEXT_ID
 from attention_serving.server.engine.engine import Engine
@@ -77,7 +77,8 @@ class ModelStreamInfer(ModelInfer):
     is_stream = True
 
     def _encode(self, reply: Reply, result: Result, request_id: str) -> bytes:
-        return b"".join(field(RESPONSE, [text_field(self.id_path[0], request_id), *reply.parts(result)]))
+        start = pb.ModelInferResponse(id=request_id).SerializeToString()
+        return b"".join(field(RESPONSE, [start, *reply.parts(result)]))
 
     def _with_reply(self, error: EngineError, request_id: str) -> EngineError:
         response = pb.ModelInferResponse(id=request_id)
@@ -211,15 +212,21 @@ class Handlers:
     def without_cuda(self, request: Message, call: Call) -> None:
         """Lists and unregisters no regions. Load generators call it before they begin."""
 
-    def model_metadata(self, request: pb.ModelMetadataRequest, call: Call) -> pb.ModelMetadataResponse:
+    def model_metadata(
+        self, request: pb.ModelMetadataRequest | pb.ModelConfigRequest, call: Call
+    ) -> pb.ModelMetadataResponse:
         """Lists the inputs that a request must contain, and the outputs of a request that names none."""
         model = find_model(self._engine.model, call, Right.READ, request.name, request.version)
+        inputs = [_metadata(spec) for spec in model.inputs if spec.name not in model.optional_inputs]
+        if model.text_encoder is not None:
+            inputs = [TensorMetadata(name=TEXT, datatype=BYTES, shape=[-1])]
+        specs = [model.outputs.get(name, responses.LENGTHS_SPEC) for name in responses.default_outputs(model)]
         return pb.ModelMetadataResponse(
             name=model.name,
             versions=[other.version for other in self._engine.repository if other.name == model.name],
             platform=PLATFORM,
-            inputs=_inputs(model),
-            outputs=_outputs(model),
+            inputs=inputs,
+            outputs=map(_metadata, specs),
             properties={responses.MODEL_DIGEST: model.digest},
         )
 
@@ -229,16 +236,16 @@ class Handlers:
         A batch axis belongs to `max_batch_size` and not to the shapes. Texts have no other axis, so that of
         a model that takes text belongs to the shapes.
         """
-        model = find_model(self._engine.model, call, Right.READ, request.name, request.version)
-        batched = model.text_encoder is None
+        metadata = self.model_metadata(request, call)
+        batched = metadata.inputs[0].datatype != BYTES
         config = pb.ModelConfig(
-            name=model.name,
+            name=metadata.name,
             platform=PLATFORM,
             backend=BACKEND,
             version_policy=pb.ModelVersionPolicy(all=pb.ModelVersionPolicy.All()),
             max_batch_size=self._engine.limits.max_sequences if batched else 0,
-            input=[pb.ModelInput(**_configuration(tensor, batched)) for tensor in _inputs(model)],
-            output=[pb.ModelOutput(**_configuration(tensor, batched)) for tensor in _outputs(model)],
+            input=[pb.ModelInput(**_configuration(tensor, batched)) for tensor in metadata.inputs],
+            output=[pb.ModelOutput(**_configuration(tensor, batched)) for tensor in metadata.outputs],
         )
         if batched:
             config.dynamic_batching.SetInParent()
@@ -285,17 +292,6 @@ class Handlers:
 def _refuse(field: str, names: Iterable[str], reason: str) -> None:
     for name in names:
         raise InvalidRequestError(f"{field}[{name}]", reason)
-
-
-def _inputs(model: LoadedModel) -> list[TensorMetadata]:
-    if model.text_encoder is not None:
-        return [TensorMetadata(name=TEXT, datatype=BYTES, shape=[-1])]
-    return [_metadata(spec) for spec in model.inputs if spec.name not in model.optional_inputs]
-
-
-def _outputs(model: LoadedModel) -> list[TensorMetadata]:
-    specs = [model.outputs.get(name, responses.LENGTHS_SPEC) for name in responses.default_outputs(model)]
-    return list(map(_metadata, specs))
 
 
 def _metadata(spec: TensorSpec) -> TensorMetadata:

@@ -9,7 +9,7 @@ clients encode or trace, have no effect.
 
 import math
 import struct
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import check_dimensions
 from attention_serving.server.engine.requests.tokenizer import INLINE_MAX_BYTES, INLINE_MAX_TEXTS, TEXT
 from attention_serving.server.engine.requests.validation import encode_texts
-from attention_serving.server.engine.types import Array, DecodedRequest, Mask, MaskKind, Ragged, Text
+from attention_serving.server.engine.types import Array, DecodedRequest, Mask, Ragged, Text
 from attention_serving.server.transport.call import deadline_after
 
 T = TypeVar("T")
@@ -121,13 +121,18 @@ def decode(
         for spec in model.inputs
         if (array := arrays.get(spec.name)) is not None
     }
+    unpadded = {
+        spec.name: Ragged(np.concatenate(_unpad(arrays[spec.name], spec.axes[1:2], lengths)), ends)
+        for spec in model.inputs
+        if spec.name in arrays and (ends := lengths.get(str(spec.axes[1])))
+    }
     dimensions = parameter(parameters, DIMENSIONS, int, "a positive integer")
     if dimensions is not None:
         check_dimensions(dimensions, model)
     kind = "an integer: microseconds, or 0 for no timeout"
     microseconds = parameter(parameters, TIMEOUT, int, kind) or 0
     request = DecodedRequest(
-        inputs=_unpad(padded, lengths, model) if lengths else padded,
+        inputs=padded | unpadded,
         texts=() if texts is None else _decode_texts(TEXT, texts),
         pairs=() if pairs is None else _decode_texts(TEXT_PAIR, pairs),
         mask=None if mask is None else _decode_mask(mask, model, padded, lengths),
@@ -292,34 +297,25 @@ def _lengths(extras: Mapping[str, Array], sizes: Mapping[str, int], model: Loade
     return lengths
 
 
-def _unpad(padded: Mapping[str, Ragged], lengths: Lengths, model: LoadedModel) -> dict[str, Ragged]:
-    """The inputs without the padding on the axes whose lengths were sent."""
-    inputs = dict(padded)
-    for name, sequences in padded.items():
-        if ends := lengths.get(str(model.input(name).axes[1])):
-            starts = range(0, len(sequences.rows), sequences.lengths[0])
-            parts = [sequences.rows[start : start + end] for start, end in zip(starts, ends, strict=True)]
-            inputs[name] = Ragged(np.concatenate(parts), ends)
-    return inputs
-
-
 def _decode_mask(
     array: Array, model: LoadedModel, padded: Mapping[str, Ragged], lengths: Lengths
 ) -> Mask | None:
     """The flags of (B, Tk), (B, Tq, Tk) or (B, 1 or H, Tq, Tk) without padding."""
-    masked = model.manifest.graphs.get(GraphKind.MASK)
-    if masked is None:
+    graph = model.manifest.graphs.get(GraphKind.MASK)
+    if graph is None:
         raise InvalidRequestError(ATTENTION_MASK, f"model {model.name!r} does not take a mask")
     mask = mask_of([array.shape], array, model, padded, has_batch=True)
     if mask is None or not lengths:
         return mask
-    all_rows = (None,) * len(array)
-    query, key = (lengths.get(str(axis), all_rows) for axis in masked.inputs[-1].axes[-2:])
-    parts = [
-        (part[:end] if mask.kind is MaskKind.KEYS else part[..., :last, :end]).ravel()
-        for part, last, end in zip(array, query, key, strict=True)
-    ]
-    return Mask(mask.kind, np.concatenate(parts))
+    axes = graph.inputs[-1].axes[1 - array.ndim :]
+    return Mask(mask.kind, np.concatenate([part.ravel() for part in _unpad(array, axes, lengths)]))
+
+
+def _unpad(array: Array, axes: Sequence[str | int], lengths: Lengths) -> list[Array]:
+    """Each sequence of a batch, without the padding on those of its axes whose lengths were sent."""
+    uncut = [None] * len(array)
+    ends = zip(*[lengths.get(str(axis), uncut) for axis in axes], strict=True)
+    return [part[tuple(map(slice, end))] for part, end in zip(array, ends, strict=True)]
 
 
 def find_slice(field: str, parameters: Parameters, memory: SharedMemory) -> Slice | None:
