@@ -121,7 +121,8 @@ class Parsed(Generic[M]):
 
     def last(self, *path: str | int) -> memoryview:
         """The content of a field that is not repeated: its last occurrence, or nothing."""
-        return self.contents(*path)[-1] if path in self.places else memoryview(b"")
+        start, end = self.places.get(path, ((0, 0),))[-1]
+        return memoryview(self.data)[start:end]
 
     def numbers(self, dtype: np.dtype[Any], *path: str | int, is_fixed: bool = False) -> "PackedNumbers":
         """The numbers of a repeated field; see `PackedNumbers`."""
@@ -235,9 +236,8 @@ def leading_text(message: bytes, number: int) -> str:
         first = next(message_fields(message, 0, min(len(message), MAX_LEADING_BYTES)), (0,) * 5)
     except ValueError:
         return ""
-    first_number, wire_type, _, content, end = first
-    is_text = (first_number, wire_type) == (number, LENGTH_DELIMITED)
-    return str(message[content:end], "utf-8", "replace") if is_text else ""
+    is_text = first[:2] == (number, LENGTH_DELIMITED)
+    return str(message[first[3] : first[4]], "utf-8", "replace") if is_text else ""
 
 
 def field(path: tuple[int, ...], content: Sequence[Buffer]) -> list[Buffer]:

@@ -67,10 +67,11 @@ Lengths = Mapping[str, tuple[int, ...]]
 
 def is_slow(parsed: Parsed[pb.ModelInferRequest]) -> bool:
     """Whether a request takes long to decode even if it is not large: much text, or many texts."""
-    texts = [tensor for tensor in parsed.message.inputs if tensor.datatype == BYTES]
-    if len(parsed.data) > INLINE_MAX_BYTES:
-        return bool(texts)
-    return any(math.prod(islice(text.shape, MAX_AXES)) > INLINE_MAX_TEXTS for text in texts)
+    is_long = len(parsed.data) > INLINE_MAX_BYTES
+    return any(
+        tensor.datatype == BYTES and (is_long or math.prod(islice(tensor.shape, MAX_AXES)) > INLINE_MAX_TEXTS)
+        for tensor in parsed.message.inputs
+    )
 
 
 def decode(
@@ -111,8 +112,8 @@ def decode(
         raise InvalidRequestError("inputs", f"has {count} entries; the model takes {most} at most")
     arrays = decode_tensors(parsed, allowance, memory)
     extras = {name: arrays.pop(name) for name in names if name in arrays}
-    texts, pairs = extras.pop(TEXT, None), extras.pop(TEXT_PAIR, None)
-    if texts is not None and extras:
+    texts, pairs = _take_texts(extras, TEXT), _take_texts(extras, TEXT_PAIR)
+    if texts and extras:
         raise InvalidRequestError(next(iter(extras)), "cannot be combined with text; send token ids instead")
     sizes, mask = _sizes(arrays, model), extras.pop(ATTENTION_MASK, None)
     lengths = _lengths(extras, sizes, model)
@@ -133,8 +134,8 @@ def decode(
     microseconds = parameter(parameters, TIMEOUT, int, kind) or 0
     request = DecodedRequest(
         inputs=padded | unpadded,
-        texts=() if texts is None else _decode_texts(TEXT, texts),
-        pairs=() if pairs is None else _decode_texts(TEXT_PAIR, pairs),
+        texts=texts,
+        pairs=pairs,
         mask=None if mask is None else _decode_mask(mask, model, padded, lengths),
         return_weights=ATTENTION_WEIGHTS in outputs and ATTENTION_WEIGHTS not in model.default_outputs,
         return_tokens=CONTEXT_VECTORS in outputs,
@@ -260,8 +261,11 @@ def split_bytes(name: str, data: Buffer) -> Iterator[Buffer]:
         at = end
 
 
-def _decode_texts(name: str, tensor: Array) -> tuple[Text, ...]:
-    """The texts of a BYTES tensor, in row-major order. They are decoded when they are tokenized."""
+def _take_texts(tensors: dict[str, Array], name: str) -> tuple[Text, ...]:
+    """Removes a BYTES tensor, and returns its texts, which are decoded when they are tokenized."""
+    tensor = tensors.pop(name, None)
+    if tensor is None:
+        return ()
     if tensor.dtype != object or tensor.size == 0:
         raise InvalidRequestError(name, "must be a BYTES tensor with at least one element")
     return tuple(tensor.ravel())
