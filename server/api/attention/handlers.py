@@ -85,8 +85,8 @@ class Attend(Inference):
         message, wire = parsed.message, requests.output_type(parsed.message)
         if message.inputs:
             names = requests.output_names(message, model)
-            request, has_batch = requests.decode_named(parsed, model, names, deadline, allowance)
-            prefix = responses.facts(request, model)
+            request, has_batch = requests.decode_named(parsed, model, names, allowance)
+            request.deadline, prefix = deadline, responses.facts(request, model)
             encode = partial(
                 responses.encode_named, prefix=prefix, names=names, wire=wire, has_batch=has_batch
             )
@@ -94,7 +94,8 @@ class Attend(Inference):
         embeds, has_texts = message.HasField("embedding"), message.HasField("text")
         if embeds and model.encoder is None:
             raise InvalidRequestError("embedding", f"model {model.name!r} is not a text encoder")
-        request = requests.decode(parsed, requests.input_names(model), deadline, allowance)
+        request = requests.decode(parsed, requests.input_names(model), allowance)
+        request.deadline = deadline
         request = encode_texts(request, model, allowance.limits, allowance.reservation)
         prefix = responses.facts(request, model, has_texts=has_texts)
         if message.text.return_labels:

@@ -92,15 +92,12 @@ def input_names(model: LoadedModel) -> dict[str, str]:
     return {**dict(zip(("query", "key", "value"), names, strict=False)), "token_ids": names[0]}
 
 
-def decode(
-    parsed: Parsed[pb.AttendRequest], names: Mapping[str, str], deadline: float, allowance: Allowance
-) -> DecodedRequest:
-    """Decodes a request. Its arrays share memory with the message where they can.
+def decode(parsed: Parsed[Any], names: Mapping[str, str], allowance: Allowance) -> DecodedRequest:
+    """Decodes an AttendRequest. Its arrays share memory with the message where they can.
 
     Args:
         parsed: The request.
         names: The result of `input_names`.
-        deadline: On `time.monotonic`'s clock.
         allowance: What the request may take.
 
     Raises:
@@ -130,7 +127,6 @@ def decode(
         return_offsets=message.return_offsets,
         prompt=text.prompt if text.HasField("prompt") else None,
         truncate=text.truncate if text.HasField("truncate") else None,
-        deadline=deadline,
     )
 
 
@@ -235,11 +231,7 @@ def _decode_lengths(parsed: Parsed[Any], limits: Limits, *path: str) -> tuple[in
 
 
 def decode_named(
-    parsed: Parsed[pb.AttendRequest],
-    model: LoadedModel,
-    outputs: Sequence[str],
-    deadline: float,
-    allowance: Allowance,
+    parsed: Parsed[pb.AttendRequest], model: LoadedModel, outputs: Sequence[str], allowance: Allowance
 ) -> tuple[DecodedRequest, bool]:
     """Decodes a request that names its inputs. Its arrays share memory with the message where they can.
 
@@ -247,7 +239,6 @@ def decode_named(
         parsed: The request.
         model: The model that it names.
         outputs: The result of `output_names`.
-        deadline: On `time.monotonic`'s clock.
         allowance: What the request may take.
 
     Returns:
@@ -279,7 +270,6 @@ def decode_named(
         mask=mask_of(*masks[ATTENTION_MASK], model, rows, has_batch=has_batch) if masks else None,
         return_weights=ATTENTION_WEIGHTS in outputs and ATTENTION_WEIGHTS not in model.default_outputs,
         return_tokens=CONTEXT_VECTORS in outputs,
-        deadline=deadline,
     )
     return request, has_batch
 

@@ -112,7 +112,6 @@ def decode_inputs(message: pb.ModelInferRequest, memory: SharedMemory = NO_REGIO
 def decode_attend(
     message: attention_pb.AttendRequest,
     model: LoadedModel | None = None,
-    deadline: float = math.inf,
     limits: Limits | None = None,
 ) -> DecodedRequest:
     """Decodes a message as it is received; one that names its inputs needs a model."""
@@ -120,8 +119,8 @@ def decode_attend(
     parsed = read_attend(message.SerializeToString(), limits)
     if model is not None and parsed.message.inputs:
         names = attention.output_names(parsed.message, model)
-        return attention.decode_named(parsed, model, names, deadline, allowance)[0]
-    return attention.decode(parsed, {}, deadline, allowance)
+        return attention.decode_named(parsed, model, names, allowance)[0]
+    return attention.decode(parsed, {}, allowance)
 
 
 def packed(elements: Sequence[bytes]) -> bytes:

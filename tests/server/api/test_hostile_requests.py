@@ -68,10 +68,10 @@ def decode(
         request, _ = decode_infer(parsed, model, allowance=allowance)
     elif message.inputs:
         outputs = attention.output_names(message, model)
-        request, _ = attention.decode_named(parsed, model, outputs, math.inf, allowance)
+        request, _ = attention.decode_named(parsed, model, outputs, allowance)
     else:
         names = attention.input_names(model)
-        request = attention.decode(parsed, names, math.inf, allowance)
+        request = attention.decode(parsed, names, allowance)
     if INLINE_MAX_TEXTS < len(request.texts) <= limits.max_sequences:
         return None  # many texts are encoded on threads of their own
     return validate(request, model, limits)
