@@ -276,10 +276,8 @@ class Queue:
         self._queued_seconds += seconds
         share.sequences += count
         share.seconds += seconds
-        if not inline or self._closing:
-            self._next_step = NextStep.ANY
-        elif was_empty or self._next_step is not NextStep.ANY:
-            self._next_step = NextStep.INLINE
+        is_asked = self._next_step in (NextStep.ANY, NextStep.MEMORY) and not was_empty
+        self._next_step = NextStep.ANY if is_asked or not inline or self._closing else NextStep.INLINE
 
     def release(self, request: Request) -> bool:
         """Removes a request that has its result or was given up; returns whether it had not ended before."""
@@ -388,6 +386,7 @@ class Queue:
             self.running[batch] = batch.run_bytes
             self._running_seconds += batch.seconds_alone
             self.latency.started(now)
+        self._try_memory()
         if batch is None and self._buckets:
             self._next_step = NextStep.MEMORY
         return batch, expired
