@@ -193,10 +193,10 @@ class Batch:
         Args:
             other_seconds: Work that is queued or running beside the batch.
         """
-        pace, expected = self.model.pace(self.graph), self.seconds
-        self._is_alone, self._expected_seconds = other_seconds <= OTHER_WORK_SHARE * expected, expected
-        self.is_parallel = self._is_alone and pace.choose_threads(expected)
-        self.seconds = pace.seconds(expected, parallel=self.is_parallel)
+        expected = self._expected_seconds = self.seconds
+        self._is_alone = other_seconds <= OTHER_WORK_SHARE * expected
+        pace = self.model.pace(self.graph)
+        self.is_parallel, self.seconds = pace.choose(expected, is_alone=self._is_alone)
 
     def learn(self) -> None:
         """Lets what is expected of further runs follow this one, if it ran alone from beginning to end."""
