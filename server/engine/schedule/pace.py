@@ -50,31 +50,36 @@ class Pace:
             size = self._sizes[magnitude] = _Size([1.0, self._untried])
         return size
 
-    def seconds(self, expected: float, *, parallel: bool = False) -> float:
-        """Expected duration of a run now.
+    def least_seconds(self, expected: float) -> float:
+        """Expected duration of a run now, on one thread or on all, whichever is faster.
 
         Args:
             expected: Its duration on one thread as measured at the load, in seconds.
-            parallel: Whether it has all threads.
-        """
-        return expected * (self._size(expected).ratios[parallel] or 1.0)
 
-    def least_seconds(self, expected: float) -> float:
-        """The same, on one thread or on all, whichever is faster; 0 if all were not tried."""
+        Returns:
+            Seconds; 0 if all threads were not tried.
+        """
         return expected * min(self._size(expected).ratios)
 
-    def choose_threads(self, expected: float) -> bool:
-        """Whether a run that has the machine to itself is to have all threads: the faster way, or a trial."""
+    def choose(self, expected: float, *, is_alone: bool) -> tuple[bool, float]:
+        """Whether a run has all threads, and its expected duration now.
+
+        Args:
+            expected: Its duration on one thread as measured at the load, in seconds.
+            is_alone: Whether it has the machine to itself: only then it may have all threads, if they are
+                faster or tried again.
+        """
         size = self._size(expected)
         single, parallel = size.ratios
-        if parallel == math.inf:
-            return False
-        if (is_parallel := parallel < single) != size.is_parallel:
-            size.is_parallel, size.runs = is_parallel, 0
-        size.runs += 1
-        last_trial = min(1 << (size.runs.bit_length() - 1), LAST_TRIAL)
-        is_trial = size.runs >= FIRST_TRIAL and size.runs % last_trial < TRIAL_RUNS
-        return is_parallel != is_trial
+        takes_all = False
+        if is_alone and parallel != math.inf:
+            if (is_parallel := parallel < single) != size.is_parallel:
+                size.is_parallel, size.runs = is_parallel, 0
+            size.runs += 1
+            last_trial = min(1 << (size.runs.bit_length() - 1), LAST_TRIAL)
+            is_trial = size.runs >= FIRST_TRIAL and size.runs % last_trial < TRIAL_RUNS
+            takes_all = is_parallel != is_trial
+        return takes_all, expected * ((parallel if takes_all else single) or 1.0)
 
     def observe(self, expected: float, seconds: float, *, parallel: bool) -> None:
         """Learns from a run that had the machine to itself."""

@@ -99,10 +99,10 @@ def test_sizes_have_paces_of_their_own() -> None:
     """Small runs are slower on all threads, and large ones faster."""
     pace, sizes = Pace(has_all_threads=True), {1e-4: 3.0, 1e-2: 0.5}
     for expected, ratio in sizes.items():
-        assert pace.choose_threads(expected)
-        assert pace.seconds(expected, parallel=True) == expected
+        assert pace.choose(expected, is_alone=True) == (True, expected)
         pace.observe(expected, ratio * expected, parallel=True)
-    assert [pace.choose_threads(expected) for expected in sizes] == [False, True]
+    assert [pace.choose(expected, is_alone=True)[0] for expected in sizes] == [False, True]
+    assert not pace.choose(1e-2, is_alone=False)[0]
     pace.observe(1e-2, 2e-2, parallel=True)
     assert pace.least_seconds(1e-2) == pytest.approx(0.55e-2)
-    assert not Pace(has_all_threads=False).choose_threads(1.0)
+    assert not Pace(has_all_threads=False).choose(1.0, is_alone=True)[0]
