@@ -227,6 +227,12 @@ class Cutter:
         return [part] if part else []
 
 
+def copy_fields(source: object, kind: type[M], **fields: object) -> M:
+    """A message with the attributes of an object in the fields of the same names, and with other fields."""
+    names = kind.DESCRIPTOR.fields_by_name.keys() - fields.keys()
+    return kind(**fields, **{name: getattr(source, name) for name in names})
+
+
 def leading_text(message: bytes, number: int) -> str:
     """The string that a message begins with, if its first field has that number; otherwise an empty string.
 

@@ -24,7 +24,7 @@ from attention_serving.server.api.method import (
     permitted,
 )
 from attention_serving.server.api.tensors import Allowance, Reply
-from attention_serving.server.api.wire import Parsed, field, leading_text, reader
+from attention_serving.server.api.wire import Parsed, copy_fields, field, leading_text, reader
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.contexts import DEFAULT_TTL_SECONDS, context_id, joined, projected_inputs
 from attention_serving.server.engine.engine import Engine
@@ -82,6 +82,8 @@ class Attend(Inference):
     def _decode(
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
     ) -> tuple[DecodedRequest, Reply]:
+        if (size := len(parsed.id.encode())) > MAX_ID_BYTES:
+            raise LimitExceededError("id", f"has {size} bytes; the limit is {MAX_ID_BYTES}")
         message, wire = parsed.message, requests.output_type(parsed.message)
         if message.inputs:
             names = requests.output_names(message, model)
@@ -113,13 +115,6 @@ class AttendStream(Attend):
 
     kind, within, is_stream = pb.AttendStreamRequest, "request", True
 
-    def _decode(
-        self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
-    ) -> tuple[DecodedRequest, Reply]:
-        if (size := len(parsed.id.encode())) > MAX_ID_BYTES:
-            raise LimitExceededError("id", f"has {size} bytes; the limit is {MAX_ID_BYTES}")
-        return super()._decode(parsed, model, deadline, allowance)
-
     def _encode(self, reply: Reply, result: Result, request_id: str) -> bytes:
         start = pb.AttendStreamResponse(id=request_id).SerializeToString()
         return b"".join([start, *field(RESPONSE, reply.parts(result))])
@@ -128,7 +123,7 @@ class AttendStream(Attend):
         return leading_text(message, pb.AttendStreamRequest.ID_FIELD_NUMBER)
 
     def _with_reply(self, error: EngineError, request_id: str) -> EngineError:
-        stream_error = responses.copy(error, pb.StreamError, code=code_of(error).value[0])
+        stream_error = copy_fields(error, pb.StreamError, code=code_of(error).value[0])
         reply = pb.AttendStreamResponse(id=request_id[:MAX_ID_BYTES], error=stream_error)
         error.reply = reply.SerializeToString()
         return error

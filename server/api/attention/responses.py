@@ -2,22 +2,19 @@
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import TypeVar
 
 import numpy as np
-from google.protobuf.message import Message
 
 from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS, EMBEDDING
 from attention_serving.artifact.manifest import GraphKind, TensorSpec
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention.requests import DATA_TYPES, UINT32
 from attention_serving.server.api.tensors import DATATYPES, Output, Piece, datatype_of
-from attention_serving.server.api.wire import head
+from attention_serving.server.api.wire import copy_fields, head
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import FailedModel, Model
 from attention_serving.server.engine.types import Context, DecodedRequest, Result
 
-M = TypeVar("M", bound=Message)
 CONTEXT_DATA = (pb.AttendResponse.CONTEXT_VECTORS_FIELD_NUMBER, pb.VectorSequences.DATA_FIELD_NUMBER)
 WEIGHTS_DATA = (pb.AttendResponse.ATTENTION_WEIGHTS_FIELD_NUMBER, pb.AttentionWeights.DATA_FIELD_NUMBER)
 OFFSET_STARTS = (pb.AttendResponse.TOKEN_OFFSETS_FIELD_NUMBER, pb.Spans.STARTS_FIELD_NUMBER)
@@ -144,19 +141,17 @@ def describe(model: Model) -> pb.Model:
         ),
         parameters=manifest.parameters,
         # The manifest has zeros if the operations are unknown.
-        cost=copy(manifest.cost, pb.Cost) if any(manifest.cost.model_dump().values()) else None,
+        cost=copy_fields(manifest.cost, pb.Cost) if any(manifest.cost.model_dump().values()) else None,
         provider=model.provider,
         digest=model.digest,
-        text_encoder=None if encoder is None else copy(encoder, pb.TextEncoder, num_layers=encoder.layers),
-        text_classifier=None if classifier is None else copy(classifier, pb.TextClassifier),
-        attention_patterns=[copy(pattern, pb.AttentionPattern) for pattern in manifest.attention_patterns],
+        text_encoder=None
+        if encoder is None
+        else copy_fields(encoder, pb.TextEncoder, num_layers=encoder.layers),
+        text_classifier=None if classifier is None else copy_fields(classifier, pb.TextClassifier),
+        attention_patterns=[
+            copy_fields(pattern, pb.AttentionPattern) for pattern in manifest.attention_patterns
+        ],
     )
-
-
-def copy(facts: object, kind: type[M], **fields: object) -> M:
-    """A message with the attributes of an object in the fields of the same names, and some fields beside."""
-    names = kind.DESCRIPTOR.fields_by_name.keys() - fields.keys()
-    return kind(**fields, **{name: getattr(facts, name) for name in names})
 
 
 def _tensor(spec: TensorSpec, model: LoadedModel, *, optional: bool) -> pb.Tensor:
@@ -171,12 +166,11 @@ def _tensor(spec: TensorSpec, model: LoadedModel, *, optional: bool) -> pb.Tenso
 
 def describe_context(context: Context, model: LoadedModel) -> pb.Context:
     """A context of a model, as callers see it."""
-    return pb.Context(
-        id=context.id,
+    return copy_fields(
+        context,
+        pb.Context,
         model_name=model.name,
         model_version=model.version,
-        rows=context.rows,
         bytes=context.nbytes,
         expires_at=int(context.expires_at),
-        shared=context.shared,
     )

@@ -17,7 +17,7 @@ from attention_serving.server.api.open_inference import requests, responses
 from attention_serving.server.api.open_inference.requests import BYTES
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.api.tensors import DATATYPES, Allowance, Reply
-from attention_serving.server.api.wire import Parsed, field
+from attention_serving.server.api.wire import Parsed, copy_fields, field
 from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.contexts import CONTEXT_ID
 from attention_serving.server.engine.engine import Engine
@@ -40,6 +40,7 @@ FIXED = "cannot be changed while the server runs"
 # The parts of a run in the statistics of a model.
 PARTS = {"compute_input": "prepare", "compute_infer": "compute", "compute_output": "split"}
 TensorMetadata = pb.ModelMetadataResponse.TensorMetadata
+RegionStatus = pb.SystemSharedMemoryStatusResponse.RegionStatus
 SERVER_NAME = "attention-serving"
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "statistics", "logging")
 SEVERITIES = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
@@ -198,12 +199,11 @@ class Handlers:
         self, request: pb.SystemSharedMemoryStatusRequest, call: Call
     ) -> pb.SystemSharedMemoryStatusResponse:
         """Lists the registered regions, or the one of a name."""
-        response = pb.SystemSharedMemoryStatusResponse()
-        for region in self._memory.regions(request.name):
-            status = response.regions[region.name]
-            status.name, status.key = region.name, region.key
-            status.offset, status.byte_size = region.offset, region.size
-        return response
+        regions = {
+            region.name: copy_fields(region, RegionStatus, byte_size=region.size)
+            for region in self._memory.regions(request.name)
+        }
+        return pb.SystemSharedMemoryStatusResponse(regions=regions)
 
     def register_cuda(self, request: pb.CudaSharedMemoryRegisterRequest, call: Call) -> None:
         """Refuses."""
@@ -269,15 +269,12 @@ class Handlers:
 
     def index(self, request: pb.RepositoryIndexRequest, call: Call) -> pb.RepositoryIndexResponse:
         """Lists the models, and why those that are not ready are not."""
-        return pb.RepositoryIndexResponse(
-            models=[
-                pb.RepositoryIndexResponse.ModelIndex(
-                    name=entry.name, version=entry.version, state=entry.state.value, reason=entry.reason
-                )
-                for entry in permitted(self._control.index(), call)
-                if entry.state is ModelState.READY or not request.ready
-            ]
-        )
+        models = [
+            copy_fields(entry, pb.RepositoryIndexResponse.ModelIndex)
+            for entry in permitted(self._control.index(), call)
+            if entry.state is ModelState.READY or not request.ready
+        ]
+        return pb.RepositoryIndexResponse(models=models)
 
     async def load(self, request: pb.RepositoryModelLoadRequest, call: Call) -> None:
         """Loads a model, and replies once it is served."""
