@@ -22,7 +22,6 @@ from attention_serving.server.engine.errors import (
 )
 from attention_serving.server.engine.models.control import IndexEntry
 from attention_serving.server.engine.models.repository import Model
-from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
@@ -113,11 +112,6 @@ def parse(read: Callable[[bytes], Q], message: bytes, limit: int | None = None) 
         return read(message)
     except DecodeError as error:
         raise InvalidRequestError("message", f"is not a request of this method: {error}") from error
-
-
-def caller_of(call: Call) -> Caller:
-    """Whose call it is, for shares of runs and for stored contexts."""
-    return ANYONE if call.identity is None else call.identity.caller
 
 
 def require(call: Call, right: Right, model: str) -> None:

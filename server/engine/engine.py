@@ -43,9 +43,8 @@ from attention_serving.server.engine.run.execute import Moments, Outputs, gather
 from attention_serving.server.engine.run.provider import MIN_PARALLEL_RUNS
 from attention_serving.server.engine.run.session import RunControl
 from attention_serving.server.engine.schedule.batch import Batch
-from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller
 from attention_serving.server.engine.schedule.queue import Queue
-from attention_serving.server.engine.types import DecodedRequest, Result
+from attention_serving.server.engine.types import ANYONE, Caller, DecodedRequest, Result
 
 log = logging.getLogger(__name__)
 # How long a run may occupy the thread that receives calls, and that reads their sockets, in seconds.
@@ -57,7 +56,7 @@ TERMINABLE_SECONDS = 0.02
 LARGE_RUN_BYTES, TRIM_SECONDS = 64 << 20, 5.0
 RUN_FAILED = "the runtime failed on this request; see the server's log"
 OUT_OF_MEMORY = "the run needs more memory than the server has left for runs; try again later"
-EXPIRED = "the deadline passed while the request was sequence, or would have passed during its run"
+EXPIRED = "the deadline passed while the request was queued, or would have passed during its run"
 CLOSING = "the server is shutting down and does not accept new requests"
 
 
@@ -220,7 +219,7 @@ class Engine:
         request.end(error)
 
     def refused(self, model: LoadedModel, error: Exception, reservation: Reservation | None = None) -> None:
-        """Reports that a request was refused after its model was found, and before it was sequence.
+        """Reports that a request was refused after its model was found, and before it was queued.
 
         The error states the digest of the model: another model might not refuse the request.
 
@@ -279,7 +278,7 @@ class Engine:
 
         Args:
             limit_seconds: A batch that is expected to take longer is left to the engine's threads. If nothing
-                else runs or is sequence, it may take ten times as long.
+                else runs or is queued, it may take ten times as long.
 
         Returns:
             Whether to call again at once: a batch ran, so that there may be another, or the thread is to stay

@@ -16,7 +16,6 @@ from attention_serving.server.api.errors import code_of
 from attention_serving.server.api.inference import Inference
 from attention_serving.server.api.method import (
     Method,
-    caller_of,
     find_model,
     of_names,
     of_service,
@@ -161,7 +160,7 @@ class PutContext:
             raise
 
     def _validate(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> Put:
-        message, caller, parent = parsed.message, caller_of(call), None
+        message, caller, parent = parsed.message, call.caller, None
         projector = model.projector
         if isinstance(message, pb.AppendContextRequest):
             parent = self._contexts.find(model, message.id, caller.name, "id").context
@@ -213,12 +212,12 @@ def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
 
     async def drop(request: pb.DropContextRequest, call: Call) -> pb.DropContextResponse:
         model = find_model(engine.model, call, Right.INFER, request.model_name, request.model_version)
-        await threads.run(partial(contexts.drop, model, request.id, caller_of(call).name), call.deadline)
+        await threads.run(partial(contexts.drop, model, request.id, call.caller.name), call.deadline)
         return pb.DropContextResponse()
 
     async def list_page(request: pb.ListContextsRequest, call: Call) -> pb.ListContextsResponse:
         model = find_model(engine.model, call, Right.INFER, request.model_name, request.model_version)
-        return await threads.run(partial(_page, engine, model, caller_of(call).name, request), call.deadline)
+        return await threads.run(partial(_page, engine, model, call.caller.name, request), call.deadline)
 
     # Of inference, so that an identity's limits hold for them: they take longer with each stored context.
     facts: dict[str, Any] = {"is_inference": True, "right": Right.INFER}
