@@ -1,1 +1,1 @@
-"""attention.v1, the typed API: its handlers and its codec."""
+"""attention.v1, the typed API: its requests, responses and handlers."""

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol: its handlers and its codec."""
+"""The Open Inference Protocol: its requests, responses and handlers."""
