@@ -83,6 +83,8 @@ class Batch:
     @property
     def rows(self) -> int:
         """Rows that are computed, padding included."""
+        if len(self.sequences) == 1:
+            return self.sequences[0].plan.rows
         count, lengths = self._size
         return count * sum(lengths)
 
