@@ -252,22 +252,20 @@ def decode_named(
     fields = {field.name for field, _ in parsed.message.ListFields()} | {path[0] for path in parsed.places}
     for field in sorted(map(str, fields - BESIDE_INPUTS)):
         raise InvalidRequestError(field, "cannot be combined with inputs, which name every input")
-    rows, masks, has_batch = dict[str, Ragged](), dict[str, tuple[list[Shape], Array]](), True
+    inputs = dict[str, tuple[list[Shape], Array]]()
     for index, tensors in enumerate(parsed.message.inputs):
-        name = tensors.name
-        is_mask = name == ATTENTION_MASK and name not in model.inputs_by_name
-        is_mask = is_mask and GraphKind.MASK in model.manifest.graphs
-        rank = 0 if is_mask else len(model.input(name).axes) - 1
-        check_once(name, {**rows, **masks})
-        shapes, array = _decode_tensors(tensors, index, parsed, allowance)
-        if is_mask:
-            masks[name] = shapes, array
-        else:
-            has_batch &= len(shapes[0]) == rank + 1
-            rows[name] = _ragged(name, shapes, array, rank, allowance.limits)
+        check_once(tensors.name, inputs)
+        inputs[tensors.name] = _decode_tensors(tensors, index, parsed, allowance)
+    takes_mask = GraphKind.MASK in model.manifest.graphs and ATTENTION_MASK not in model.inputs_by_name
+    mask = inputs.pop(ATTENTION_MASK, None) if takes_mask else None
+    rows, has_batch = dict[str, Ragged](), True
+    for name, (shapes, array) in inputs.items():
+        rank = len(model.input(name).axes) - 1
+        has_batch &= len(shapes[0]) == rank + 1
+        rows[name] = _ragged(name, shapes, array, rank, allowance.limits)
     request = DecodedRequest(
         inputs=rows,
-        mask=mask_of(*masks[ATTENTION_MASK], model, rows, has_batch=has_batch) if masks else None,
+        mask=None if mask is None else mask_of(*mask, model, rows, has_batch=has_batch),
         return_weights=ATTENTION_WEIGHTS in outputs and ATTENTION_WEIGHTS not in model.default_outputs,
         return_tokens=CONTEXT_VECTORS in outputs,
     )
