@@ -14,14 +14,7 @@ from attention_serving.server.api.attention import requests, responses
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import code_of
 from attention_serving.server.api.inference import Inference
-from attention_serving.server.api.method import (
-    Method,
-    find_model,
-    of_names,
-    of_service,
-    parse,
-    permitted,
-)
+from attention_serving.server.api.method import Method, find_model, of_names, of_service, parse, permitted
 from attention_serving.server.api.tensors import Allowance, Reply
 from attention_serving.server.api.wire import Parsed, copy_fields, field, leading_text, reader
 from attention_serving.server.engine.budget import Reservation
