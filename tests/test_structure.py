@@ -42,12 +42,13 @@ FORBIDDEN = {
     "artifact": "torch onnx onnxruntime onnxscript grpc google",
     "export": "grpc google",
     "server": "torch onnx onnxscript",
+    "server.observe": "grpc google onnxruntime protos server.process server.http",
     "server.engine": "grpc grpc_status google protos server.api server.transport server.process server.http"
     " server.observe opentelemetry",
     "server.api": "onnxruntime server.process server.http server.observe.traces",
     "server.transport": "protos server.api onnxruntime server.process server.http server.observe.traces",
     "server.security": "grpc google onnxruntime protos server.api server.transport server.process",
-    "server.http": "onnxruntime server.process.workers server.process.application server.engine.engine",
+    "server.http": "onnxruntime server.process server.engine.engine",
     "protos": "torch onnxruntime",
     "attention_client": "onnxruntime",
 }

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from attention_serving.server import NAME, VERSION
-from attention_serving.server.process.settings import SECTIONS, Settings
+from attention_serving.server.settings import SECTIONS, Settings
 
 PREFIX = "ATTENTION_"
 # Options by name: the value, and a description of the value and its source.

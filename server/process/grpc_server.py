@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import grpc
 
+from attention_serving.server.addresses import address_of
 from attention_serving.server.api.admission import AdmissionControl
 from attention_serving.server.api.calls import CallLoad, Calls, Recorder
 from attention_serving.server.api.codec_threads import CodecThreads
@@ -21,12 +22,12 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ModelControl
 from attention_serving.server.engine.statistics import Observer
 from attention_serving.server.errors import ServerError
-from attention_serving.server.process.addresses import address_of
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.tls import CurrentCertificates
+from attention_serving.server.settings import Settings
 from attention_serving.server.transport import create_transport
 from attention_serving.server.transport.drain import count_connections
-from attention_serving.server.transport.options import RpcOptions, channel_options, tls_credentials
+from attention_serving.server.transport.options import channel_options, tls_credentials
 
 # The transport's thread looks for work many times a second. It is responsive if it did within this time.
 RESPONSIVE_SECONDS = 3.0
@@ -36,7 +37,7 @@ MAX_SOCKET_BYTES = 107
 COUNT_SECONDS = 10.0
 
 
-class RpcServer:
+class GrpcServer:
     """The gRPC server, from `bind` over `start` to `stop`.
 
     `bind` needs no engine, so that a port that is in use is found before models are loaded. Connections
@@ -51,7 +52,7 @@ class RpcServer:
 
     def __init__(
         self,
-        options: RpcOptions,
+        settings: Settings,
         observer: Observer,
         *,
         certificates: CurrentCertificates | None = None,
@@ -61,23 +62,23 @@ class RpcServer:
         """Creates a server that is not bound.
 
         Args:
-            options: Where it listens, and how much it takes.
+            settings: Where it listens, and how much it takes.
             observer: Receives a report of every call that ended.
             certificates: Give the certificate of the next handshake on its port; None encrypts nothing.
             guard: Authenticates and authorises calls; None allows everything.
             recorder: Decides which calls are recorded; None if none is.
         """
-        self._options, self._observer, self._recorder = options, observer, recorder
+        self._settings, self._observer, self._recorder = settings, observer, recorder
         self.certificates, self.guard = certificates, guard
         self._health, self._codec_threads = HealthService(), CodecThreads()
         self._calls: Calls | None = None
         self._engine: Engine | None = None
         self._sockets: list[Path] = []
         self._transport = create_transport(
-            options.transport,
-            channel_options(options),
-            options.max_concurrent_calls,
-            options.message_timeout_seconds,
+            settings.transport,
+            channel_options(settings),
+            settings.max_concurrent_calls,
+            settings.message_timeout_seconds,
         )
         self._connections, self._counted_at = 0, -math.inf
 
@@ -93,9 +94,9 @@ class RpcServer:
             ServerError: An address is in use, or cannot be used on this machine.
         """
         encryption = tls_credentials(self.certificates) if self.certificates else None
-        port = self._listen(address_of(self._options.host, self._options.port), encryption)
-        if self._options.unix_socket is not None:
-            self._listen_on_socket(self._options.unix_socket)
+        port = self._listen(address_of(self._settings.host, self._settings.port), encryption)
+        if self._settings.unix_socket is not None:
+            self._listen_on_socket(self._settings.unix_socket)
         for path in private_sockets:
             self._listen_on_socket(path, grpc.local_server_credentials(grpc.LocalConnectionType.UDS))
         return port
@@ -143,8 +144,8 @@ class RpcServer:
             control: Loads and unloads models on request.
         """
         self._engine = engine
-        admission = AdmissionControl(self._options, engine.check_deadline, self.guard)
-        memory, authenticate = SharedMemory(is_on=self._options.allow_shared_memory), admission.authenticate
+        admission = AdmissionControl(self._settings, engine.check_deadline, self.guard)
+        memory, authenticate = SharedMemory(is_on=self._settings.allow_shared_memory), admission.authenticate
         methods = all_methods(
             engine, self._codec_threads, self._health, control, memory, authenticate=authenticate
         )

@@ -1,4 +1,4 @@
-"""How calls reach the server: one seam (`call`) and two adapters.
+"""How calls reach the server: one interface (`call`) and two adapters.
 
 `completion_queue` is the fast adapter, with one thread, and the only file of the server that uses grpcio's
 internal API. `threaded` has a thread for each call, and uses grpcio's public API only, so that a new grpcio
@@ -6,12 +6,9 @@ can be adopted at once, whatever it changed internally.
 """
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
 
+from attention_serving.server.settings import TransportKind
 from attention_serving.server.transport.call import Transport
-
-# The adapters, by the names that the setting `transport` takes.
-TransportKind: TypeAlias = Literal["completion-queue", "threaded"]
 
 
 def create_transport(

@@ -9,16 +9,13 @@ from attention_serving.server.api.calls import Calls
 from attention_serving.server.api.method import Method
 from attention_serving.server.coroutines import Callback, Task, suspend
 from attention_serving.server.engine.schedule.fair_shares import Caller
+from attention_serving.server.settings import Settings
 from attention_serving.server.transport.call import Call, Metadata, Serve, Transport
-from attention_serving.server.transport.options import RpcOptions
-from tests.server.seams import PATIENCE_SECONDS
+from tests.server.seams import PATIENCE_SECONDS, settings_of
 from tests.server.seams import Calls as Observed
 
 METHOD = "/tests.Scripted/Method"
-UNLIMITED = RpcOptions(
-    host="",
-    port=0,
-    max_message_bytes=0,
+UNLIMITED = settings_of(
     max_concurrent_calls=1000,
     max_streams=1000,
     stream_window=3,
@@ -126,14 +123,14 @@ class ScriptedCall(Call):
 
 def calls_of(
     method: Method,
-    limits: RpcOptions = UNLIMITED,
+    limits: Settings = UNLIMITED,
     check_deadline: Callable[[float, Caller], None] = lambda *_: None,
 ) -> Calls:
     """What serves calls of one method."""
     return Calls({METHOD: method}, Observed(), AdmissionControl(limits, check_deadline))
 
 
-def started(method: Method, limits: RpcOptions = UNLIMITED) -> ScriptedCall:
+def started(method: Method, limits: Settings = UNLIMITED) -> ScriptedCall:
     """A call of a method that has arrived."""
     call = ScriptedCall()
     call.begin(calls_of(method, limits).serve)

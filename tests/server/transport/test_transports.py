@@ -15,7 +15,8 @@ import grpc
 import pytest
 
 from attention_serving.server.coroutines import Wait, suspend
-from attention_serving.server.transport import TransportKind, completion_queue, create_transport
+from attention_serving.server.settings import TransportKind
+from attention_serving.server.transport import completion_queue, create_transport
 from attention_serving.server.transport.call import Call, Transport
 from tests.server.samples import ROOT
 from tests.server.seams import PATIENCE_SECONDS, wait_until

@@ -20,7 +20,8 @@ from attention_serving.server.observe.prometheus import MetricsEndpoint
 from attention_serving.server.security.peers import CLIENT as CLIENT_KEY
 from attention_serving.server.security.peers import FORWARDED, names_in
 from attention_serving.server.security.tls import CurrentCertificates, TlsFiles, watch
-from attention_serving.server.transport import TransportKind, create_transport
+from attention_serving.server.settings import TransportKind
+from attention_serving.server.transport import create_transport
 from attention_serving.server.transport.call import Call
 from attention_serving.server.transport.options import tls_credentials
 from tests.server.http.scripted import Scripted, front
