@@ -28,14 +28,14 @@ CANCEL_TIMEOUT_SECONDS = 2.0
 SIGNAL_SECONDS = 1.0
 
 
-class Inbox(SimpleQueue[object]):
+class Inbox(SimpleQueue[Any]):
     """Messages to the main thread, from any thread and from signal handlers.
 
     A signal handler may run while the main thread is inside `wait`, and of the standard library's means of
     waiting only `SimpleQueue` allows `put` there.
     """
 
-    def wait(self) -> object:
+    def wait(self) -> Any:
         """Waits for the next message. Wakes up now and then, because a signal may not wake the thread."""
         while True:
             with suppress(Empty):

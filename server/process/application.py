@@ -2,8 +2,9 @@
 
 import gc
 import logging
+import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +24,7 @@ from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.process.audit import Audit
 from attention_serving.server.process.canary import Canary
 from attention_serving.server.process.grpc_server import GrpcServer
-from attention_serving.server.process.supervision import Child, HttpProcess, private_socket
+from attention_serving.server.process.supervision import HttpProcess
 from attention_serving.server.security.tls import current_certificates
 from attention_serving.server.settings import Settings
 
@@ -40,19 +41,15 @@ class Application:
     A worker is bound last before its start, and any other process first.
 
     Attributes:
-        name: The name of this process.
         settings: Its settings, with a provider that this machine has.
         certificates: Give the certificate of the next handshake; None without TLS.
         guard: Authenticates and authorises calls; None allows everything.
         registry: The metrics.
         refusals: The counter of what the HTTP process refuses by itself, by reason.
         sockets: Where it listens for the HTTP process alone, if there is one.
-        children: The processes beside the HTTP process, of which there are none.
         server: The gRPC server.
     """
 
-    name = "server"
-    children: Mapping[str, Child] = {}
     sockets: Sequence[Path] = ()
 
     def __init__(self, settings: Settings, inbox: Inbox) -> None:
@@ -89,6 +86,10 @@ class Application:
         # What is closed before the gRPC server.
         self._stack = ExitStack()
 
+    def pids(self) -> dict[str, int | None]:
+        """The id of each process by its name: of this one."""
+        return {"server": os.getpid()}
+
     def bind(self, folder: Path, worker: int = 0) -> int:
         """Binds the addresses; returns the port.
 
@@ -100,7 +101,7 @@ class Application:
             ServerError: An address is in use, or cannot be used on this machine.
         """
         if self.settings.http_port is not None:
-            self.sockets = [private_socket(folder, worker)]
+            self.sockets = [folder / f"grpc-{worker}"]
         return self.server.bind(self.sockets)
 
     def load(self) -> bool:

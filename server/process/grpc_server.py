@@ -25,9 +25,8 @@ from attention_serving.server.errors import ServerError
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.tls import CurrentCertificates
 from attention_serving.server.settings import Settings
-from attention_serving.server.transport import create_transport
+from attention_serving.server.transport.create import create_transport, tls_credentials
 from attention_serving.server.transport.drain import count_connections
-from attention_serving.server.transport.options import channel_options, tls_credentials
 
 # The transport's thread looks for work many times a second. It is responsive if it did within this time.
 RESPONSIVE_SECONDS = 3.0
@@ -74,12 +73,7 @@ class GrpcServer:
         self._calls: Calls | None = None
         self._engine: Engine | None = None
         self._sockets: list[Path] = []
-        self._transport = create_transport(
-            settings.transport,
-            channel_options(settings),
-            settings.max_concurrent_calls,
-            settings.message_timeout_seconds,
-        )
+        self._transport = create_transport(settings)
         self._connections, self._counted_at = 0, -math.inf
 
     def bind(self, private_sockets: Iterable[Path] = ()) -> int:

@@ -1,14 +1,13 @@
 """A service from its ports to its end: one server, or the supervisor of several."""
 
 import logging
-import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attention_serving.server.machine import temporary_folder
 from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector
-from attention_serving.server.process.supervision import Child, HttpProcess
+from attention_serving.server.process.supervision import HttpProcess
 
 if TYPE_CHECKING:  # a supervisor needs neither ONNX Runtime nor gRPC
     from attention_serving.server.process.application import Application
@@ -46,12 +45,7 @@ def run(service: "Application | Workers") -> None:
         )
         http = HttpProcess(settings, service.sockets, service.refusals)
         stack.callback(http.close)
-        children: dict[str, Child] = {"http": http, **service.children}
-        service.registry.register(
-            ProcessesCollector(
-                lambda: {service.name: os.getpid()} | {name: child.pid for name, child in children.items()}
-            )
-        )
+        service.registry.register(ProcessesCollector(lambda: service.pids() | {"http": http.pid}))
         ports |= {"metrics_port": endpoint.port, **http.ports}
         if settings.unix_socket is not None:
             ports["unix_socket"] = settings.unix_socket

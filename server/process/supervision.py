@@ -203,11 +203,6 @@ class Child:
             self.report(Event(self.number))
 
 
-def private_socket(folder: Path, worker: int = 0) -> Path:
-    """Where a worker, or the only server, listens for the HTTP process alone."""
-    return folder / f"grpc-{worker}"
-
-
 class HttpProcess(Child):
     """The HTTP process and its port, which stays bound between processes. Neither exists if HTTP is off.
 

@@ -17,7 +17,7 @@ from attention_serving.server.process import application
 from attention_serving.server.process.command_line import make_application, unknown_variables
 from attention_serving.server.security.tls import TlsFiles
 from attention_serving.server.settings import AWAKE_SECONDS, SECTIONS, Settings
-from attention_serving.server.transport.options import channel_options
+from attention_serving.server.transport.create import channel_options
 from tests.server.engine.run.test_cuda import WITHOUT_CUDA
 from tests.server.samples import ROOT
 

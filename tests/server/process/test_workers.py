@@ -14,7 +14,7 @@ import pytest
 
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.server import machine
-from attention_serving.server.process.worker import share_of_machine
+from attention_serving.server.process.workers import share_of_machine
 from attention_serving.server.settings import Settings
 from tests.server.api.served import ATTEND, OpenStream
 from tests.server.process.test_application import HOST, REQUEST

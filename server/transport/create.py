@@ -1,4 +1,4 @@
-"""The settings of a server in the terms of gRPC's core: its channel arguments and credentials.
+"""Creates the transport of a server, and expresses its settings and certificates in the terms of gRPC's core.
 
 Source of the core's names and defaults: grpc/impl/channel_arg_names.h of grpc/grpc.
 """
@@ -9,6 +9,7 @@ import grpc
 
 from attention_serving.server.security.tls import Certificates, CurrentCertificates
 from attention_serving.server.settings import Settings
+from attention_serving.server.transport.call import Transport
 
 # Largest number that the core takes; for limits, none.
 UNLIMITED = 2**31 - 1
@@ -27,6 +28,22 @@ MIN_PING_SECONDS = 10
 MAX_PING_STRIKES = 2
 # The core's own defaults: above the first size, headers are refused at random; above the second, always.
 METADATA_BYTES, MAX_METADATA_BYTES = 8192, 16384
+
+
+def create_transport(settings: Settings) -> Transport:
+    """Creates a transport that is neither bound nor started.
+
+    Each adapter is imported only if it is chosen: the internal API that one of them needs may be missing
+    in a newer grpcio.
+    """
+    options, timeout = channel_options(settings), settings.message_timeout_seconds
+    if settings.transport == "threaded":
+        from attention_serving.server.transport.threaded import ThreadedTransport  # noqa: PLC0415
+
+        return ThreadedTransport(options, settings.max_concurrent_calls, timeout)
+    from attention_serving.server.transport.completion_queue import CompletionQueueTransport  # noqa: PLC0415
+
+    return CompletionQueueTransport(options, timeout)
 
 
 def channel_options(settings: Settings) -> dict[str, int]:
