@@ -13,14 +13,8 @@ import typer
 from pydantic import ValidationError
 
 from attention_serving.server.errors import ServerError
-from attention_serving.server.security.token_file import (
-    Entry,
-    TokenFile,
-    digest_of,
-    problems,
-    read_file,
-    write_file,
-)
+from attention_serving.server.security import token_file
+from attention_serving.server.security.token_file import Entry, TokenFile
 
 # 256 bits of the operating system's random numbers.
 TOKEN_BYTES = 32
@@ -62,7 +56,7 @@ def create(
     expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days) if days else None
     fields = {
         "name": name,
-        "sha256": token and digest_of(token).hex(),
+        "sha256": token and token_file.digest_of(token).hex(),
         "certificate": certificate,
         "expires": expires,
         "rights": rights,
@@ -71,8 +65,8 @@ def create(
         "queue_weight": queue_weight,
     }
     with _errors(), _locked(file):
-        content = read_file(file) if file.exists() else TokenFile(identities=())
-        write_file(file, TokenFile(identities=(*content.identities, Entry.model_validate(fields))))
+        content = token_file.read_file(file) if file.exists() else TokenFile(identities=())
+        token_file.write_file(file, TokenFile(identities=(*content.identities, Entry.model_validate(fields))))
     until = "without end" if expires is None else f"until {expires.isoformat()}"
     typer.echo(f"{name}: {' '.join(rights)}, {until}", err=True)
     if token is not None:
@@ -84,7 +78,7 @@ def list_identities(file: File) -> None:
     """Print the names, rights and ends of all identities."""
     rows = [("NAME", "BY", "EXPIRES", "RIGHTS")]
     with _errors():
-        for entry in read_file(file).identities:
+        for entry in token_file.read_file(file).identities:
             proof, expires = f"certificate {entry.certificate}" if entry.certificate else "token", "never"
             if entry.expires is not None:
                 expires = entry.expires.isoformat() + " (expired)" * (entry.expires <= datetime.now(UTC))
@@ -97,12 +91,12 @@ def list_identities(file: File) -> None:
 def revoke(name: Name, file: File) -> None:
     """Remove an identity. Its calls are refused from now on, and its streams end with their next message."""
     with _errors(), _locked(file):
-        content = read_file(file)
+        content = token_file.read_file(file)
         kept = [entry for entry in content.identities if entry.name != name]
         if len(kept) == len(content.identities):
             names = ", ".join(entry.name for entry in content.identities) or "none"
             raise ServerError(f"{file}: {name} does not exist; there are: {names}")
-        write_file(file, TokenFile(identities=tuple(kept)))
+        token_file.write_file(file, TokenFile(identities=tuple(kept)))
     typer.echo(f"{name}: revoked", err=True)
 
 
@@ -125,7 +119,7 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except (ServerError, ValidationError) as error:
-        message = problems(error) if isinstance(error, ValidationError) else error
+        message = token_file.problems(error) if isinstance(error, ValidationError) else error
         typer.echo(f"error: {message}", err=True)
         raise typer.Exit(1) from None
 

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from attention_serving.server import NAME, VERSION
+from attention_serving.server.errors import ServerError
 from attention_serving.server.settings import SECTIONS, Settings
 
 PREFIX = "ATTENTION_"
@@ -41,10 +42,6 @@ EPILOG = (
 )
 
 
-class SettingsError(Exception):
-    """The settings are invalid. The message has one line for each problem."""
-
-
 def make_application(serve: Callable[[Settings], int]) -> typer.Typer:
     """The command `python -m server`.
 
@@ -56,7 +53,7 @@ def make_application(serve: Callable[[Settings], int]) -> typer.Typer:
     def command(context: typer.Context, **flags: str | bool | None) -> None:
         try:
             settings = read_settings(context, flags)
-        except SettingsError as error:
+        except ServerError as error:
             typer.echo("\n".join(f"error: {line}" for line in str(error).splitlines()), err=True)
             raise typer.Exit(2) from error
         raise typer.Exit(serve(settings))
@@ -72,7 +69,7 @@ def read_settings(context: typer.Context, flags: Mapping[str, str | bool | None]
     """The settings of a parsed command line.
 
     Raises:
-        SettingsError: A value, a variable or the file is invalid.
+        ServerError: A value, a variable or the file is invalid.
     """
     options: Options = {}
     for name, value in flags.items():
@@ -89,7 +86,7 @@ def read_settings(context: typer.Context, flags: Mapping[str, str | bool | None]
     try:
         return Settings.model_validate({name: value for name, (value, _) in options.items()})
     except ValidationError as error:
-        raise SettingsError("\n".join(_problem(details, options) for details in error.errors())) from error
+        raise ServerError("\n".join(_problem(details, options) for details in error.errors())) from error
 
 
 def unknown_variables(environment: Iterable[str]) -> list[str]:
@@ -116,7 +113,7 @@ def _of_file(name: str, source: str) -> Options:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise SettingsError(f"{source}: the configuration file cannot be read: {reason}") from error
+        raise ServerError(f"{source}: the configuration file cannot be read: {reason}") from error
     return {
         name: (value, f"{file}: {name} = {json.dumps(value, default=str)}") for name, value in content.items()
     }

@@ -17,27 +17,11 @@ from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from attention_serving.server import machine
+from attention_serving.server import lifecycle, machine
 from attention_serving.server.addresses import reserve
 from attention_serving.server.errors import ServerError
-from attention_serving.server.lifecycle import (
-    CANCEL_TIMEOUT_SECONDS,
-    EXIT_SECONDS,
-    HEARTBEAT_SECONDS,
-    SERVES,
-    Inbox,
-    StopRequest,
-    handle_signals,
-    run_child,
-)
-from attention_serving.server.observe import logs
-from attention_serving.server.observe.prometheus import (
-    create_files,
-    remove_gauges,
-    shared_counter,
-    worker_registry,
-    write_metrics_to,
-)
+from attention_serving.server.lifecycle import Inbox, StopRequest
+from attention_serving.server.observe import logs, prometheus
 from attention_serving.server.process.supervision import Child, ExitKind, HttpProcess
 from attention_serving.server.security.tls import current_certificates
 from attention_serving.server.settings import Settings
@@ -47,7 +31,7 @@ log = logging.getLogger(__name__)
 
 # How much longer than `EXIT_SECONDS` a worker may take to end: it begins to drain a moment later, and may
 # have to say why it does not end.
-MARGIN_SECONDS = CANCEL_TIMEOUT_SECONDS + 2.0
+MARGIN_SECONDS = lifecycle.CANCEL_TIMEOUT_SECONDS + 2.0
 
 
 class Workers:
@@ -94,8 +78,8 @@ class Workers:
             port: int = reserved.getsockname()[1]
         self.settings = settings = self.settings.model_copy(update={"port": port})
         self._folder, numbers = folder, range(settings.workers)
-        self.registry = worker_registry(folder)
-        self.refusals = shared_counter(folder, "http", "attention_refused_requests", "reason")
+        self.registry = prometheus.worker_registry(folder)
+        self.refusals = prometheus.shared_counter(folder, "http", "attention_refused_requests", "reason")
         self.sockets = [folder / f"grpc-{number}" for number in numbers]
         self._workers = [
             Child(
@@ -105,7 +89,7 @@ class Workers:
                 settings.worker_timeout_seconds,
                 number,
                 self._inbox.put,
-                create_files(folder, number),
+                prometheus.create_files(folder, number),
             )
             for number in numbers
         ]
@@ -150,7 +134,7 @@ class Workers:
         """
         while not isinstance(message := self._inbox.wait(), StopRequest):
             if message.exit_kind:
-                remove_gauges(self._folder, message.number)
+                prometheus.remove_gauges(self._folder, message.number)
                 self._restarts.labels(message.exit_kind).inc()
         log.info("draining", extra=message)
         http.drain()
@@ -158,7 +142,7 @@ class Workers:
 
     def close(self) -> None:
         """Drains all workers at the same time, and waits for their ends."""
-        deadline = time.monotonic() + self.settings.grace_seconds + EXIT_SECONDS + MARGIN_SECONDS
+        deadline = time.monotonic() + self.settings.grace_seconds + lifecycle.EXIT_SECONDS + MARGIN_SECONDS
         for worker in self._workers:
             worker.drain()
         for worker in self._workers:
@@ -204,7 +188,7 @@ def serve(connection: Any, assignment: tuple[int, Settings, Path]) -> None:
     worker, settings, folder = assignment
     # Before the first metric, and the first thread of the runtime, which would keep its cores.
     logs.configure(settings.log_level, settings.log_format, worker=worker)
-    write_metrics_to(folder, worker)
+    prometheus.write_metrics_to(folder, worker)
     cores, threads = share_of_machine(settings, worker)
     with suppress(OSError):  # the cores available to the container have changed at this moment
         os.sched_setaffinity(0, cores)
@@ -212,7 +196,7 @@ def serve(connection: Any, assignment: tuple[int, Settings, Path]) -> None:
     from attention_serving.server.process.application import Application  # noqa: PLC0415
 
     inbox = Inbox()
-    handle_signals(inbox.put)
+    lifecycle.handle_signals(inbox.put)
 
     def wait_for_supervisor() -> None:
         with suppress(EOFError, OSError):
@@ -224,7 +208,7 @@ def serve(connection: Any, assignment: tuple[int, Settings, Path]) -> None:
         application.refresh()
         if application.server.is_responsive():
             with suppress(OSError):  # the supervisor has ended; the closed pipe reports that too
-                connection.send(SERVES)
+                connection.send(lifecycle.SERVES)
 
     settings = settings.model_copy(update={"threads": threads})
     with closing(Application(settings, inbox)) as application:
@@ -234,11 +218,11 @@ def serve(connection: Any, assignment: tuple[int, Settings, Path]) -> None:
         # The port is not bound earlier: the system would distribute connections to it at once.
         port = application.bind(folder, worker)
         log.info("listening", extra={"port": port, **application.start()})
-        connection.send(SERVES)
-        PeriodicThread("heartbeat", announce, HEARTBEAT_SECONDS).start()
+        connection.send(lifecycle.SERVES)
+        PeriodicThread("heartbeat", announce, lifecycle.HEARTBEAT_SECONDS).start()
         application.drain()
     log.info("stopped")
 
 
 if __name__ == "__main__":
-    run_child(serve)
+    lifecycle.run_child(serve)

@@ -91,7 +91,7 @@ class ThreadedCall(Call):
     ) -> None:
         self._status = code, details, trailing
         if message is not None:
-            self._outgoing.put((message, _nothing))
+            self._outgoing.put((message, bool))
         self._outgoing.put(None)
 
     def abort(self) -> None:
@@ -161,7 +161,7 @@ class ThreadedTransport(Transport, grpc.GenericRpcHandler):
         self._server.start()
 
     def _run(self) -> None:
-        callback: Callback | None = _nothing
+        callback: Callback | None = bool  # which does nothing
         while callback is not None:
             try:
                 callback()
@@ -169,7 +169,7 @@ class ThreadedTransport(Transport, grpc.GenericRpcHandler):
                     self.sweep(now)
             except Exception:  # the failure of one call must not affect the others
                 log.exception("call failed")
-            callback = _nothing  # nothing of a call may stay alive while the thread waits
+            callback = bool  # nothing of a call may stay alive while the thread waits
             with suppress(Empty):
                 callback = self._posted.get(timeout=SWEEP_SECONDS)
 
@@ -205,10 +205,6 @@ class ThreadedTransport(Transport, grpc.GenericRpcHandler):
         if not context.add_callback(call.closed):
             call.closed()
         yield from call.messages()
-
-
-def _nothing() -> None:
-    """A callback that does nothing."""
 
 
 async def _refuse(call: Call) -> None:

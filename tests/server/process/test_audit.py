@@ -73,7 +73,7 @@ class Audited:
         request = validated_of(model, UNEQUAL, **options)
         self.engine.submit(request)
         wait_until(lambda: request.is_done and not self.engine.load().runs)
-        self.audit.look()
+        self.audit.audit_next()
 
     def counts(self, model: str) -> dict[AuditResult, float]:
         """How often each result was counted."""
@@ -128,7 +128,7 @@ def test_good_models_pass_with_masks_weights_and_contexts(audited: Audited) -> N
         request = audited.engine.validate(view, queries)
         audited.engine.submit(request)
         wait_until(lambda request=request: request.is_done)  # type: ignore[misc]
-        audited.audit.look()
+        audited.audit.audit_next()
         assert audited.counts(name) == only(AuditResult.PASSED, 9)
 
 
@@ -141,7 +141,7 @@ def test_rounding_is_no_reason_to_withdraw_and_any_other_difference_is(audited: 
     rounded = [{name: array * np.float32(1 + 3e-6) for name, array in own.items()} for own in outputs]
     for results, result in ((rounded, AuditResult.EXPLAINED), (outputs[::-1], AuditResult.FAILED)):
         audited.audit.take(model, GraphKind.LENGTHS, sequences, results)
-        audited.audit.look()
+        audited.audit.audit_next()
         assert audited.counts(CROSS)[result] == 1
     assert model not in audited.repository
 
@@ -156,13 +156,13 @@ def test_samples_wait_for_an_idle_moment_at_most_some_seconds_and_then_take_a_pa
         audit.take(
             cross_model, GraphKind.LENGTHS, sequences, run_batch(cross_model, GraphKind.LENGTHS, sequences)[0]
         )
-        audit.look()
+        audit.audit_next()
         assert audit.seconds == audits.IDLE_SECONDS
-        monkeypatch.setattr(audits, "MOST_WAIT_SECONDS", 0.0)
-        audit.look()
+        monkeypatch.setattr(audits, "MAX_WAIT_SECONDS", 0.0)
+        audit.audit_next()
         busy = audit.seconds
-        audit.look()
-    assert (0 < busy < PATIENCE_SECONDS, audit.seconds) == (True, audits.LOOK_SECONDS)
+        audit.audit_next()
+    assert (0 < busy < PATIENCE_SECONDS, audit.seconds) == (True, audits.POLL_SECONDS)
 
 
 def test_a_sequence_is_compared_on_the_graph_that_computes_it_alone(cross_model: LoadedModel) -> None:
@@ -204,7 +204,7 @@ def test_a_fraction_is_sampled_unless_inputs_are_not_finite_or_memory_lacks(
         sequence.inputs = {name: np.full_like(array, np.nan) for name, array in sequence.inputs.items()}
     for _ in range(500):
         audit.take(model, GraphKind.LENGTHS, sequences, outputs)
-    audit.look()
+    audit.audit_next()
     labels = {"model": CROSS, "version": "1", "result": AuditResult.DROPPED.value}
     samples = published(metrics.registry)
     assert (

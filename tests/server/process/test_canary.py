@@ -186,7 +186,7 @@ def test_every_case_is_replayed_on_each_session_of_its_graph_once_in_a_period(ar
     repository = Repository([tapped(model, runs.append), FailedModel("name", "1", "")])
     replaying = Canary(repository, lambda *_: True, Metrics(), 1000.0)
     for _ in checks_of(repository):
-        replaying.look()
+        replaying.replay_next()
     assert len(runs) == len(model.golden)
     assert replaying.seconds == 1000.0 / len(checks_of(repository))
 
@@ -196,7 +196,7 @@ def test_replays_take_a_small_part_of_the_time(
 ) -> None:
     monkeypatch.setattr(canary, "SHARE", 0.01)
     replaying, started = Canary(Repository([self_model]), lambda *_: True, Metrics(), 1e-9), time.monotonic()
-    replaying.look()
+    replaying.replay_next()
     assert 1e-9 < replaying.seconds <= (time.monotonic() - started) / 0.01
 
 
@@ -226,5 +226,5 @@ def test_what_is_replayed_while_its_model_is_unloaded_is_not_published(self_mode
 
     repository.replace(SELF, {"1": tapped(self_model, unload)})
     metrics.loaded(repository)
-    Canary(repository, lambda *_: True, metrics, 1000.0).look()
+    Canary(repository, lambda *_: True, metrics, 1000.0).replay_next()
     assert value(published(metrics.registry), REPLAYED_AT, model=SELF, version="1") == math.inf

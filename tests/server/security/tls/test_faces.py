@@ -186,10 +186,10 @@ def test_metrics_count_renewals_and_state_the_ends(mounted: Mounted, files: TlsF
     metrics = Metrics()
     watched = watch(files, metrics.reloaded)
     mounted.write(AUTHORITY.issue(ends=3 * HOUR), CLIENTS.pem)
-    watched.look()
+    watched.poll_once()
     mounted.write(Pair(b"", b""), CLIENTS.pem)
     for _ in range(3):
-        watched.look()
+        watched.poll_once()
     sample, name = metrics.registry.get_sample_value, "attention_security_reloads_total"
     for result in ("success", "failure"):
         assert sample(name, {"what": "certificates", "result": result}) == 1
