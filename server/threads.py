@@ -109,17 +109,17 @@ class Watched(PeriodicThread, Generic[C, T]):
 
     def poll_once(self) -> None:
         """Reads once, and takes what has changed if it can be used."""
-        contents: object = None
+        contents: C | None = None
         try:
-            contents = found = self._read()
-            if found == self._contents:
+            contents = self._read()
+            if contents == self._contents:
                 self._refused = None
                 return
-            value = self._parse(found)
+            value = self._parse(contents)
         except Exception as error:  # whatever it is, what is in use stays
             self._refuse(contents or str(error), error)
             return
-        self._contents, self.value, self._refused = found, value, None
+        self._contents, self.value, self._refused = contents, value, None
         log.info("reloaded", extra={"what": self._name})
         self._reloaded(self._name, value)
 

@@ -87,7 +87,7 @@ class Watched:
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is said here of how much time replays may take."""
-    monkeypatch.setattr(canary, "SHARE", 1.0)
+    monkeypatch.setattr(canary, "MAX_TIME_FRACTION", 1.0)
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_every_case_is_replayed_on_each_session_of_its_graph_once_in_a_period(ar
 def test_replays_take_a_small_part_of_the_time(
     self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(canary, "SHARE", 0.01)
+    monkeypatch.setattr(canary, "MAX_TIME_FRACTION", 0.01)
     replaying, started = Canary(Repository([self_model]), lambda *_: True, Metrics(), 1e-9), time.monotonic()
     replaying.replay_next()
     assert 1e-9 < replaying.seconds <= (time.monotonic() - started) / 0.01
