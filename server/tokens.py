@@ -26,30 +26,24 @@ application = typer.Typer(
 )
 FILE_HELP = "The file that the server is given as --tokens; JSON."
 RIGHT_HELP = "infer:PATTERN, read, read:PATTERN or admin, once or more. PATTERN is a shell's, of model names."
+CERTIFICATE_HELP = "Name in a client certificate, instead of a token."
+MAX_CALLS_HELP = "Most inference calls in progress. 0 sets no limit."
+MAX_BYTES_HELP = "Most memory of its requests, such as 64MiB. 0 sets no limit."
+WEIGHT_HELP = "Share of the runs in relation to others."
 File = Annotated[Path, typer.Option("--file", metavar="FILE", help=FILE_HELP, envvar="ATTENTION_TOKENS")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the identity.")]
-Rights = Annotated[list[str], typer.Option("--right", metavar="RIGHT", help=RIGHT_HELP)]
-Days = Annotated[float, typer.Option(min=0, max=36500, help="Days until it expires. 0 sets no end.")]
-Certificate = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Name in a client certificate, instead of a token.")
-]
-MaxCalls = Annotated[int, typer.Option(min=0, help="Most inference calls in progress. 0 sets no limit.")]
-MaxBytes = Annotated[
-    str, typer.Option(metavar="SIZE", help="Most memory of its requests, such as 64MiB. 0 sets no limit.")
-]
-Weight = Annotated[float, typer.Option(min=0.001, max=1000, help="Share of the runs in relation to others.")]
 
 
 @application.command()
 def create(
     name: Name,
     file: File,
-    rights: Rights,
-    days: Days = 90,
-    certificate: Certificate = None,
-    max_calls: MaxCalls = 0,
-    max_bytes: MaxBytes = "0",
-    queue_weight: Weight = 1.0,
+    rights: Annotated[list[str], typer.Option("--right", metavar="RIGHT", help=RIGHT_HELP)],
+    days: Annotated[float, typer.Option(min=0, max=36500, help="Days until it expires. 0 sets no end.")] = 90,
+    certificate: Annotated[str | None, typer.Option(metavar="NAME", help=CERTIFICATE_HELP)] = None,
+    max_calls: Annotated[int, typer.Option(min=0, help=MAX_CALLS_HELP)] = 0,
+    max_bytes: Annotated[str, typer.Option(metavar="SIZE", help=MAX_BYTES_HELP)] = "0",
+    queue_weight: Annotated[float, typer.Option(min=0.001, max=1000, help=WEIGHT_HELP)] = 1.0,
 ) -> None:
     """Add an identity. Prints its token, which is stored nowhere and cannot be shown again."""
     token = None if certificate else secrets.token_urlsafe(TOKEN_BYTES)

@@ -161,6 +161,8 @@ def test_a_server_loads_no_pytorch_nor_opentelemetry_and_a_supervisor_neither_th
     unused = {"torch", "onnx", "onnxscript", "model", "export", "attention_client", "tests", "opentelemetry"}
     assert found & unused == set()
     assert {"onnxruntime", "grpc"} & loaded("attention_serving.server.process.workers") == set()
+    help_page = loaded("attention_serving.server.__main__")
+    assert {"onnxruntime", "grpc", "numpy"} & help_page == set()
 
 
 def test_the_version_is_that_of_the_project() -> None:

@@ -3,8 +3,6 @@
 import logging
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,6 @@ from attention_serving.server.security.tls import TlsFiles
 from attention_serving.server.settings import AWAKE_SECONDS, SECTIONS, Settings
 from attention_serving.server.transport.create import channel_options
 from tests.server.engine.run.test_cuda import WITHOUT_CUDA
-from tests.server.samples import ROOT
 
 REPOSITORY = ["--model-repository", "models"]
 MIB = 1 << 20
@@ -200,18 +197,6 @@ def test_the_help_shows_every_option_in_its_section(monkeypatch: pytest.MonkeyPa
     assert re.search(r"--max-context-bytes +SIZE", result.stdout)
     assert "CHOICE" not in result.stdout
     assert run("--version")[0].stdout == f"attention-serving {VERSION}\n"
-
-
-def test_help_loads_neither_the_runtime_nor_grpc() -> None:
-    code = (
-        "import sys; sys.argv = ['server', '--help']\n"
-        "import attention_serving.server.__main__\n"
-        "try: attention_serving.server.__main__.main()\n"
-        "finally: sys.stderr.write(repr({'onnxruntime', 'grpc', 'numpy'} & sys.modules.keys()))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "--model-repository" in done.stdout
-    assert done.stderr == "set()"
 
 
 def test_options_reach_the_engine_and_the_core() -> None:
