@@ -4,7 +4,7 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,9 +24,10 @@ from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.process.audit import Audit
 from attention_serving.server.process.canary import Canary
 from attention_serving.server.process.grpc_server import GrpcServer
-from attention_serving.server.process.supervision import HttpProcess
+from attention_serving.server.process.supervision import HttpProcess, private_socket
 from attention_serving.server.security.tls import current_certificates
 from attention_serving.server.settings import Settings
+from attention_serving.server.threads import PeriodicThread
 
 log = logging.getLogger(__name__)
 # Allocated objects, minus those that are freed, between two garbage collections.
@@ -46,11 +47,8 @@ class Application:
         guard: Authenticates and authorises calls; None allows everything.
         registry: The metrics.
         refusals: The counter of what the HTTP process refuses by itself, by reason.
-        sockets: Where it listens for the HTTP process alone, if there is one.
         server: The gRPC server.
     """
-
-    sockets: Sequence[Path] = ()
 
     def __init__(self, settings: Settings, inbox: Inbox) -> None:
         """Loads nothing yet.
@@ -100,9 +98,8 @@ class Application:
         Raises:
             ServerError: An address is in use, or cannot be used on this machine.
         """
-        if self.settings.http_port is not None:
-            self.sockets = [folder / f"grpc-{worker}"]
-        return self.server.bind(self.sockets)
+        is_http_on = self.settings.http_port is not None
+        return self.server.bind(private_socket(folder, worker) if is_http_on else None)
 
     def load(self) -> bool:
         """Loads the models; returns whether they are loaded, or the process was asked to stop meanwhile.
@@ -138,12 +135,14 @@ class Application:
             self._store, repository, changed, metrics.model_changed, is_explicit=is_explicit
         )
         self._stack.callback(control.close)
-        self._canary = Canary(repository, control.withdraw, metrics, settings.canary_seconds)
-        self._stack.callback(self._canary.close)
+        checks: list[PeriodicThread] = []
+        if settings.canary_seconds:
+            checks.append(Canary(repository, control.withdraw, metrics, settings.canary_seconds))
         if settings.audit_fraction:
-            audit = Audit(engine, control.withdraw, metrics, settings.audit_fraction)
-            self._stack.callback(audit.close)
-            audit.start()
+            checks.append(Audit(engine, control.withdraw, metrics, settings.audit_fraction))
+        for check in checks:
+            self._stack.callback(check.close)
+            check.start()
         return True
 
     def start(self) -> dict[str, int]:
@@ -158,8 +157,6 @@ class Application:
         self.server.start(self._engine, self._control)
         if self.settings.model_control == "poll":
             self._control.poll(self.settings.repository_poll_seconds)
-        if self.settings.canary_seconds:
-            self._canary.start()
         return {"models": ready.count(True), "failed": ready.count(False)}
 
     def drain(self, http: HttpProcess | None = None) -> None:

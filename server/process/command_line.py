@@ -120,39 +120,31 @@ def _of_file(name: str, source: str) -> Options:
 
 
 def _parameters() -> Iterator[inspect.Parameter]:
-    yield inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    for section, model in SECTIONS.items():
-        for name, option in model.model_fields.items():
-            yield _parameter(name, option, section)
-    file = FieldInfo(annotation=Path, default=None, description="TOML file with values for these options.")
-    yield _parameter(CONFIG, file, "Options")
-    show = typer.Option(
-        "--version", help="Print name and version, and exit.", is_eager=True, callback=_print_version
-    )
-    yield _keyword("version", Annotated[bool, show], default=False)
-
-
-def _parameter(name: str, field: FieldInfo, section: str) -> inspect.Parameter:
-    """An option whose value typer passes on as text: pydantic converts and checks it.
+    """What typer passes on: texts, which pydantic converts and checks.
 
     A switch has no value. As an environment variable, it has one: true or false.
     """
-    is_switch = field.annotation is bool
-    option = typer.Option(
-        _flag(name),
-        help=field.description,
-        metavar=None if is_switch else _metavar(field.annotation),
-        envvar=_variable(name),
-        show_envvar=False,
-        rich_help_panel=section,
+    file = FieldInfo(annotation=Path, default=None, description="TOML file with values for these options.")
+    sections = {title: section.model_fields for title, section in SECTIONS.items()}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    yield inspect.Parameter("context", keyword, annotation=typer.Context)
+    for title, fields in (*sections.items(), ("Options", {CONFIG: file})):
+        for name, field in fields.items():
+            is_switch = field.annotation is bool
+            option = typer.Option(
+                _flag(name),
+                help=field.description,
+                metavar=None if is_switch else _metavar(field.annotation),
+                envvar=_variable(name),
+                show_envvar=False,
+                rich_help_panel=title,
+            )
+            kind, default = (bool, False) if is_switch else (str | None, shown_default(field))
+            yield inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, option])
+    show = typer.Option(
+        "--version", help="Print name and version, and exit.", is_eager=True, callback=_print_version
     )
-    if is_switch:
-        return _keyword(name, Annotated[bool, option], default=False)
-    return _keyword(name, Annotated[str | None, option], default=shown_default(field))
-
-
-def _keyword(name: str, annotation: Any, *, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    yield inspect.Parameter("version", keyword, default=False, annotation=Annotated[bool, show])
 
 
 def _print_version(requested: bool) -> None:  # noqa: FBT001 - typer passes it by position

@@ -5,7 +5,6 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -76,13 +75,13 @@ class GrpcServer:
         self._transport = create_transport(settings)
         self._connections, self._counted_at = 0, -math.inf
 
-    def bind(self, private_sockets: Iterable[Path] = ()) -> int:
+    def bind(self, private_socket: Path | None = None) -> int:
         """Binds the address and the Unix domain sockets. Returns the port, chosen by the system for port 0.
 
         Args:
-            private_sockets: Path of a socket for the HTTP process, if that needs one, in a folder that only
-                this user can open. Its calls need neither TLS nor a certificate, and may name the client that
-                they are for.
+            private_socket: Path of a socket for the HTTP process, if there is one, in a folder that only this
+                user can open. Its calls need neither TLS nor a certificate, and may name the client that they
+                are for.
 
         Raises:
             ServerError: An address is in use, or cannot be used on this machine.
@@ -91,8 +90,9 @@ class GrpcServer:
         port = self._listen(address_of(self._settings.host, self._settings.port), encryption)
         if self._settings.unix_socket is not None:
             self._listen_on_socket(self._settings.unix_socket)
-        for path in private_sockets:
-            self._listen_on_socket(path, grpc.local_server_credentials(grpc.LocalConnectionType.UDS))
+        if private_socket is not None:
+            credentials = grpc.local_server_credentials(grpc.LocalConnectionType.UDS)
+            self._listen_on_socket(private_socket, credentials)
         return port
 
     def _listen_on_socket(self, path: Path, credentials: grpc.ServerCredentials | None = None) -> None:

@@ -43,7 +43,7 @@ def run(service: "Application | Workers") -> None:
             certificates=service.certificates,
             guard=service.guard if settings.protect_metrics else None,
         )
-        http = HttpProcess(settings, service.sockets, service.refusals)
+        http = HttpProcess(settings, folder, service.refusals)
         stack.callback(http.close)
         service.registry.register(ProcessesCollector(lambda: service.pids() | {"http": http.pid}))
         ports |= {"metrics_port": endpoint.port, **http.ports}

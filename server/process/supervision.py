@@ -203,6 +203,11 @@ class Child:
             self.report(Event(self.number))
 
 
+def private_socket(folder: Path, worker: int) -> Path:
+    """Where a worker, or the only server, listens for the HTTP process alone."""
+    return folder / f"grpc-{worker}"
+
+
 class HttpProcess(Child):
     """The HTTP process and its port, which stays bound between processes. Neither exists if HTTP is off.
 
@@ -214,14 +219,12 @@ class HttpProcess(Child):
         ports: The port as a field of the log; empty if HTTP is off.
     """
 
-    def __init__(
-        self, settings: Settings, private_sockets: Sequence[Path], refusals: Callable[[str], Any]
-    ) -> None:
+    def __init__(self, settings: Settings, folder: Path, refusals: Callable[[str], Any]) -> None:
         """Listens. Connections wait in the operating system's queue until `start`, and between processes.
 
         Args:
             settings: Settings of the server.
-            private_sockets: The socket of the gRPC server, or of each worker.
+            folder: Has the private socket of each gRPC server.
             refusals: The counter of what the process refuses by itself, by reason.
 
         Raises:
@@ -229,11 +232,12 @@ class HttpProcess(Child):
         """
         self._sockets = [] if settings.http_port is None else listen(settings.host, settings.http_port)
         self.ports = {"http_port": self._sockets[0].getsockname()[1]} if self._sockets else {}
+        targets = [f"unix:{private_socket(folder, worker)}" for worker in range(settings.workers)]
         descriptors = [listener.fileno() for listener in self._sockets]
         super().__init__(
             "http process",
             "attention_serving.server.http.server",
-            (settings, [f"unix:{path}" for path in private_sockets], descriptors),
+            (settings, targets, descriptors),
             settings.worker_timeout_seconds,
             descriptors=descriptors,
             refusals=refusals,

@@ -43,10 +43,7 @@ class Workers:
         guard: Authorises readers of the metrics; None if everyone may read them.
         registry: The metrics of all workers, added up, and those of this process.
         refusals: The counter of what the HTTP process refuses by itself, by reason.
-        sockets: Where the workers listen for the HTTP process alone, if there is one.
     """
-
-    sockets: Sequence[Path] = ()
 
     def __init__(self, settings: Settings, inbox: Inbox) -> None:
         """Starts nothing yet.
@@ -77,10 +74,9 @@ class Workers:
             self._reserved.enter_context(reserved)
             port: int = reserved.getsockname()[1]
         self.settings = settings = self.settings.model_copy(update={"port": port})
-        self._folder, numbers = folder, range(settings.workers)
+        self._folder = folder
         self.registry = prometheus.worker_registry(folder)
         self.refusals = prometheus.shared_counter(folder, "http", "attention_refused_requests", "reason")
-        self.sockets = [folder / f"grpc-{number}" for number in numbers]
         self._workers = [
             Child(
                 "worker",
@@ -91,7 +87,7 @@ class Workers:
                 self._inbox.put,
                 prometheus.create_files(folder, number),
             )
-            for number in numbers
+            for number in range(settings.workers)
         ]
         self._restarts = supervisor_metrics(self.registry, self._workers)
         return port
