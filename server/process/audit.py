@@ -56,7 +56,7 @@ class Sample:
     nbytes: int
     taken_at: float
 
-    def alone(self, change: float = 0.0) -> Outputs:
+    def run_alone(self, change: float = 0.0) -> Outputs:
         """The outputs of the sequence in a run of its own.
 
         Args:
@@ -119,7 +119,7 @@ class Audit(PeriodicThread):
             return
         at = int(self._random.integers(len(sequences)))
         sequence, results = sequences[at], outputs[at]
-        alone = graph_alone(model, graph, sequence, len(sequences))
+        alone = comparison_graph(model, graph, sequence, len(sequences))
         if alone is None or not all(np.isfinite(array).all() for array in sequence.inputs.values()):
             return  # the next run is considered
         self._countdown = self._interval
@@ -173,7 +173,7 @@ def audit(sample: Sample) -> tuple[AuditResult, str]:
         Exception: The run fails.
     """
     tolerance = sample.model.manifest.tolerance
-    ratio, error, name = max(compare(sample.outputs, sample.alone(), tolerance))
+    ratio, error, name = max(compare(sample.outputs, sample.run_alone(), tolerance))
     if ratio <= MAX_RATIO:
         return AuditResult.PASSED, ""
     reason = (
@@ -182,7 +182,7 @@ def audit(sample: Sample) -> tuple[AuditResult, str]:
     )
     fields = {"model": sample.model.name, "version": sample.model.version, "reason": reason}
     log.warning("sequence differs from itself alone", extra=fields)
-    again, changed = sample.alone(), sample.alone(ROUNDING[sample.model.manifest.precision])
+    again, changed = sample.run_alone(), sample.run_alone(ROUNDING[sample.model.manifest.precision])
     (ratio, *_), (rounding, *_) = (
         max(compare(outputs, again, tolerance)) for outputs in (sample.outputs, changed)
     )
@@ -190,7 +190,7 @@ def audit(sample: Sample) -> tuple[AuditResult, str]:
     return AuditResult.FAILED if is_real else AuditResult.EXPLAINED, reason
 
 
-def graph_alone(
+def comparison_graph(
     model: LoadedModel, graph: GraphKind, sequence: SequenceInputs, count: int
 ) -> GraphKind | None:
     """The graph that a sequence of a run is compared on, alone; None if there is nothing to compare.

@@ -145,7 +145,8 @@ class GrpcServer:
         )
         self._calls = calls = Calls(methods, self._observer, admission, recorder=self._recorder)
         # First: health checks that have waited for the start are answered at once.
-        self._set_serving(serving=True)
+        self._health.set_serving(serving=True)
+        self.show_models()
         self._transport.start(calls.serve, engine.run_inline)
 
     def stop(self, grace: float) -> None:
@@ -157,7 +158,8 @@ class GrpcServer:
         Args:
             grace: Seconds that the calls may take; those that are left then end with UNAVAILABLE.
         """
-        self._set_serving(serving=False)
+        self._health.set_serving(serving=False)
+        self.show_models()
         while self._sockets:
             self._sockets.pop().unlink(missing_ok=True)
         self._transport.stop(grace, self._drain)
@@ -186,7 +188,3 @@ class GrpcServer:
     def is_responsive(self) -> bool:
         """Whether the transport's thread takes events and callbacks. For any thread, once started."""
         return time.monotonic() - self._transport.now <= RESPONSIVE_SECONDS
-
-    def _set_serving(self, *, serving: bool) -> None:
-        self._health.set_serving(serving=serving)
-        self.show_models()

@@ -51,9 +51,8 @@ class ThreadedCall(Call):
         self.deadline = math.inf if remaining is None else deadline_after(remaining)
         self.metadata = tuple((key, value) for key, value in context.invocation_metadata())
         self.transport, self._requests, self._context = transport, requests, context
-        # What the call's own thread is to send, each with what follows it; None before the status.
+        # What the call's own thread is to send, with a callback for after it; None before the status.
         self._outgoing: SimpleQueue[tuple[bytes, Callback] | None] = SimpleQueue()
-        self._status: tuple[grpc.StatusCode, str, Metadata] | None = None
 
     @property
     def peer(self) -> str:
@@ -89,7 +88,9 @@ class ThreadedCall(Call):
     def _send_status(
         self, code: grpc.StatusCode, details: str, trailing: Metadata, message: bytes | None
     ) -> None:
-        self._status = code, details, trailing
+        self._context.set_code(code)
+        self._context.set_details(details)
+        self._context.set_trailing_metadata(trailing)
         if message is not None:
             self._outgoing.put((message, bool))
         self._outgoing.put(None)
@@ -105,11 +106,6 @@ class ThreadedCall(Call):
             yield message
             self.transport.post(then)
             del message, outgoing  # they must not stay alive while the stream is idle
-        if self._status is not None:  # otherwise the call was cancelled
-            code, details, trailing = self._status
-            self._context.set_code(code)
-            self._context.set_details(details)
-            self._context.set_trailing_metadata(trailing)
 
     def closed(self) -> None:
         """`grpc.server` is done with the call: its status was sent, or it was cancelled. For any thread."""

@@ -24,7 +24,7 @@ from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import DecodedRequest, MaskKind
 from attention_serving.server.observe.metrics import AuditResult, Metrics
 from attention_serving.server.process import audit as audits
-from attention_serving.server.process.audit import Audit, graph_alone
+from attention_serving.server.process.audit import Audit, comparison_graph
 from tests.server.engine.test_contexts import put
 from tests.server.samples import CROSS, SELF, ragged, validated_of
 from tests.server.seams import PATIENCE_SECONDS, SAME_FOR_ALL, Held, costing, wait_until
@@ -170,7 +170,7 @@ def test_a_sequence_is_compared_on_the_graph_that_computes_it_alone(cross_model:
     (masked,) = validated_of(model, UNEQUAL[:1], kind=MaskKind.KEYS).asked
     (plain,) = validated_of(model, UNEQUAL[:1]).asked
     compared = [
-        (graph, graph_alone(model, graph, sequence, count))
+        (graph, comparison_graph(model, graph, sequence, count))
         for graph, sequence, count in (
             (GraphKind.LENGTHS, plain, 2),
             (GraphKind.WEIGHTS, plain, 1),
