@@ -76,7 +76,7 @@ class Application:
         self.guard = settings.guard(metrics.reloaded)
         self.server = GrpcServer(
             settings,
-            metrics,
+            metrics.events,
             certificates=self.certificates,
             guard=self.guard,
             recorder=self._recorder if self._recorder.is_on else None,
@@ -118,7 +118,7 @@ class Application:
         self._engine = engine = Engine(
             repository,
             settings.limits,
-            metrics,
+            metrics.events,
             awake_seconds=settings.awake_seconds,
             parallel_runs=settings.device.parallel_runs,
             context_folder=settings.context_folder,

@@ -17,9 +17,9 @@ from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.methods import HealthService, all_methods
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.events import EventLog
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ModelControl
-from attention_serving.server.engine.statistics import Observer
 from attention_serving.server.errors import ServerError
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.tls import CurrentCertificates
@@ -51,7 +51,7 @@ class GrpcServer:
     def __init__(
         self,
         settings: Settings,
-        observer: Observer,
+        events: EventLog,
         *,
         certificates: CurrentCertificates | None = None,
         guard: Guard | None = None,
@@ -61,12 +61,12 @@ class GrpcServer:
 
         Args:
             settings: Where it listens, and how much it takes.
-            observer: Receives a report of every call that ended.
+            events: Receives an event for every call that ended.
             certificates: Give the certificate of the next handshake on its port; None encrypts nothing.
             guard: Authenticates and authorises calls; None allows everything.
             recorder: Decides which calls are recorded; None if none is.
         """
-        self._settings, self._observer, self._recorder = settings, observer, recorder
+        self._settings, self._events, self._recorder = settings, events, recorder
         self.certificates, self.guard = certificates, guard
         self._health, self._codec_threads = HealthService(), CodecThreads()
         self._calls: Calls | None = None
@@ -143,7 +143,7 @@ class GrpcServer:
         methods = all_methods(
             engine, self._codec_threads, self._health, control, memory, authenticate=authenticate
         )
-        self._calls = calls = Calls(methods, self._observer, admission, recorder=self._recorder)
+        self._calls = calls = Calls(methods, self._events, admission, recorder=self._recorder)
         # First: health checks that have waited for the start are answered at once.
         self._health.set_serving(serving=True)
         self.show_models()
