@@ -53,7 +53,8 @@ def run(service: "Application | Workers") -> None:
         if not service.load():
             return
         counts = service.start()
-        http.start()
+        if settings.http_port is not None:
+            http.start()
         log.info("serving", extra=ports | counts)
         service.drain(http)
     log.info("stopped")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from pathlib import Path
 from subprocess import DEVNULL, Popen
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from attention_serving.server.addresses import listen
 from attention_serving.server.lifecycle import HEARTBEAT_SECONDS
@@ -33,20 +33,8 @@ ARRIVING_SECONDS = 1.0
 # Why a process ended, as a label of the metrics: the system could not start it, it ended by itself, a signal
 # ended it, or its parent killed it because it did not announce that it serves.
 ExitKind: TypeAlias = Literal["not_started", "exited", "killed", "unresponsive"]
-
-
-class Event(NamedTuple):
-    """A process of a child began to serve, or ended and is replaced.
-
-    Attributes:
-        number: The number of the child.
-        exit_kind: Why it ended; None if it began to serve.
-        reason: The same for people.
-    """
-
-    number: int | None
-    exit_kind: ExitKind | None = None
-    reason: str = ""
+# The number of a child, and why its process ended, also as a text; None and "" if it began to serve.
+Event: TypeAlias = tuple[int | None, ExitKind | None, str]
 
 
 def backoff(last_seconds: float, lived_seconds: float) -> float:
@@ -127,7 +115,7 @@ class Child:
                 seconds = backoff(seconds, time.monotonic() - started)
                 fields = {"reason": reason, "restart_in_seconds": seconds}
                 log.warning("%s ended", self.kind, extra=self._fields | fields)
-                self.report(Event(self.number, kind, reason))
+                self.report((self.number, kind, reason))
                 self._draining.wait(seconds)
         self.ended.set()
 
@@ -200,7 +188,7 @@ class Child:
                 self.refusals(reason).inc(count)
         if not self.serves:
             self.serves = True
-            self.report(Event(self.number))
+            self.report((self.number, None, ""))
 
 
 def private_socket(folder: Path, worker: int) -> Path:
@@ -242,11 +230,6 @@ class HttpProcess(Child):
             descriptors=descriptors,
             refusals=refusals,
         )
-
-    def start(self) -> None:
-        """Starts a process, and a further one whenever it ends or is silent, until `drain`."""
-        if self._sockets:
-            super().start()
 
     def drain(self) -> None:
         """Stops listening. The process answers what is in progress, and ends.

@@ -114,8 +114,9 @@ class Workers:
             if isinstance(message, StopRequest):
                 log.info("draining", extra=message)
                 return False
-            if message.exit_kind:
-                raise ServerError(message.reason)
+            _, exit_kind, reason = message
+            if exit_kind:
+                raise ServerError(reason)
         return True
 
     def start(self) -> dict[str, int]:
@@ -129,9 +130,10 @@ class Workers:
             http: Is drained first, so that its requests arrive.
         """
         while not isinstance(message := self._inbox.wait(), StopRequest):
-            if message.exit_kind:
-                prometheus.remove_gauges(self._folder, message.number)
-                self._restarts.labels(message.exit_kind).inc()
+            number, exit_kind, _ = message
+            if exit_kind:
+                prometheus.remove_gauges(self._folder, number)
+                self._restarts.labels(exit_kind).inc()
         log.info("draining", extra=message)
         http.drain()
         self.close()
