@@ -31,7 +31,7 @@ from weakref import WeakValueDictionary
 
 from attention_serving.server.api.errors import end_with
 from attention_serving.server.api.method import Method
-from attention_serving.server.engine.budget import FREE_MULTIPLE, Account
+from attention_serving.server.engine.budget import FREE_MULTIPLE, Account, Caller
 from attention_serving.server.engine.errors import (
     Code,
     EngineError,
@@ -39,7 +39,6 @@ from attention_serving.server.engine.errors import (
     OverloadedError,
     ShuttingDownError,
 )
-from attention_serving.server.engine.types import Caller
 from attention_serving.server.security import peers
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.rights import Identity

@@ -8,8 +8,8 @@ from attention_serving.server.api.admission import AdmissionControl
 from attention_serving.server.api.calls import Calls
 from attention_serving.server.api.method import Method
 from attention_serving.server.coroutines import Callback, Task, suspend
+from attention_serving.server.engine.budget import Caller
 from attention_serving.server.engine.events import EventLog
-from attention_serving.server.engine.types import Caller
 from attention_serving.server.settings import Settings
 from attention_serving.server.transport.call import Call, Metadata, Serve, Transport
 from tests.server.seams import PATIENCE_SECONDS, settings_of
