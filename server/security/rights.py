@@ -26,8 +26,8 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Literal, Self
 
+from attention_serving.server.engine.budget import Caller
 from attention_serving.server.engine.errors import Code, EngineError, quoted
-from attention_serving.server.engine.types import Caller
 
 RIGHT = re.compile(r"(infer|read):([\w.*?\[\]!-]{1,200})|(read|admin)", re.ASCII)
 EVERY_MODEL = "*"

@@ -321,7 +321,7 @@ def test_keys_are_fetched_on_demand_and_periodically(issuer: Issuer, monkeypatch
         issuer.keys = key_set(public_jwk("ES256"), public_jwk("ES256", "two"))
         monkeypatch.setattr(web_tokens, "PAUSE_SECONDS", 1000)
         keys.want()
-        keys._watched.look()
+        keys._watched.poll_once()
         assert issuer.fetches == 1
         monkeypatch.setattr(web_tokens, "PAUSE_SECONDS", 0)
         monkeypatch.setattr(web_tokens, "REFRESH_SECONDS", 0.1)

@@ -20,9 +20,9 @@ from attention_serving.server.observe.prometheus import MetricsEndpoint
 from attention_serving.server.security.peers import CLIENT as CLIENT_KEY
 from attention_serving.server.security.peers import FORWARDED, names_in
 from attention_serving.server.security.tls import CurrentCertificates, TlsFiles, watch
-from attention_serving.server.transport import TransportKind, create_transport
+from attention_serving.server.settings import Settings, TransportKind
 from attention_serving.server.transport.call import Call
-from attention_serving.server.transport.options import tls_credentials
+from attention_serving.server.transport.create import create_transport, tls_credentials
 from tests.server.http.scripted import Scripted, front
 from tests.server.seams import PATIENCE_SECONDS, wait_until
 from tests.server.security.samples import looking_often
@@ -53,7 +53,9 @@ class Answering:
 
     def __init__(self, kind: TransportKind, current: CurrentCertificates, folder: Path) -> None:
         self._callers: queue.SimpleQueue[tuple[tuple[str, ...], str]] = queue.SimpleQueue()
-        self._transport = create_transport(kind, {"grpc.so_reuseport": 0}, max_calls=64)
+        self._transport = create_transport(
+            Settings.model_validate({"model_repository": folder, "transport": kind})
+        )
         self.port = self._transport.listen(f"{HOST}:0", tls_credentials(current))
         self.open_socket, self.private_socket = f"unix:{folder}/open", f"unix:{folder}/private"
         self._transport.listen(self.open_socket)
@@ -184,10 +186,10 @@ def test_metrics_count_renewals_and_state_the_ends(mounted: Mounted, files: TlsF
     metrics = Metrics()
     watched = watch(files, metrics.reloaded)
     mounted.write(AUTHORITY.issue(ends=3 * HOUR), CLIENTS.pem)
-    watched.look()
+    watched.poll_once()
     mounted.write(Pair(b"", b""), CLIENTS.pem)
     for _ in range(3):
-        watched.look()
+        watched.poll_once()
     sample, name = metrics.registry.get_sample_value, "attention_security_reloads_total"
     for result in ("success", "failure"):
         assert sample(name, {"what": "certificates", "result": result}) == 1

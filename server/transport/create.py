@@ -1,16 +1,15 @@
-"""Where a server listens, and how much it takes from the network; the same in terms of gRPC's core.
+"""Creates the transport of a server, and expresses its settings and certificates in the terms of gRPC's core.
 
 Source of the core's names and defaults: grpc/impl/channel_arg_names.h of grpc/grpc.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
 
 from attention_serving.server.security.tls import Certificates, CurrentCertificates
-from attention_serving.server.transport import TransportKind
+from attention_serving.server.settings import Settings
+from attention_serving.server.transport.call import Transport
 
 # Largest number that the core takes; for limits, none.
 UNLIMITED = 2**31 - 1
@@ -31,70 +30,41 @@ MAX_PING_STRIKES = 2
 METADATA_BYTES, MAX_METADATA_BYTES = 8192, 16384
 
 
-@dataclass(frozen=True, kw_only=True)
-class RpcOptions:
-    """Where the server listens, and how much it takes. `server.api.admission` explains the limits of calls.
+def create_transport(settings: Settings) -> Transport:
+    """Creates a transport that is neither bound nor started.
 
-    Attributes:
-        host: Address to listen on; IPv6 with or without brackets.
-        port: Port to listen on; 0 lets the operating system choose.
-        unix_socket: Path of a Unix domain socket to listen on too.
-        max_message_bytes: Largest message that is received. The engine bounds what is sent.
-        max_concurrent_calls: Calls of inference that are open at a time; more are refused with
-            RESOURCE_EXHAUSTED.
-        max_streams: Streams among them.
-        stream_window: Requests of one stream that may be without a sent reply; no more are received.
-        max_waiting_calls: Calls of inference whose message has not arrived; and calls of other methods.
-        max_connections: Connections on each address of the host; further ones are closed.
-        message_timeout_seconds: How long the first message of a call may take, and how long what is sent may
-            wait for the caller to read it. 0 sets no limit.
-        stream_idle_seconds: How long a stream may wait for its next message. 0 sets no limit.
-        connection_idle_seconds: How long a connection may be without calls. 0 sets no limit.
-        connection_age_seconds: How long a connection may be open, give or take a tenth. 0 sets no limit.
-        keepalive_seconds: How long a connection may be silent until the server sends a ping. 0 sends none.
-        allow_shared_memory: Whether callers may register regions of system shared memory.
-        share_port: Whether other processes may listen on the same port and share its connections.
-        transport: How calls are received.
+    Each adapter is imported only if it is chosen: the internal API that one of them needs may be missing
+    in a newer grpcio.
     """
+    options, timeout = channel_options(settings), settings.message_timeout_seconds
+    if settings.transport == "threaded":
+        from attention_serving.server.transport.threaded import ThreadedTransport  # noqa: PLC0415
 
-    host: str
-    port: int
-    max_message_bytes: int
-    max_concurrent_calls: int
-    max_streams: int
-    stream_window: int = 32
-    unix_socket: Path | None = None
-    max_waiting_calls: int = 4096
-    max_connections: int = 1024
-    message_timeout_seconds: float = 30
-    stream_idle_seconds: float = 300
-    connection_idle_seconds: float = 7200
-    connection_age_seconds: float = 0
-    keepalive_seconds: float = 60
-    allow_shared_memory: bool = False
-    share_port: bool = False
-    transport: TransportKind = "completion-queue"
+        return ThreadedTransport(options, settings.max_concurrent_calls, timeout)
+    from attention_serving.server.transport.completion_queue import CompletionQueueTransport  # noqa: PLC0415
+
+    return CompletionQueueTransport(options, timeout)
 
 
-def channel_options(options: RpcOptions) -> dict[str, int]:
-    """The channel arguments of a server: its options in terms of gRPC's core."""
+def channel_options(settings: Settings) -> dict[str, int]:
+    """The channel arguments of a server."""
     return {
-        "grpc.max_receive_message_length": options.max_message_bytes,
+        "grpc.max_receive_message_length": settings.max_message_bytes,
         # A second server on the port by mistake is an error; it must not take a share of the calls.
-        "grpc.so_reuseport": int(options.share_port),
+        "grpc.so_reuseport": int(settings.workers > 1),
         "grpc.server.max_pending_requests": MAX_PENDING_CALLS,
         "grpc.server.max_pending_requests_hard_limit": MAX_PENDING_CALLS,
-        "grpc.max_concurrent_streams": max(options.max_concurrent_calls, MIN_CALLS_PER_CONNECTION),
+        "grpc.max_concurrent_streams": max(settings.max_concurrent_calls, MIN_CALLS_PER_CONNECTION),
         # It would refuse calls of clients that keep to the limit, because the server's end of a call is
         # released after the client's.
         "grpc.http.overload_protection": 0,
         "grpc.max_metadata_size": METADATA_BYTES,
         "grpc.absolute_max_metadata_size": MAX_METADATA_BYTES,
-        "grpc.max_allowed_incoming_connections": options.max_connections,
-        "grpc.max_connection_idle_ms": _milliseconds(options.connection_idle_seconds),
-        "grpc.max_connection_age_ms": _milliseconds(options.connection_age_seconds),
+        "grpc.max_allowed_incoming_connections": settings.max_connections,
+        "grpc.max_connection_idle_ms": _milliseconds(settings.connection_idle_seconds),
+        "grpc.max_connection_age_ms": _milliseconds(settings.connection_age_seconds),
         "grpc.max_connection_age_grace_ms": _milliseconds(CONNECTION_AGE_GRACE_SECONDS),
-        "grpc.keepalive_time_ms": _milliseconds(options.keepalive_seconds),
+        "grpc.keepalive_time_ms": _milliseconds(settings.keepalive_seconds),
         "grpc.keepalive_timeout_ms": 1000 * KEEPALIVE_TIMEOUT_SECONDS,
         "grpc.http2.ping_timeout_ms": 1000 * KEEPALIVE_TIMEOUT_SECONDS,
         "grpc.keepalive_permit_without_calls": 1,
