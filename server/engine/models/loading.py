@@ -36,7 +36,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.copies import ArtifactCopy
 from attention_serving.server.engine.models.repository import FailedModel, Key, Model
 from attention_serving.server.engine.requests.tokenizer import TextEncoder, TextLimits
-from attention_serving.server.engine.run.calibration import calibrated
+from attention_serving.server.engine.run.calibration import calibrate
 from attention_serving.server.engine.run.provider import Device, ProviderError
 from attention_serving.server.engine.run.session import OUT_OF_MEMORY, Session
 from attention_serving.server.engine.types import Array
@@ -173,7 +173,7 @@ class ModelStore:
             model = load_model(
                 path, self.device, max_tolerance=self.max_tolerance, proof_keys=self.proof_keys
             )
-            model = calibrated(model)
+            model = calibrate(model)
         except (ArtifactError, MemoryError, ProviderError) as error:
             log.error("model failed to load", extra={**fields, "reason": str(error)})
             if not isinstance(error, ArtifactError):

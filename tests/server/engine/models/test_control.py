@@ -203,7 +203,7 @@ def test_polling_tries_again_when_a_failure_may_have_passed(
         raise ProviderError("the device is in use")
 
     with monkeypatch.context() as patch:
-        patch.setattr(loading, "calibrated", fail)
+        patch.setattr(loading, "calibrate", fail)
         control = Control(folder)
     monkeypatch.setattr(machine, "free_bytes", lambda: 0)
     attempts = []
