@@ -107,10 +107,9 @@ class ModelControl:
             signature = store.signature(model.name, model.version)
             if signature is not None and not _may_pass(model):
                 self._signatures.setdefault(model.name, {})[model.version] = signature
-        # Files that failed for such a reason, by model: how many looks they wait, and how many are left.
-        self._put_off: dict[str, tuple[dict[str, Signature], int, int]] = {}
-        # The models that had changed on disk at the last look, and what was there.
-        self._seen: dict[str, dict[str, Signature]] = {}
+        # The models that had changed on disk at the last look: what was there, how many looks it waited after
+        # the last attempt to load it, and how many it still waits.
+        self._pending: dict[str, tuple[dict[str, Signature], int, int]] = {}
         self._swapping = threading.Lock()
         # Versions that are being loaded, or that failed to, with the reason.
         self._states: dict[Key, IndexEntry] = {}
@@ -159,25 +158,28 @@ class ModelControl:
         except (ServerError, OSError) as error:
             log.warning("repository not read", extra={"reason": str(error)})
             return
+        pending, self._pending = self._pending, {}
         for name, signatures in changed.items():
-            files, looks, remaining = self._put_off.pop(name, (signatures, 0, 0))
-            if files == signatures and remaining:
-                self._put_off[name] = files, looks, remaining - 1
+            last_signatures, looks, remaining = pending.get(name, (None, 0, 0))
+            is_stable = signatures == last_signatures
+            if not is_stable:
+                looks = remaining = 0
+            self._pending[name] = signatures, looks, max(0, remaining - 1)
+            if remaining:
                 continue
             try:
                 self._withdraw_damaged(name)
-                if self._seen.get(name) != signatures:
+                if not is_stable:
                     continue
                 if self._store.chosen(name):
                     self.load(name, strict=False)
                 else:
                     self.unload(name)
                 if self._signatures.get(name) != signatures:
-                    looks = min(2 * looks + 1, MOST_LOOKS) if files == signatures else 1
-                    self._put_off[name] = signatures, looks, looks
+                    looks = min(2 * looks + 1, MOST_LOOKS)
+                    self._pending[name] = signatures, looks, looks
             except Exception:  # one model must not end the polling
                 log.exception("model not changed", extra={"model": name})
-        self._seen = changed
 
     def _withdraw_damaged(self, name: str) -> None:
         """Takes the versions of a model out of service whose files have changed and are not a whole artifact.

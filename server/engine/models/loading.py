@@ -170,10 +170,7 @@ class ModelStore:
         for handler in logging.getLogger().handlers:
             handler.flush()  # the runtime may end the process
         try:
-            model = load_model(
-                path, self.device, max_tolerance=self.max_tolerance, proof_keys=self.proof_keys
-            )
-            model = calibrate(model)
+            model = calibrate(load_model(path, self.device, self.max_tolerance, self.proof_keys))
         except (ArtifactError, MemoryError, ProviderError) as error:
             log.error("model failed to load", extra={**fields, "reason": str(error)})
             if not isinstance(error, ArtifactError):
@@ -215,7 +212,6 @@ def versions(repository: Path, name: str) -> list[str]:
 def load_model(
     folder: Path,
     device: Device,
-    *,
     max_tolerance: float = MAX_TOLERANCE,
     proof_keys: Sequence[PublicKey] = (),
 ) -> LoadedModel:
