@@ -63,6 +63,7 @@ class ContextStore:
         misses: How many did not.
         evictions: How many contexts made room for others.
         folder_errors: How often the folder could not be read or written.
+        reads_files: Whether to look for a context can take long.
     """
 
     def __init__(self, limit_bytes: int, folder: Path | None = None) -> None:
@@ -75,6 +76,7 @@ class ContextStore:
         self.limit_bytes, self.held_bytes = limit_bytes, 0
         self.hits = self.misses = self.evictions = self.folder_errors = 0
         self._folder, self._folder_error = folder, ""
+        self.reads_files = folder is not None
         # Bytes that may be written before the files are looked at.
         self._folder_room = 0.0
         self._lock = threading.RLock()
@@ -86,11 +88,6 @@ class ContextStore:
         if folder is not None:
             with self._folder_errors():
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    @property
-    def reads_files(self) -> bool:
-        """Whether to look for a context can take long."""
-        return self._folder is not None
 
     def find(self, model: LoadedModel, context_id: str, caller: str, field: str = CONTEXT_ID) -> LoadedModel:
         """The model that takes queries to a context.

@@ -283,9 +283,7 @@ class ModelControl:
         """Puts versions of a model in place of those that it has."""
         before = self.repository.versions(name)
         self.repository.replace(name, now)
-        for key in list(self._states):
-            if key[0] == name:
-                self._states.pop(key, None)
+        self._states = {key: entry for key, entry in self._states.items() if key[0] != name}
         self._note(failures)
         for version in {**before, **now}:
             old, new = before.get(version), now.get(version)

@@ -1,6 +1,6 @@
 """Turns a decoded request into a validated one, or says which field is wrong and why.
 
-Texts become token ids first, within the limits of the server and the model.
+Texts become token ids first, with `encode_texts`, within the limits of the server and the model.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ TOKEN_BYTES, OFFSET_BYTES = 8, 8
 
 
 def validate(request: DecodedRequest, model: LoadedModel, limits: Limits) -> Request:
-    """Checks a request against its model and the server's limits, and chooses its graph.
+    """Checks a request without texts against its model and the server's limits, and chooses its graph.
 
     Raises:
         InvalidRequestError: The request is wrong; names the field at fault.
@@ -36,18 +36,17 @@ def validate(request: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
     """
     graph = _choose_graph(request, model)
     check_outputs(request, model)
-    first = TEXT if request.texts else model.inputs[0].name
-    request = encode_texts(request, model, limits)
     sizes = _sizes(request, model, limits)
     ragged = [_rows(spec, request, model) for spec in model.inputs]
     shapes = [model.shape(graph, item) for item in sizes]
     result_bytes, work_bytes = output_bytes(request, model, shapes)
     if result_bytes > limits.max_result_bytes:
-        field = RETURN_WEIGHTS if request.return_weights else first if request.spans is None else SPANS
+        field = model.inputs[0].name if request.spans is None else SPANS
+        field = RETURN_WEIGHTS if request.return_weights else field
         raise LimitExceededError(
             field, f"the result would be {result_bytes} bytes; the limit is {limits.max_result_bytes}"
         )
-    _check_runs(first, shapes, limits)
+    _check_runs(model.inputs[0].name, shapes, limits)
     masks = _split_mask(request.mask, model, shapes)
     form = Plan(
         graph=graph,
@@ -124,11 +123,8 @@ def encode_texts(
         texts=(),
         pairs=(),
         inputs=inputs,
-        prompt=None,
-        truncate=None,
         truncated=encoded.truncated,
         spans=None if request.spans is None else token_spans(request.spans, encoded),
-        return_offsets=False,
         offsets=encoded.offsets if request.return_offsets else None,
     )
 
