@@ -34,43 +34,28 @@ EVERY_MODEL = "*"
 MAX_RIGHTS = 256
 
 
-class CredentialsError(EngineError):
+class CredentialsError(EngineError, code=Code.UNAUTHENTICATED, reason="CREDENTIALS_INVALID"):
     """It is not known who calls."""
 
-    code = Code.UNAUTHENTICATED
-    reason = "CREDENTIALS_INVALID"
 
-
-class MissingCredentialsError(CredentialsError):
+class MissingCredentialsError(CredentialsError, reason="CREDENTIALS_MISSING"):
     """The call has neither a token nor a certificate that this server knows."""
 
-    reason = "CREDENTIALS_MISSING"
 
-
-class InvalidTokenError(CredentialsError):
+class InvalidTokenError(CredentialsError, reason="TOKEN_INVALID"):
     """The token is not one of this server's: it is wrong, or was revoked."""
 
-    reason = "TOKEN_INVALID"
 
-
-class ExpiredTokenError(CredentialsError):
+class ExpiredTokenError(CredentialsError, reason="TOKEN_EXPIRED"):
     """The token was valid once."""
 
-    reason = "TOKEN_EXPIRED"
 
-
-class PermissionDeniedError(EngineError):
+class PermissionDeniedError(EngineError, code=Code.PERMISSION_DENIED, reason="RIGHT_MISSING"):
     """The caller is known, and lacks a right, which the message names."""
 
-    code = Code.PERMISSION_DENIED
-    reason = "RIGHT_MISSING"
 
-
-class KeysUnavailableError(EngineError):
+class KeysUnavailableError(EngineError, code=Code.UNAVAILABLE, reason="KEYS_UNAVAILABLE"):
     """The keys that verify tokens have not been fetched yet."""
-
-    code = Code.UNAVAILABLE
-    reason = "KEYS_UNAVAILABLE"
 
 
 class Right(StrEnum):
