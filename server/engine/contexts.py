@@ -115,7 +115,7 @@ class ContextStore:
             for key in ((caller, context_id), ("", context_id)):
                 if (view := contexts.get(key)) is not None and self._may_use(view.context, caller):
                     return view
-        return self._restored(model, context_id, caller)
+        return self._restore(model, context_id, caller)
 
     def use(self, context: Context, caller: str) -> bool:
         """Whether a request may still use the context that it found before."""
@@ -353,7 +353,7 @@ class ContextStore:
                 Path(path).unlink(missing_ok=True)
                 total -= size
 
-    def _restored(self, model: LoadedModel, context_id: str, caller: str) -> LoadedModel | None:
+    def _restore(self, model: LoadedModel, context_id: str, caller: str) -> LoadedModel | None:
         """A context from its file; None if there is none."""
         if self._folder is None:
             return None
@@ -362,7 +362,7 @@ class ContextStore:
             with self._folder_errors(), suppress(FileNotFoundError):
                 try:
                     with safe_open(path, "np") as file:
-                        context = _described(file, context_id, path.stat().st_mtime)
+                        context = _describe(file, context_id, path.stat().st_mtime)
                         if context.expires_at > time.time():
                             return self._put(model, context, partial(_read, file))
                 # It is damaged, or the limit is lower than it was.
@@ -438,7 +438,7 @@ def _digest(facts: Mapping[str, str], tensors: Mapping[str, Array]) -> str:
     return _hash(repr([facts[name] for name in FACTS]), dict(sorted(tensors.items())))
 
 
-def _described(file: Any, context_id: str, expires_at: float) -> Context:
+def _describe(file: Any, context_id: str, expires_at: float) -> Context:
     """The context in a file of safetensors, without its tensors."""
     facts = file.metadata() or {}
     return Context(

@@ -236,7 +236,7 @@ def load_model(
     files = ArtifactCopy(folder, manifest, content)
     folder, encoder = files.folder, None
     if manifest.tokenizer:
-        with _explained(tokenizer := folder / manifest.tokenizer, "the tokenizer does not load"):
+        with _explain_errors(tokenizer := folder / manifest.tokenizer, "the tokenizer does not load"):
             encoder = TextEncoder(tokenizer)
     golden = folder / manifest.golden
     cases = golden_cases(folder, manifest, partial(_tokens, encoder, manifest) if encoder else None)
@@ -314,14 +314,14 @@ def _open(
     manifest: Manifest, folder: Path, kind: GraphKind, device: Device, prepacked: Collection[GraphKind]
 ) -> Session:
     path = folder / manifest.graphs[kind].file
-    with _explained(path, f"the {manifest.precision} graph does not load on {device.provider}"):
+    with _explain_errors(path, f"the {manifest.precision} graph does not load on {device.provider}"):
         # Resolved: ONNX Runtime compares the real folders of a graph and its weights.
         return Session(path.resolve(), device, prepack_weights=kind in prepacked)
 
 
 def _prove(case: GoldenCase, manifest: Manifest, session: Session, golden: Path) -> float:
     """Runs a golden case and returns the largest difference from eager PyTorch."""
-    with _explained(golden, f"graph {case.graph} does not run"):
+    with _explain_errors(golden, f"graph {case.graph} does not run"):
         parity = replay(case, session, manifest.tolerance, where="on this machine")
     if parity.ratio > 1:
         raise ArtifactError(golden, parity.reason)
@@ -329,7 +329,7 @@ def _prove(case: GoldenCase, manifest: Manifest, session: Session, golden: Path)
 
 
 @contextmanager
-def _explained(path: Path, what: str) -> Iterator[None]:
+def _explain_errors(path: Path, what: str) -> Iterator[None]:
     """Errors of libraries, which raise many types, as those of an artifact, which say what does not work."""
     try:
         yield
