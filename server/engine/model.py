@@ -27,12 +27,12 @@ from attention_serving.artifact.manifest import (
     TensorSpec,
 )
 from attention_serving.server.engine.errors import InvalidRequestError, UnsupportedError
+from attention_serving.server.engine.events import ModelStatistics
 from attention_serving.server.engine.models.copies import ArtifactCopy
 from attention_serving.server.engine.requests.tokenizer import TextEncoder
 from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.run.session import Session
 from attention_serving.server.engine.schedule.pace import Pace
-from attention_serving.server.engine.statistics import ModelStatistics
 from attention_serving.server.engine.types import (
     UNTIMED,
     UNTIMED_CONTEXT,
@@ -43,7 +43,7 @@ from attention_serving.server.engine.types import (
 )
 
 # Callers send the same few lengths again and again.
-CACHED_SHAPES = 1024
+CACHED_PLANS = 1024
 # Query rows of a block. With fewer, the kernels spend more time on packing the keys anew for each block: at
 # 8,192 x 768, 128 rows take 1.2 times as long as 256, and 512 gain nothing.
 MOST_BLOCK_ROWS = 256
@@ -280,9 +280,9 @@ class LoadedModel:
         return lengths[self.axes.index(str(self.inputs[-1].axes[1]))]
 
     @cached_property
-    def shape(self) -> Callable[[GraphKind, tuple[int, ...]], SequencePlan]:
+    def plan(self) -> Callable[[GraphKind, tuple[int, ...]], SequencePlan]:
         """The derived sizes of a sequence of a graph, given its length on each of `axes`."""
-        return partial(_shape, ref(self))
+        return partial(_plan, ref(self))
 
     def sequence_graph(self, graph: GraphKind, lengths: Sequence[int]) -> GraphKind:
         """The graph that runs one sequence alone: `graph`, or the same in blocks if that saves memory."""
@@ -330,9 +330,9 @@ class LoadedModel:
             pace = self.paces[graph] = Pace(has_all_threads=graph in self.parallel_sessions)
         return pace
 
-    def least_seconds(self, shape: SequencePlan) -> float:
+    def least_seconds(self, plan: SequencePlan) -> float:
         """Expected duration of a run of a sequence now, on one thread or on all, whichever is faster."""
-        return self.pace(shape.graph).least_seconds(shape.seconds)
+        return self.pace(plan.graph).least_seconds(plan.seconds)
 
     def cost(self, graph: GraphKind) -> RunCost:
         """Cost of runs of a graph on this machine."""
@@ -383,9 +383,9 @@ class LoadedModel:
         return list(rows.values()), self.manifest.num_heads or UNKNOWN_HEADS
 
 
-@lru_cache(maxsize=CACHED_SHAPES)
-def _shape(reference: Callable[[], Any], graph: GraphKind, lengths: tuple[int, ...]) -> SequencePlan:
-    """A shape, by a reference to its model that does not keep it alive. References to one model are equal."""
+@lru_cache(maxsize=CACHED_PLANS)
+def _plan(reference: Callable[[], Any], graph: GraphKind, lengths: tuple[int, ...]) -> SequencePlan:
+    """A plan, by a reference to its model that does not keep it alive. References to one model are equal."""
     model: LoadedModel = reference()
     sizes = dict(zip(model.axes, lengths, strict=True))
     graph_alone = model.sequence_graph(graph, lengths)

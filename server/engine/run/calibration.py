@@ -106,7 +106,7 @@ def _random_sequence(model: LoadedModel, graph: GraphKind, length: int) -> Seque
         inputs[spec.name] = noise.astype(spec.data_type)
     masked = graph in (GraphKind.MASK, GraphKind.MASK_BLOCKS)
     mask = np.ones((1, length, length), np.bool_) if masked else None
-    return SequenceInputs(inputs, mask, model.shape(graph, (length,) * len(model.axes)))
+    return SequenceInputs(inputs, mask, model.plan(graph, (length,) * len(model.axes)))
 
 
 def fit(operations: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:

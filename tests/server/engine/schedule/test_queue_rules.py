@@ -194,7 +194,7 @@ def test_sequences_of_several_callers_run_together(model: LoadedModel) -> None:
 
 
 def test_work_before_a_request_leaves_out_what_others_run_later(by_row: LoadedModel) -> None:
-    seconds = validated_of(by_row, [(2, 2)]).sequences[0].shape.seconds
+    seconds = validated_of(by_row, [(2, 2)]).sequences[0].plan.seconds
     queue = Queue(ONE_BY_ONE)
     add(queue, by_row, GREEDY, count=100)
     assert queue.work_before(seconds, GREEDY) == pytest.approx(100 * seconds)
