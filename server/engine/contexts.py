@@ -83,8 +83,8 @@ class ContextStore:
         self._uses = count(1)
         # What takes queries to the contexts of a model, by the caller who may use it ("" for all) and id.
         self._stored: WeakKeyDictionary[LoadedModel, dict[tuple[str, str], LoadedModel]] = WeakKeyDictionary()
-        # When to look for contexts that have expired.
-        self._purge_at = math.inf
+        # Unix time of the next search for contexts that have expired.
+        self._purge_at = 0.0
         if folder is not None:
             with self._folder_errors():
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -167,7 +167,6 @@ class ContextStore:
             context.used = next(self._uses)
             self._drop(model, _key(context))
             self._stored.setdefault(model, {})[_key(context)] = view
-            self._purge_at = min(self._purge_at, context.expires_at)
         return view
 
     def renew(self, model: LoadedModel, context: Context, expires_at: float) -> None:
@@ -244,16 +243,14 @@ class ContextStore:
 
     def purge(self) -> None:
         """Removes what has expired, not more often than every second."""
-        now, expiries = time.time(), [math.inf]
+        now = time.time()
         with self._lock:
-            if self._purge_at >= now:
+            if now < self._purge_at:
                 return
+            self._purge_at = now + PURGE_SECONDS
             for model, key, context in self._all():
                 if context.expires_at < now:
                     self._drop(model, key)
-                else:
-                    expiries.append(context.expires_at)
-            self._purge_at = max(min(expiries), now + PURGE_SECONDS)
 
     def _all(self) -> list[tuple[LoadedModel, tuple[str, str], Context]]:
         return [

@@ -174,14 +174,14 @@ class ModelStore:
         except (ArtifactError, MemoryError, ProviderError) as error:
             log.error("model failed to load", extra={**fields, "reason": str(error)})
             if not isinstance(error, ArtifactError):
-                return FailedModel(name, version, str(error), may_pass=True)
+                return FailedModel(name, version, str(error), is_transient=True)
             cause = error.__cause__
-            may_pass = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
-            return FailedModel(name, version, error.reason, may_pass=may_pass)
+            is_transient = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
+            return FailedModel(name, version, error.reason, is_transient=is_transient)
         except Exception as error:  # one model must not keep the others from being served
             log.exception("model failed to load", extra={**fields, "path": str(path)})
             reason = f"unexpected {type(error).__name__}; the server's log has details"
-            return FailedModel(name, version, reason, may_pass=True)
+            return FailedModel(name, version, reason, is_transient=True)
         measured = {
             "provider": model.provider,
             "parity_max_abs_error": float(f"{model.measured_error:.3g}"),

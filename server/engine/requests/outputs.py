@@ -43,10 +43,9 @@ def check_outputs(request: DecodedRequest, model: LoadedModel) -> None:
     if request.spans is not None:
         check_pooling(model)
     if request.head_selection is not None:
-        layers, heads = _counts(model)
-        if request.head_selection.layers and not layers:
+        counts = _counts(model)
+        if request.head_selection.layers and not counts[0]:
             raise InvalidRequestError(LAYERS, f"must be empty: model {model.name!r} is not a text encoder")
-        counts = (layers, heads)
         for field, chosen, count in zip((LAYERS, HEADS), request.head_selection, counts, strict=True):
             if wrong := [index for index in chosen[: count + 1] if index >= count]:
                 raise InvalidRequestError(field, f"contains {wrong[0]}; the model has 0 to {count - 1}")
