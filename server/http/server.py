@@ -31,7 +31,7 @@ from attention_serving.server.process.settings import Settings
 from attention_serving.server.process.shutdown import StopRequest, handle_signals
 from attention_serving.server.process.supervision import HEARTBEAT_SECONDS, SERVES, run_child
 from attention_serving.server.security.peers import names_in
-from attention_serving.server.security.tls import current_certificates, renewing_context
+from attention_serving.server.security.tls import renewing_context, watch
 
 # How long a client may take for a handshake, and to answer the end of a connection. An idle one does not.
 HANDSHAKE_SECONDS, TLS_SHUTDOWN_SECONDS = 10.0, 0.5
@@ -287,7 +287,7 @@ class HttpServer(uvicorn.Server):
             )
         )
         self._connect = partial(Connection, settings, self.config, self.server_state, {})
-        self._certificates = current_certificates(settings.tls_files)
+        self._certificates = watch(settings.tls_files) if settings.tls_files else None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves, and returns when the requests in progress have been answered."""

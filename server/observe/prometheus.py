@@ -33,7 +33,7 @@ from attention_serving.server.process.addresses import listen
 from attention_serving.server.process.supervision import Child
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.rights import Right
-from attention_serving.server.security.tls import CurrentCertificates, renewing_context
+from attention_serving.server.security.tls import WatchedCertificates, renewing_context
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class MetricsEndpoint(ThreadingWSGIServer):
         port: int,
         refresh: Callable[[], None] = lambda: None,
         *,
-        certificates: CurrentCertificates | None = None,
+        certificates: WatchedCertificates | None = None,
         guard: Guard | None = None,
     ) -> None:
         """Starts to listen.
@@ -81,7 +81,7 @@ class MetricsEndpoint(ThreadingWSGIServer):
             host: Address or host name.
             port: 0 selects a free port.
             refresh: Called before the metrics are read.
-            certificates: Give the certificate of the next connection; None encrypts nothing.
+            certificates: Have the certificate of the next connection; None encrypts nothing.
             guard: Authorises readers of the metrics; None allows everyone.
 
         Raises:

@@ -27,7 +27,7 @@ from attention_serving.server.process.canary import Canary
 from attention_serving.server.process.grpc_server import RpcServer
 from attention_serving.server.process.settings import Settings
 from attention_serving.server.process.shutdown import EXIT_SECONDS, Inbox, StopRequest, end_after
-from attention_serving.server.security.tls import current_certificates
+from attention_serving.server.security.tls import watch
 from attention_serving.server.transport.options import RpcOptions
 
 log = logging.getLogger(__name__)
@@ -98,9 +98,9 @@ class Application:
         self._models = initial_models(settings, self._store)
         self.metrics = Metrics()
         self.metrics.loading(self._models)
-        certificates = current_certificates(settings.tls_files, self.metrics.reloaded)
+        certificates = watch(settings.tls_files, self.metrics.reloaded) if settings.tls_files else None
         if certificates is not None:
-            self.metrics.certificates_in_use(certificates())
+            self.metrics.certificates_in_use(certificates.value)
         self._recorder = Recorder(settings.log_requests, host=settings.host, port=settings.port)
         self.metrics.configured(settings)
         self.server = RpcServer(

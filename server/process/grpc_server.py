@@ -23,7 +23,7 @@ from attention_serving.server.engine.models.control import ModelControl
 from attention_serving.server.errors import ServerError
 from attention_serving.server.process.addresses import address_of
 from attention_serving.server.security.guard import Guard
-from attention_serving.server.security.tls import CurrentCertificates
+from attention_serving.server.security.tls import WatchedCertificates
 from attention_serving.server.transport import create_transport
 from attention_serving.server.transport.drain import count_connections
 from attention_serving.server.transport.options import RpcOptions, channel_options, tls_credentials
@@ -45,7 +45,7 @@ class RpcServer:
     without having started.
 
     Attributes:
-        certificates: Give the certificate of the next handshake; None without TLS.
+        certificates: Have the certificate of the next handshake; None without TLS.
         guard: Authenticates and authorises calls; None allows everything.
     """
 
@@ -54,7 +54,7 @@ class RpcServer:
         options: RpcOptions,
         events: EventLog,
         *,
-        certificates: CurrentCertificates | None = None,
+        certificates: WatchedCertificates | None = None,
         guard: Guard | None = None,
         recorder: Recorder | None = None,
     ) -> None:
@@ -63,7 +63,7 @@ class RpcServer:
         Args:
             options: Where it listens, and how much it takes.
             events: Receives an event for every call that ended.
-            certificates: Give the certificate of the next handshake on its port; None encrypts nothing.
+            certificates: Have the certificate of the next handshake on its port; None encrypts nothing.
             guard: Authenticates and authorises calls; None allows everything.
             recorder: Decides which calls are recorded; None if none is.
         """

@@ -29,7 +29,7 @@ from attention_serving.server.process.addresses import reserve
 from attention_serving.server.process.settings import Settings
 from attention_serving.server.process.shutdown import CANCEL_TIMEOUT_SECONDS, EXIT_SECONDS, Inbox, StopRequest
 from attention_serving.server.process.supervision import Child, Event, ExitKind
-from attention_serving.server.security.tls import current_certificates
+from attention_serving.server.security.tls import watch
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def run(settings: Settings, inbox: Inbox) -> None:
         ServerError: An address, a certificate, the tokens file or keys of JSON Web Tokens cannot be used; or
             a worker ended before all of them served.
     """
-    certificates = current_certificates(settings.tls_files)
+    certificates = watch(settings.tls_files) if settings.tls_files else None
     guard = settings.guard() if settings.protect_metrics else None
     with ExitStack() as stack:
         folder = Path(stack.enter_context(machine.temporary_folder()))
