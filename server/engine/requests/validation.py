@@ -24,6 +24,8 @@ from attention_serving.server.engine.types import Array, DecodedRequest, Mask, M
 MASK = "mask"
 RETURN_WEIGHTS, HEAD_SELECTION = "return_weights", "head_selection"
 PAIRS, PROMPT, TRUNCATE, RETURN_OFFSETS = "pairs", "prompt", "truncate", "return_offsets"
+# The options of a request that only texts have, and what they are without.
+TEXT_OPTIONS = {PAIRS: (), PROMPT: None, TRUNCATE: None, RETURN_OFFSETS: False}
 TOKEN_BYTES, OFFSET_BYTES = 8, 8
 
 
@@ -82,7 +84,9 @@ def encode_texts(
         OverloadedError: The memory of the token ids is not available.
     """
     if not request.texts:
-        _check_without_texts(request)
+        for field, default in TEXT_OPTIONS.items():
+            if getattr(request, field) != default:
+                raise InvalidRequestError(field, "needs text; the request has none")
         return request
     if request.inputs:
         raise InvalidRequestError(
@@ -127,18 +131,6 @@ def encode_texts(
         spans=None if request.spans is None else token_spans(request.spans, encoded),
         offsets=encoded.offsets if request.return_offsets else None,
     )
-
-
-def _check_without_texts(request: DecodedRequest) -> None:
-    """Refuses what only texts have."""
-    for field, is_given in (
-        (PAIRS, bool(request.pairs)),
-        (PROMPT, request.prompt is not None),
-        (TRUNCATE, request.truncate is not None),
-        (RETURN_OFFSETS, request.return_offsets),
-    ):
-        if is_given:
-            raise InvalidRequestError(field, "needs text; the request has none")
 
 
 def _check_pairs(request: DecodedRequest, model: LoadedModel) -> None:
