@@ -19,7 +19,7 @@ import numpy as np
 from attention_serving.artifact.manifest import POSITIONS
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import engine_error_of
-from attention_serving.server.api.method import LARGE_BYTES, Method, caller_of, find_model, parse
+from attention_serving.server.api.method import LARGE_BYTES, Method, find_model, parse
 from attention_serving.server.api.protobuf_bytes import Parsed, head, reader
 from attention_serving.server.api.tensors import Allowance, Reply
 from attention_serving.server.engine.budget import Reservation
@@ -167,9 +167,9 @@ class Inference(ABC):
         model = find_model(self._engine.model, call, Right.INFER, name, version)
         try:
             if stored := self._context_id(parsed):
-                model = self._engine.contexts.find(model, stored, caller_of(call).name)
+                model = self._engine.contexts.find(model, stored, call.caller.name)
             request, reply = self._decode(parsed, model, call.deadline, allowance)
-            request.caller = caller_of(call)
+            request.caller = call.caller
             return request, self._engine.validate(model, request), reply
         except Exception as error:
             self._engine.refused(model, error, reservation)
@@ -259,7 +259,7 @@ class RequestCache:
             self._entries.move_to_end(size)
         else:
             self._use(size, entry)
-        caller = caller_of(call)
+        caller = call.caller
         if model.context is not None and not self._contexts.use(model.context, caller.name):
             return None
         rows = {}

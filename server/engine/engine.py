@@ -43,9 +43,8 @@ from attention_serving.server.engine.run.execute import Moments, Outputs, gather
 from attention_serving.server.engine.run.provider import MIN_PARALLEL_RUNS
 from attention_serving.server.engine.run.session import RunControl
 from attention_serving.server.engine.schedule.batch import Batch
-from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller
 from attention_serving.server.engine.schedule.queue import Queue
-from attention_serving.server.engine.types import DecodedRequest, Result
+from attention_serving.server.engine.types import ANYONE, Caller, DecodedRequest, Result
 
 log = logging.getLogger(__name__)
 # How long a run may occupy the thread that receives calls, and that reads their sockets, in seconds.

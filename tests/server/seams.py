@@ -13,6 +13,7 @@ import grpc
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.api.calls import Recorder as CallsRecorder
+from attention_serving.server.engine.costs import Costs, RunCost
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.events import (
     CallEvent,
@@ -33,7 +34,7 @@ from attention_serving.server.engine.run.execute import Outputs
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.schedule.queue import Next, Queue
-from attention_serving.server.engine.types import Array, Result, RunCost
+from attention_serving.server.engine.types import Array, Result
 from attention_serving.server.process.grpc_server import RpcServer
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.transport.options import RpcOptions
@@ -72,7 +73,7 @@ def tapped(model: LoadedModel, tap: Tap) -> LoadedModel:
 
 def costing(model: LoadedModel, cost: RunCost) -> LoadedModel:
     """The same model, each graph of which is taken to cost as much."""
-    return dataclasses.replace(model, costs=dict.fromkeys(GraphKind, cost), paces={})
+    return dataclasses.replace(model, costs=Costs(dict.fromkeys(GraphKind, cost)))
 
 
 class Gate:

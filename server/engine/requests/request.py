@@ -14,8 +14,8 @@ from attention_serving.server.coroutines import Task
 from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.engine.events import Timeline
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller, CallerShare
-from attention_serving.server.engine.types import Array, HeadSelection, Result, SequencePlan
+from attention_serving.server.engine.schedule.fair_shares import CallerShare
+from attention_serving.server.engine.types import ANYONE, Array, Caller, HeadSelection, Result, SequencePlan
 
 log = logging.getLogger(__name__)
 

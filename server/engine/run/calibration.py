@@ -10,10 +10,11 @@ from typing import TypeAlias
 import numpy as np
 
 from attention_serving.artifact.manifest import IN_BLOCKS, KEY_POSITIONS, OF_CONTEXTS, GraphKind
+from attention_serving.server.engine.costs import UNTIMED_CONTEXT, ContextCost, Costs, RunCost
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.request import SequenceInputs
 from attention_serving.server.engine.run.execute import run_batch
-from attention_serving.server.engine.types import Array, Context, ContextCost, RunCost
+from attention_serving.server.engine.types import Array, Context
 
 # Sizes that are timed: number of sequences, and length of each. As few as tell the three terms apart, because
 # a model is not ready before: further ones took most of the time and did not make predictions better.
@@ -36,12 +37,10 @@ Size: TypeAlias = tuple[int, int]
 
 def calibrate(model: LoadedModel) -> LoadedModel:
     """The same model with the measured cost of runs of each of its graphs."""
-    costs = {kind: _run_cost(model, kind) for kind in model.sessions if kind not in OF_CONTEXTS}
+    runs = {kind: _run_cost(model, kind) for kind in model.sessions if kind not in OF_CONTEXTS}
     model.shrink_arena()
-    timed = dataclasses.replace(model, costs=costs, paces={})
-    if GraphKind.CONTEXT not in model.sessions:
-        return timed
-    return dataclasses.replace(timed, context_cost=_context_cost(timed))
+    context = _context_cost(model) if GraphKind.CONTEXT in model.sessions else UNTIMED_CONTEXT
+    return dataclasses.replace(model, costs=Costs(runs, context))
 
 
 def _run_cost(model: LoadedModel, kind: GraphKind) -> RunCost:

@@ -80,15 +80,12 @@ def has_equal_shapes(sequences: Sequence[SequenceInputs]) -> bool:
 
 def _split(graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInputs]) -> list[Outputs]:
     """The outputs of each sequence, without padding."""
-    is_whole, columns = has_equal_shapes(sequences), []
+    is_whole, results = has_equal_shapes(sequences), [Outputs() for _ in sequences]
     for spec in graph.outputs:
-        values = outputs[spec.name]
-        if is_whole and spec.axes[0] == BATCH_AXIS:
-            columns.append(list(values))  # one view for each sequence
-        else:
-            columns.append([values[_window(spec, sequence, at)] for at, sequence in enumerate(sequences)])
-    names = [spec.name for spec in graph.outputs]
-    return [dict(zip(names, arrays, strict=True)) for arrays in zip(*columns, strict=True)]
+        values, is_batched = outputs[spec.name], is_whole and spec.axes[0] == BATCH_AXIS
+        for at, sequence in enumerate(sequences):
+            results[at][spec.name] = values[at if is_batched else _window(spec, sequence, at)]
+    return results
 
 
 def _split_rows(graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInputs]) -> list[Outputs]:

@@ -51,7 +51,7 @@ class Batch:
         """
         plan = head.plan
         self.model = head.request.model
-        self.graph, self._lengths = plan.graph, plan.lengths
+        self.graph, self._lengths, self._query_rows = plan.graph, plan.lengths, plan.lengths[0]
         self._max_bytes = min(limits.max_batch_bytes, max_bytes)
         self._max_seconds = max_seconds
         self._max_sequences = 1 if plan.runs_alone else limits.max_batch_sequences
@@ -77,13 +77,8 @@ class Batch:
 
     @property
     def _size(self) -> tuple[int, tuple[int, ...]]:
-        """Number of sequences of the run, and its length on each axis, to which shorter ones are padded.
-
-        Queries to one context are concatenated to one sequence instead.
-        """
-        if self.model.context is not None:
-            return 1, (sum([sequence.lengths[0] for sequence in self.sequences]),)
-        return len(self.sequences), self._lengths
+        """Number of sequences that the graph sees, and their length on each axis."""
+        return self.model.run_size(len(self.sequences), self._lengths, self._query_rows)
 
     @property
     def padding(self) -> int:
@@ -131,6 +126,7 @@ class Batch:
             bucket.popleft()
         self.seconds = self._call_seconds + len(sequences) * (plan.seconds - self._call_seconds)
         self.seconds_alone = len(sequences) * plan.seconds
+        self._query_rows = len(sequences) * plan.lengths[0]
 
     def _most_alike(self) -> int:
         """How many sequences like the first may be in the batch, each of another request: see `_admits`."""
@@ -148,6 +144,7 @@ class Batch:
         count = len(self.sequences) + 1
         if self._admits(sequence) and count * sequence.plan.run_bytes <= self._max_bytes:
             self.sequences.append(sequence)
+            self._query_rows += sequence.lengths[0]
             self.seconds = self._call_seconds + count * (sequence.plan.seconds - self._call_seconds)
             self.seconds_alone += sequence.plan.seconds
 
@@ -168,11 +165,9 @@ class Batch:
 
     def _pad(self, sequence: SequenceInputs) -> bool:
         """Adds a sequence of other lengths, unless that costs more than a run of its own."""
-        count, lengths = self._size
-        if self.model.context is None:
-            size = count + 1, tuple(map(max, lengths, sequence.lengths))
-        else:
-            size = 1, (lengths[0] + sequence.lengths[0],)
+        lengths = tuple(map(max, self._lengths, sequence.lengths))
+        query_rows = self._query_rows + sequence.lengths[0]
+        size = self.model.run_size(len(self.sequences) + 1, lengths, query_rows)
         # Once mixed, a batch keeps the graph that it needs for that.
         graph = self.model.mixed_graph(self.graph)
         seconds = self.model.seconds(graph, *size)
@@ -183,7 +178,7 @@ class Batch:
         if graph is not self.graph:
             self.graph, self._call_seconds = graph, self.model.cost(graph).call
         self.sequences.append(sequence)
-        self._lengths, self.seconds = size[1], seconds
+        self._lengths, self._query_rows, self.seconds = lengths, query_rows, seconds
         self.seconds_alone += sequence.plan.seconds
         return True
 
@@ -193,10 +188,10 @@ class Batch:
         Args:
             other_seconds: Work that is queued or running beside the batch.
         """
-        pace, expected = self.model.pace(self.graph), self.seconds
-        self._is_alone, self._expected_seconds = other_seconds <= OTHER_WORK_SHARE * expected, expected
-        self.is_parallel = self._is_alone and pace.choose_threads(expected)
-        self.seconds = pace.seconds(expected, parallel=self.is_parallel)
+        expected = self._expected_seconds = self.seconds
+        self._is_alone = other_seconds <= OTHER_WORK_SHARE * expected
+        pace = self.model.pace(self.graph)
+        self.is_parallel, self.seconds = pace.choose(expected, is_alone=self._is_alone)
 
     def learn(self) -> None:
         """Lets what is expected of further runs follow this one, if it ran alone from beginning to end."""

@@ -30,7 +30,8 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.request import Request, SequenceInputs
 from attention_serving.server.engine.schedule.batch import Batch
-from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller, CallerShare, FairShares
+from attention_serving.server.engine.schedule.fair_shares import CallerShare, FairShares
+from attention_serving.server.engine.types import ANYONE, Caller
 
 # How many sequences behind the oldest are considered for its batch.
 LOOK_AHEAD = 256

@@ -9,7 +9,7 @@ from attention_serving.server.api.calls import Calls
 from attention_serving.server.api.method import Method
 from attention_serving.server.coroutines import Callback, Task, suspend
 from attention_serving.server.engine.events import EventLog
-from attention_serving.server.engine.schedule.fair_shares import Caller
+from attention_serving.server.engine.types import Caller
 from attention_serving.server.transport.call import Call, Metadata, Serve, Transport
 from attention_serving.server.transport.options import RpcOptions
 from tests.server.seams import PATIENCE_SECONDS

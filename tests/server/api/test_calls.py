@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from attention_serving.server.api.method import CallKind, Method
 from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.errors import OverloadedError
-from attention_serving.server.engine.schedule.fair_shares import ANYONE
+from attention_serving.server.engine.types import ANYONE
 from attention_serving.server.transport.call import Call
 from tests.server.api.scripted import UNLIMITED, ScriptedCall, calls_of, started
 from tests.server.seams import Calls as Observed

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
 from attention_serving.server.engine import model as model_module
-from attention_serving.server.engine.model import WHOLE_SCORE_BYTES, LoadedModel
+from attention_serving.server.engine.facts import WHOLE_SCORE_BYTES
+from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.request import SequenceInputs
 from attention_serving.server.engine.run.execute import Outputs, run_batch
 from attention_serving.server.engine.types import Array, MaskKind
