@@ -26,9 +26,6 @@ MOST_BLOCK_ROWS = 256
 # Blocks of very long sequences have fewer rows, so that their scores need this memory, but not less than
 # these rows.
 BLOCK_SCORE_BYTES, LEAST_BLOCK_ROWS = 128 << 20, 64
-# Sequences whose scores need more memory run in blocks. On a device, fused kernels hold no scores, and a run
-# in blocks excludes batching.
-WHOLE_SCORE_BYTES, WHOLE_SCORE_BYTES_ON_DEVICE = 64 << 20, 2 << 30
 # Tensors as large as an input that a run holds at a time: the input, its projections, the output.
 ROW_TENSORS = 6
 # Tensors as large as the attention scores that a run holds at a time: the scores, a mask converted to

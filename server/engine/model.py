@@ -14,11 +14,7 @@ from attention_serving.artifact.manifest import BATCH_AXIS, IN_BLOCKS, Cost, Gra
 from attention_serving.server.engine.costs import UNTIMED, Costs, Pace, RunCost
 from attention_serving.server.engine.errors import UnsupportedError
 from attention_serving.server.engine.events import ModelStatistics
-from attention_serving.server.engine.facts import (
-    WHOLE_SCORE_BYTES,
-    WHOLE_SCORE_BYTES_ON_DEVICE,
-    ModelFacts,
-)
+from attention_serving.server.engine.facts import ModelFacts
 from attention_serving.server.engine.models.copies import ArtifactCopy
 from attention_serving.server.engine.requests.tokenizer import TextEncoder
 from attention_serving.server.engine.run.provider import Provider
@@ -27,6 +23,9 @@ from attention_serving.server.engine.types import Context, SequencePlan
 
 # Callers send the same few lengths again and again.
 CACHED_PLANS = 1024
+# Sequences whose scores need more memory run in blocks. On a device, fused kernels hold no scores, and a run
+# in blocks excludes batching.
+WHOLE_SCORE_BYTES, WHOLE_SCORE_BYTES_ON_DEVICE = 64 << 20, 2 << 30
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from attention_serving.artifact.manifest import OF_CONTEXTS, GraphKind
 from attention_serving.server.engine.costs import Costs, RunCost
-from attention_serving.server.engine.facts import WHOLE_SCORE_BYTES_ON_DEVICE
-from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.model import WHOLE_SCORE_BYTES_ON_DEVICE, LoadedModel
 from attention_serving.server.engine.run import calibration
 from attention_serving.server.engine.run.calibration import TIMED_SIZES, calibrate, fit, time_runs
 from attention_serving.server.engine.run.provider import Provider
