@@ -22,7 +22,7 @@ from functools import partial
 from heapq import nlargest
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
@@ -37,10 +37,12 @@ from attention_serving.server.engine.errors import (
     UnsupportedError,
     quoted,
 )
-from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.model import ContextModel, LoadedModel
 from attention_serving.server.engine.types import CONTEXT_BYTES, Array, Context
 
 log = logging.getLogger(__name__)
+Key: TypeAlias = tuple[str, str]
+"""The caller who may use a context, empty if all may, and its id."""
 CONTEXT_ID = "context_id"
 DEFAULT_TTL_SECONDS = 3600
 NOT_REMOVED = "the file of the context cannot be removed from the folder of contexts; try again later"
@@ -81,15 +83,14 @@ class ContextStore:
         self._folder_room = 0.0
         self._lock = threading.RLock()
         self._uses = count(1)
-        # What takes queries to the contexts of a model, by the caller who may use it ("" for all) and id.
-        self._stored: WeakKeyDictionary[LoadedModel, dict[tuple[str, str], LoadedModel]] = WeakKeyDictionary()
+        self._stored: WeakKeyDictionary[LoadedModel, dict[Key, ContextModel]] = WeakKeyDictionary()
         # Unix time of the next search for contexts that have expired.
         self._purge_at = 0.0
         if folder is not None:
             with self._folder_errors():
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def find(self, model: LoadedModel, context_id: str, caller: str, field: str = CONTEXT_ID) -> LoadedModel:
+    def find(self, model: LoadedModel, context_id: str, caller: str, field: str = CONTEXT_ID) -> ContextModel:
         """The model that takes queries to a context.
 
         Args:
@@ -101,14 +102,14 @@ class ContextStore:
         Raises:
             ContextNotFoundError: The context does not exist, or is another caller's.
         """
-        model_of_context = self.existing(model, context_id, caller)
-        if model_of_context is None:
+        view = self.existing(model, context_id, caller)
+        if view is None:
             self.misses += 1
             raise _not_found(model, context_id, field)
         self.hits += 1
-        return model_of_context
+        return view
 
-    def existing(self, model: LoadedModel, context_id: str, caller: str) -> LoadedModel | None:
+    def existing(self, model: LoadedModel, context_id: str, caller: str) -> ContextModel | None:
         """As `find`; None if there is no such context."""
         with self._lock:
             contexts = self._stored.get(model, {})
@@ -123,8 +124,8 @@ class ContextStore:
         self.hits += is_there
         return is_there
 
-    def _may_use(self, context: Context | None, caller: str) -> bool:
-        if context is None or not context.is_stored or context.expires_at < time.time():
+    def _may_use(self, context: Context, caller: str) -> bool:
+        if not context.is_stored or context.expires_at < time.time():
             return False
         if caller != context.owner and not context.shared:
             return False
@@ -133,7 +134,7 @@ class ContextStore:
 
     def put(
         self, model: LoadedModel, context: Context, tensors: Callable[[], Mapping[str, Array]]
-    ) -> LoadedModel:
+    ) -> ContextModel:
         """Stores a context.
 
         Args:
@@ -155,7 +156,7 @@ class ContextStore:
 
     def _put(
         self, model: LoadedModel, context: Context, tensors: Callable[[], Mapping[str, Array]]
-    ) -> LoadedModel:
+    ) -> ContextModel:
         self.check_size(context.nbytes)
         with self._lock:
             self._make_room(context)
@@ -200,8 +201,7 @@ class ContextStore:
         for user in dict.fromkeys((caller, "")):
             with self._lock:
                 stored = self._stored.get(model, {}).get((user, context_id))
-            context = None if stored is None else stored.context
-            owner = None if context is None else context.owner
+            owner = None if stored is None else stored.context.owner
             if self._folder is not None:
                 path = self._folder / _file_name(model, context_id, user)
                 if owner is None:
@@ -231,7 +231,7 @@ class ContextStore:
             The contexts, and where the next page begins; 0 if there is none.
         """
         with self._lock:
-            contexts = [view.context for view in self._stored.get(model, {}).values() if view.context]
+            contexts = [view.context for view in self._stored.get(model, {}).values()]
         now = time.time()
         usable = (
             (context.used, context)
@@ -252,17 +252,14 @@ class ContextStore:
                 if context.expires_at < now:
                     self._drop(model, key)
 
-    def _all(self) -> list[tuple[LoadedModel, tuple[str, str], Context]]:
+    def _all(self) -> list[tuple[LoadedModel, Key, Context]]:
         return [
-            (model, key, view.context)
-            for model, views in self._stored.items()
-            for key, view in views.items()
-            if view.context is not None
+            (model, key, view.context) for model, views in self._stored.items() for key, view in views.items()
         ]
 
-    def _drop(self, model: LoadedModel, key: tuple[str, str]) -> None:
+    def _drop(self, model: LoadedModel, key: Key) -> None:
         view = self._stored.get(model, {}).pop(key, None)
-        if view is not None and view.context is not None:
+        if view is not None:
             view.context.is_stored = False
 
     def _make_room(self, new: Context) -> None:
@@ -350,7 +347,7 @@ class ContextStore:
                 Path(path).unlink(missing_ok=True)
                 total -= size
 
-    def _restore(self, model: LoadedModel, context_id: str, caller: str) -> LoadedModel | None:
+    def _restore(self, model: LoadedModel, context_id: str, caller: str) -> ContextModel | None:
         """A context from its file; None if there is none."""
         if self._folder is None:
             return None
@@ -414,7 +411,7 @@ def joined(
     return {name: np.concatenate([parent.tensors[name], new[name]], axis) for name, axis in axes.items()}
 
 
-def _key(context: Context) -> tuple[str, str]:
+def _key(context: Context) -> Key:
     return "" if context.shared else context.owner, context.id
 
 
