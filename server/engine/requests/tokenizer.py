@@ -83,9 +83,6 @@ class TextEncoder:
         # The server limits lengths, and batches pad.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._special_tokens = [
-            self._tokenizer.num_special_tokens_to_add(is_pair=is_pair) for is_pair in (False, True)
-        ]
 
     def texts_of(self, ids: Iterable[int]) -> list[str]:
         """The text of each token by itself.
@@ -178,7 +175,7 @@ class TextEncoder:
 
         The place is that in the first text, and None if nothing is cut.
         """
-        special = self._special_tokens[second_text is not None]
+        special = self._tokenizer.num_special_tokens_to_add(is_pair=second_text is not None)
         room = max(0, most - special)
         encoding = self._first_tokens(text, most, room, offsets=offsets)
         second = None if second_text is None else self._first_tokens(second_text, most, room, offsets=offsets)
