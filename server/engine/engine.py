@@ -56,7 +56,7 @@ TERMINABLE_SECONDS = 0.02
 LARGE_RUN_BYTES, TRIM_SECONDS = 64 << 20, 5.0
 RUN_FAILED = "the runtime failed on this request; see the server's log"
 OUT_OF_MEMORY = "the run needs more memory than the server has left for runs; try again later"
-EXPIRED = "the deadline passed while the request was sequence, or would have passed during its run"
+EXPIRED = "the deadline passed while the request was queued, or would have passed during its run"
 CLOSING = "the server is shutting down and does not accept new requests"
 
 
@@ -219,7 +219,7 @@ class Engine:
         request.end(error)
 
     def refused(self, model: LoadedModel, error: Exception, reservation: Reservation | None = None) -> None:
-        """Reports that a request was refused after its model was found, and before it was sequence.
+        """Reports that a request was refused after its model was found, and before it was queued.
 
         The error states the digest of the model: another model might not refuse the request.
 
@@ -278,7 +278,7 @@ class Engine:
 
         Args:
             limit_seconds: A batch that is expected to take longer is left to the engine's threads. If nothing
-                else runs or is sequence, it may take ten times as long.
+                else runs or is queued, it may take ten times as long.
 
         Returns:
             Whether to call again at once: a batch ran, so that there may be another, or the thread is to stay
