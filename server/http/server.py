@@ -35,7 +35,7 @@ from attention_serving.server.lifecycle import (
 )
 from attention_serving.server.observe import logs
 from attention_serving.server.security.peers import names_in
-from attention_serving.server.security.tls import current_certificates, renewing_context
+from attention_serving.server.security.tls import renewing_context, watch
 from attention_serving.server.settings import Settings
 
 # How long a client may take for a handshake, and to answer the end of a connection. An idle one does not.
@@ -292,7 +292,7 @@ class HttpServer(uvicorn.Server):
             )
         )
         self._connect = partial(Connection, settings, self.config, self.server_state, {})
-        self._certificates = current_certificates(settings.tls_files)
+        self._certificates = watch(settings.tls_files) if settings.tls_files else None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves, and returns when the requests in progress have been answered."""

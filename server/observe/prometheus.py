@@ -32,7 +32,7 @@ from attention_serving.server.addresses import listen
 from attention_serving.server.engine.errors import Code, EngineError
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.rights import Right
-from attention_serving.server.security.tls import CurrentCertificates, renewing_context
+from attention_serving.server.security.tls import WatchedCertificates, renewing_context
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class MetricsEndpoint(ThreadingWSGIServer):
         port: int,
         refresh: Callable[[], None] = lambda: None,
         *,
-        certificates: CurrentCertificates | None = None,
+        certificates: WatchedCertificates | None = None,
         guard: Guard | None = None,
     ) -> None:
         """Starts to listen.
@@ -80,7 +80,7 @@ class MetricsEndpoint(ThreadingWSGIServer):
             host: Address or host name.
             port: 0 selects a free port.
             refresh: Called before the metrics are read.
-            certificates: Give the certificate of the next connection; None encrypts nothing.
+            certificates: Have the certificate of the next connection; None encrypts nothing.
             guard: Authorises readers of the metrics; None allows everyone.
 
         Raises:

@@ -25,7 +25,7 @@ from attention_serving.server.process.audit import Audit
 from attention_serving.server.process.canary import Canary
 from attention_serving.server.process.grpc_server import GrpcServer
 from attention_serving.server.process.supervision import HttpProcess, private_socket
-from attention_serving.server.security.tls import current_certificates
+from attention_serving.server.security.tls import watch
 from attention_serving.server.settings import Settings
 from attention_serving.server.threads import PeriodicThread
 
@@ -68,9 +68,10 @@ class Application:
         self._metrics = metrics = Metrics()
         self.registry, self.refusals, self.refresh = metrics.registry, metrics.refusals, metrics.refresh
         metrics.loading(self._models)
-        self.certificates = current_certificates(settings.tls_files, metrics.reloaded)
+        files = settings.tls_files
+        self.certificates = watch(files, metrics.reloaded) if files else None
         if self.certificates is not None:
-            metrics.certificates_in_use(self.certificates())
+            metrics.certificates_in_use(self.certificates.value)
         self._recorder = Recorder(settings.log_requests, host=settings.host, port=settings.port)
         metrics.configured(settings)
         self.guard = settings.guard(metrics.reloaded)

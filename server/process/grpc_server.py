@@ -22,7 +22,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ModelControl
 from attention_serving.server.errors import ServerError
 from attention_serving.server.security.guard import Guard
-from attention_serving.server.security.tls import CurrentCertificates
+from attention_serving.server.security.tls import WatchedCertificates
 from attention_serving.server.settings import Settings
 from attention_serving.server.transport.create import create_transport, tls_credentials
 from attention_serving.server.transport.drain import count_connections
@@ -44,7 +44,7 @@ class GrpcServer:
     without having started.
 
     Attributes:
-        certificates: Give the certificate of the next handshake; None without TLS.
+        certificates: Have the certificate of the next handshake; None without TLS.
         guard: Authenticates and authorises calls; None allows everything.
     """
 
@@ -53,7 +53,7 @@ class GrpcServer:
         settings: Settings,
         events: EventLog,
         *,
-        certificates: CurrentCertificates | None = None,
+        certificates: WatchedCertificates | None = None,
         guard: Guard | None = None,
         recorder: Recorder | None = None,
     ) -> None:
@@ -62,7 +62,7 @@ class GrpcServer:
         Args:
             settings: Where it listens, and how much it takes.
             events: Receives an event for every call that ended.
-            certificates: Give the certificate of the next handshake on its port; None encrypts nothing.
+            certificates: Have the certificate of the next handshake on its port; None encrypts nothing.
             guard: Authenticates and authorises calls; None allows everything.
             recorder: Decides which calls are recorded; None if none is.
         """

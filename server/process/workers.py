@@ -23,7 +23,7 @@ from attention_serving.server.errors import ServerError
 from attention_serving.server.lifecycle import Inbox, StopRequest
 from attention_serving.server.observe import logs, prometheus
 from attention_serving.server.process.supervision import Child, ExitKind, HttpProcess
-from attention_serving.server.security.tls import current_certificates
+from attention_serving.server.security.tls import watch
 from attention_serving.server.settings import Settings
 from attention_serving.server.threads import PeriodicThread
 
@@ -56,7 +56,7 @@ class Workers:
             ServerError: A certificate, the tokens file or keys of JSON Web Tokens cannot be used.
         """
         self.settings, self._inbox = settings, inbox
-        self.certificates = current_certificates(settings.tls_files)
+        self.certificates = watch(settings.tls_files) if settings.tls_files else None
         self.guard = settings.guard() if settings.protect_metrics else None
         self._workers: list[Child] = []
         self._reserved = ExitStack()

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from attention_serving.server.security.tls import Certificates, CurrentCertificates
+from attention_serving.server.security.tls import Certificates, WatchedCertificates
 from attention_serving.server.settings import Settings
 from attention_serving.server.transport.call import Transport
 
@@ -78,27 +78,28 @@ def _milliseconds(seconds: float) -> int:
     return min(round(1000 * seconds), UNLIMITED) if seconds else UNLIMITED
 
 
-def tls_credentials(current: CurrentCertificates) -> grpc.ServerCredentials:
+def tls_credentials(certificates: WatchedCertificates) -> grpc.ServerCredentials:
     """Credentials of one listening address, whose handshakes use the certificates of that moment.
 
     Whether clients need a certificate is decided once, because it does not change.
     """
-    used = current()
+    used = certificates.value
 
     def renewed() -> Any:
         """None if nothing has changed. The core calls this before each handshake, on threads of its own."""
         nonlocal used
-        latest = current()
+        latest = certificates.value
         if latest is used:
             return None
         used = latest
         return _configuration(latest)
 
     return grpc.dynamic_ssl_server_credentials(
-        _configuration(used), renewed, require_client_authentication=used.client_ca is not None
+        _configuration(used), renewed, require_client_authentication=used.contents.client_ca is not None
     )
 
 
 def _configuration(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
-    pair = certificates.contents.key, certificates.contents.certificate
-    return grpc.ssl_server_certificate_configuration([pair], certificates.client_ca)
+    contents = certificates.contents
+    pair = contents.key, contents.certificate
+    return grpc.ssl_server_certificate_configuration([pair], contents.client_ca)
