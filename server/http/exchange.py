@@ -33,9 +33,9 @@ from attention_serving.server.observe.records import (
     new_request_id,
     sent_request_id,
 )
-from attention_serving.server.process.settings import Settings
 from attention_serving.server.security import peers
-from attention_serving.server.transport.options import METADATA_BYTES
+from attention_serving.server.settings import Settings
+from attention_serving.server.transport.create import METADATA_BYTES
 
 T = TypeVar("T")
 JSON = "application/json"

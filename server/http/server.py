@@ -22,16 +22,21 @@ import uvicorn
 from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from attention_serving.server.addresses import BACKLOG
 from attention_serving.server.http.app import create_application
 from attention_serving.server.http.exchange import CONNECTION, JSON, REFUSED_WITH, Service
 from attention_serving.server.http.text_models import error_json
+from attention_serving.server.lifecycle import (
+    HEARTBEAT_SECONDS,
+    SERVES,
+    StopRequest,
+    handle_signals,
+    run_child,
+)
 from attention_serving.server.observe import logs
-from attention_serving.server.process.addresses import BACKLOG
-from attention_serving.server.process.settings import Settings
-from attention_serving.server.process.shutdown import StopRequest, handle_signals
-from attention_serving.server.process.supervision import HEARTBEAT_SECONDS, SERVES, run_child
 from attention_serving.server.security.peers import names_in
-from attention_serving.server.security.tls import current_certificates, renewing_context
+from attention_serving.server.security.tls import renewing_context, watch
+from attention_serving.server.settings import Settings
 
 # How long a client may take for a handshake, and to answer the end of a connection. An idle one does not.
 HANDSHAKE_SECONDS, TLS_SHUTDOWN_SECONDS = 10.0, 0.5
@@ -287,7 +292,7 @@ class HttpServer(uvicorn.Server):
             )
         )
         self._connect = partial(Connection, settings, self.config, self.server_state, {})
-        self._certificates = current_certificates(settings.tls_files)
+        self._certificates = watch(settings.tls_files) if settings.tls_files else None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves, and returns when the requests in progress have been answered."""

@@ -25,13 +25,13 @@ from itertools import chain, groupby, islice
 from operator import attrgetter, sub
 
 from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.budget import ANYONE, Caller
 from attention_serving.server.engine.errors import OverloadedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.request import Request, SequenceInputs
 from attention_serving.server.engine.schedule.batch import Batch
 from attention_serving.server.engine.schedule.fair_shares import CallerShare, FairShares
-from attention_serving.server.engine.types import ANYONE, Caller
 
 # How many sequences behind the oldest are considered for its batch.
 LOOK_AHEAD = 256

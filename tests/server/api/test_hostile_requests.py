@@ -29,7 +29,7 @@ from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.requests.request import Request
 from attention_serving.server.engine.requests.tokenizer import INLINE_MAX_TEXTS
-from attention_serving.server.engine.requests.validation import validate
+from attention_serving.server.engine.requests.validation import encode_texts, validate
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.http import infer as http_infer
 from attention_serving.server.http import schemas, text_models
@@ -72,8 +72,9 @@ def decode(
     else:
         names = attention.input_names(model)
         request = attention.decode(parsed, names, allowance)
-    if INLINE_MAX_TEXTS < len(request.texts) <= limits.max_sequences:
-        return None  # many texts are encoded on threads of their own
+        if INLINE_MAX_TEXTS < len(request.texts) <= limits.max_sequences:
+            return None  # many texts are encoded on threads of their own
+        request = encode_texts(request, model, limits)
     return validate(request, model, limits)
 
 
