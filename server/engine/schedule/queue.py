@@ -425,9 +425,9 @@ class Queue:
             return []
         # Those of all callers, in the order of their turns.
         kind = request.model, request.plan.graph
-        alike = [queue for key, queue in self._buckets.items() if queue and key[:2] == kind]
-        alike.sort(key=_first)
-        unwanted = _join(batch, alike, now, expired)
+        buckets = [queue for key, queue in self._buckets.items() if queue and key[:2] == kind]
+        buckets.sort(key=_first)
+        unwanted = _join(batch, buckets, now, expired)
         for emptied in [key for key, queue in self._buckets.items() if not queue and queue is not bucket]:
             del self._buckets[emptied]
         return unwanted
