@@ -1,8 +1,8 @@
-"""Responses of the Open Inference Protocol: all but the elements of the outputs is known before the run."""
+"""Responses of the Open Inference Protocol: what is known before the run, and their bytes after it."""
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
 
@@ -24,11 +24,12 @@ from attention_serving.server.api.tensors import (
     Piece,
     Reply,
     Shape,
+    datatype_of,
 )
 from attention_serving.server.api.wire import Parsed, head
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.types import DecodedRequest, Result
+from attention_serving.server.engine.types import Array, DecodedRequest, Result
 
 # The parameter of a response that names the texts that were cut, by their indices.
 TRUNCATED = "truncated"
@@ -114,7 +115,7 @@ def plan_reply(
     """
     message, (padded, padded_axes) = parsed.message, _padded_sizes(request, model, sizes)
     response = _response(message, request, model, in_stream=in_stream)
-    raw, shared, size = list[Piece](), list[tuple[Slice, Piece]](), 0
+    planned, size = list[tuple[Piece, Slice | None]](), 0
     for name, parameters in outputs.items():
         field = f"outputs[{name}]"
         piece: Piece
@@ -140,12 +141,11 @@ def plan_reply(
             sent_bytes = count * ELEMENTS[datatype].itemsize
         tensor = response.outputs.add(name=name, datatype=datatype, shape=shape)
         if location is not None:
-            shared.append((location.shorten(sent_bytes), piece))
+            location = location.shorten(sent_bytes)
             tensor.parameters[requests.REGION].string_param = location.region.name
             tensor.parameters[requests.REGION_OFFSET].int64_param = location.offset
             tensor.parameters[requests.REGION_SIZE].int64_param = sent_bytes
-            piece, sent_bytes = b"", 0
-        raw += [head(RAW_OUTPUT_CONTENTS, sent_bytes), piece]
+        planned.append((piece, location))
     with_id = size + len(parsed.id.encode())
     if with_id > (most := allowance.limits.max_result_bytes):
         field = f"outputs[{ATTENTION_WEIGHTS}]" if request.return_weights else message.inputs[0].name
@@ -155,15 +155,29 @@ def plan_reply(
         # The outputs are copied to rectangles, which are then copied to the response.
         allowance.reservation.add(2 * size)
     # A timeout counts from the arrival of its request, and regions can be replaced.
-    is_kept = requests.TIMEOUT not in message.parameters and not shared
-    return Reply(partial(_encode, [response.SerializeToString(), *raw], shared), is_kept=is_kept)
+    is_shared = any(location is not None for _, location in planned)
+    is_kept = requests.TIMEOUT not in message.parameters and not is_shared
+    return Reply(partial(_encode, response, planned), is_kept=is_kept)
 
 
-def _encode(pieces: list[Piece], shared: list[tuple[Slice, Piece]], result: Result) -> list[Piece]:
-    """The pieces of a response; writes those that are in shared memory."""
-    for location, piece in shared:
-        location.write([piece] if isinstance(piece, bytes) else piece.parts(result.outputs[piece.name]))
-    return pieces
+def _encode(
+    response: pb.ModelInferResponse, planned: Sequence[tuple[Piece, Slice | None]], result: Result
+) -> list[Piece]:
+    """The pieces of a response, with one raw entry for each output: an empty one in shared memory."""
+    raw: list[Piece] = []
+    for tensor, (piece, location) in zip(response.outputs, planned, strict=True):
+        arrays, size = list[Array](), 0
+        if isinstance(piece, bytes):
+            size = len(piece)
+        else:  # a module may return other numbers than its manifest states
+            arrays = result.outputs[piece.name]
+            tensor.datatype, size = datatype_of(arrays[0], piece.wire), piece.size(arrays)
+        if location is None:
+            raw += [head(RAW_OUTPUT_CONTENTS, size), piece]
+        else:
+            location.write([piece] if isinstance(piece, bytes) else piece.parts(arrays))
+            raw += [head(RAW_OUTPUT_CONTENTS, 0), b""]
+    return [response.SerializeToString(), *raw]
 
 
 def _padded_sizes(

@@ -20,7 +20,7 @@ from attention_serving.server.engine.errors import InvalidRequestError, LimitExc
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.types import Array, MaskKind
+from attention_serving.server.engine.types import Array, MaskKind, Result
 from tests.server.api.messages import (
     Output,
     answered,
@@ -79,6 +79,14 @@ def test_key_lengths_remove_padding_and_outputs_are_padded_with_zeros(
         eager.assert_parity(outputs["context_vectors"][index], context)
         eager.assert_parity(outputs["attention_weights"][index][..., :length], weights)
         assert not outputs["attention_weights"][index][..., length:].any()
+
+
+def test_outputs_are_sent_in_the_type_that_the_module_returns(self_model: LoadedModel) -> None:
+    numbers = rng.standard_normal((2, 4))
+    _, reply = decode_infer(raw_request(self_model, rectangles(self_model, 1, 2, 2)), self_model)
+    parts = reply.parts(Result({"context_vectors": [numbers]}))
+    response = pb.ModelInferResponse.FromString(b"".join(parts))
+    assert (response.outputs[0].datatype, response.raw_output_contents[0]) == ("FP64", numbers.tobytes())
 
 
 @pytest.mark.parametrize(("microseconds", "seconds"), [(2_000_000, 2.0), (0, math.inf), (10**18, math.inf)])
