@@ -1,27 +1,35 @@
 """The table of all routes: what answers each, what its body must be, and the JSON of its reply.
 
 Paths and bodies are those of Triton's HTTP protocol, which contain those of KServe, and those of OpenAI,
-Cohere and TEI.
+Cohere and TEI. The table is also described as an OpenAPI document. Of a reply, that names the message of gRPC
+whose JSON it is: protos/ describes the fields.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from http import HTTPStatus
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
+from urllib.parse import parse_qsl
 
 from google.protobuf.message_factory import GetMessageClass
 from pydantic import BaseModel
-from starlette.datastructures import QueryParams
+from pydantic.json_schema import models_json_schema
 
 from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.inference import open_inference_pb2
+from attention_serving.server import NAME, VERSION
 from attention_serving.server.engine.errors import InvalidRequestError, quoted
-from attention_serving.server.http import contexts, infer, schemas, text_models
-from attention_serving.server.http.exchange import TIMEOUT_SECONDS, Exchange, Reply
+from attention_serving.server.http import infer, schemas, text_models
+from attention_serving.server.http.connection import JSON, TIMEOUT_SECONDS, HttpRequest, Reply
+from attention_serving.server.http.infer import BINARY_MEDIA_TYPE
 from attention_serving.server.http.schemas import Body, to_json
 
-Handler: TypeAlias = "Callable[[Exchange], Awaitable[Reply]]"
+Handler: TypeAlias = "Callable[[HttpRequest], Awaitable[Reply]]"
+
+# A parameter of a path.
+PARAMETER = re.compile(r"\{(\w+)\}")
 
 METHODS = {
     **open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name,
@@ -90,14 +98,14 @@ def _rpc(
             schemas.parse(data, body).fill(request)
         return bytes(request.SerializeToString())
 
-    async def handle(exchange: Exchange) -> Reply:
+    async def handle(request: HttpRequest) -> Reply:
         if body is None:
-            pairs = QueryParams(exchange.scope["query_string"]).items() if query else ()
-            sent = message(exchange.parameters | {name: value for name, value in pairs if name in query})
+            pairs = parse_qsl(request.query, keep_blank_values=True) if query else ()
+            sent = message(dict([*request.parameters.items(), *(pair for pair in pairs if pair[0] in query)]))
         else:
-            data = await exchange.read(method)
-            sent = await exchange.decode_body(data, len(data), partial(message, exchange.parameters))
-        reply: Any = reply_type.FromString(await exchange.call(method, sent, timeout_seconds))
+            data = await request.read(method)
+            sent = await request.decode_body(data, len(data), partial(message, request.parameters))
+        reply: Any = reply_type.FromString(await request.call(method, sent, timeout_seconds))
         if verb == "DELETE":
             return Reply([], HTTPStatus.NO_CONTENT)
         # The protocol reports "not ready" as status 400.
@@ -106,8 +114,8 @@ def _rpc(
     return Route(verb, rpc, paths, summary, handle, body, query)
 
 
-async def _health(exchange: Exchange) -> Reply:
-    reply = await exchange.call("/inference.GRPCInferenceService/ServerReady", b"")
+async def _health(request: HttpRequest) -> Reply:
+    reply = await request.call("/inference.GRPCInferenceService/ServerReady", b"")
     ready = open_inference_pb2.ServerReadyResponse.FromString(reply).ready
     return Reply.of_json({}, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -166,7 +174,7 @@ ROUTES = (
     Route("POST", "Classify", ("/classify",), LABELS, text_models.classify, schemas.ClassifyRequest),
     Route("GET", "EncoderModels", ENCODERS, "The text models that are ready.", text_models.models),
     Route("GET", "Health", ("/health",), "Whether the server is ready; status 503 if it is not.", _health),
-    Route("POST", "PutContext", CONTEXTS, PUT, contexts.put, schemas.ContextRequest),
+    Route("POST", "PutContext", CONTEXTS, PUT, infer.put_context, schemas.ContextRequest),
     _rpc("ListContexts", CONTEXTS, "A page of the contexts that the caller may use.", query=PAGE),
     _rpc("DropContext", _after(CONTEXTS, "/{context}"), "Removes a context.", verb="DELETE"),
     _rpc("ServerLive", ("/v2/health/live",), "Whether the server is live."),
@@ -184,3 +192,65 @@ ROUTES = (
     *_shared_memory("System", "systemsharedmemory", schemas.SystemRegion),
     *_shared_memory("Cuda", "cudasharedmemory", Body),  # whose registration the gRPC server refuses
 )
+STRING, INTEGER = {"type": "string"}, {"type": "integer"}
+BYTES = {"schema": {"type": "string", "format": "binary"}}
+HEADERS = (
+    ("Inference-Header-Content-Length", "Size of the JSON in bytes, if binary tensors follow it.", INTEGER),
+    ("Content-Encoding", "How the body is compressed.", {"enum": ["identity", "gzip", "deflate"]}),
+)
+ABOUT = "The Open Inference Protocol over HTTP, with Triton's extensions, and endpoints for text models."
+REFUSED = "The request was refused. The error is a text; for text models, an object as OpenAI's API has it."
+
+
+@cache
+def describe() -> dict[str, Any]:
+    """The OpenAPI document."""
+    paths: dict[str, dict[str, Any]] = {}
+    bodies: list[tuple[type[BaseModel], Literal["validation"]]] = []
+    for route in ROUTES:
+        if route.body is not None:
+            bodies.append((route.body, "validation"))
+        for path in route.paths:
+            paths.setdefault(path, {})[route.verb.lower()] = _operation(route, path)
+    _, schemas = models_json_schema(bodies, ref_template="#/components/schemas/{model}")
+    error = {"type": "object", "properties": {"error": {}}}
+    refused = {"description": REFUSED, "content": {JSON: {"schema": error}}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": NAME, "version": VERSION, "description": ABOUT},
+        "paths": paths,
+        "components": {"schemas": schemas["$defs"], "responses": {"Error": refused}},
+    }
+
+
+def _operation(route: Route, path: str) -> dict[str, Any]:
+    names = PARAMETER.findall(path)
+    parameters = [
+        {"name": name, "in": "path", "required": True, "description": "", "schema": STRING} for name in names
+    ]
+    parameters += [{"name": name, "in": "query", "description": "", "schema": STRING} for name in route.query]
+    method = METHODS.get(route.name)
+    described = "As in its API." if method is None else f"The JSON of {method.output_type.full_name}."
+    reply: dict[str, Any] = {"description": described, "content": {JSON: {}}}
+    done = "200"
+    if route.verb == "DELETE":
+        done, reply = "204", {"description": "It was removed."}
+    operation: dict[str, Any] = {
+        # The same route has several paths, and an identifier for each.
+        "operationId": "_".join([route.name, route.verb.lower(), *names]),
+        "summary": route.summary,
+        "parameters": parameters,
+        "responses": {done: reply, "default": {"$ref": "#/components/responses/Error"}},
+    }
+    if route.body is not None:
+        schema = {"$ref": f"#/components/schemas/{route.body.__name__}"}
+        operation["requestBody"] = {"content": {JSON: {"schema": schema}}}
+    if route.name in ("ModelInfer", "PutContext"):
+        for name, about, kind in HEADERS:
+            parameters.append({"name": name, "in": "header", "description": about, "schema": kind})
+        operation["requestBody"]["content"][BINARY_MEDIA_TYPE] = BYTES
+        if route.name == "ModelInfer":
+            reply["content"][BINARY_MEDIA_TYPE] = BYTES
+        else:
+            reply["description"] = "The JSON of attention.v1.Context."
+    return operation

@@ -13,18 +13,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from starlette.exceptions import HTTPException
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server import NAME
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.http import schemas
-from attention_serving.server.http.exchange import Exchange, Reply, run
+from attention_serving.server.http.connection import HttpError, HttpRequest, Reply, run
 from attention_serving.server.http.infer import METHOD as INFER
+from attention_serving.server.http.infer import SERVICE
 from attention_serving.server.http.schemas import ClassifyRequest, EmbeddingRequest, RerankRequest
 
-SERVICE = pb.DESCRIPTOR.services_by_name["AttentionService"].full_name
 ATTEND, LIST_MODELS = f"/{SERVICE}/Attend", f"/{SERVICE}/ListModels"
 INPUT = "input"
 # A header of answers: the digest of the model, which their forms have no member for.
@@ -50,56 +49,62 @@ CODES = {404: "model_not_found", 401: "invalid_api_key", 429: "rate_limit_exceed
 Encode: TypeAlias = Callable[[pb.AttendResponse, Reservation], Any]
 
 
-async def answer(exchange: Exchange, decode: Callable[[bytearray], tuple[bytes, Encode]]) -> Reply:
+async def answer(request: HttpRequest, decode: Callable[[bytearray], tuple[bytes, Encode]]) -> Reply:
     """Answers a request, of whose body `decode` makes a serialized AttendRequest."""
-    data = await exchange.read(INFER)
-    exchange.take_place()
-    message, encode = await exchange.decode_body(data, len(data), decode)
-    exchange.memory.add(len(message))
-    reply = await exchange.call(ATTEND, message, timeout=None)
-    exchange.memory.add(len(reply))
+    data = await request.read(INFER)
+    request.take_place()
+    message, encode = await request.decode_body(data, len(data), decode)
+    request.memory.add(len(message))
+    reply = await request.call(ATTEND, message, timeout=None)
+    request.memory.add(len(reply))
 
     def work() -> Reply:
         response = pb.AttendResponse.FromString(reply)
-        document = encode(response, exchange.memory)
+        document = encode(response, request.memory)
         return Reply.of_json(document, headers={DIGEST_HEADER: response.model_digest})
 
     return await run(len(reply), work)
 
 
-async def embed(exchange: Exchange) -> Reply:
+async def embed(request: HttpRequest) -> Reply:
     """Answers POST /v1/embeddings."""
-    return await answer(exchange, partial(decode, takes_ids=not exchange.service.settings.refuse_token_ids))
+    return await answer(request, partial(decode, takes_ids=not request.service.settings.refuse_token_ids))
 
 
-async def models(exchange: Exchange) -> Reply:
+async def models(request: HttpRequest) -> Reply:
     """Answers GET /v1/models[/{model}]: the ready text encoders and classifiers that the caller may read."""
-    ready = [model for model in await list_models(exchange) if model.state == pb.Model.STATE_READY]
+    ready = [model for model in await list_models(request) if model.state == pb.Model.STATE_READY]
     names = {
         model.name for model in ready if model.HasField("text_encoder") or model.HasField("text_classifier")
     }
-    name = exchange.parameters.get("model")
+    name = request.parameters.get("model")
     if name is None:
         return Reply.of_json({"object": "list", "data": [_encoder(model) for model in sorted(names)]})
     if name not in names:
         message = f"model: {name[:100]!r} is not a text model that is ready; GET /v1/models lists them"
-        raise HTTPException(404, message)
+        raise HttpError(404, message)
     return Reply.of_json(_encoder(name))
 
 
-async def rerank(exchange: Exchange) -> Reply:
+async def explore(request: HttpRequest) -> Reply:
+    """Answers GET /explore/models: the models that the caller may read, as attention.v1 describes them."""
+    models = await list_models(request)
+    return Reply.of_json({"models": [schemas.to_json(model) for model in models]})
+
+
+async def rerank(request: HttpRequest) -> Reply:
     """Answers POST /v1/rerank: the documents by their relevance to the query."""
-    return await answer(exchange, partial(_decode_documents, exchange.service.settings.max_message_bytes))
+    return await answer(request, partial(_decode_documents, request.service.settings.max_message_bytes))
 
 
-async def classify(exchange: Exchange) -> Reply:
+async def classify(request: HttpRequest) -> Reply:
     """Answers POST /predict and /classify: the scores of all labels."""
-    return await answer(exchange, _decode_inputs)
+    return await answer(request, _decode_inputs)
 
 
-async def list_models(exchange: Exchange) -> Sequence[pb.Model]:
+async def list_models(request: HttpRequest) -> Sequence[pb.Model]:
     """Every version of the models that the caller may read, as the gRPC server describes them."""
-    return pb.ListModelsResponse.FromString(await exchange.call(LIST_MODELS, b"")).models
+    return pb.ListModelsResponse.FromString(await request.call(LIST_MODELS, b"")).models
 
 
 def decode(body: bytearray, *, takes_ids: bool = True) -> tuple[bytes, Encode]:
@@ -230,15 +235,15 @@ def _encoder(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": NAME}
 
 
-def error_json(error: HTTPException, path: str) -> dict[str, Any]:
+def error_json(error: HttpError, path: str) -> dict[str, Any]:
     """An error as clients of a path read it: an object as OpenAI's API has it, or a text.
 
     `param` is the member that the message begins with.
     """
-    code, message = CODES.get(error.status_code), error.detail
+    code, message = CODES.get(error.status), error.message
     if not f"{path}/".startswith("/v1/") and path not in TEXTS:
         return {"error": message}
-    if error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+    if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return {"error": {"message": message, "type": "server_error", "param": None, "code": None}}
     name, texts = message.partition(":")[0], TEXTS.get(path, INPUT)
     name = {

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
-from starlette.exceptions import HTTPException
 
 from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.inference import open_inference_pb2 as pb
@@ -34,6 +33,7 @@ from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.http import infer as http_infer
 from attention_serving.server.http import schemas, text_models
+from attention_serving.server.http.connection import HttpError
 from tests.encoders.repository import SENTENCE
 from tests.server.api.messages import NO_REGIONS, read_attend, read_infer
 from tests.server.samples import SELF, TEXT
@@ -97,7 +97,7 @@ def cheap() -> Iterator[Cheap]:
         except EngineError as error:
             assert error.code is not Code.INTERNAL  # noqa: PT017 - of those that refuse
             return True
-        except (HTTPException, DecodeError):
+        except (HttpError, DecodeError):
             return True
         return False
 

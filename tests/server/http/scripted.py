@@ -123,7 +123,7 @@ class Front(NamedTuple):
 
     def drain(self) -> None:
         """Asks it to end."""
-        self.server.should_exit = True
+        self.server.stop()
 
 
 @contextmanager

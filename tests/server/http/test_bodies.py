@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from attention_serving.server.http.exchange import LARGE_BYTES, run
-from attention_serving.server.http.server import MAX_CHUNKS
+from attention_serving.server.http.connection import LARGE_BYTES, MAX_CHUNKS, run
 from tests.server.http.clients import INFER, MAX_BYTES, REQUEST, answer_on, ask, connected, head
 from tests.server.http.scripted import Scripted, front
 

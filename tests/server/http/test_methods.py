@@ -17,8 +17,8 @@ from google.rpc import error_details_pb2, status_pb2
 from tritonclient import http as triton
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.http.exchange import Service
 from attention_serving.server.http.routes import ROUTES
+from attention_serving.server.http.service import Service
 from attention_serving.server.process.settings import Settings
 from scripts.local_server import serving
 from tests.server.http.clients import HOST, INFER, REQUEST, ask, http_port, tensor
