@@ -25,6 +25,7 @@ from attention_serving.server.http import infer, schemas, text_models
 from attention_serving.server.http.connection import JSON, TIMEOUT_SECONDS, HttpRequest, Reply
 from attention_serving.server.http.infer import BINARY_MEDIA_TYPE
 from attention_serving.server.http.schemas import Body, to_json
+from attention_serving.server.http.text_models import TextBody, answer
 
 Handler: TypeAlias = "Callable[[HttpRequest], Awaitable[Reply]]"
 
@@ -114,6 +115,10 @@ def _rpc(
     return Route(verb, rpc, paths, summary, handle, body, query)
 
 
+def _text(name: str, path: str, summary: str, body: type[TextBody]) -> Route:
+    return Route("POST", name, (path,), summary, partial(answer, body), body)
+
+
 async def _health(request: HttpRequest) -> Reply:
     reply = await request.call("/inference.GRPCInferenceService/ServerReady", b"")
     ready = open_inference_pb2.ServerReadyResponse.FromString(reply).ready
@@ -156,22 +161,21 @@ def _shared_memory(kind: str, path: str, region: type[Body]) -> tuple[Route, ...
 
 MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 REPOSITORY = ("/v2/repository/models/{model}",)
-EMBEDDINGS, ENCODERS = ("/v1/embeddings",), ("/v1/models", "/v1/models/{model}")
+ENCODERS = ("/v1/models", "/v1/models/{model}")
 INFER, STATISTICS = _after(MODEL, "/infer"), ("/v2/models/stats", *_after(MODEL, "/stats"))
 CONTEXTS, PAGE = _after(MODEL, "/contexts"), ("page_size", "page_token")
 INDEX, LOAD, UNLOAD = ("/v2/repository/index",), _after(REPOSITORY, "/load"), _after(REPOSITORY, "/unload")
 TRACES, LOGGING = ("/v2/trace/setting", "/v2/models/{model}/trace/setting"), ("/v2/logging",)
-OUTPUTS, VECTORS = "Computes the outputs of a model.", "Computes embeddings of texts."
-RANKS, LABELS = "Sorts documents by relevance to a query.", "Scores the labels of texts or of pairs."
+OUTPUTS, LABELS = "Computes the outputs of a model.", "Scores the labels of texts or of pairs."
 PUT = "Stores key and value rows as a context, or appends them to one."
 NOT_READY = "ready for requests; status 400 if it is not."
 # The first path that fits is taken: the busiest first, and those of a model later, which would take "stats".
 ROUTES = (
     Route("POST", "ModelInfer", INFER, OUTPUTS, infer.infer, schemas.InferenceRequest),
-    Route("POST", "Embeddings", EMBEDDINGS, VECTORS, text_models.embed, schemas.EmbeddingRequest),
-    Route("POST", "Rerank", ("/v1/rerank",), RANKS, text_models.rerank, schemas.RerankRequest),
-    Route("POST", "Predict", ("/predict",), LABELS, text_models.classify, schemas.ClassifyRequest),
-    Route("POST", "Classify", ("/classify",), LABELS, text_models.classify, schemas.ClassifyRequest),
+    _text("Embeddings", "/v1/embeddings", "Computes embeddings of texts.", text_models.EmbeddingRequest),
+    _text("Rerank", "/v1/rerank", "Sorts documents by relevance to a query.", text_models.RerankRequest),
+    _text("Predict", "/predict", LABELS, text_models.ClassifyRequest),
+    _text("Classify", "/classify", LABELS, text_models.ClassifyRequest),
     Route("GET", "EncoderModels", ENCODERS, "The text models that are ready.", text_models.models),
     Route("GET", "Health", ("/health",), "Whether the server is ready; status 503 if it is not.", _health),
     Route("POST", "PutContext", CONTEXTS, PUT, infer.put_context, schemas.ContextRequest),

@@ -34,6 +34,7 @@ from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.http import infer as http_infer
 from attention_serving.server.http import schemas, text_models
 from attention_serving.server.http.connection import HttpError
+from attention_serving.server.process.settings import Settings
 from tests.encoders.repository import SENTENCE
 from tests.server.api.messages import NO_REGIONS, read_attend, read_infer
 from tests.server.samples import SELF, TEXT
@@ -45,6 +46,7 @@ Models = Callable[[str, str], LoadedModel]
 # What 64 KiB may cost. On a quiet machine they take a third of the time.
 MAX_MESSAGE, MAX_BYTES, MAX_SECONDS = 64 << 10, 10_000_000, 0.3
 JSON_SIZE = "Inference-Header-Content-Length"
+SETTINGS = Settings.model_validate({"model_repository": "."})
 
 
 def decode(
@@ -53,7 +55,7 @@ def decode(
     """Reads, decodes and validates a request as the server or the HTTP process does."""
     limits, budget = limits or Limits(), budget or MemoryBudget(64 * MIB)
     if made.method == "/v1/embeddings":
-        text_models.decode(bytearray(made.data))
+        schemas.parse(made.data, text_models.EmbeddingRequest).message(SETTINGS)
         return None
     if made.method not in (ATTEND, INFER):
         size, body = (made.headers or {}).get(JSON_SIZE, ""), bytearray(made.data)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.server.http.schemas import (
+from attention_serving.server.http.text_models import (
     REFUSED,
     ClassifyRequest,
     EmbeddingRequest,
@@ -103,7 +103,7 @@ def test_members_that_would_change_the_result_are_refused_by_name(
 
 def test_the_page_has_every_member_that_is_refused_or_has_another_name() -> None:
     table = (ROOT / "docs/http.md").read_text().partition("## Members of requests")[2].partition("\n## ")[0]
-    names = REFUSED.keys() | {name for _, takes in BODIES.values() for name in takes.synonyms}
+    names = {"truncation", *REFUSED} | {name for _, takes in BODIES.values() for name in takes.synonyms}
     assert not {name for name in names if f"`{name}`" not in table}
 
 
