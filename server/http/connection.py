@@ -134,18 +134,17 @@ class HttpRequest:
         self.body = bytearray()
         self._expects_continue = self.headers.get("expect", "").lower() == "100-continue"
 
-    def receive(self, data: bytes | bytearray, body: bytearray | None = None) -> None:
+    def receive(self, data: bytes) -> None:
         """Adds data to the body as it arrives, or as it is decompressed.
 
         Raises:
             HttpError: The body is too large.
             OverloadedError: The memory is not available.
         """
-        body = self.body if body is None else body
-        if len(body) + len(data) > self.service.settings.max_message_bytes:
+        if len(self.body) + len(data) > self.service.settings.max_message_bytes:
             raise self._too_large()
         self.memory.add(len(data))
-        body += data
+        self.body += data
 
     def end(self, error: Exception | None = None) -> None:
         """The body has arrived, or the rest of it cannot be read."""
@@ -274,26 +273,26 @@ class HttpRequest:
             await self.connection.wait(self.arrival)
         if self.error is not None:
             raise self.error
-        return self.body if encoding == "identity" else await asyncio.to_thread(self._decompress, encoding)
+        if encoding != "identity":
+            await asyncio.to_thread(self._decompress, zlib.decompressobj(WINDOW_BITS[encoding]))
+        return self.body
 
-    def _decompress(self, encoding: str) -> bytearray:
-        """The decompressed body. 64 KB may contain 64 MB, which is too much for the event loop."""
-        data, decoder = bytearray(), zlib.decompressobj(WINDOW_BITS[encoding])
-        for at in range(0, len(self.body), PIECE_BYTES):
-            rest: bytes | bytearray = self.body[at : at + PIECE_BYTES]
-            has_more = True
+    def _decompress(self, decoder: "zlib._Decompress") -> None:
+        """Decompresses the body. 64 KB may contain 64 MB, which is too much for the event loop."""
+        body, self.body = self.body, bytearray()
+        for at in range(0, len(body), PIECE_BYTES):
+            data, has_more = bytes(body[at : at + PIECE_BYTES]), True
             while has_more:
                 try:
-                    piece = decoder.decompress(rest, PIECE_BYTES)
+                    piece = decoder.decompress(data, PIECE_BYTES)
                 except zlib.error as error:
                     raise InvalidRequestError("Content-Encoding", f"the body is damaged: {error}") from None
-                self.receive(piece, data)
-                rest, has_more = decoder.unconsumed_tail, len(piece) == PIECE_BYTES
+                self.receive(piece)
+                data, has_more = decoder.unconsumed_tail, len(piece) == PIECE_BYTES
             if decoder.unused_data:
                 raise InvalidRequestError("Content-Encoding", "data follow the compressed body")
         if not decoder.eof:
             raise InvalidRequestError("Content-Encoding", "the compressed body ends too early")
-        return data
 
     def _too_large(self) -> HttpError:
         limit = int(self.service.settings.max_message_bytes)
@@ -555,7 +554,6 @@ class Connection(asyncio.Protocol):
         self._expected, self._since = part, time.monotonic()
         if self._read_timer is not None:
             self._read_timer.cancel()
-            self._read_timer = None
         if part in (NEXT_REQUEST, END):
             seconds = DISCARD_SECONDS if part == END else IDLE_SECONDS
             self._read_timer = self.loop.call_later(seconds, self.transport.close)
@@ -568,13 +566,11 @@ class Connection(asyncio.Protocol):
 
         The parser would take the body for the other protocol, and the bytes after that for a request.
         """
-        lines = [
-            f"{name}: {value}\r\n".encode("latin-1") for name, value in self._headers if name != "upgrade"
-        ]
-        version = self._parser.get_http_version().encode()
-        start = b"%s %s HTTP/%s\r\n" % (self._parser.get_method(), self._url, version)
+        verb, version = self._parser.get_method(), self._parser.get_http_version().encode()
+        lines = "".join(f"{name}: {value}\r\n" for name, value in self._headers if name != "upgrade")
         self._create_parser()
-        self.data_received(b"".join([start, *lines, b"\r\n", body]))
+        head = b"%s %s HTTP/%s\r\n%s\r\n" % (verb, self._url, version, lines.encode("latin-1"))
+        self.data_received(head + body)
 
     def _check_head(self, version: str, verb: str) -> None:
         """Refuses what the parser takes and HTTP forbids, or a proxy may understand in another way.

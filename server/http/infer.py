@@ -25,7 +25,7 @@ from attention_serving.server.http import schemas
 from attention_serving.server.http.connection import HttpError, HttpRequest, Reply, run
 from attention_serving.server.http.schemas import NOT_FINITE, ContextRequest, InferenceRequest, InputTensor
 
-METHOD = "/inference.GRPCInferenceService/ModelInfer"
+INFER = "/inference.GRPCInferenceService/ModelInfer"
 SERVICE = attention_pb2.DESCRIPTOR.services_by_name["AttentionService"].full_name
 PUT, APPEND = f"/{SERVICE}/PutContext", f"/{SERVICE}/AppendContext"
 HEADER_LENGTH, BINARY_MEDIA_TYPE = "inference-header-content-length", "application/octet-stream"
@@ -76,8 +76,8 @@ class InferenceHeader:
 
 async def infer(request: HttpRequest) -> Reply:
     """Answers POST .../infer."""
-    message, header = await receive(request, METHOD)
-    reply = await request.call(METHOD, message, header.timeout_seconds)
+    message, header = await receive(request, INFER)
+    reply = await request.call(INFER, message, header.timeout_seconds)
     request.memory.add(len(reply))
     return await run(len(reply), partial(encode, reply, header, request.memory))
 

@@ -25,13 +25,7 @@ from grpc_status import rpc_status
 
 from attention_serving.server.engine.errors import EngineError, OverloadedError
 from attention_serving.server.http import text_models
-from attention_serving.server.http.connection import (
-    CLIENT_LEFT,
-    Connection,
-    HttpError,
-    HttpRequest,
-    Reply,
-)
+from attention_serving.server.http.connection import Connection, HttpError, HttpRequest, Reply
 from attention_serving.server.http.routes import PARAMETER, ROUTES, Handler, describe
 from attention_serving.server.http.service import Service
 from attention_serving.server.observe import logs
@@ -42,7 +36,7 @@ from attention_serving.server.process.supervision import HEARTBEAT_SECONDS, SERV
 from attention_serving.server.security.tls import current_certificates, renewing_context
 
 # How long a client may take for a handshake, and to answer the end of a connection. An idle one does not.
-HANDSHAKE_SECONDS, TLS_SHUTDOWN_SECONDS = 10.0, 0.5
+TLS_SECONDS = {"ssl_handshake_timeout": 10.0, "ssl_shutdown_timeout": 0.5}
 # How long requests may take to end that are cancelled at the end of the grace.
 CANCEL_SECONDS = 1.0
 # Seconds of work on one large body share the cores with the server's runs, and with small calls.
@@ -57,7 +51,7 @@ STATUSES = {
     "NOT_FOUND": 404,
     **dict.fromkeys(("ABORTED", "ALREADY_EXISTS"), 409),
     "RESOURCE_EXHAUSTED": 429,
-    "CANCELLED": CLIENT_LEFT,
+    "CANCELLED": 499,
     "UNIMPLEMENTED": 501,
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
@@ -119,7 +113,8 @@ class HttpServer:
 
     def stop(self) -> None:
         """Begins to drain. For any thread and for signal handlers."""
-        self._loop.call_soon_threadsafe(self._stopping.set)
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._stopping.set)
 
     async def serve(self, listeners: Sequence[socket.socket]) -> None:
         """Serves, and returns when the requests in progress have been answered, or the grace has ended.
@@ -129,15 +124,10 @@ class HttpServer:
         """
         # Work on large bodies holds the interpreter's lock most of the time: more threads would not finish it
         # sooner, and each would take turns from the event loop.
-        executor = ThreadPoolExecutor(1, "large-bodies", initializer=_lower_priority)
-        self._loop.set_default_executor(executor)
+        self._loop.set_default_executor(ThreadPoolExecutor(1, "large-bodies", initializer=_lower_priority))
         options: dict[str, Any] = {}
         if self._certificates is not None:
-            options = {
-                "ssl": renewing_context(self._certificates),
-                "ssl_handshake_timeout": HANDSHAKE_SECONDS,
-                "ssl_shutdown_timeout": TLS_SHUTDOWN_SECONDS,
-            }
+            options = {"ssl": renewing_context(self._certificates), **TLS_SECONDS}
         connect = partial(Connection, self.service, self._answer, self._connections)
         servers = []
         for listener in listeners:

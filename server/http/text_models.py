@@ -21,8 +21,7 @@ from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.http import schemas
 from attention_serving.server.http.connection import HttpError, HttpRequest, Reply, run
-from attention_serving.server.http.infer import METHOD as INFER
-from attention_serving.server.http.infer import SERVICE
+from attention_serving.server.http.infer import INFER, SERVICE
 from attention_serving.server.process.settings import Settings
 
 ATTEND, LIST_MODELS = f"/{SERVICE}/Attend", f"/{SERVICE}/ListModels"
