@@ -19,20 +19,20 @@ LIVE = head("/v2/health/live", method="GET")
 @pytest.fixture
 def blocked(scripted: Scripted) -> Iterator[Blocked]:
     """Holds all inference until it is released."""
-    found = scripted.behaviours["ModelInfer"] = Blocked()
-    yield found
-    found.release()
+    behaviour = scripted.behaviours["ModelInfer"] = Blocked()
+    yield behaviour
+    behaviour.release()
 
 
 @contextmanager
 def busy(port: int, scripted: Scripted, number: int) -> Iterator[list[socket.socket]]:
     """Connections with a request of inference that has reached the gRPC server."""
     with ExitStack() as stack:
-        found = [stack.enter_context(connected(port)) for _ in range(number)]
-        for connection in found:
+        connections = [stack.enter_context(connected(port)) for _ in range(number)]
+        for connection in connections:
             post(connection)
             scripted.next("ModelInfer")
-        yield found
+        yield connections
 
 
 def is_closed(connection: socket.socket) -> bool:
