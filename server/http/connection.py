@@ -9,6 +9,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -451,10 +452,12 @@ class Connection(asyncio.Protocol):
         self.transport.resume_reading()
         if not request.is_complete or (request.has_arrived and not request.keep_alive):
             self.transport.close()
+            while self.requests:  # they are not answered
+                self.requests.popleft().memory.release()
         elif not request.keep_alive:
             self._expect(END)
             self._unparsed = 0
-            if self.transport.can_write_eof():
+            with suppress(OSError, NotImplementedError):  # the client has left; TLS
                 self.transport.write_eof()
         elif self.requests:
             self._start()

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -192,6 +193,17 @@ def test_leaving_cancels_a_call(port: int, scripted: Scripted, blocked: Blocked,
     assert blocked.cancelled.wait(PATIENCE_SECONDS)  # and not only when the server gives the connection up
     blocked.release()
     wait_until(lambda: ask(port, INFER, REQUEST).status == 200)  # the place is free
+
+
+def test_requests_that_are_not_answered_free_their_memory(scripted: Scripted, blocked: Blocked) -> None:
+    """One that waits behind another when the connection is reset."""
+    with front(scripted, max_in_flight_bytes=20_000) as running:
+        with busy(running.port, scripted, 1) as (connection,):
+            connection.sendall(head(INFER, "Content-Length: 12000") + b" " * 12_000)
+            wait_until(lambda: ask(running.port, INFER, b" " * 2000).status == 503)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        blocked.release()
+        wait_until(lambda: ask(running.port, INFER, b" " * 2000).status == 400)
 
 
 def test_a_client_that_does_not_read_is_cut_off(scripted: Scripted, caplog: pytest.LogCaptureFixture) -> None:
