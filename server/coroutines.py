@@ -53,25 +53,28 @@ class Task:
                 self._is_held = False
                 self._coroutine.close()
             return
-        self._step(self._coroutine.send, value)
-
-    def _step(self, step: Callable[[Any], Wait], value: object) -> None:
-        """Sends a value, or throws an error: that of a wait, for which the coroutine would wait for ever."""
-        self._is_held = False
-        try:
-            wait = step(value)
-        except BaseException as error:
-            self.is_closed = True
-            if not isinstance(error, StopIteration):
+        step: Callable[[Any], Wait] = self._coroutine.send
+        while True:
+            self._is_held = False
+            try:
+                wait = step(value)
+            except StopIteration:
+                self.is_closed = True
+                return
+            except BaseException:
+                self.is_closed = True
                 raise
-            return
-        try:
-            if wait is not None:
+            if wait is None:
+                return
+            try:
                 wait(self)
-        except Exception as error:
-            if self.is_closed:  # what it waited for had happened
-                raise
-            self._step(self._coroutine.throw, error)
+            except Exception as error:
+                if self.is_closed:  # what it waited for had happened
+                    raise
+                # The coroutine would wait for ever.
+                step, value = self._coroutine.throw, error
+            else:
+                return
 
     def wake(self, value: object = None) -> None:
         """Resumes the coroutine on its thread. For any thread."""

@@ -30,7 +30,7 @@ from typing import cast
 from weakref import WeakValueDictionary
 
 from attention_serving.server.api.errors import end_with
-from attention_serving.server.api.method import Method, caller_of
+from attention_serving.server.api.method import Method
 from attention_serving.server.engine.budget import FREE_MULTIPLE, Account
 from attention_serving.server.engine.errors import (
     Code,
@@ -39,7 +39,7 @@ from attention_serving.server.engine.errors import (
     OverloadedError,
     ShuttingDownError,
 )
-from attention_serving.server.engine.schedule.fair_shares import Caller
+from attention_serving.server.engine.types import Caller
 from attention_serving.server.security import peers
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.rights import Identity
@@ -144,7 +144,7 @@ class AdmissionControl:
             if call.identity is not None:
                 self._share(call, method, call.identity)
             if is_unary and call.deadline != math.inf:
-                self._check_deadline(call.deadline, caller_of(call))
+                self._check_deadline(call.deadline, call.caller)
             for places in self._needed if is_unary else (*self._needed, self.streams):
                 if len(places) >= places.limit:
                     raise places.full_error()
@@ -171,7 +171,7 @@ class AdmissionControl:
         if call.record is not None:
             call.record.caller = identity.caller.name
         identity.require(method.right)
-        call.identity = identity
+        call.identity, call.caller = identity, identity.caller
 
     def received(self, call: Call, method: Method) -> None:
         """The first message arrived.

@@ -21,7 +21,7 @@ from attention_serving.server.engine.errors import (
     RunFailedError,
     ShuttingDownError,
 )
-from attention_serving.server.engine.statistics import Observer
+from attention_serving.server.engine.events import CallEvent, EventLog, RefusalEvent
 from attention_serving.server.observe.records import CallRecord
 from attention_serving.server.transport.call import OK, Call
 
@@ -47,7 +47,7 @@ NO_MESSAGE = "the call ended without a request message"
 # Decides whether a call is recorded, when it arrives, and whether it is a stream; None if it is not.
 Recorder: TypeAlias = Callable[[Call, bool], CallRecord | None]
 # Errors of requests that the server took.
-NOT_REFUSALS = ("", EngineError.reason, RunFailedError.reason, DeadlineExceededError.reason)
+NOT_REFUSALS = (EngineError.reason, RunFailedError.reason, DeadlineExceededError.reason)
 
 
 class Calls:
@@ -56,7 +56,7 @@ class Calls:
     def __init__(
         self,
         methods: Mapping[str, Method],
-        observer: Observer,
+        events: EventLog,
         admission: AdmissionControl,
         *,
         recorder: Recorder | None = None,
@@ -65,17 +65,17 @@ class Calls:
 
         Args:
             methods: Each method, by its full name.
-            observer: Receives a report of every call whose method is counted, and of every refusal.
+            events: Receives an event for every call whose method is counted, and for every refusal.
             admission: Decides which calls are taken.
             recorder: Is asked about every call whose method is counted; None if none is recorded.
         """
-        self._methods, self._observer = methods, observer
+        self._methods, self._events = methods, events
         self._admission, self._recorder = admission, recorder
         # The ordered streams, which end once what was received has been answered.
         self._streams: set[Call] = set()
 
     async def serve(self, call: Call) -> None:
-        """Serves one call until the core is done with it: one request and one reply, or a stream."""
+        """Serves one call until gRPC has finished it: one request and one reply, or a stream."""
         method = self._methods.get(call.method)
         if method is None:
             call.finish(grpc.StatusCode.UNIMPLEMENTED, "the server has no such method")
@@ -111,7 +111,8 @@ class Calls:
             if reservation is not None:
                 reservation.release()
             self._admission.leave(call, method)
-            self._report(call, method, started)
+            if method.is_counted:
+                self._report(call, started)
 
     async def _ordered_stream(self, call: Call, method: Method) -> None:
         """One reply for each request, in the order of the requests, while later requests are received.
@@ -153,7 +154,7 @@ class Calls:
                 if record is not None:
                     record.failed(error)
                 if isinstance(error, EngineError) and (reply := error.reply):
-                    self._count_refusal(call, error.reason)
+                    self._count_refusal(error.reason)
                 else:
                     end = prepare_end(call, error)
                     call.stop_receiving()
@@ -202,23 +203,22 @@ class Calls:
         waiting = len(self._admission.waiting) + len(self._admission.waiting_other_calls)
         return CallLoad(open_calls=calls, open_streams=streams, waiting_calls=waiting)
 
-    def _report(self, call: Call, method: Method, started: float) -> None:
-        """Reports a call. The core is done with it: it was sent, or cancelled."""
-        seconds, code = time.perf_counter() - started, call.ended_with or grpc.StatusCode.UNKNOWN
-        if not method.is_counted:
-            return
-        self._count_refusal(call, call.reason)
+    def _report(self, call: Call, started: float) -> None:
+        """Reports a call that gRPC has finished: it was answered, or cancelled."""
+        code = call.ended_with or grpc.StatusCode.UNKNOWN
         name = "OK" if code is OK else code.name
-        self._observer.call_ended(call.method, name, seconds)
+        self._events.add(CallEvent(call.method, name, time.perf_counter() - started))
+        if call.reason:
+            self._count_refusal(call.reason)
         if call.record is not None:
             # After success, an id that the caller did not choose is of no use.
             call.record.request_id = call.known_request_id if code is OK else call.request_id
             call.record.ended(name, call.reason)
 
-    def _count_refusal(self, call: Call, reason: str) -> None:
+    def _count_refusal(self, reason: str) -> None:
         """Counts a call, or a request of a stream that goes on, unless the server took it."""
         if reason not in NOT_REFUSALS:
-            self._observer.refused(call.method, reason)
+            self._events.add(RefusalEvent(reason))
 
 
 class OrderedReplies:

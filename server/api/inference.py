@@ -19,7 +19,7 @@ import numpy as np
 from attention_serving.artifact.manifest import POSITIONS
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import engine_error_of
-from attention_serving.server.api.method import LARGE_BYTES, Method, caller_of, find_model, parse
+from attention_serving.server.api.method import LARGE_BYTES, Method, find_model, parse
 from attention_serving.server.api.protobuf_bytes import Parsed, head, reader
 from attention_serving.server.api.tensors import Allowance, Reply
 from attention_serving.server.engine.budget import Reservation
@@ -167,9 +167,9 @@ class Inference(ABC):
         model = find_model(self._engine.model, call, Right.INFER, name, version)
         try:
             if stored := self._context_id(parsed):
-                model = self._engine.contexts.find(model, stored, caller_of(call).name)
+                model = self._engine.contexts.find(model, stored, call.caller.name)
             request, reply = self._decode(parsed, model, call.deadline, allowance)
-            request.caller = caller_of(call)
+            request.caller = call.caller
             return request, self._engine.validate(model, request), reply
         except Exception as error:
             self._engine.refused(model, error, reservation)
@@ -184,7 +184,7 @@ class Inference(ABC):
         return data
 
 
-class Entry:
+class CachedRequest:
     """What requests with the same bytes around their vectors and ids have in common.
 
     Attributes:
@@ -192,18 +192,18 @@ class Entry:
         offsets: Where each of them begins.
         id_place: Where the id is; None if there is none.
         model: The model, which can be freed.
-        form: Makes the request of the engine.
+        plan: Makes the request of the engine.
         arrays: For each of the model's inputs: name, shape, element type, and where its vectors begin.
         reply: Encodes their replies.
     """
 
-    __slots__ = ("arrays", "fixed", "form", "id_place", "model", "offsets", "reply")
+    __slots__ = ("arrays", "fixed", "id_place", "model", "offsets", "plan", "reply")
 
     def __init__(
         self,
         parsed: Parsed[Any],
         model: LoadedModel,
-        form: Plan,
+        plan: Plan,
         arrays: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...],
         reply: Reply,
     ) -> None:
@@ -216,7 +216,7 @@ class Entry:
         self.offsets = tuple(starts)
         self.id_place = slice(*ids[0]) if ids else None
         self.model = ref(model)
-        self.form, self.arrays, self.reply = form, arrays, reply
+        self.plan, self.arrays, self.reply = plan, arrays, reply
 
 
 class RequestCache:
@@ -228,7 +228,7 @@ class RequestCache:
         self._changes = self._repository.changes
         # By size of the message. The size that was used last is the last; of each size, the entry that was
         # used last comes first.
-        self._entries: OrderedDict[int, tuple[Entry, ...]] = OrderedDict()
+        self._entries: OrderedDict[int, tuple[CachedRequest, ...]] = OrderedDict()
 
     def get(self, message: bytes, call: Call) -> tuple[Request, Reply, str] | None:
         """The request that a message is by its bytes, with the encoder of its reply, and its id.
@@ -259,13 +259,13 @@ class RequestCache:
             self._entries.move_to_end(size)
         else:
             self._use(size, entry)
-        caller = caller_of(call)
+        caller = call.caller
         if model.context is not None and not self._contexts.use(model.context, caller.name):
             return None
         rows = {}
         for name, shape, dtype, start in entry.arrays:
             rows[name] = np.ndarray(shape, dtype, message, start)
-        return entry.form.filled(model, rows, call.deadline, caller), entry.reply, request_id
+        return entry.plan.fill(model, rows, call.deadline, caller), entry.reply, request_id
 
     def keep(self, parsed: Parsed[Any], decoded: DecodedRequest, request: Request, reply: Reply) -> None:
         """Keeps a request, unless more than the bytes around its vectors decides what it is.
@@ -279,7 +279,7 @@ class RequestCache:
         model = request.model
         if (
             not reply.is_kept
-            or len(request.form.shapes) > MAX_SEQUENCES
+            or len(request.plan.sequences) > MAX_SEQUENCES
             or not _depends_on_form(decoded, model)
         ):
             return
@@ -295,9 +295,9 @@ class RequestCache:
             if not (array.flags.c_contiguous and 0 <= at <= len(parsed.data) - array.nbytes):
                 return
             arrays.append((name, array.shape, array.dtype, at))
-        self._use(len(parsed.data), Entry(parsed, model, request.form, tuple(arrays), reply))
+        self._use(len(parsed.data), CachedRequest(parsed, model, request.plan, tuple(arrays), reply))
 
-    def _use(self, size: int, entry: Entry) -> None:
+    def _use(self, size: int, entry: CachedRequest) -> None:
         """Keeps an entry as the most recently used one, in place of the least recently used one."""
         key = (entry.fixed, entry.offsets)
         older = [old for old in self._entries.get(size, ()) if (old.fixed, old.offsets) != key]

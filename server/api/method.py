@@ -22,7 +22,7 @@ from attention_serving.server.engine.errors import (
 )
 from attention_serving.server.engine.models.control import IndexEntry
 from attention_serving.server.engine.models.repository import Model
-from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller
+from attention_serving.server.engine.types import ANYONE, Caller
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 

@@ -3,7 +3,7 @@
 import threading
 
 from attention_serving.server.engine.errors import IdentityLimitError, OverloadedError
-from attention_serving.server.engine.statistics import Timeline
+from attention_serving.server.engine.events import Timeline
 
 # How many times what is free one identity may hold: see `server.api.admission`.
 FREE_MULTIPLE = 4

@@ -24,27 +24,27 @@ from attention_serving.server.engine.errors import (
     RunFailedError,
     ShuttingDownError,
 )
+from attention_serving.server.engine.events import (
+    EngineLoad,
+    EventLog,
+    ExpiryStage,
+    FailureEvent,
+    RunEvent,
+    TerminationEvent,
+    Timeline,
+)
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.requests.outputs import shortened
 from attention_serving.server.engine.requests.request import Request, SequenceInputs
 from attention_serving.server.engine.requests.validation import validate
-from attention_serving.server.engine.run.execute import Outputs, gather, has_equal_shapes, run_batch
+from attention_serving.server.engine.run.execute import Moments, Outputs, gather, run_batch
 from attention_serving.server.engine.run.provider import MIN_PARALLEL_RUNS
 from attention_serving.server.engine.run.session import RunControl
 from attention_serving.server.engine.schedule.batch import Batch
-from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller
 from attention_serving.server.engine.schedule.queue import Queue
-from attention_serving.server.engine.statistics import (
-    BatchReport,
-    EngineLoad,
-    ExpiryStage,
-    Observer,
-    RecordedRun,
-    RunTimes,
-)
-from attention_serving.server.engine.types import DecodedRequest, Result
+from attention_serving.server.engine.types import ANYONE, Caller, DecodedRequest, Result
 
 log = logging.getLogger(__name__)
 # How long a run may occupy the thread that receives calls, and that reads their sockets, in seconds.
@@ -68,6 +68,7 @@ class Engine:
         limits: Bounds of requests, batches and memory.
         budget: The memory of the requests in flight.
         contexts: Projected keys and values that requests attend to.
+        events: What happens here.
         sample: Receives model, graph, sequences and outputs of each run that succeeds; None for nobody.
     """
 
@@ -75,7 +76,7 @@ class Engine:
         self,
         repository: Repository,
         limits: Limits | None = None,
-        observer: Observer | None = None,
+        events: EventLog | None = None,
         *,
         awake_seconds: float = 0,
         parallel_runs: int = MIN_PARALLEL_RUNS,
@@ -86,7 +87,7 @@ class Engine:
         Args:
             repository: The models.
             limits: Bounds of requests, batches and memory in flight.
-            observer: Receives a report of every run.
+            events: Receives an event for every run and every failed request.
             awake_seconds: How long the thread that calls `run_inline` stays awake after a run, if no other
                 run is under way.
             parallel_runs: How many runs may be under way at once.
@@ -99,7 +100,7 @@ class Engine:
         self.sample: Callable[[LoadedModel, GraphKind, list[SequenceInputs], list[Outputs]], None] | None = (
             None
         )
-        self._observer = observer or Observer()
+        self.events = events or EventLog()
         self._awake_seconds, self._awake_until = awake_seconds, 0.0
         # Submissions of this thread wake no other thread, because it calls run_inline next.
         self._inline_thread: int | None = None
@@ -149,12 +150,12 @@ class Engine:
             EngineError: The request is refused, or fails.
         """
         try:
-            reservation.add(message_bytes + request.form.held_bytes)
+            reservation.add(message_bytes + request.plan.held_bytes)
             if (timeline := reservation.timeline) is not None:  # its runs follow
                 request.timeline = timeline
                 timeline.model, timeline.version = request.model.name, request.model.version
                 timeline.sequences = len(request.sequences)
-                timeline.rows = sum([sequence.shape.rows for sequence in request.sequences])
+                timeline.rows = sum([sequence.plan.rows for sequence in request.sequences])
                 timeline.queued_at = time.monotonic()
             self.submit(request, wake=threading.get_ident() != self._inline_thread)
         except EngineError as error:
@@ -184,7 +185,7 @@ class Engine:
                 raise ShuttingDownError(CLOSING)
             now = time.monotonic()
             if deadline != math.inf and not queue.surely_in_time(deadline, now):
-                queue.check(deadline, now, request.caller, request.form.seconds)
+                queue.check(deadline, now, request.caller, request.plan.seconds)
             queue.add(request, now, inline=not wake)
             if wake:
                 self._notify_if_needed()
@@ -203,18 +204,18 @@ class Engine:
             self._notify_if_needed()
             running = tuple(self._queue.running)
         for batch in running:
-            if batch.control and all(queued.request.is_done for queued in batch):  # nobody waits for it
+            if batch.control and all(sequence.request.is_done for sequence in batch):  # nobody waits for it
                 batch.control.terminate()
         now, model = time.monotonic(), request.model
         if error is not None:
             code = error.code
         else:
             code = Code.DEADLINE_EXCEEDED if now >= request.deadline else Code.CANCELLED
-        model.statistics.add_failure(now - request.queued_at)
-        self._observe(lambda observer: observer.request_failed(model.name, code))
+        stage = None
         if code is Code.DEADLINE_EXCEEDED:
             stage = ExpiryStage.RUNNING if has_started else ExpiryStage.QUEUED
-            self._observe(lambda observer: observer.request_expired(model.name, stage))
+        seconds = now - request.queued_at
+        self.events.add(FailureEvent(model.name, code, model.statistics, seconds, stage))
         request.end(error)
 
     def refused(self, model: LoadedModel, error: Exception, reservation: Reservation | None = None) -> None:
@@ -232,7 +233,7 @@ class Engine:
         code = Code.INTERNAL
         if isinstance(error, EngineError):
             code, error.model_digest = error.code, model.digest
-        self._observe(lambda observer: observer.request_failed(model.name, code))
+        self.events.add(FailureEvent(model.name, code))
 
     def check_deadline(self, deadline: float, caller: Caller = ANYONE) -> None:
         """Refuses a call before its message is received, if the work that is queued leaves no time for it.
@@ -364,11 +365,11 @@ class Engine:
     def _run(self, batch: Batch, *, inline: bool = False) -> None:
         """Runs a batch, after which its requests have ended, and lets the next run start."""
         try:
-            self._compute(batch, batch.sequences)
+            self._run_whole(batch)
         except Exception:
             log.exception("batch failed", extra={"model": batch.model.name})
-            for queued in batch:
-                self.fail(queued.request, RunFailedError(RUN_FAILED))
+            for sequence in batch:
+                self.fail(sequence.request, RunFailedError(RUN_FAILED))
         finally:
             with self._lock:
                 now = time.monotonic()
@@ -378,100 +379,86 @@ class Engine:
                 if inline:  # the threads ask for the next batch by themselves
                     self._notify_if_needed()
 
-    def _compute(self, batch: Batch, sequences: list[SequenceInputs]) -> None:
-        """Runs sequences of a batch together; if that fails, one by one: only the request at fault fails."""
-        is_whole, started = sequences is batch.sequences, time.monotonic()
-        graph = batch.graph if is_whole else sequences[0].shape.graph
-        is_parallel = is_whole and batch.is_parallel
+    def _run_whole(self, batch: Batch) -> None:
+        """Runs the sequences of a batch together."""
+        model, sequences = batch.model, batch.sequences
         try:
-            outputs, times = run_batch(batch.model, graph, sequences, batch.control, parallel=is_parallel)
+            outputs, moments = run_batch(
+                model, batch.graph, sequences, batch.control, parallel=batch.is_parallel
+            )
         except Exception as error:
-            self._failed(batch, sequences, error)
+            self._run_failed(model, sequences, error)
+            if len(sequences) > 1:
+                self._run_singly(batch)
             return
-        if is_whole:
-            batch.run_seconds = sum(times)
-        complete = self._deliver(sequences, outputs)
-        try:
-            self._report(batch.model, graph, sequences, complete, started, times)
-            if (sample := self.sample) is not None:  # before callers may change what inputs are views of
-                self._observe(lambda _: sample(batch.model, graph, sequences, outputs))
-        finally:  # they have left the queue: an error must not leave them waiting
-            for request in complete:
-                request.end(_outcome(request))
+        batch.run_seconds = moments[-1] - moments[0]
+        self._deliver(model, batch.graph, sequences, outputs, moments, batch.padding)
 
-    def _failed(self, batch: Batch, sequences: list[SequenceInputs], error: Exception) -> None:
-        name = batch.model.name
-        if all(queued.request.is_done for queued in sequences):
-            log.debug("run ended early", extra={"model": name})
-            self._observe(lambda observer: observer.run_terminated(name))
+    def _run_singly(self, batch: Batch) -> None:
+        """Runs each sequence of a batch alone, so that only the request at fault fails."""
+        model = batch.model
+        for sequence in batch:
+            if sequence.request.is_done:
+                continue
+            graph = sequence.plan.graph
+            try:
+                outputs, moments = run_batch(model, graph, [sequence], batch.control)
+            except Exception as error:
+                self._run_failed(model, [sequence], error)
+            else:
+                self._deliver(model, graph, [sequence], outputs, moments)
+
+    def _run_failed(self, model: LoadedModel, sequences: list[SequenceInputs], error: Exception) -> None:
+        """Reports a run that failed, and fails the request of one that had a single sequence."""
+        if all(sequence.request.is_done for sequence in sequences):
+            log.debug("run ended early", extra={"model": model.name})
+            self.events.add(TerminationEvent(model.name))
             return
-        log.error("run failed", extra={"model": name, "sequences": len(sequences)}, exc_info=error)
+        log.error("run failed", extra={"model": model.name, "sequences": len(sequences)}, exc_info=error)
         if len(sequences) == 1:
             is_memory = isinstance(error, MemoryError)
             refusal = OverloadedError(OUT_OF_MEMORY) if is_memory else RunFailedError(RUN_FAILED)
             self.fail(sequences[0].request, refusal)
-            return
-        for queued in sequences:
-            if not queued.request.is_done:
-                self._compute(batch, [queued])
 
-    def _deliver(self, sequences: list[SequenceInputs], outputs: list[Outputs]) -> list[Request]:
-        """Stores the outputs of a run and returns the requests that are complete."""
-        complete = []
-        with self._lock:
-            for queued, results in zip(sequences, outputs, strict=True):
-                request = queued.request
-                request.results[queued.index] = results
-                request.missing -= 1
-                if not request.missing and self._queue.release(request):
-                    complete.append(request)
-        return complete
-
-    def _report(
+    def _deliver(
         self,
         model: LoadedModel,
         graph: GraphKind,
         sequences: list[SequenceInputs],
-        complete: list[Request],
-        started: float,
-        times: RunTimes,
+        outputs: list[Outputs],
+        moments: Moments,
+        padding: int = 0,
     ) -> None:
-        """Reports a run that succeeded, and the requests that it completed."""
-        ended, requests = time.monotonic(), [queued.request for queued in sequences]
-        rows = sum([queued.shape.rows for queued in sequences])
-        is_whole = model.context is not None or has_equal_shapes(sequences)
-        padding = 0
-        if not is_whole:  # all are padded to the longest
-            sizes = [queued.sizes for queued in sequences]
-            padding = len(sizes) * sum([max([size[axis] for size in sizes]) for axis in sizes[0]]) - rows
-        if timelines := [request.timeline for request in requests if request.timeline is not None]:
-            run = RecordedRun(
-                model=model.name,
-                version=model.version,
-                precision=model.manifest.precision,
-                graph=graph,
-                sequences=len(sequences),
-                rows=rows,
-                padding=padding,
-                started_at=started,
-                ended_at=ended,
-            )
-            for timeline in dict.fromkeys(timelines):  # a request may have several sequences in the run
-                timeline.runs += (run,)
-                if timeline.reference is not None:
-                    run.requests.append(timeline.reference)
-        waits = [started - request.queued_at for request in requests]
-        answered = [ended - request.queued_at for request in complete]
-        report = BatchReport(model.name, rows, padding, waits, times, answered)
-        model.statistics.add_run(report)
-        self._observe(lambda observer: observer.batch_completed(report))
-
-    def _observe(self, report: Callable[[Observer], None]) -> None:
-        """Calls the observer. Its failure is logged: monitoring must not break what it monitors."""
+        """Stores the outputs of a run, and ends the requests that are complete."""
+        complete: list[Request] = []
+        queued_at, answered, rows, ended = list[float](), list[float](), 0, time.monotonic()
+        timelines = dict[Timeline, None]()
+        with self._lock:
+            for sequence, results in zip(sequences, outputs, strict=True):
+                request = sequence.request
+                queued_at.append(request.queued_at)
+                rows += sequence.plan.rows
+                if request.timeline is not None:  # a request may have several sequences in the run
+                    timelines[request.timeline] = None
+                request.results[sequence.index] = results
+                request.missing -= 1
+                if not request.missing and self._queue.release(request):
+                    complete.append(request)
+                    answered.append(ended - request.queued_at)
         try:
-            report(self._observer)
+            names = model.name, model.version, model.manifest.precision
+            event = RunEvent(*names, model.statistics, graph, rows, padding, *moments, queued_at, answered)
+            for timeline in timelines:
+                timeline.runs += (event,)
+                if timeline.reference is not None:
+                    event.requests.append(timeline.reference)
+            self.events.add(event)
+            if self.sample is not None:  # before callers may change what inputs are views of
+                self.sample(model, graph, sequences, outputs)
         except Exception:
-            log.exception("observer failed")
+            log.exception("run not reported", extra={"model": model.name})
+        for request in complete:
+            request.end(_outcome(request))
 
 
 def _outcome(request: Request) -> Result | EngineError:
@@ -479,8 +466,8 @@ def _outcome(request: Request) -> Result | EngineError:
     results, request.results = request.results, []
     try:
         outputs = gather(results)
-        if request.form.dimensions:
-            outputs = shortened(outputs, request.model, request.form.dimensions)
+        if request.plan.dimensions:
+            outputs = shortened(outputs, request.model, request.plan.dimensions)
         return Result(outputs)
     except Exception:
         log.exception("result failed", extra={"model": request.model.name})

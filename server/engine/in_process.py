@@ -180,7 +180,7 @@ class InProcessModel:
         results: list[Outputs] = [{}] * len(validated.sequences)
         for indices in self._batches(validated):
             batch = [validated.sequences[index] for index in indices]
-            outputs, _ = run_batch(model, batch[0].shape.graph, batch)
+            outputs, _ = run_batch(model, batch[0].plan.graph, batch)
             for index, output in zip(indices, outputs, strict=True):
                 results[index] = output
         return Result(shortened(gather(results), model, request.dimensions))
@@ -191,9 +191,9 @@ class InProcessModel:
         for index, sequence in enumerate(request.sequences):
             groups.setdefault(tuple(sequence.sizes.values()), []).append(index)
         for indices in groups.values():
-            shape, size = request.sequences[indices[0]].shape, 1
-            if not shape.runs_alone:
-                fitting = self._limits.max_batch_bytes // shape.run_bytes
+            plan, size = request.sequences[indices[0]].plan, 1
+            if not plan.runs_alone:
+                fitting = self._limits.max_batch_bytes // plan.run_bytes
                 size = max(1, min(self._limits.max_batch_sequences, fitting))
             yield from (indices[start : start + size] for start in range(0, len(indices), size))
 

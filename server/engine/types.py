@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_serving.artifact.manifest import KEY_POSITIONS, GraphKind
-from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller
 
 Array = NDArray[Any]
 # A text, or its UTF-8 bytes.
@@ -24,6 +23,21 @@ Text: TypeAlias = str | bytes | memoryview
 BITS_PER_BYTE = 8
 # What a context takes beside its tensors.
 CONTEXT_BYTES = 32 << 10
+
+
+class Caller(NamedTuple):
+    """Whose request it is. Requests of one caller do not delay those of others more than its share allows.
+
+    Attributes:
+        name: Tells callers apart; empty for requests without a known caller.
+        weight: Its share of the runs in relation to the other callers that have requests in the queue.
+    """
+
+    name: str = ""
+    weight: float = 1.0
+
+
+ANYONE = Caller()
 
 
 @dataclass(eq=False, slots=True)
@@ -129,42 +143,6 @@ class DecodedRequest:
     offsets: Ragged | None = None
     deadline: float = math.inf
     caller: Caller = ANYONE
-
-
-@dataclass(frozen=True)
-class RunCost:
-    """Duration of a run in seconds: `call + row_operations * row + pair_operations * pair`.
-
-    Attributes:
-        call: Fixed seconds of a run.
-        row: Seconds of one operation on rows (the projections).
-        pair: Seconds of one operation on pairs of query and key rows (the attention products).
-    """
-
-    call: float
-    row: float
-    pair: float
-
-    def seconds(self, row_operations: float, pair_operations: float) -> float:
-        """Expected duration of a run of that many operations, in seconds."""
-        return self.call + row_operations * self.row + pair_operations * self.pair
-
-
-class ContextCost(NamedTuple):
-    """Duration of a run of Tq query rows and a context of Tk rows, in seconds.
-
-    It is `call + Tk * key_row + Tq * query_row + Tq * Tk * pair`.
-    """
-
-    call: float
-    key_row: float
-    query_row: float
-    pair: float
-
-
-# Assumed for a model that was not timed: 50 microseconds and 100 GFLOP/s.
-UNTIMED = RunCost(call=5e-5, row=1e-11, pair=1e-11)
-UNTIMED_CONTEXT = ContextCost(call=5e-5, key_row=1e-7, query_row=1e-5, pair=1e-8)
 
 
 class SequencePlan(NamedTuple):

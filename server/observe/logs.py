@@ -17,7 +17,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from attention_serving.server.engine.statistics import Timeline
+from attention_serving.server.engine.events import Timeline
 from attention_serving.server.observe.records import CallRecord
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only if traces are on, and the supervisor needs no gRPC

@@ -14,10 +14,20 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from attention_serving.server import VERSION
 from attention_serving.server.api.calls import CallLoad
+from attention_serving.server.engine.events import (
+    CallEvent,
+    EngineLoad,
+    Event,
+    EventLog,
+    ExpiryStage,
+    FailureEvent,
+    RefusalEvent,
+    RunEvent,
+    TerminationEvent,
+)
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ChangeKind
 from attention_serving.server.engine.models.repository import Key, Repository
-from attention_serving.server.engine.statistics import BatchReport, EngineLoad, ExpiryStage, Observer, Waiting
 from attention_serving.server.observe.prometheus import AmongWorkers, BulkHistogram
 from attention_serving.server.process.settings import Settings
 from attention_serving.server.security.tls import CERTIFICATES, Certificates
@@ -98,20 +108,20 @@ class AuditResult(StrEnum):
     DROPPED = "dropped"
 
 
-class Metrics(Observer):
-    """All metrics of one server. Observes the calls, the runs of the engine, and the files that are reloaded.
+class Metrics:
+    """All metrics of one server: of calls, runs of the engine, and files that are reloaded.
 
     What is counted, and what the server holds at one moment, is published by `refresh`: before a scrape, and
     in a worker, whose metrics another process collects, with every heartbeat.
 
     Attributes:
+        events: What happens in the server, which is counted here.
         refusals: The counter of refusals, by reason.
     """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._ended = Waiting(self._count_calls)
-        self._batches = Waiting(self._count_batches)
+        self.events = EventLog(self._count)
         self._calls = self._counter("attention_requests", "method", "code")
         self._call_seconds = self._histogram("attention_request_seconds", "method")
         self._model_requests = self._counter("attention_model_requests", "model", "code")
@@ -244,48 +254,41 @@ class Metrics(Observer):
             for name, counter in self._counted.items():
                 counter.inc(load[name] - self._published_counts[name])
                 self._published_counts[name] = load[name]
-        self._ended.flush()
-        self._batches.flush()
+        self.events.flush()
 
-    def call_ended(self, method: str, code: str, seconds: float) -> None:
-        """Counts a call that ended."""
-        self._ended.add((method, code, seconds))
-
-    def _count_calls(self, calls: list[tuple[str, str, float]]) -> None:
-        ended: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-        for method, code, seconds in calls:
-            ended[method, code].append(seconds)
-        for (method, code), durations in ended.items():
+    def _count(self, events: Sequence[Event]) -> None:
+        calls: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        runs: defaultdict[str, list[RunEvent]] = defaultdict(list)
+        for event in events:
+            match event:
+                case CallEvent():
+                    calls[event.method, event.code].append(event.seconds)
+                case RunEvent():
+                    runs[event.model].append(event)
+                case RefusalEvent():
+                    self.refusals(event.reason).inc()
+                case FailureEvent():
+                    self._model_requests(event.model, event.code).inc()
+                    if event.stage is not None:
+                        self._expired(event.model, event.stage.value).inc()
+                case TerminationEvent():
+                    self._terminated(event.model).inc()
+        for (method, code), durations in calls.items():
             self._calls(method, code).inc(len(durations))
             self._call_seconds(method).observe_all(durations)
+        for model, model_runs in runs.items():
+            self._count_runs(model, model_runs)
 
-    def batch_completed(self, report: BatchReport) -> None:
-        """Counts a batch that ran."""
-        self._batches.add(report)
-
-    def _count_batches(self, batches: list[BatchReport]) -> None:
-        by_model: defaultdict[str, list[BatchReport]] = defaultdict(list)
-        for batch in batches:
-            by_model[batch.model].append(batch)
-        for model, reports in by_model.items():
-            sequences = [report.sequences for report in reports]
-            self._batch_sequences(model).observe_all(sequences)
-            self._batch_seconds(model).observe_all([report.seconds for report in reports])
-            self._queue_seconds(model).observe_all(list(chain(*(report.queue_seconds for report in reports))))
-            self._sequences(model).inc(sum(sequences))
-            self._tokens(model).inc(sum(report.tokens for report in reports))
-            self._padding(model).inc(sum(report.padding for report in reports))
-            answered = list(chain(*(report.answered for report in reports)))
-            self._model_requests(model, ANSWERED).inc(len(answered))
-            self._model_seconds(model).observe_all(answered)
-
-    def request_failed(self, model: str, code: str) -> None:
-        """Counts a request that was refused or has no result."""
-        self._model_requests(model, code).inc()
-
-    def refused(self, method: str, reason: str) -> None:  # noqa: ARG002 - a label for each pair would be many
-        """Counts a request that was refused."""
-        self.refusals(reason).inc()
+    def _count_runs(self, model: str, runs: Sequence[RunEvent]) -> None:
+        sequences, answered = [run.sequences for run in runs], list(chain(*(run.answered for run in runs)))
+        self._batch_sequences(model).observe_all(sequences)
+        self._batch_seconds(model).observe_all([run.seconds for run in runs])
+        self._queue_seconds(model).observe_all(list(chain(*(run.queue_seconds for run in runs))))
+        self._sequences(model).inc(sum(sequences))
+        self._tokens(model).inc(sum(run.rows for run in runs))
+        self._padding(model).inc(sum(run.padding for run in runs))
+        self._model_requests(model, ANSWERED).inc(len(answered))
+        self._model_seconds(model).observe_all(answered)
 
     def reloaded(self, what: str, value: object) -> None:
         """Counts that certificates, tokens or keys were read again: see `server.threads.Reloaded`."""
@@ -300,10 +303,6 @@ class Metrics(Observer):
         if certificates.client_ca_expires is not None:
             self._tls_expiry.labels("client_ca").set(certificates.client_ca_expires.timestamp())
 
-    def request_expired(self, model: str, stage: ExpiryStage) -> None:
-        """Counts a request whose deadline passed."""
-        self._expired(model, stage.value).inc()
-
     def replayed(self, key: Key, ratio: float = 0.0, at: float = math.inf) -> None:
         """Publishes the latest replay of a golden vector of a model, in Unix seconds; by default, of none."""
         self._canary_ratio.labels(*key).set(ratio)
@@ -316,7 +315,3 @@ class Metrics(Observer):
     def audited(self, model: LoadedModel, result: AuditResult) -> None:
         """Counts a sequence that was to be run again alone."""
         self._audited(model.name, model.version, result.value).inc()
-
-    def run_terminated(self, model: str) -> None:
-        """Counts a run that was stopped because no caller waited for it."""
-        self._terminated(model).inc()

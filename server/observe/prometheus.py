@@ -172,7 +172,7 @@ class BulkHistogram(Histogram):
     """A histogram that observes several values at once. Any thread may call its methods.
 
     A metric of the client library takes 1 to 2 microseconds for each event: it locks each of its values.
-    Events wait in lists instead (`server.engine.statistics.Waiting`), and are counted together.
+    Events wait in lists instead (`server.engine.events`), and are counted together.
     """
 
     _buckets: list[Any]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-from attention_serving.server.engine.statistics import Timeline
+from attention_serving.server.engine.events import Timeline
 
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 # The keys of gRPC's metadata, and the headers of HTTP.

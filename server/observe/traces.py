@@ -27,7 +27,7 @@ from opentelemetry.trace import span as trace_span
 from opentelemetry.trace.propagation import tracecontext
 
 from attention_serving.server import NAME, VERSION
-from attention_serving.server.engine.statistics import Timeline
+from attention_serving.server.engine.events import Timeline
 from attention_serving.server.observe.records import PARENT, STATE, CallRecord, Metadata, callers_trace
 
 log = logging.getLogger(__name__)

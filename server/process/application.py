@@ -105,7 +105,7 @@ class Application:
         self.metrics.configured(settings)
         self.server = RpcServer(
             rpc_options(settings),
-            self.metrics,
+            self.metrics.events,
             certificates=certificates,
             guard=settings.guard(self.metrics.reloaded),
             recorder=self._recorder if self._recorder.is_on else None,
@@ -130,7 +130,7 @@ class Application:
         engine = Engine(
             repository,
             settings.limits,
-            metrics,
+            metrics.events,
             awake_seconds=settings.awake_seconds,
             parallel_runs=settings.device.parallel_runs,
             context_folder=settings.context_folder,

@@ -202,7 +202,7 @@ def graph_alone(
         count: The number of sequences of the run.
     """
     if count > 1:
-        return sequence.shape.graph
+        return sequence.plan.graph
     plain = GraphKind.PLAIN if sequence.mask is None else GraphKind.MASK
     selects = sequence.spans is not None or sequence.head_selection is not None
     is_comparable = graph is not plain and graph not in IN_BLOCKS.values() and not selects

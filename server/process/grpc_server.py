@@ -17,9 +17,9 @@ from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.methods import HealthService, all_methods
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.events import EventLog
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ModelControl
-from attention_serving.server.engine.statistics import Observer
 from attention_serving.server.errors import ServerError
 from attention_serving.server.process.addresses import address_of
 from attention_serving.server.security.guard import Guard
@@ -52,7 +52,7 @@ class RpcServer:
     def __init__(
         self,
         options: RpcOptions,
-        observer: Observer,
+        events: EventLog,
         *,
         certificates: CurrentCertificates | None = None,
         guard: Guard | None = None,
@@ -62,12 +62,12 @@ class RpcServer:
 
         Args:
             options: Where it listens, and how much it takes.
-            observer: Receives a report of every call that ended.
+            events: Receives an event for every call that ended.
             certificates: Give the certificate of the next handshake on its port; None encrypts nothing.
             guard: Authenticates and authorises calls; None allows everything.
             recorder: Decides which calls are recorded; None if none is.
         """
-        self._options, self._observer, self._recorder = options, observer, recorder
+        self._options, self._events, self._recorder = options, events, recorder
         self.certificates, self.guard = certificates, guard
         self._health, self._codec_threads = HealthService(), CodecThreads()
         self._calls: Calls | None = None
@@ -148,7 +148,7 @@ class RpcServer:
         methods = all_methods(
             engine, self._codec_threads, self._health, control, memory, authenticate=authenticate
         )
-        self._calls = calls = Calls(methods, self._observer, admission, recorder=self._recorder)
+        self._calls = calls = Calls(methods, self._events, admission, recorder=self._recorder)
         # First: health checks that have waited for the start are answered at once.
         self._set_serving(serving=True)
         self._transport.start(calls.serve, engine.run_inline)

@@ -27,7 +27,7 @@ from fnmatch import fnmatchcase
 from typing import Literal, Self
 
 from attention_serving.server.engine.errors import Code, EngineError, quoted
-from attention_serving.server.engine.schedule.fair_shares import Caller
+from attention_serving.server.engine.types import Caller
 
 RIGHT = re.compile(r"(infer|read):([\w.*?\[\]!-]{1,200})|(read|admin)", re.ASCII)
 EVERY_MODEL = "*"

@@ -15,6 +15,7 @@ import grpc
 
 from attention_serving.server.coroutines import Callback, Task, Wait
 from attention_serving.server.engine.budget import Account
+from attention_serving.server.engine.types import ANYONE, Caller
 from attention_serving.server.observe.records import REQUEST_ID, CallRecord, new_request_id, sent_request_id
 from attention_serving.server.security.rights import Identity
 
@@ -46,6 +47,7 @@ class Call(Task, ABC):
         deadline: When the caller stops waiting, on `time.monotonic`'s clock; infinite without a deadline.
         metadata: The metadata that the caller sent. The keys are in lower case.
         identity: Who calls, once that was checked; None without authentication.
+        caller: The same, for shares of runs and for stored contexts.
         account: What the identity holds of the memory of requests; None without authentication.
         record: What is recorded of the call; None if nothing is.
         ended_with: The status that was handed over, or that the call was cancelled with; None before. The
@@ -61,6 +63,7 @@ class Call(Task, ABC):
 
     # Of the class, so that a call costs nothing for them.
     identity: Identity | None = None
+    caller: Caller = ANYONE
     account: Account | None = None
     record: CallRecord | None = None
     ended_with: grpc.StatusCode | None = None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from attention_serving.artifact.manifest import ATTENTION_GRAPHS, ATTENTION_MASK, GraphKind, Manifest
 from attention_serving.export.signature import random_inputs, run_eager, signatures
 from attention_serving.model.text import TextAttention
-from attention_serving.server.engine.model import MOST_BLOCK_ROWS
+from attention_serving.server.engine.facts import MOST_BLOCK_ROWS
 from scripts.local_server import ServerProcess
 from tests.parity import paths
 from tests.support.eager import Array, assert_parity, attend

@@ -48,7 +48,7 @@ class Sample(Request):
     """
 
     def __init__(self, request: Request) -> None:
-        super().__init__(request.form, request.model, request.sequences, request.deadline, request.caller)
+        super().__init__(request.plan, request.model, request.sequences, request.deadline, request.caller)
         self.asked = request.sequences
 
 
@@ -141,7 +141,7 @@ def assert_outputs(model: LoadedModel, sequence: SequenceInputs, outputs: Mappin
 def assert_answers(request: Sample, result: Result) -> None:
     """Each sequence's outputs, in order, are those of eager PyTorch; and no others were made."""
     names = ["context_vectors"]
-    if request.form.graph is GraphKind.WEIGHTS:
+    if request.plan.graph is GraphKind.WEIGHTS:
         names.append("attention_weights")
     assert list(result.outputs) == names
     assert all(len(arrays) == len(request.asked) for arrays in result.outputs.values())

@@ -13,7 +13,17 @@ import grpc
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.api.calls import Recorder as CallsRecorder
+from attention_serving.server.engine.costs import Costs, RunCost
 from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.events import (
+    CallEvent,
+    Event,
+    EventLog,
+    FailureEvent,
+    RefusalEvent,
+    RunEvent,
+    TerminationEvent,
+)
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ModelControl
@@ -24,8 +34,7 @@ from attention_serving.server.engine.run.execute import Outputs
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.schedule.queue import Next, Queue
-from attention_serving.server.engine.statistics import BatchReport, ExpiryStage, Observer
-from attention_serving.server.engine.types import Array, Result, RunCost
+from attention_serving.server.engine.types import Array, Result
 from attention_serving.server.process.grpc_server import RpcServer
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.transport.options import RpcOptions
@@ -64,7 +73,7 @@ def tapped(model: LoadedModel, tap: Tap) -> LoadedModel:
 
 def costing(model: LoadedModel, cost: RunCost) -> LoadedModel:
     """The same model, each graph of which is taken to cost as much."""
-    return dataclasses.replace(model, costs=dict.fromkeys(GraphKind, cost), paces={})
+    return dataclasses.replace(model, costs=Costs(dict.fromkeys(GraphKind, cost)))
 
 
 class Gate:
@@ -99,9 +108,9 @@ def mark(request: Request, sequence: int = 0) -> float:
     return float(request.sequences[sequence].inputs["query"][0, 0])
 
 
-def engine_of(limits: Limits | None = None, observer: Observer | None = None, **options: Any) -> Engine:
+def engine_of(limits: Limits | None = None, events: EventLog | None = None, **options: Any) -> Engine:
     """An engine for requests that are submitted with their models."""
-    return Engine(Repository(), limits, observer, **options)
+    return Engine(Repository(), limits, events, **options)
 
 
 def withdraw(engine: Engine, request: Request) -> None:
@@ -126,29 +135,35 @@ def take(queue: Queue, now: float = 0.0) -> Next:
     return batch, expired
 
 
-class Recorder(Observer):
-    """Records every report."""
+class Recorder(EventLog):
+    """Keeps every event. Any thread may add them."""
 
     def __init__(self) -> None:
-        self.runs: list[BatchReport] = []
-        self.answered: list[str] = []
-        self.failed: list[tuple[str, str]] = []
-        self.expired: list[tuple[str, ExpiryStage]] = []
-        self.terminated: list[str] = []
+        self._all: list[Event] = []
+        super().__init__(self._all.extend)
 
-    def batch_completed(self, report: BatchReport) -> None:
-        assert min(report.answered, default=0) >= 0
-        self.runs.append(report)
-        self.answered += [report.model] * len(report.answered)
+    @property
+    def all(self) -> list[Event]:
+        """The events so far."""
+        self.flush()
+        return self._all
 
-    def request_failed(self, model: str, code: str) -> None:
-        self.failed.append((model, code))
+    @property
+    def runs(self) -> list[RunEvent]:
+        return [event for event in self.all if isinstance(event, RunEvent)]
 
-    def request_expired(self, model: str, stage: ExpiryStage) -> None:
-        self.expired.append((model, stage))
+    @property
+    def failed(self) -> list[tuple[str, str]]:
+        return [(event.model, event.code) for event in self.all if isinstance(event, FailureEvent)]
 
-    def run_terminated(self, model: str) -> None:
-        self.terminated.append(model)
+    @property
+    def answered(self) -> list[str]:
+        assert all(seconds >= 0 for run in self.runs for seconds in run.answered)
+        return [run.model for run in self.runs for _ in run.answered]
+
+    @property
+    def terminated(self) -> list[str]:
+        return [event.model for event in self.all if isinstance(event, TerminationEvent)]
 
     @property
     def sizes(self) -> list[int]:
@@ -220,21 +235,23 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-class Calls(Observer):
-    """An observer of calls that keeps the status of each."""
+class Calls(EventLog):
+    """Keeps the status of each call."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._changed = threading.Condition()
         self._ended: list[tuple[str, str]] = []
-        self.refusals: list[tuple[str, str]] = []
+        self.refusals: list[str] = []
 
-    def refused(self, method: str, reason: str) -> None:
-        self.refusals.append((method.rsplit("/", 1)[1], reason))
-
-    def call_ended(self, method: str, code: str, seconds: float) -> None:
-        assert seconds >= 0
+    def add(self, event: Event) -> None:
         with self._changed:
-            self._ended.append((method.rsplit("/", 1)[1], code))
+            match event:
+                case CallEvent(method, code, seconds):
+                    assert seconds >= 0
+                    self._ended.append((method.rsplit("/", 1)[1], code))
+                case RefusalEvent(reason):
+                    self.refusals.append(reason)
             self._changed.notify_all()
 
     def ended(self, count: int) -> Counter[tuple[str, str]]:
@@ -279,7 +296,7 @@ class Served:
         self,
         *models: LoadedModel,
         limits: Limits | None = None,
-        observer: Observer | None = None,
+        events: EventLog | None = None,
         guard: Guard | None = None,
         recorder: CallsRecorder | None = None,
         **options: Any,
@@ -295,7 +312,7 @@ class Served:
             stream_window=3,
         )
         self.server = RpcServer(
-            dataclasses.replace(defaults, **options), observer or self.calls, guard=guard, recorder=recorder
+            dataclasses.replace(defaults, **options), events or self.calls, guard=guard, recorder=recorder
         )
         self.address = (defaults.host, self.server.bind())
         self.target = f"{defaults.host}:{self.address[1]}"

@@ -38,7 +38,7 @@ def run(work: Coroutine[Wait, Any, T]) -> T:
 def submitted(engine: Engine, model: LoadedModel, request: DecodedRequest) -> "Future[Result]":
     """Queues a request as a call does, and raises its refusal. Cancelling the future withdraws it."""
     validated = engine.validate(model, request)
-    reservation = engine.budget.reserve(validated.form.input_bytes)
+    reservation = engine.budget.reserve(validated.plan.input_bytes)
     future: Future[Result] = Future()
 
     async def work() -> None:

@@ -98,7 +98,7 @@ class PutContext:
         new = Context(
             id=context_id(model, "" if parent is None else parent.id, {**rows, KEY_POSITIONS: positions}),
             nbytes=(CONTEXT_BYTES if parent is None else parent.nbytes)
-            + request.form.shapes[0].result_bytes
+            + request.plan.sequences[0].result_bytes
             + positions.nbytes,
             length=length + len(hidden),
             owner=caller.name,

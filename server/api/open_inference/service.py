@@ -22,10 +22,10 @@ from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.contexts import CONTEXT_ID
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError, UnsupportedError
+from attention_serving.server.engine.events import Durations, RunDurations
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ModelControl, ModelState
 from attention_serving.server.engine.requests.tokenizer import TEXT
-from attention_serving.server.engine.statistics import Durations, RunDurations
 from attention_serving.server.engine.types import DecodedRequest, Result
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
@@ -204,6 +204,7 @@ class Handlers:
         """Reports what the models that are ready have done: all of them, or those of a name or version."""
         if request.name:
             require(call, Right.READ, request.name)
+        self._engine.events.flush()
         models = [
             model
             for model in permitted(self._engine.repository, call)

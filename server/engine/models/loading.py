@@ -253,10 +253,10 @@ def load_model(
             if case.graph in opened
         ]
     return LoadedModel(
-        manifest,
-        sessions,
-        encoder,
-        max(errors),
+        manifest=manifest,
+        sessions=sessions,
+        text_encoder=encoder,
+        measured_error=max(errors),
         provider=sessions[GraphKind.PLAIN].provider,
         digest=files.digest,
         parallel_sessions=parallel_sessions,

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.coroutines import Task
 from attention_serving.server.engine.errors import EngineError
+from attention_serving.server.engine.events import Timeline
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller, CallerShare
-from attention_serving.server.engine.statistics import Timeline
-from attention_serving.server.engine.types import Array, HeadSelection, Result, SequencePlan
+from attention_serving.server.engine.schedule.fair_shares import CallerShare
+from attention_serving.server.engine.types import ANYONE, Array, Caller, HeadSelection, Result, SequencePlan
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class SequenceInputs:
     Attributes:
         inputs: Arrays (T, ...) by input name.
         mask: Broadcasts to (H, Tq, Tk); None if every key may be attended to.
-        shape: Its derived sizes.
+        plan: Its derived sizes.
         spans: First and exclusive last token (n, 2) of the parts whose embeddings are returned; None for one
             embedding of the sequence.
         head_selection: Which attention weights are returned; None for all.
@@ -38,7 +38,7 @@ class SequenceInputs:
 
     inputs: Mapping[str, Array]
     mask: NDArray[np.bool_] | None
-    shape: SequencePlan
+    plan: SequencePlan
     spans: Array | None = None
     head_selection: HeadSelection | None = None
     request: "Request" = field(init=False)
@@ -48,24 +48,22 @@ class SequenceInputs:
     @property
     def sizes(self) -> Mapping[str, int]:
         """Length by symbolic axis."""
-        return self.shape.sizes
+        return self.plan.sizes
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Length on each of the model's axes."""
-        return self.shape.lengths
+        return self.plan.lengths
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class Plan:
-    """Derived sizes of a request, which depend on the lengths of its sequences only.
-
-    A form does not keep its model alive.
+    """What is known of a request by the lengths of its sequences only. Does not keep its model alive.
 
     Attributes:
         graph: The graph that computes its sequences, of which long ones run in blocks.
         lengths: Rows of each sequence, for each of the model's inputs.
-        shapes: What follows for each sequence.
+        sequences: The plan of each sequence.
         input_bytes: Size of the inputs, which may be views of the received message.
         held_bytes: Memory that a request takes in addition: its masks at one byte for each flag, the result,
             and the serialized reply.
@@ -76,7 +74,7 @@ class Plan:
 
     graph: GraphKind
     lengths: tuple[tuple[int, ...], ...]
-    shapes: tuple[SequencePlan, ...]
+    sequences: tuple[SequencePlan, ...]
     input_bytes: int
     held_bytes: int
     dimensions: int = 0
@@ -84,30 +82,30 @@ class Plan:
     longest: SequencePlan = field(init=False)
 
     def __post_init__(self) -> None:
-        self.seconds = sum([shape.seconds for shape in self.shapes])
-        self.longest = max(self.shapes, key=attrgetter("seconds"))
+        self.seconds = sum([sequence.seconds for sequence in self.sequences])
+        self.longest = max(self.sequences, key=attrgetter("seconds"))
 
-    def filled(
+    def fill(
         self, model: LoadedModel, rows: Mapping[str, Array], deadline: float, caller: Caller
     ) -> "Request":
-        """A request of this form, without masks and spans.
+        """A request of this plan, without masks and spans.
 
         Args:
-            model: The model that the form was made for.
+            model: The model that the plan was made for.
             rows: The rows (sum of lengths, ...) of each of the model's inputs, of its element types.
             deadline: On `time.monotonic`'s clock, in seconds.
             caller: Whose request it is.
         """
-        shapes = self.shapes
-        if len(shapes) == 1:  # the usual case
-            return Request(self, model, (SequenceInputs(rows, None, shapes[0]),), deadline, caller)
+        if len(self.sequences) == 1:  # the usual case
+            sequence = SequenceInputs(rows, None, self.sequences[0])
+            return Request(self, model, (sequence,), deadline, caller)
         columns = [
             split(input_rows, lengths)
             for input_rows, lengths in zip(rows.values(), self.lengths, strict=True)
         ]
         parts = [
-            SequenceInputs(dict(zip(rows, arrays, strict=True)), None, shape)
-            for shape, *arrays in zip(shapes, *columns, strict=True)
+            SequenceInputs(dict(zip(rows, arrays, strict=True)), None, plan)
+            for plan, *arrays in zip(self.sequences, *columns, strict=True)
         ]
         return Request(self, model, tuple(parts), deadline, caller)
 
@@ -123,7 +121,7 @@ class Request:
     """A request that its model can answer: the only type that may enter the queue. It ends once.
 
     Attributes:
-        form: What it has in common with others.
+        plan: What it has in common with others.
         model: Answers it.
         sequences: Its sequences; none once it has ended.
         deadline: On `time.monotonic`'s clock, in seconds.
@@ -152,13 +150,13 @@ class Request:
 
     def __init__(
         self,
-        form: Plan,
+        plan: Plan,
         model: LoadedModel,
         sequences: tuple[SequenceInputs, ...],
         deadline: float,
         caller: Caller = ANYONE,
     ) -> None:
-        self.form, self.model, self.sequences = form, model, sequences
+        self.plan, self.model, self.sequences = plan, model, sequences
         self.deadline, self.caller = deadline, caller
         self._waiting: list[Task] = []
 

@@ -40,7 +40,7 @@ def validate(request: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
     request = encode_texts(request, model, limits)
     sizes = _sizes(request, model, limits)
     ragged = [_rows(spec, request, model) for spec in model.inputs]
-    shapes = [model.shape(graph, item) for item in sizes]
+    shapes = [model.plan(graph, item) for item in sizes]
     result_bytes, work_bytes = output_bytes(request, model, shapes)
     if result_bytes > limits.max_result_bytes:
         field = RETURN_WEIGHTS if request.return_weights else first if request.spans is None else SPANS
@@ -49,16 +49,16 @@ def validate(request: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
         )
     _check_runs(first, shapes, limits)
     masks = _split_mask(request.mask, model, shapes)
-    form = Plan(
+    plan = Plan(
         graph=graph,
         lengths=tuple([item.lengths for item in ragged]),
-        shapes=tuple(shapes),
+        sequences=tuple(shapes),
         input_bytes=sum([item.rows.nbytes for item in ragged]),
         held_bytes=sum([mask.nbytes for mask in masks]) + 2 * result_bytes + work_bytes,
         dimensions=request.dimensions,
     )
     rows = {name: item.rows for name, item in zip(model.inputs_by_name, ragged, strict=True)}
-    validated = form.filled(model, rows, request.deadline, request.caller)
+    validated = plan.fill(model, rows, request.deadline, request.caller)
     spans = [] if request.spans is None else split(request.spans.rows, request.spans.lengths)
     for sequence, mask, item in zip_longest(validated.sequences, masks, spans):
         sequence.mask, sequence.spans, sequence.head_selection = mask, item, request.head_selection
@@ -170,7 +170,7 @@ def _prompt(request: DecodedRequest, model: LoadedModel) -> str:
 def _text_limits(model: LoadedModel, limits: Limits) -> TextLimits:
     """Bounds of texts whose token ids and results are within the limits."""
     bytes_of_one, bytes_of_two = (
-        model.shape(GraphKind.PLAIN, (rows,) * len(model.axes)).result_bytes for rows in (1, 2)
+        model.plan(GraphKind.PLAIN, (rows,) * len(model.axes)).result_bytes for rows in (1, 2)
     )
     tokens = limits.max_input_bytes // (TOKEN_BYTES * (1 + model.takes_token_types))
     if row_bytes := bytes_of_two - bytes_of_one:  # of outputs with a row for each token

@@ -10,10 +10,11 @@ from typing import TypeAlias
 import numpy as np
 
 from attention_serving.artifact.manifest import IN_BLOCKS, KEY_POSITIONS, OF_CONTEXTS, GraphKind
+from attention_serving.server.engine.costs import UNTIMED_CONTEXT, ContextCost, Costs, RunCost
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.request import SequenceInputs
 from attention_serving.server.engine.run.execute import run_batch
-from attention_serving.server.engine.types import Array, Context, ContextCost, RunCost
+from attention_serving.server.engine.types import Array, Context
 
 # Sizes that are timed: number of sequences, and length of each. As few as tell the three terms apart, because
 # a model is not ready before: further ones took most of the time and did not make predictions better.
@@ -36,12 +37,10 @@ Size: TypeAlias = tuple[int, int]
 
 def calibrated(model: LoadedModel) -> LoadedModel:
     """The same model with the measured cost of runs of each of its graphs."""
-    costs = {kind: _Graph(model, kind).cost() for kind in model.sessions if kind not in OF_CONTEXTS}
+    runs = {kind: _Graph(model, kind).cost() for kind in model.sessions if kind not in OF_CONTEXTS}
     model.shrink_arena()
-    timed = dataclasses.replace(model, costs=costs, paces={})
-    if GraphKind.CONTEXT not in model.sessions:
-        return timed
-    return dataclasses.replace(timed, context_cost=_context_cost(timed))
+    context = _context_cost(model) if GraphKind.CONTEXT in model.sessions else UNTIMED_CONTEXT
+    return dataclasses.replace(model, costs=Costs(runs, context))
 
 
 def _context_cost(model: LoadedModel) -> ContextCost:
@@ -132,7 +131,7 @@ def _random_sequence(model: LoadedModel, graph: GraphKind, length: int) -> Seque
         inputs[spec.name] = noise.astype(spec.data_type)
     masked = graph in (GraphKind.MASK, GraphKind.MASK_BLOCKS)
     mask = np.ones((1, length, length), np.bool_) if masked else None
-    return SequenceInputs(inputs, mask, model.shape(graph, (length,) * len(model.axes)))
+    return SequenceInputs(inputs, mask, model.plan(graph, (length,) * len(model.axes)))
 
 
 def fit(operations: Sequence[tuple[float, float]], seconds: Sequence[float]) -> RunCost:

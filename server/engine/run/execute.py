@@ -22,11 +22,12 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import select, with_spans
 from attention_serving.server.engine.requests.request import SequenceInputs
 from attention_serving.server.engine.run.session import RunControl
-from attention_serving.server.engine.statistics import RunTimes
 from attention_serving.server.engine.types import Array
 
 Outputs = dict[str, Array]
-_shape = attrgetter("shape")
+# When a run started, had its inputs, had its outputs, and ended, on `time.monotonic`'s clock.
+Moments = tuple[float, float, float, float]
+_plan = attrgetter("plan")
 
 
 def run_batch(
@@ -36,7 +37,7 @@ def run_batch(
     control: RunControl | None = None,
     *,
     parallel: bool = False,
-) -> tuple[list[Outputs], RunTimes]:
+) -> tuple[list[Outputs], Moments]:
     """Runs sequences together on one graph.
 
     Args:
@@ -47,7 +48,7 @@ def run_batch(
         parallel: Whether the run uses all threads instead of the caller's.
 
     Returns:
-        The outputs of each sequence, by name; and how long the parts of the run took.
+        The outputs of each sequence, by name; and when the parts of the run began and ended.
 
     Raises:
         MemoryError: The run needs more memory than the runtime may take.
@@ -66,30 +67,25 @@ def run_batch(
             results[at][ATTENTION_WEIGHTS] = select(results[at][ATTENTION_WEIGHTS], sequence.head_selection)
         if sequence.spans is not None and model.encoder is not None:
             results[at] = with_spans(results[at], sequence.spans, model.encoder)
-    split = time.monotonic()
-    return results, RunTimes(prepared - started, computed - prepared, split - computed)
+    return results, (started, prepared, computed, time.monotonic())
 
 
 def has_equal_shapes(sequences: Sequence[SequenceInputs]) -> bool:
     """Whether a run of the sequences has no padding."""
-    first = sequences[0].shape
-    # The usual case, which takes no step of the interpreter for each sequence.
-    if all(map(is_, map(_shape, sequences), repeat(first))):
+    first = sequences[0].plan
+    if all(map(is_, map(_plan, sequences), repeat(first))):  # fast path: no Python loop
         return True
     return all(sequence.sizes == first.sizes for sequence in sequences)
 
 
 def _split(graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInputs]) -> list[Outputs]:
     """The outputs of each sequence, without padding."""
-    is_whole, columns = has_equal_shapes(sequences), []
+    is_whole, results = has_equal_shapes(sequences), [Outputs() for _ in sequences]
     for spec in graph.outputs:
-        values = outputs[spec.name]
-        if is_whole and spec.axes[0] == BATCH_AXIS:
-            columns.append(list(values))  # one view for each sequence
-        else:
-            columns.append([values[_window(spec, sequence, at)] for at, sequence in enumerate(sequences)])
-    names = [spec.name for spec in graph.outputs]
-    return [dict(zip(names, arrays, strict=True)) for arrays in zip(*columns, strict=True)]
+        values, is_batched = outputs[spec.name], is_whole and spec.axes[0] == BATCH_AXIS
+        for at, sequence in enumerate(sequences):
+            results[at][spec.name] = values[at if is_batched else _window(spec, sequence, at)]
+    return results
 
 
 def _split_rows(graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInputs]) -> list[Outputs]:

@@ -49,18 +49,18 @@ class Batch:
             max_bytes: Memory that the run may take if further sequences join.
             max_seconds: Work (`seconds_alone`) that is left to this batch if others run beside it.
         """
-        shape = head.shape
+        plan = head.plan
         self.model = head.request.model
-        self.graph, self._lengths = shape.graph, shape.lengths
+        self.graph, self._lengths, self._query_rows = plan.graph, plan.lengths, plan.lengths[0]
         self._max_bytes = min(limits.max_batch_bytes, max_bytes)
         self._max_seconds = max_seconds
-        self._max_sequences = 1 if shape.runs_alone else limits.max_batch_sequences
+        self._max_sequences = 1 if plan.runs_alone else limits.max_batch_sequences
         self.sequences = [head]
-        self.seconds = self.seconds_alone = shape.seconds
+        self.seconds = self.seconds_alone = plan.seconds
         self.is_parallel = self._is_alone = False
         self.run_seconds = self._expected_seconds = 0.0
         self.control: RunControl | None = None
-        self._call_seconds = shape.call_seconds
+        self._call_seconds = plan.call_seconds
 
     def __iter__(self) -> Iterator[SequenceInputs]:
         return iter(self.sequences)
@@ -72,18 +72,19 @@ class Batch:
     def run_bytes(self) -> int:
         """Expected memory of the run."""
         if len(self.sequences) == 1:
-            return self.sequences[0].shape.run_bytes
+            return self.sequences[0].plan.run_bytes
         return self.model.run_bytes(self.graph, *self._size)
 
     @property
     def _size(self) -> tuple[int, tuple[int, ...]]:
-        """Number of sequences of the run, and its length on each axis, to which shorter ones are padded.
+        """Number of sequences that the graph sees, and their length on each axis."""
+        return self.model.run_size(len(self.sequences), self._lengths, self._query_rows)
 
-        Queries to one context are concatenated to one sequence instead.
-        """
-        if self.model.context is not None:
-            return 1, (sum([queued.lengths[0] for queued in self.sequences]),)
-        return len(self.sequences), self._lengths
+    @property
+    def padding(self) -> int:
+        """Rows that are computed beside those of the sequences."""
+        count, lengths = self._size
+        return count * sum(lengths) - sum([sequence.plan.rows for sequence in self.sequences])
 
     @property
     def is_full(self) -> bool:
@@ -100,7 +101,7 @@ class Batch:
         """Whether the run may take longer than expected: it waits its turn on a device, or pools spans."""
         return not self.model.runs_on_host or (
             self.model.manifest.encoder is not None
-            and any(queued.spans is not None for queued in self.sequences)
+            and any(sequence.spans is not None for sequence in self.sequences)
         )
 
     def take_same_shape(self, bucket: deque[SequenceInputs], now: float) -> None:
@@ -113,37 +114,39 @@ class Batch:
             bucket: Sequences that may join the batch, which has one.
             now: The current time.
         """
-        sequences, shape = self.sequences, self.sequences[0].shape
-        earliest = now + self.model.least_seconds(shape)
-        for queued in islice(bucket, max(0, self._most_alike() - 1)):
-            request = queued.request
-            is_alike = queued.shape is shape or queued.shape == shape  # two caches may have made them
-            if not is_alike or request.is_done or request.deadline < earliest or len(request.sequences) > 1:
+        sequences, plan = self.sequences, self.sequences[0].plan
+        earliest = now + self.model.least_seconds(plan)
+        for sequence in islice(bucket, max(0, self._most_alike() - 1)):
+            request = sequence.request
+            is_same = sequence.plan is plan or sequence.plan == plan  # two caches may have made them
+            if not is_same or request.is_done or request.deadline < earliest or len(request.sequences) > 1:
                 break
-            sequences.append(queued)
+            sequences.append(sequence)
         for _ in range(len(sequences) - 1):
             bucket.popleft()
-        self.seconds = self._call_seconds + len(sequences) * (shape.seconds - self._call_seconds)
-        self.seconds_alone = len(sequences) * shape.seconds
+        self.seconds = self._call_seconds + len(sequences) * (plan.seconds - self._call_seconds)
+        self.seconds_alone = len(sequences) * plan.seconds
+        self._query_rows = len(sequences) * plan.lengths[0]
 
     def _most_alike(self) -> int:
         """How many sequences like the first may be in the batch, each of another request: see `_admits`."""
-        shape, call = self.sequences[0].shape, self._call_seconds
-        most = min(self._max_sequences, self._max_bytes // shape.run_bytes)
-        if (marginal := shape.seconds - call) > 0:
+        plan, call = self.sequences[0].plan, self._call_seconds
+        most = min(self._max_sequences, self._max_bytes // plan.run_bytes)
+        if (marginal := plan.seconds - call) > 0:
             # One more may join while the run takes no more than so many times its fixed cost.
             full, divided = FULL_AT_CALL_COSTS - 1, DIVIDED_AT_CALL_COSTS - 1
-            share = max(1 + divided * call // marginal, self._max_seconds // shape.seconds)
+            share = max(1 + divided * call // marginal, self._max_seconds // plan.seconds)
             most = min(most, 1 + full * call // marginal, share)
         return int(most)
 
     def add(self, sequence: SequenceInputs) -> None:
         """Adds a sequence of the same lengths as all others, which pads nothing, if the limits allow it."""
         count = len(self.sequences) + 1
-        if self._admits(sequence) and count * sequence.shape.run_bytes <= self._max_bytes:
+        if self._admits(sequence) and count * sequence.plan.run_bytes <= self._max_bytes:
             self.sequences.append(sequence)
-            self.seconds = self._call_seconds + count * (sequence.shape.seconds - self._call_seconds)
-            self.seconds_alone += sequence.shape.seconds
+            self._query_rows += sequence.lengths[0]
+            self.seconds = self._call_seconds + count * (sequence.plan.seconds - self._call_seconds)
+            self.seconds_alone += sequence.plan.seconds
 
     def add_padded(self, nearest: Iterable[SequenceInputs]) -> None:
         """Adds those of some sequences that save time, compared with runs of their own.
@@ -162,23 +165,21 @@ class Batch:
 
     def _pad(self, sequence: SequenceInputs) -> bool:
         """Adds a sequence of other lengths, unless that costs more than a run of its own."""
-        count, lengths = self._size
-        if self.model.context is None:
-            size = count + 1, tuple(map(max, lengths, sequence.lengths))
-        else:
-            size = 1, (lengths[0] + sequence.lengths[0],)
+        lengths = tuple(map(max, self._lengths, sequence.lengths))
+        query_rows = self._query_rows + sequence.lengths[0]
+        size = self.model.run_size(len(self.sequences) + 1, lengths, query_rows)
         # Once mixed, a batch keeps the graph that it needs for that.
         graph = self.model.mixed_graph(self.graph)
         seconds = self.model.seconds(graph, *size)
-        if seconds > self.seconds + sequence.shape.seconds:
+        if seconds > self.seconds + sequence.plan.seconds:
             return False
         if self.model.run_bytes(graph, *size) > self._max_bytes:
             return False
         if graph is not self.graph:
             self.graph, self._call_seconds = graph, self.model.cost(graph).call
         self.sequences.append(sequence)
-        self._lengths, self.seconds = size[1], seconds
-        self.seconds_alone += sequence.shape.seconds
+        self._lengths, self._query_rows, self.seconds = lengths, query_rows, seconds
+        self.seconds_alone += sequence.plan.seconds
         return True
 
     def choose_threads(self, other_seconds: float) -> None:
@@ -187,10 +188,10 @@ class Batch:
         Args:
             other_seconds: Work that is queued or running beside the batch.
         """
-        pace, expected = self.model.pace(self.graph), self.seconds
-        self._is_alone, self._expected_seconds = other_seconds <= OTHER_WORK_SHARE * expected, expected
-        self.is_parallel = self._is_alone and pace.choose_threads(expected)
-        self.seconds = pace.seconds(expected, parallel=self.is_parallel)
+        expected = self._expected_seconds = self.seconds
+        self._is_alone = other_seconds <= OTHER_WORK_SHARE * expected
+        pace = self.model.pace(self.graph)
+        self.is_parallel, self.seconds = pace.choose(expected, is_alone=self._is_alone)
 
     def learn(self) -> None:
         """Lets what is expected of further runs follow this one, if it ran alone from beginning to end."""
@@ -200,11 +201,11 @@ class Batch:
 
     def _admits(self, sequence: SequenceInputs) -> bool:
         """Whether the batch may become larger, and is not so long that the sequence should run in another."""
-        if self.is_full or sequence.shape.runs_alone:
+        if self.is_full or sequence.plan.runs_alone:
             return False
         if sequence.request is not self.sequences[0].request and self._takes(FULL_AT_CALL_COSTS):
             return False
-        exceeds_share = self.seconds_alone + sequence.shape.seconds > self._max_seconds
+        exceeds_share = self.seconds_alone + sequence.plan.seconds > self._max_seconds
         return not (exceeds_share and self._takes(DIVIDED_AT_CALL_COSTS))
 
     def _takes(self, call_costs: int) -> bool:

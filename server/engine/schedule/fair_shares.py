@@ -8,25 +8,11 @@ one's turn. Source: start-time fair queueing, Goyal, Vin and Cheng 1996.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+
+from attention_serving.server.engine.types import Caller
 
 # Callers without queued sequences are forgotten when there are this many, whatever their clocks say.
 MAX_IDLE = 1024
-
-
-class Caller(NamedTuple):
-    """Whose request it is. Requests of one caller do not delay those of others more than its share allows.
-
-    Attributes:
-        name: Tells callers apart; empty for requests without a known caller.
-        weight: Its share of the runs in relation to the other callers that have requests in the queue.
-    """
-
-    name: str = ""
-    weight: float = 1.0
-
-
-ANYONE = Caller()
 
 
 @dataclass(eq=False, slots=True)
@@ -64,7 +50,8 @@ class FairShares:
         share = self._shares.get(caller)
         if share is None:
             if len(self._shares) >= MAX_IDLE:
-                self._shares = {each: own for each, own in self._shares.items() if own.sequences}
+                queued = {key: share for key, share in self._shares.items() if share.sequences}
+                self._shares = queued
             share = self._shares[caller] = CallerShare(caller)
         if not share.sequences:
             # Rounding errors do not add up.
@@ -85,13 +72,13 @@ class FairShares:
             caller: The caller, which need not have queued anything.
             work: Expected duration of its runs.
         """
-        own = self._shares.get(caller)
-        clock = self.clock if own is None else max(self.clock, own.clock)
+        caller_share = self._shares.get(caller)
+        clock = self.clock if caller_share is None else max(self.clock, caller_share.clock)
         until = clock + work / caller.weight
         return sum(
             min(share.seconds, max(0.0, until - share.clock) * share.caller.weight)
             for share in self._shares.values()
-            if share is not own and share.sequences
+            if share is not caller_share and share.sequences
         )
 
     def seconds_of(self, caller: Caller) -> float:

@@ -19,6 +19,7 @@ asks after a short run, and otherwise the engine's threads (`needs_thread`).
 import math
 from bisect import bisect_right
 from collections import deque
+from enum import Enum
 from heapq import merge
 from itertools import chain, groupby, islice
 from operator import attrgetter, sub
@@ -29,7 +30,8 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.request import Request, SequenceInputs
 from attention_serving.server.engine.schedule.batch import Batch
-from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller, CallerShare, FairShares
+from attention_serving.server.engine.schedule.fair_shares import CallerShare, FairShares
+from attention_serving.server.engine.types import ANYONE, Caller
 
 # How many sequences behind the oldest are considered for its batch.
 LOOK_AHEAD = 256
@@ -55,7 +57,16 @@ BucketKey = tuple[LoadedModel, GraphKind, CallerShare]
 Bucket = deque[SequenceInputs]
 # A batch, or None if none may start; and the requests that cannot be answered in time.
 Next = tuple[Batch | None, list[Request]]
-_turn, _share, _seconds = attrgetter("turn"), attrgetter("request.share"), attrgetter("shape.seconds")
+_turn, _share, _seconds = attrgetter("turn"), attrgetter("request.share"), attrgetter("plan.seconds")
+
+
+class NextStep(Enum):
+    """What has to happen before the next batch starts, if a slot is free."""
+
+    INLINE = "the inline thread asks for it, at once or after a short run, without being woken"
+    THREAD = "a thread of the engine asks for it, or the inline thread, which waits for another reason"
+    ANY = "a thread asks for it: another than the inline one has submitted, which may be busy"
+    MEMORY = "a run ends, or a request leaves: the memory that is left is too small"
 
 
 class LatencyEstimator:
@@ -157,12 +168,7 @@ class Queue:
         self._bulk: set[Request] = set()
         self._next_number = 0
         self._handed_over: deque[Batch] = deque()
-        # Whether the inline thread will ask for a batch without being woken, at once or after a short run.
-        self._inline_is_due = False
-        # Whether another thread has submitted since the queue was last empty: the inline thread may be busy.
-        self._threads_asked = False
-        # Whether the queued work does not fit beside the runs in progress.
-        self._waits_for_memory = False
+        self._next_step = NextStep.THREAD
         self._closing = False
 
     def __bool__(self) -> bool:
@@ -190,8 +196,7 @@ class Queue:
             return True
         if not self._buckets:
             return self._closing and not self.running
-        may_start = len(self.running) < self._slots and not self._waits_for_memory
-        return may_start and (self._threads_asked or not self._inline_is_due)
+        return self._next_step in (NextStep.THREAD, NextStep.ANY) and len(self.running) < self._slots
 
     @property
     def is_complete(self) -> bool:
@@ -229,12 +234,12 @@ class Queue:
             caller: Whose request it is. Another caller runs no more before it than its share.
         """
         later = [
-            request.queued_seconds - request.form.longest.seconds - request_seconds
+            request.queued_seconds - request.plan.longest.seconds - request_seconds
             for request in self._bulk
             if request.caller == caller
         ]
-        queued = self._shares.seconds_of(caller) - sum(more for more in later if more > 0)
-        of_caller = max(0.0, queued)
+        queued_seconds = self._shares.seconds_of(caller) - sum(more for more in later if more > 0)
+        of_caller = max(0.0, queued_seconds)
         before = self._shares.seconds_before(caller, of_caller + request_seconds)
         return of_caller + before + self._running_seconds
 
@@ -246,7 +251,7 @@ class Queue:
             now: The current time.
             inline: Whether the caller calls `next_inline` next.
         """
-        sequences, form, seconds = request.sequences, request.form, request.form.seconds
+        sequences, graph, seconds = request.sequences, request.plan.graph, request.plan.seconds
         share = request.share = self._shares.of(request.caller)
         request.queued_at, request.number, request.queued_seconds = now, self._next_number, seconds
         self._next_number += 1
@@ -255,11 +260,11 @@ class Queue:
         turn = share.turn
         for index, sequence in enumerate(sequences):
             sequence.request, sequence.index, sequence.turn = request, index, turn
-            turn += sequence.shape.seconds
+            turn += sequence.plan.seconds
         self._requests.add(request)
         if count > 1:
             self._bulk.add(request)
-        key = (request.model, form.graph, share)
+        key, was_empty = (request.model, graph, share), not self._buckets
         bucket = self._buckets.get(key)
         if bucket is None:
             self._buckets[key] = deque(sequences)
@@ -272,11 +277,8 @@ class Queue:
         self._queued_seconds += seconds
         share.sequences += count
         share.seconds += seconds
-        self._waits_for_memory = False
-        if inline and not self._closing:
-            self._inline_is_due = True
-        else:
-            self._threads_asked = True
+        is_asked = self._next_step in (NextStep.ANY, NextStep.MEMORY) and not was_empty
+        self._next_step = NextStep.ANY if is_asked or not inline or self._closing else NextStep.INLINE
 
     def release(self, request: Request) -> bool:
         """Removes a request that has its result or was given up; returns whether it had not ended before."""
@@ -293,17 +295,17 @@ class Queue:
     def has_started(self, request: Request) -> bool:
         """Whether one of its sequences runs, or has run."""
         return request.missing < len(request.sequences) or any(
-            queued.request is request for batch in self.running for queued in batch
+            sequence.request is request for batch in self.running for sequence in batch
         )
 
     def _remove(self, request: Request) -> None:
-        self._waits_for_memory = False  # the sequence that did not fit may be gone
-        key = (request.model, request.form.graph, request.share)
+        self._try_memory()  # the sequence that did not fit may be gone
+        key = (request.model, request.plan.graph, request.share)
         bucket = self._buckets.pop(key, ())
-        kept = deque(queued for queued in bucket if queued.request is not request)
+        kept = deque(sequence for sequence in bucket if sequence.request is not request)
         if kept:
             self._buckets[key] = kept
-        self._count_left([queued for queued in bucket if queued.request is request])
+        self._count_left([sequence for sequence in bucket if sequence.request is request])
 
     def clear(self) -> list[Request]:
         """Takes every sequence out of the queue; returns the requests, which are yet to be released."""
@@ -315,7 +317,7 @@ class Queue:
 
     def close(self) -> None:
         """Leaves the rest of the queue to the engine's threads."""
-        self._closing, self._inline_is_due = True, False
+        self._closing, self._next_step = True, NextStep.ANY
 
     def next(self, now: float) -> Next:
         """Takes a batch to run on one of the engine's threads."""
@@ -331,7 +333,8 @@ class Queue:
         A batch that is expected to take longer than the limit, or that may, is handed over to the engine's
         threads. If nothing else runs or is queued, the limit is ten times as large.
         """
-        self._inline_is_due = False
+        if self._next_step is NextStep.INLINE:
+            self._next_step = NextStep.THREAD
         if not self._buckets or len(self.running) >= self._slots:
             return None, []
         batch, expired = self._take(now)
@@ -341,7 +344,8 @@ class Queue:
         if batch.seconds > limit_seconds * (IDLE_FACTOR if is_idle else 1) or batch.may_take_longer:
             self._handed_over.append(batch)
             return None, expired
-        self._inline_is_due = not self._closing
+        if self._next_step is NextStep.THREAD:
+            self._next_step = NextStep.INLINE
         return batch, expired
 
     def ended(self, batch: Batch, now: float) -> None:
@@ -349,7 +353,7 @@ class Queue:
         del self.running[batch]
         # Rounding errors do not add up.
         self._running_seconds = self._running_seconds - batch.seconds_alone if self.running else 0.0
-        self._waits_for_memory = False
+        self._try_memory()
         self.latency.ended(batch.seconds_alone, now, busy=bool(self.running or self._buckets))
         if not self.running:
             batch.learn()
@@ -362,7 +366,7 @@ class Queue:
         expired: list[Request] = []
         while self._buckets and batch is None:
             bucket = self._next_bucket()
-            if bucket[0].shape.run_bytes > free_bytes:
+            if bucket[0].plan.run_bytes > free_bytes:
                 break
             head = bucket.popleft()
             share, unwanted = head.request.share, [head]
@@ -374,7 +378,7 @@ class Queue:
                 alone = not bucket and len(self._buckets) == 1  # the usual case
                 unwanted = [] if alone else self._fill(batch, bucket, now, expired)
             if not bucket:
-                del self._buckets[head.request.model, head.request.form.graph, share]
+                del self._buckets[head.request.model, head.request.plan.graph, share]
             if unwanted:
                 self._count_left(unwanted)
         if batch is not None:
@@ -383,9 +387,14 @@ class Queue:
             self.running[batch] = batch.run_bytes
             self._running_seconds += batch.seconds_alone
             self.latency.started(now)
-        self._threads_asked = self._threads_asked and bool(self._buckets)
-        self._waits_for_memory = batch is None and bool(self._buckets)
+        self._try_memory()
+        if batch is None and self._buckets:
+            self._next_step = NextStep.MEMORY
         return batch, expired
+
+    def _try_memory(self) -> None:
+        if self._next_step is NextStep.MEMORY:
+            self._next_step = NextStep.ANY
 
     def _next_bucket(self) -> Bucket:
         if len(self._buckets) == 1:  # the usual case
@@ -414,7 +423,7 @@ class Queue:
         if batch.is_full or (batch.is_closed and is_one):
             return []
         # Those of all callers, in the order of their turns.
-        kind = request.model, request.form.graph
+        kind = request.model, request.plan.graph
         alike = [queue for key, queue in self._buckets.items() if queue and key[:2] == kind]
         alike.sort(key=_first)
         unwanted = _join(batch, alike, now, expired)
@@ -433,8 +442,8 @@ class Queue:
             if run:
                 share.clock += seconds / share.caller.weight
         if self._bulk:
-            for queued in sequences:
-                queued.request.queued_seconds -= queued.shape.seconds
+            for sequence in sequences:
+                sequence.request.queued_seconds -= sequence.plan.seconds
         if not self._buckets:  # rounding errors do not add up
             self._queued_seconds = 0.0
             self._shares.reset()
@@ -446,24 +455,24 @@ def _join(batch: Batch, buckets: list[Bucket], now: float, expired: list[Request
     lengths = batch.sequences[0].lengths
     unequal, unwanted = [], []
 
-    def is_wanted(queued: SequenceInputs) -> bool:
-        if _is_wanted(queued, now, expired):
+    def is_wanted(sequence: SequenceInputs) -> bool:
+        if _is_wanted(sequence, now, expired):
             return True
-        unwanted.append(queued)
+        unwanted.append(sequence)
         return False
 
-    for queued in chain.from_iterable(islice(bucket, most) for bucket in buckets):
-        if queued.lengths != lengths:
-            unequal.append(queued)
-        elif is_wanted(queued):
-            batch.add(queued)
+    for sequence in chain.from_iterable(islice(bucket, most) for bucket in buckets):
+        if sequence.lengths != lengths:
+            unequal.append(sequence)
+        elif is_wanted(sequence):
+            batch.add(sequence)
     if not batch.is_full:
-        unequal.sort(key=lambda queued: sum(map(abs, map(sub, queued.lengths, lengths))))
+        unequal.sort(key=lambda sequence: sum(map(abs, map(sub, sequence.lengths, lengths))))
         batch.add_padded(filter(is_wanted, unequal))
     gone = {*batch.sequences, *unwanted}
     for bucket in buckets:
         window = [bucket.popleft() for _ in range(min(len(bucket), most))]
-        bucket.extendleft(queued for queued in reversed(window) if queued not in gone)
+        bucket.extendleft(sequence for sequence in reversed(window) if sequence not in gone)
     return unwanted
 
 
@@ -472,14 +481,14 @@ def _first(bucket: Bucket) -> tuple[float, float, int]:
     return head.request.share.clock, head.turn, head.request.number
 
 
-def _is_wanted(queued: SequenceInputs, now: float, expired: list[Request]) -> bool:
+def _is_wanted(sequence: SequenceInputs, now: float, expired: list[Request]) -> bool:
     """Whether a sequence still needs its result and can get it in time; notes its request if it cannot."""
-    request = queued.request
+    request = sequence.request
     if request.is_done or request in expired:
         return False
     if request.deadline == math.inf:
         return True
-    if now + request.model.least_seconds(request.form.longest) <= request.deadline:
+    if now + request.model.least_seconds(request.plan.longest) <= request.deadline:
         return True
     expired.append(request)
     return False

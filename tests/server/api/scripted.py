@@ -8,11 +8,11 @@ from attention_serving.server.api.admission import AdmissionControl
 from attention_serving.server.api.calls import Calls
 from attention_serving.server.api.method import Method
 from attention_serving.server.coroutines import Callback, Task, suspend
-from attention_serving.server.engine.schedule.fair_shares import Caller
+from attention_serving.server.engine.events import EventLog
+from attention_serving.server.engine.types import Caller
 from attention_serving.server.transport.call import Call, Metadata, Serve, Transport
 from attention_serving.server.transport.options import RpcOptions
 from tests.server.seams import PATIENCE_SECONDS
-from tests.server.seams import Calls as Observed
 
 METHOD = "/tests.Scripted/Method"
 UNLIMITED = RpcOptions(
@@ -128,9 +128,10 @@ def calls_of(
     method: Method,
     limits: RpcOptions = UNLIMITED,
     check_deadline: Callable[[float, Caller], None] = lambda *_: None,
+    events: EventLog | None = None,
 ) -> Calls:
     """What serves calls of one method."""
-    return Calls({METHOD: method}, Observed(), AdmissionControl(limits, check_deadline))
+    return Calls({METHOD: method}, events or EventLog(), AdmissionControl(limits, check_deadline))
 
 
 def started(method: Method, limits: RpcOptions = UNLIMITED) -> ScriptedCall:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from attention_serving.server.api.method import CallKind, Method
 from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.errors import OverloadedError
-from attention_serving.server.engine.schedule.fair_shares import ANYONE
+from attention_serving.server.engine.types import ANYONE
 from attention_serving.server.transport.call import Call
 from tests.server.api.scripted import UNLIMITED, ScriptedCall, calls_of, started
 from tests.server.seams import Calls as Observed
@@ -137,11 +137,8 @@ def test_of_the_messages_of_a_stream_only_those_that_are_handled_are_in_memory(s
         Message.alive.add(bytes(message))
         return await result_of(handled.setdefault(bytes(message), Future()))
 
-    served, call, refused = (
-        calls_of(Method(kind="ordered stream", handle=handle, right=None)),
-        ScriptedCall(),
-        0,
-    )
+    observed, call, refused = Observed(), ScriptedCall(), 0
+    served = calls_of(Method(kind="ordered stream", handle=handle, right=None), events=observed)
     call.begin(served.serve)
     Message.alive.clear()
     gc.disable()
@@ -168,8 +165,7 @@ def test_of_the_messages_of_a_stream_only_those_that_are_handled_are_in_memory(s
         assert Message.alive == set()
     finally:
         gc.enable()
-    assert isinstance(served._observer, Observed)
-    assert served._observer.refusals == [("Method", "OVERLOADED")] * (refused + bool(call.reason))
+    assert observed.refusals == ["OVERLOADED"] * (refused + bool(call.reason))
 
 
 def test_replies_of_a_stream_keep_their_order_and_its_window() -> None:

@@ -144,7 +144,7 @@ def test_only_the_identity_at_its_limit_is_refused(self_model: LoadedModel, guar
         assert served.engine.has_queued(2)
         served.gate.open()
         assert [call.code() for call in calls] == [OK, OK]
-        assert ("Attend", "IDENTITY_LIMIT") in served.calls.refusals
+        assert "IDENTITY_LIMIT" in served.calls.refusals
 
 
 GREEDY = Identity(source="token", name="greedy", rights=Rights())

@@ -32,7 +32,7 @@ def test_calls_without_a_message_take_no_place_and_are_bounded(self_model: Loade
         wait_until(lambda: served.server.load().waiting_calls == 3)
         assert answer(attend(other)) == [2]
         opened[0].close()
-    assert served.calls.refusals == [("Attend", "OVERLOADED")]
+    assert served.calls.refusals == ["OVERLOADED"]
 
 
 def test_every_call_of_a_flood_is_answered_or_refused_and_counted_once(self_model: LoadedModel) -> None:
@@ -105,4 +105,4 @@ def test_a_reply_that_is_not_read_keeps_its_place_until_it_is(self_model: Loaded
             wait_until(lambda: served.server.load().open_calls == 0)
             assert answer(attend(other)) == [2]
         assert served.calls.ended(4) == {("Attend", "OK"): 3, ("Attend", "RESOURCE_EXHAUSTED"): 1}
-        assert ("Attend", "SLOW_READER") not in served.calls.refusals
+        assert "SLOW_READER" not in served.calls.refusals

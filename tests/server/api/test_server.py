@@ -145,4 +145,4 @@ def test_calls_that_outlast_the_grace_end_with_unavailable(self_model: LoadedMod
         assert {call.code() for call in (*calls, stream.replies)} == {UNAVAILABLE}
         assert served.calls.ended(3) == {("Attend", "UNAVAILABLE"): 2, ("AttendStream", "UNAVAILABLE"): 1}
         stream.end()
-    assert [run.tokens for run in served.engine.recorder.runs] == [2]
+    assert [run.rows for run in served.engine.recorder.runs] == [2]

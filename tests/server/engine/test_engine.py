@@ -10,10 +10,16 @@ import pytest
 
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import DeadlineExceededError, ShuttingDownError
+from attention_serving.server.engine.events import (
+    EventLog,
+    ExpiryStage,
+    FailureEvent,
+    ModelStatistics,
+    Timeline,
+)
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.statistics import BatchReport, ExpiryStage, ModelStatistics, Timeline
 from attention_serving.server.engine.types import DecodedRequest, Result
 from tests.server.samples import CROSS, SELF, assert_answers, request_of, validated_of
 from tests.server.seams import PATIENCE_SECONDS, Gate, Held, Recorder, engine_of, outcome, tapped, withdraw
@@ -34,8 +40,8 @@ def asked(held: Held, seed: int) -> tuple[DecodedRequest, "Future[Result]"]:
 
 def test_each_coroutine_gets_its_own_result_and_holds_memory_until_then(held: Held) -> None:
     callers = [asked(held, seed) for seed in range(3)]
-    form = validated_of(held.model, [(2, 2)]).form
-    assert held.engine.budget.held_bytes == 3 * (form.input_bytes + form.held_bytes)
+    plan = validated_of(held.model, [(2, 2)]).plan
+    assert held.engine.budget.held_bytes == 3 * (plan.input_bytes + plan.held_bytes)
     held.gate.open()
     for seed, (_, future) in enumerate(callers):
         assert_answers(validated_of(held.model, [(2, 2)], seed=seed), future.result(PATIENCE_SECONDS))
@@ -45,7 +51,7 @@ def test_each_coroutine_gets_its_own_result_and_holds_memory_until_then(held: He
 
 def test_a_refusal_is_raised_and_reported_with_the_model(self_model: LoadedModel) -> None:
     recorder = Recorder()
-    engine = Engine(Repository([self_model]), observer=recorder)
+    engine = Engine(Repository([self_model]), events=recorder)
     engine.close()
     reservation = engine.budget.reserve(0)
     reservation.timeline = Timeline()
@@ -84,7 +90,8 @@ def test_a_request_expires_once_at_a_deadline_of_its_own(held: Held, place: Expi
     with pytest.raises(DeadlineExceededError):
         outcome(request)
     assert held.recorder.failed == [(SELF, "DEADLINE_EXCEEDED")]
-    assert held.recorder.expired == [(SELF, place)]
+    stages = [event.stage for event in held.recorder.all if isinstance(event, FailureEvent)]
+    assert stages == [place]
     assert held.engine.load().queue_depth == 0
 
 
@@ -108,7 +115,7 @@ def test_a_run_of_several_requests_counts_rows_and_padding(cross_model: LoadedMo
     with Held(cross_model) as held:
         requests = [held.submit([(2, 3)]), held.submit([(4, 1)], seed=1)]
     (_, run) = held.recorder.runs
-    assert (run.model, run.sequences, run.tokens, run.padding) == (CROSS, 2, 10, 2 * (4 + 3) - 10)
+    assert (run.model, run.sequences, run.rows, run.padding) == (CROSS, 2, 10, 2 * (4 + 3) - 10)
     assert (len(run.queue_seconds), len(run.answered)) == (2, 2)
     assert min(run.queue_seconds) > 0
     assert run.seconds > 0
@@ -116,22 +123,18 @@ def test_a_run_of_several_requests_counts_rows_and_padding(cross_model: LoadedMo
         assert_answers(request, outcome(request))
 
 
-class Broken(Recorder):
-    """An observer that fails at every report."""
+def test_events_that_cannot_be_counted_change_nothing(self_model: LoadedModel) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError
 
-    def batch_completed(self, report: BatchReport) -> None:
-        raise RuntimeError(report.model)
-
-    def request_failed(self, model: str, code: str) -> None:
-        raise RuntimeError(model, code)
-
-
-def test_a_failing_observer_changes_neither_results_nor_errors(self_model: LoadedModel) -> None:
-    with Held(self_model) as held:
-        held.engine._observer = Broken()
-        request, left = held.submit([(2, 2), (3, 3)]), held.submit([(1, 1)])
-        withdraw(held.engine, left)
+    model, counted = dataclasses.replace(self_model, statistics=ModelStatistics()), list[object]()
+    engine = engine_of(events=EventLog(fail, counted.extend))
+    request = validated_of(model, [(2, 2), (3, 3)])
+    engine.submit(request)
     assert_answers(request, outcome(request))
+    engine.close()
+    engine.events.flush()
+    assert len(counted) == len(model.statistics.runs) == 1
 
 
 def test_requests_runs_and_failures_are_counted(self_model: LoadedModel) -> None:
@@ -140,6 +143,7 @@ def test_requests_runs_and_failures_are_counted(self_model: LoadedModel) -> None
         held.submit([(2, 2)] * 4)
         withdraw(held.engine, held.submit([(2, 2)]))
         late = held.submit([(2, 2)], deadline=time.monotonic())
+    held.engine.events.flush()
     found = held.model.statistics
     assert isinstance(late.outcome, DeadlineExceededError)
     assert (found.succeeded.count, found.failed.count, found.queued.count) == (2, 2, 5)

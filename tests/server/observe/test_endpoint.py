@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from attention_serving.server.api.calls import CallLoad
-from attention_serving.server.engine.statistics import EngineLoad
+from attention_serving.server.engine.events import EngineLoad
 from attention_serving.server.errors import ServerError
 from attention_serving.server.observe import prometheus
 from attention_serving.server.observe.metrics import Metrics

@@ -15,10 +15,19 @@ from prometheus_client import CollectorRegistry, Histogram
 from attention_serving.server import VERSION
 from attention_serving.server.api.calls import CallLoad
 from attention_serving.server.engine.errors import Code
+from attention_serving.server.engine.events import (
+    CallEvent,
+    EngineLoad,
+    ExpiryStage,
+    FailureEvent,
+    ModelStatistics,
+    RefusalEvent,
+    RunEvent,
+    TerminationEvent,
+)
 from attention_serving.server.engine.limits import MIB
 from attention_serving.server.engine.models.control import ChangeKind
 from attention_serving.server.engine.models.repository import FailedModel, Repository
-from attention_serving.server.engine.statistics import BatchReport, EngineLoad, ExpiryStage, RunTimes
 from attention_serving.server.observe.metrics import UNKNOWN, Metrics
 from attention_serving.server.observe.prometheus import BulkHistogram, MetricsEndpoint, ProcessesCollector
 from attention_serving.server.process.settings import Settings
@@ -66,11 +75,12 @@ def test_models_are_published_with_state_and_measured_error(metrics: Metrics, lo
 
 def test_calls_requests_and_batches_are_counted(metrics: Metrics) -> None:
     for code, seconds in (("OK", 0.004), ("OK", 0.25), ("NOT_FOUND", 20.0)):
-        metrics.call_ended("/a/B", code, seconds)
-    times = RunTimes(prepare=0.125, compute=0.25, split=0.125)
-    metrics.batch_completed(BatchReport("m", 10, 2, [0.125, 0.25, 0.5], times, [0.00005, 0.0002, 20.0]))
-    metrics.batch_completed(BatchReport("m", 5, 0, [0.125], RunTimes(0, 0.25, 0), []))
-    metrics.request_failed("m", Code.RESOURCE_EXHAUSTED)
+        metrics.events.add(CallEvent("/a/B", code, seconds))
+    model = ("m", "1", "fp32", ModelStatistics(), "plain")
+    queued_at, answered = [0.875, 0.75, 0.5], [0.00005, 0.0002, 20.0]
+    metrics.events.add(RunEvent(*model, 10, 2, 1.0, 1.125, 1.375, 1.5, queued_at, answered))
+    metrics.events.add(RunEvent(*model, 5, 0, 1.0, 1.0, 1.25, 1.25, [0.875], []))
+    metrics.events.add(FailureEvent("m", Code.RESOURCE_EXHAUSTED))
     assert has(
         metrics,
         """
@@ -101,9 +111,9 @@ def test_what_is_rare_is_counted(metrics: Metrics) -> None:
     metrics.model_changed("m", ChangeKind.REPLACE, succeeded=True)
     metrics.model_changed("m", ChangeKind.LOAD, succeeded=False)
     for _ in range(2):
-        metrics.refused("/a/B", "OVERLOADED")
-    metrics.request_expired("m", ExpiryStage.QUEUED)
-    metrics.run_terminated("m")
+        metrics.events.add(RefusalEvent("OVERLOADED"))
+    metrics.events.add(FailureEvent("m", "DEADLINE_EXCEEDED", stage=ExpiryStage.QUEUED))
+    metrics.events.add(TerminationEvent("m"))
     metrics.reloaded("tokens", object())
     metrics.reloaded("tokens", None)
     metrics.reloaded("certificates", None)

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import values
 
 from attention_serving.server.api.calls import CallLoad
-from attention_serving.server.engine.statistics import EngineLoad
+from attention_serving.server.engine.events import CallEvent, EngineLoad
 from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.observe.prometheus import (
     FOLDER_VARIABLE,
@@ -33,7 +33,7 @@ def work(folder: Path, worker: int, *, calls: int, is_ready: bool) -> None:
     write_metrics_to(folder, worker)
     metrics = Metrics()
     for _ in range(calls):
-        metrics.call_ended("/a/B", "OK", 0.5)
+        metrics.events.add(CallEvent("/a/B", "OK", 0.5))
     if not is_ready:
         metrics.loading([("m", "1")])
     load = EngineLoad(queue_depth=calls, queue_age_seconds=calls / 4)
@@ -83,6 +83,7 @@ from tests.support.prometheus import published, value
 folder = Path(sys.argv[1])
 create_files(folder, 0)
 write_metrics_to(folder, 0)
+from attention_serving.server.engine.events import CallEvent
 from attention_serving.server.observe.metrics import Metrics
 metrics = Metrics()
 with suppress(OSError), (folder / "filler").open("wb", buffering=0) as filler:
@@ -90,7 +91,7 @@ with suppress(OSError), (folder / "filler").open("wb", buffering=0) as filler:
         filler.write(bytes(4096))
 assert os.statvfs(folder).f_bavail == 0
 for number in range(2000):
-    metrics.call_ended(f"/a/{number}", "OK", 0.5)
+    metrics.events.add(CallEvent(f"/a/{number}", "OK", 0.5))
 metrics.refresh()
 print(value(published(worker_registry(folder)), "attention_requests_total", method="/a/1999", code="OK"))
 """

@@ -205,9 +205,9 @@ def test_the_cheapest_graph_answers_and_mask_result_and_reply_are_held(
     cross_model: LoadedModel, kind: MaskKind | None, graph: GraphKind, held_bytes: int, return_weights: bool
 ) -> None:
     request = validated_of(cross_model, [(2, 3), (1, 4)], kind=kind, return_weights=return_weights)
-    assert (request.form.graph, request.form.held_bytes) == (graph, held_bytes)
+    assert (request.plan.graph, request.plan.held_bytes) == (graph, held_bytes)
     # 3 query rows of 4, 7 key rows of 6, 7 value rows of 5.
-    assert request.form.input_bytes == 4 * (12 + 42 + 35)
+    assert request.plan.input_bytes == 4 * (12 + 42 + 35)
 
 
 def test_a_sequence_whose_run_can_never_fit_is_refused(self_model: LoadedModel) -> None:

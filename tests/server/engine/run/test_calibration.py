@@ -10,11 +10,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attention_serving.artifact.manifest import OF_CONTEXTS, GraphKind
+from attention_serving.server.engine.costs import Costs, RunCost
 from attention_serving.server.engine.model import WHOLE_SCORE_BYTES_ON_DEVICE, LoadedModel
 from attention_serving.server.engine.run import calibration
 from attention_serving.server.engine.run.calibration import TIMED_SIZES, calibrated, fit, time_runs
 from attention_serving.server.engine.run.provider import Provider
-from attention_serving.server.engine.types import Array, RunCost
+from attention_serving.server.engine.types import Array
 from tests.server.seams import tapped
 
 # Row and pair operations of the sizes that are timed, of a module 64 wide.
@@ -110,9 +111,9 @@ def test_each_graph_is_timed_at_the_sizes_that_its_cost_is_fitted_to_and_that_th
         seen.add(inputs["query"].shape[:2])
 
     sessions = {**cross_model.sessions, kind: tapped(cross_model, tap).sessions[kind]}
-    model = calibrated(dataclasses.replace(cross_model, manifest=manifest, sessions=sessions, costs={}))
-    assert set(model.costs) == set(model.sessions) - set(OF_CONTEXTS)
-    assert min(model.context_cost) >= 0 < sum(model.context_cost)
+    model = calibrated(dataclasses.replace(cross_model, manifest=manifest, sessions=sessions, costs=Costs()))
+    assert set(model.costs.runs) == set(model.sessions) - set(OF_CONTEXTS)
+    assert min(model.costs.context) >= 0 < sum(model.costs.context)
     assert 0 < model.seconds(kind, 8, (16,) * len(model.axes)) < math.inf
     assert min(sizes) in seen
     if longest == 20:
@@ -130,8 +131,8 @@ def test_a_device_has_sizes_of_its_own(self_model: LoadedModel, monkeypatch: pyt
         seen.add(inputs["query"].shape[:2])
 
     device = Provider.CUDA.runtime.name
-    model = calibrated(dataclasses.replace(tapped(self_model, tap), provider=device, costs={}))
-    assert set(model.costs) == set(model.sessions) - set(OF_CONTEXTS)
+    model = calibrated(dataclasses.replace(tapped(self_model, tap), provider=device, costs=Costs()))
+    assert set(model.costs.runs) == set(model.sessions) - set(OF_CONTEXTS)
     assert (3, 16) in seen
     length = int((WHOLE_SCORE_BYTES_ON_DEVICE / (4 * 2)) ** 0.5)
     assert self_model.sequence_graph(GraphKind.PLAIN, (length,)) is GraphKind.BLOCKS

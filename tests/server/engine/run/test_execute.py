@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
+from attention_serving.server.engine import facts as facts_module
 from attention_serving.server.engine import model as model_module
-from attention_serving.server.engine.model import WHOLE_SCORE_BYTES, LoadedModel
+from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.request import SequenceInputs
 from attention_serving.server.engine.run.execute import Outputs, run_batch
 from attention_serving.server.engine.types import Array, MaskKind
@@ -94,7 +95,7 @@ def test_a_single_sequence_is_not_copied(cross_model: LoadedModel) -> None:
 
 
 # With two heads: the scores of this length need exactly the memory above which sequences run in blocks.
-LONGEST_WHOLE = math.isqrt(WHOLE_SCORE_BYTES // (4 * HEADS))
+LONGEST_WHOLE = math.isqrt(model_module.WHOLE_SCORE_BYTES // (4 * HEADS))
 
 # For tests whose sequences are short.
 SMALL_BLOCK, SMALL_WHOLE = 8, 20
@@ -103,8 +104,8 @@ SMALL_BLOCK, SMALL_WHOLE = 8, 20
 @pytest.fixture
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences of more than 20 rows run in blocks of 8 rows."""
-    monkeypatch.setattr(model_module, "MOST_BLOCK_ROWS", SMALL_BLOCK)
-    monkeypatch.setattr(model_module, "LEAST_BLOCK_ROWS", 1)
+    monkeypatch.setattr(facts_module, "MOST_BLOCK_ROWS", SMALL_BLOCK)
+    monkeypatch.setattr(facts_module, "LEAST_BLOCK_ROWS", 1)
     monkeypatch.setattr(model_module, "WHOLE_SCORE_BYTES", 4 * HEADS * SMALL_WHOLE**2)
 
 

@@ -23,14 +23,14 @@ from hypothesis.stateful import (
 )
 
 from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.costs import RunCost
 from attention_serving.server.engine.errors import DeadlineExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.schedule import queue as queues
 from attention_serving.server.engine.schedule.batch import FULL_AT_CALL_COSTS, Batch
-from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller
 from attention_serving.server.engine.schedule.queue import Next, Queue
-from attention_serving.server.engine.types import MaskKind, Result, RunCost
+from attention_serving.server.engine.types import ANYONE, Caller, MaskKind, Result
 from tests.server.samples import Sample, validated_of
 from tests.server.seams import SAME_FOR_ALL, costing, deliver, take
 
@@ -119,7 +119,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue.add(request, self.now, inline=inline)
         self.inline_will_ask = self.inline_will_ask or inline
         self.another_submitted = self.another_submitted or not inline
-        graph = request.form.graph
+        graph = request.plan.graph
         alone = [request.model.seconds(graph, 1, sequence.lengths) for sequence in request.asked]
         for index, own in enumerate(alone):
             self.tickets.append(Ticket(request, index, own, max(alone), turn, before, self.runs))
@@ -173,7 +173,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _check_limits(self, batch: Batch) -> None:
         model, count = batch.model, len(batch)
-        ((_, own_graph),) = {(queued.request.model, queued.request.form.graph) for queued in batch}
+        ((_, own_graph),) = {(queued.request.model, queued.request.plan.graph) for queued in batch}
         assert count <= (1 if model.manifest.runs_alone else self.limits.max_batch_sequences)
         longest = tuple(map(max, zip(*[queued.lengths for queued in batch], strict=True)))
         assert count == 1 or model.run_bytes(batch.graph, count, longest) <= self.limits.max_batch_bytes
@@ -226,7 +226,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         free = self.limits.max_run_bytes - sum(self.queue.running.values())
         first = self.queue._next_bucket()[0]
-        if first.shape.run_bytes <= free or not self.queue.running:
+        if first.plan.run_bytes <= free or not self.queue.running:
             assert self.queue.needs_thread
 
     @invariant()
@@ -334,7 +334,7 @@ def test_sequences_that_are_taken_together_are_those_that_would_be_taken_one_by_
         for length in lengths:
             request = validated_of(model, [(length, length)])
             if not alike:  # equal shapes, none of which is another's
-                request.sequences[0].shape = request.sequences[0].shape._replace()
+                request.sequences[0].plan = request.sequences[0].plan._replace()
             queue.add(request, 0)
         return list(iter(lambda: take(queue)[0], None))
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.costs import Costs, Pace, RunCost
 from attention_serving.server.engine.errors import OverloadedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.request import Request
 from attention_serving.server.engine.schedule import fair_shares
 from attention_serving.server.engine.schedule.batch import Batch
-from attention_serving.server.engine.schedule.fair_shares import Caller, FairShares
-from attention_serving.server.engine.schedule.pace import Pace
+from attention_serving.server.engine.schedule.fair_shares import FairShares
 from attention_serving.server.engine.schedule.queue import WINDOW_SECONDS, LatencyEstimator, Queue
-from attention_serving.server.engine.types import RunCost
+from attention_serving.server.engine.types import Caller
 from tests.server.samples import CROSS, SELF, validated_of
 from tests.server.seams import SAME_FOR_ALL, Held, costing, take
 
@@ -60,8 +60,8 @@ def test_unequal_lengths_need_a_lengths_graph_that_is_worth_it(
 ) -> None:
     model, lengths = costing(models[name], SAME_FOR_ALL), GraphKind.LENGTHS
     if is_dear:
-        costs = {**model.costs, lengths: RunCost(call=2.5, row=0, pair=0)}
-        model = dataclasses.replace(model, costs=costs)
+        runs = {**model.costs.runs, lengths: RunCost(call=2.5, row=0, pair=0)}
+        model = dataclasses.replace(model, costs=Costs(runs))
     else:
         graphs = {kind: graph for kind, graph in model.manifest.graphs.items() if kind is not lengths}
         model = dataclasses.replace(model, manifest=model.manifest.model_copy(update={"graphs": graphs}))
@@ -194,7 +194,7 @@ def test_sequences_of_several_callers_run_together(model: LoadedModel) -> None:
 
 
 def test_work_before_a_request_leaves_out_what_others_run_later(by_row: LoadedModel) -> None:
-    seconds = validated_of(by_row, [(2, 2)]).sequences[0].shape.seconds
+    seconds = validated_of(by_row, [(2, 2)]).sequences[0].plan.seconds
     queue = Queue(ONE_BY_ONE)
     add(queue, by_row, GREEDY, count=100)
     assert queue.work_before(seconds, GREEDY) == pytest.approx(100 * seconds)
@@ -217,7 +217,8 @@ def large(self_model: LoadedModel) -> LoadedModel:
     cost = RunCost(CALL, ROW / row, PAIR / pair)
     model, pace = costing(self_model, cost), Pace(has_all_threads=True)
     pace.observe(seconds := model.seconds(GraphKind.PLAIN, 1, (ALONE,)), seconds / 2, parallel=True)
-    return dataclasses.replace(model, paces={GraphKind.PLAIN: pace})
+    costs = dataclasses.replace(model.costs, paces={GraphKind.PLAIN: pace})
+    return dataclasses.replace(model, costs=costs)
 
 
 def next_batch(queue: Queue) -> Batch:
@@ -241,7 +242,8 @@ def test_a_run_uses_all_threads_if_it_is_alone_and_gains(large: LoadedModel) -> 
     assert [next_batch(queue).is_parallel for _ in range(2)] == [False, False]
     assert next_batch(queue_in_slots(large, ALONE, 1)).is_parallel  # beside a very short one
     no_threads = {GraphKind.PLAIN: Pace(has_all_threads=False)}
-    model = dataclasses.replace(large, paces=no_threads)
+    costs = dataclasses.replace(large.costs, paces=no_threads)
+    model = dataclasses.replace(large, costs=costs)
     assert not next_batch(queue_in_slots(model, ALONE)).is_parallel
 
 

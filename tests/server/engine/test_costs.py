@@ -5,14 +5,12 @@ import dataclasses
 import pytest
 
 from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.costs import FIRST_TRIAL, LAST_TRIAL, TRIAL_RUNS, Costs, Pace, RunCost
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.schedule.batch import Batch
-from attention_serving.server.engine.schedule.pace import FIRST_TRIAL, LAST_TRIAL, TRIAL_RUNS, Pace
 from attention_serving.server.engine.schedule.queue import Queue
-from attention_serving.server.engine.types import RunCost
 from tests.server.samples import validated_of
-from tests.server.seams import costing
 
 # Seconds that a run is expected to take on one thread, and what it takes on one and on all: on a machine that
 # does nothing else, and on one whose cores are busy.
@@ -31,7 +29,8 @@ class Server:
 
     def __init__(self, model: LoadedModel) -> None:
         paces = {GraphKind.PLAIN: Pace(has_all_threads=True)}
-        self._model = dataclasses.replace(costing(model, RunCost(EXPECTED, 0, 0)), paces=paces)
+        costs = Costs(dict.fromkeys(GraphKind, RunCost(EXPECTED, 0, 0)), paces=paces)
+        self._model = dataclasses.replace(model, costs=costs)
         self.queue = Queue(Limits(), 2)
 
     def take(self, deadline: float = float("inf")) -> Batch | None:
@@ -99,10 +98,10 @@ def test_sizes_have_paces_of_their_own() -> None:
     """Small runs are slower on all threads, and large ones faster."""
     pace, sizes = Pace(has_all_threads=True), {1e-4: 3.0, 1e-2: 0.5}
     for expected, ratio in sizes.items():
-        assert pace.choose_threads(expected)
-        assert pace.seconds(expected, parallel=True) == expected
+        assert pace.choose(expected, is_alone=True) == (True, expected)
         pace.observe(expected, ratio * expected, parallel=True)
-    assert [pace.choose_threads(expected) for expected in sizes] == [False, True]
+    assert [pace.choose(expected, is_alone=True)[0] for expected in sizes] == [False, True]
+    assert not pace.choose(1e-2, is_alone=False)[0]
     pace.observe(1e-2, 2e-2, parallel=True)
     assert pace.least_seconds(1e-2) == pytest.approx(0.55e-2)
-    assert not Pace(has_all_threads=False).choose_threads(1.0)
+    assert not Pace(has_all_threads=False).choose(1.0, is_alone=True)[0]

@@ -1,49 +1,26 @@
-"""What the engine reports of runs and requests, the statistics of each model, and the timeline of a request.
+"""What happens in a server: one event for each call, run and failed request; and what they add up to.
 
-Nothing is recorded of a request without a timeline: it costs the test of one attribute. All moments are on
-`time.monotonic`'s clock. Reports and timelines hold names and numbers only, so that they keep neither a model
-nor tensors in memory.
+Events wait until somebody reads what they count, or until there are many. Whoever adds one does no more than
+that. They hold names and numbers only, and keep neither a model nor tensors in memory. All moments are on
+`time.monotonic`'s clock.
 """
 
+import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 from attention_serving.server.engine.errors import EngineError
 
+log = logging.getLogger(__name__)
 # How many events wait at most.
-MOST_WAITING = 1024
-T = TypeVar("T")
-
-
-class Waiting(Generic[T]):
-    """Events that wait to be counted together. Any thread may call its methods; each is counted once."""
-
-    def __init__(self, count: Callable[[list[T]], None]) -> None:
-        """Begins without events.
-
-        Args:
-            count: Counts some events, at least one.
-        """
-        self._count = count
-        self._counting = threading.Lock()
-        self._events: deque[T] = deque()
-
-    def add(self, event: T) -> None:
-        """Adds an event, which is counted once many wait."""
-        self._events.append(event)
-        if len(self._events) > MOST_WAITING:
-            self.flush()
-
-    def flush(self) -> None:
-        """Counts the events so far."""
-        with self._counting:
-            if events := [self._events.popleft() for _ in range(len(self._events))]:
-                self._count(events)
+MAX_EVENTS = 1024
+# Identifies a request among the records of its owner, such as the context of a span.
+Reference: TypeAlias = Any
 
 
 class ExpiryStage(StrEnum):
@@ -53,6 +30,142 @@ class ExpiryStage(StrEnum):
     """Before its run began."""
     RUNNING = "running"
     """After its run began."""
+
+
+class CallEvent(NamedTuple):
+    """A call ended, its reply sent.
+
+    Attributes:
+        method: Full name of its method.
+        code: Name of its status code.
+        seconds: Time since it arrived.
+    """
+
+    method: str
+    code: str
+    seconds: float
+
+
+class RefusalEvent(NamedTuple):
+    """A call, or a message of a stream, was refused for a stable reason, such as OVERLOADED."""
+
+    reason: str
+
+
+@dataclass(eq=False, slots=True)
+class RunEvent:
+    """A run succeeded.
+
+    Attributes:
+        model: Name of the model.
+        version: Version of the model.
+        precision: Precision of its weights, such as fp32.
+        statistics: What the model has done.
+        graph: The graph that ran.
+        rows: Query rows and, for cross-attention, key rows of all sequences.
+        padding: Rows that were computed in addition.
+        started_at: When the inputs began to be padded.
+        prepared_at: When they were.
+        computed_at: When the graph had run.
+        ended_at: When the outputs were split.
+        queued_at: For each sequence, when its request was queued.
+        answered: For each request that the run completed, the time since it was queued, in seconds.
+        requests: Those that have a reference.
+        reference: What its first reader identifies it by; None until then.
+    """
+
+    model: str
+    version: str
+    precision: str
+    statistics: "ModelStatistics"
+    graph: str
+    rows: int
+    padding: int
+    started_at: float
+    prepared_at: float
+    computed_at: float
+    ended_at: float
+    queued_at: list[float]
+    answered: list[float]
+    requests: list[Reference] = field(default_factory=list)
+    reference: Reference | None = None
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences in the run."""
+        return len(self.queued_at)
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the run."""
+        return self.ended_at - self.started_at
+
+    @property
+    def queue_seconds(self) -> list[float]:
+        """Time in the queue, for each sequence."""
+        return [self.started_at - queued_at for queued_at in self.queued_at]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several of its requests have a reference."""
+        return len(self.requests) > 1
+
+
+class FailureEvent(NamedTuple):
+    """A request to a loaded model was refused, or ended without a result.
+
+    Attributes:
+        model: Name of the model.
+        code: Name of the status code.
+        statistics: What the model has done; None if the request was refused before it was queued.
+        seconds: Time since it was queued.
+        stage: Where it was, if its deadline had passed.
+    """
+
+    model: str
+    code: str
+    statistics: "ModelStatistics | None" = None
+    seconds: float = 0.0
+    stage: ExpiryStage | None = None
+
+
+class TerminationEvent(NamedTuple):
+    """A run of a model was stopped because no caller waited for its results any more."""
+
+    model: str
+
+
+Event: TypeAlias = CallEvent | RefusalEvent | RunEvent | FailureEvent | TerminationEvent
+
+
+class EventLog:
+    """The events that were not counted yet. Any thread may call its methods; each event is counted once."""
+
+    def __init__(self, *counters: Callable[[Sequence[Event]], None]) -> None:
+        """Begins without events.
+
+        Args:
+            counters: Each counts some events. If one fails, that is logged: it must not break what it counts.
+        """
+        self._counters = (_count_by_model, *counters)
+        self._counting = threading.Lock()
+        self._events: deque[Event] = deque()
+
+    def add(self, event: Event) -> None:
+        """Adds an event."""
+        self._events.append(event)
+        if len(self._events) > MAX_EVENTS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Counts the events so far."""
+        with self._counting:
+            events = [self._events.popleft() for _ in range(len(self._events))]
+            for count in self._counters:
+                try:
+                    count(events)
+                except Exception:
+                    log.exception("events not counted")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,72 +197,6 @@ class EngineLoad:
     context_misses: int = 0
     context_evictions: int = 0
     context_folder_errors: int = 0
-
-
-class RunTimes(NamedTuple):
-    """How long the parts of a run took, in seconds.
-
-    Attributes:
-        prepare: Padding and stacking the inputs.
-        compute: The run itself.
-        split: Taking the outputs apart.
-    """
-
-    prepare: float
-    compute: float
-    split: float
-
-
-class BatchReport(NamedTuple):
-    """One completed run of a batch.
-
-    Attributes:
-        model: Name of the model.
-        tokens: Query rows and, for cross-attention, key rows of all sequences.
-        padding: Rows that were computed in addition to `tokens`.
-        queue_seconds: Time in the queue, for each sequence.
-        times: Duration of the run's parts.
-        answered: For each request that the run completed, the time since it was queued, in seconds.
-    """
-
-    model: str
-    tokens: int
-    padding: int
-    queue_seconds: list[float]
-    times: RunTimes
-    answered: list[float]
-
-    @property
-    def sequences(self) -> int:
-        """Number of sequences in the batch."""
-        return len(self.queue_seconds)
-
-    @property
-    def seconds(self) -> float:
-        """Duration of the run."""
-        return sum(self.times)
-
-
-class Observer:
-    """Receives reports of calls and of the engine, on the thread that is concerned. This one ignores them."""
-
-    def call_ended(self, method: str, code: str, seconds: float) -> None:
-        """Called after a call ended with a status code, so many seconds after it arrived."""
-
-    def refused(self, method: str, reason: str) -> None:
-        """Called after a call, or a message of a stream, was refused for a stable reason: OVERLOADED."""
-
-    def batch_completed(self, report: BatchReport) -> None:
-        """Called after each run that succeeded."""
-
-    def request_failed(self, model: str, code: str) -> None:
-        """Called after a request to a loaded model was refused or ended without a result, with its code."""
-
-    def request_expired(self, model: str, stage: ExpiryStage) -> None:
-        """Called after a request to a loaded model ended because its deadline had passed."""
-
-    def run_terminated(self, model: str) -> None:
-        """Called after a run was stopped because no caller waited for its results any more."""
 
 
 @dataclass(slots=True)
@@ -186,12 +233,12 @@ class RunDurations:
     compute: float = 0.0
     split: float = 0.0
 
-    def add(self, times: RunTimes) -> None:
+    def add(self, run: RunEvent) -> None:
         """Adds a run."""
         self.count += 1
-        self.prepare += times.prepare
-        self.compute += times.compute
-        self.split += times.split
+        self.prepare += run.prepared_at - run.started_at
+        self.compute += run.computed_at - run.prepared_at
+        self.split += run.ended_at - run.computed_at
 
 
 @dataclass
@@ -216,58 +263,22 @@ class ModelStatistics:
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
 
-    def add_run(self, report: BatchReport) -> None:
-        """Adds a run, and the requests that it completed."""
+    def add(self, event: RunEvent | FailureEvent) -> None:
+        """Adds a run and the requests that it completed, or a request that has no result."""
         with self.lock:
-            self.last_run = time.time()
-            self.queued.add(sum(report.queue_seconds), report.sequences)
-            self.succeeded.add(sum(report.answered), len(report.answered))
-            self.runs[report.sequences].add(report.times)
-
-    def add_failure(self, seconds: float) -> None:
-        """Adds a request that has no result."""
-        with self.lock:
-            self.failed.add(seconds)
+            if isinstance(event, FailureEvent):
+                self.failed.add(event.seconds)
+                return
+            self.last_run = time.time() - (time.monotonic() - event.ended_at)
+            self.queued.add(sum(event.queue_seconds), event.sequences)
+            self.succeeded.add(sum(event.answered), len(event.answered))
+            self.runs[event.sequences].add(event)
 
 
-# Identifies a request among the records of its owner, such as the context of a span.
-Reference: TypeAlias = Any
-
-
-@dataclass(eq=False, kw_only=True, slots=True)
-class RecordedRun:
-    """One run, which its requests share.
-
-    Attributes:
-        model: Name of the model.
-        version: Version of the model.
-        precision: Precision of its weights, such as fp32.
-        graph: The graph that ran.
-        sequences: Number of sequences in the run.
-        rows: Query rows and, for cross-attention, key rows of all sequences.
-        padding: Rows that were computed in addition.
-        started_at: When the inputs began to be padded.
-        ended_at: When the outputs were split.
-        requests: Those that have a reference.
-        reference: What its first reader identifies it by; None until then.
-    """
-
-    model: str
-    version: str
-    precision: str
-    graph: str
-    sequences: int
-    rows: int
-    padding: int
-    started_at: float
-    ended_at: float
-    requests: list[Reference] = field(default_factory=list)
-    reference: Reference | None = None
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether several of its requests have a reference."""
-        return len(self.requests) > 1
+def _count_by_model(events: Sequence[Event]) -> None:
+    for event in events:
+        if isinstance(event, RunEvent | FailureEvent) and event.statistics is not None:
+            event.statistics.add(event)
 
 
 class Timeline:
@@ -299,7 +310,7 @@ class Timeline:
     model = version = ""
     sequences = rows = 0
     queued_at = 0.0
-    runs: tuple[RecordedRun, ...] = ()
+    runs: tuple[RunEvent, ...] = ()
     reference: Reference | None = None
     encode_started_at = encoded_at = ended_at = 0.0
     sent_bytes = 0

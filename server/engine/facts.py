@@ -1,0 +1,235 @@
+"""What is known of a model by its manifest: what it takes and returns, and the sizes of its runs."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import mul
+
+from attention_serving.artifact.encoder import ClassifierFacts, EncoderFacts
+from attention_serving.artifact.manifest import (
+    ATTENTION_MASK,
+    IN_BLOCKS,
+    KEY_LENGTHS,
+    POSITIONS,
+    QUERY_LENGTHS,
+    TOKEN_TYPES,
+    GraphKind,
+    Manifest,
+    TensorSpec,
+)
+from attention_serving.server.engine.errors import InvalidRequestError
+
+# Query rows of a block. With fewer, the kernels spend more time on packing the keys anew for each block: at
+# 8,192 x 768, 128 rows take 1.2 times as long as 256, and 512 gain nothing.
+MOST_BLOCK_ROWS = 256
+# Blocks of very long sequences have fewer rows, so that their scores need this memory, but not less than
+# these rows.
+BLOCK_SCORE_BYTES, LEAST_BLOCK_ROWS = 128 << 20, 64
+# Tensors as large as an input that a run holds at a time: the input, its projections, the output.
+ROW_TENSORS = 6
+# Tensors as large as the attention scores that a run holds at a time: the scores, a mask converted to
+# numbers, and the weights with a copy. Measured with ONNX Runtime 1.31 at lengths of 1,024 and 2,048.
+PAIR_TENSORS = {
+    GraphKind.PLAIN: 1.0,
+    GraphKind.LENGTHS: 1.25,
+    GraphKind.MASK: 1.25,
+    GraphKind.WEIGHTS: 3.25,
+    GraphKind.TOKENS: 1.25,
+    # Of one block.
+    GraphKind.BLOCKS: 1.5,
+    GraphKind.MASK_BLOCKS: 2.75,
+}
+# Heads that are expected of a module that does not state them.
+UNKNOWN_HEADS = 8
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ModelFacts:
+    """The facts of one version of a model.
+
+    Attributes:
+        manifest: The manifest of its artifact.
+        digest: SHA-256 of the manifest, in hex, which identifies the artifact.
+    """
+
+    manifest: Manifest
+    digest: str
+
+    @cached_property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.manifest.name
+
+    @cached_property
+    def version(self) -> str:
+        """Version of the model."""
+        return str(self.manifest.version)
+
+    @cached_property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The model's own inputs, without masks and lengths. Requests may omit some of them."""
+        return self.manifest.graphs[GraphKind.PLAIN].inputs
+
+    @cached_property
+    def inputs_by_name(self) -> dict[str, TensorSpec]:
+        """The model's own inputs by name."""
+        return {spec.name: spec for spec in self.inputs}
+
+    @cached_property
+    def input_names(self) -> str:
+        """The names of the inputs that a request may have, as messages list them."""
+        names = ", ".join(spec.name for spec in self.inputs)
+        takes_mask = GraphKind.MASK in self.manifest.graphs
+        return f"{names} and optionally {ATTENTION_MASK}" if takes_mask else names
+
+    def input(self, name: str) -> TensorSpec:
+        """The input of a name.
+
+        Raises:
+            InvalidRequestError: There is none.
+        """
+        if name not in self.inputs_by_name:
+            raise InvalidRequestError(name, f"is not an input; model {self.name!r} takes {self.input_names}")
+        return self.inputs_by_name[name]
+
+    @property
+    def encoder(self) -> EncoderFacts | None:
+        """What sets a text encoder apart; None for any other model."""
+        return self.manifest.encoder
+
+    @property
+    def classifier(self) -> ClassifierFacts | None:
+        """What sets a text classifier apart; None for any other model."""
+        return self.manifest.classifier
+
+    @cached_property
+    def takes_token_types(self) -> bool:
+        """Whether tokens of the first and the second text of a pair are told apart."""
+        return self.classifier is not None and TOKEN_TYPES in self.inputs_by_name
+
+    @cached_property
+    def optional_inputs(self) -> tuple[str, ...]:
+        """Names of the inputs that a request may omit."""
+        return (POSITIONS, TOKEN_TYPES) if self.takes_token_types else (POSITIONS,)
+
+    @cached_property
+    def outputs(self) -> dict[str, TensorSpec]:
+        """Every output that a request may ask for, by name."""
+        graphs = self.manifest.graphs
+        return {spec.name: spec for spec in graphs.get(GraphKind.WEIGHTS, graphs[GraphKind.PLAIN]).outputs}
+
+    @cached_property
+    def default_outputs(self) -> list[str]:
+        """Names of the outputs of a request that does not name any."""
+        return [spec.name for spec in self.manifest.graphs[GraphKind.PLAIN].outputs]
+
+    @cached_property
+    def attends_to_padding(self) -> bool:
+        """Whether rows attend to padding after their sequence unless lengths or a mask prevent it.
+
+        Rows of causal self-attention attend to earlier rows only, all of which belong to their sequence. The
+        embedding of a text encoder, and the scores of a classifier, are made of all rows, or of the last.
+        """
+        own_keys = len({spec.axes[1] for spec in self.inputs}) == 1
+        takes_texts = (self.encoder or self.classifier) is not None
+        return takes_texts or not (self.manifest.causal and own_keys)
+
+    @property
+    def supports_padding(self) -> bool:
+        """Whether sequences of unequal lengths can run together."""
+        return GraphKind.LENGTHS in self.manifest.graphs
+
+    def mixed_graph(self, graph: GraphKind) -> GraphKind:
+        """The graph that runs sequences of unequal lengths together, each of which alone runs on `graph`."""
+        return GraphKind.LENGTHS if graph is GraphKind.PLAIN and self.attends_to_padding else graph
+
+    def first_position(self, query_length: int) -> int:  # noqa: ARG002 - see `ContextModel`
+        """The position of the first of a sequence's rows, where a request does not state them."""
+        return 0
+
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """The symbolic axes of the inputs: that of the query rows first, and others if they differ."""
+        return tuple(dict.fromkeys(str(spec.axes[1]) for spec in self.inputs))
+
+    @cached_property
+    def axes_of_lengths(self) -> dict[str, str]:
+        """The symbolic axes by the names of the inputs that hold their lengths."""
+        query_axis, key_axis = (str(self.inputs[at].axes[1]) for at in (0, -1))
+        names = {f"{axis}_lengths": axis for axis in self.axes} | {
+            QUERY_LENGTHS: query_axis,
+            KEY_LENGTHS: key_axis,
+        }
+        return {name: axis for name, axis in names.items() if name not in self.inputs_by_name}
+
+    def key_length(self, lengths: Sequence[int]) -> int:
+        """Rows of the last input, given the length on each of `axes`."""
+        return lengths[self.axes.index(str(self.inputs[-1].axes[1]))]
+
+    def run_size(
+        self,
+        count: int,
+        longest: tuple[int, ...],
+        query_rows: int,  # noqa: ARG002 - see `ContextModel`
+    ) -> tuple[int, tuple[int, ...]]:
+        """The size of a run of several sequences.
+
+        Args:
+            count: Number of sequences.
+            longest: The largest length on each of `axes`.
+            query_rows: Sum of the lengths on the first of them.
+
+        Returns:
+            Number of sequences that the graph sees, and their length on each axis.
+        """
+        return count, longest
+
+    def block_rows(self, key_length: int) -> int:
+        """Query rows of a block on the graphs that attend in blocks."""
+        rows = BLOCK_SCORE_BYTES // (4 * max(self.manifest.num_heads, 1) * key_length)
+        return max(LEAST_BLOCK_ROWS, min(rows, MOST_BLOCK_ROWS))
+
+    def operations(self, batch: int, lengths: Sequence[int]) -> tuple[int, int]:
+        """Floating-point operations of one run: on rows, and on pairs of rows.
+
+        For a module whose operations are unknown, each row and each pair counts as one operation.
+        """
+        cost = self.manifest.cost
+        per_query, per_key, per_pair = cost.flops_per_query, cost.flops_per_key, cost.flops_per_pair
+        if not (per_query or per_key or per_pair):
+            return batch * sum(lengths), batch * self._pairs(lengths)
+        rows = lengths[0] * per_query + self.key_length(lengths) * per_key
+        return batch * rows, batch * self._pairs(lengths) * per_pair
+
+    def _pairs(self, lengths: Sequence[int]) -> int:
+        """Pairs of query and key rows; of a module with more axes, those of the two longest."""
+        if len(lengths) == 1:
+            return lengths[0] * self.key_length(lengths)
+        *_, second, longest = sorted(lengths)
+        return second * longest
+
+    def run_bytes(self, graph: GraphKind, batch: int, lengths: Sequence[int]) -> int:
+        """Expected memory of one run on this machine, in bytes; arguments as for `seconds`."""
+        row_elements, heads = self._row_elements
+        rows = sum(map(mul, lengths, row_elements))
+        pairs = self._pairs(lengths)
+        if graph in IN_BLOCKS.values():
+            key_length = self.key_length(lengths)
+            pairs = min(lengths[0], self.block_rows(key_length)) * key_length
+        pair_tensors = PAIR_TENSORS[graph]
+        if self.encoder is not None and graph is GraphKind.WEIGHTS:
+            # The weights of every layer, and all of them once more as one output.
+            pair_tensors += 2 * self.encoder.layers
+        return int(4 * batch * (rows + pairs * heads * pair_tensors))
+
+    @cached_property
+    def _row_elements(self) -> tuple[list[int], int]:
+        """Elements that a run holds at a time for each row of each axis, and for each pair of rows."""
+        rows = dict.fromkeys(self.axes, 0)
+        for spec in self.inputs:
+            width = math.prod(axis for axis in spec.axes[2:] if isinstance(axis, int))
+            rows[str(spec.axes[1])] += ROW_TENSORS * width
+        if facts := self.encoder or self.classifier:
+            rows[self.axes[0]] += facts.row_elements
+        return list(rows.values()), self.manifest.num_heads or UNKNOWN_HEADS
