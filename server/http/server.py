@@ -233,8 +233,11 @@ def _lower_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LARGE_BODIES_NICE)
 
 
-async def _serve(settings: Settings, targets: list[str], descriptors: list[int], pipe: Any) -> None:
+async def _serve(pipe: Any, settings: Settings, targets: list[str], descriptors: list[int]) -> None:
     """Serves until a signal asks to stop, or the pipe closes, and requests in progress have been answered."""
+    logs.configure(settings.log_level, settings.log_format, process="http")
+    for library in ("asyncio", "grpc"):
+        logging.getLogger(library).setLevel(logging.INFO)
     loop, server = asyncio.get_running_loop(), HttpServer(settings, targets)
 
     def stop(request: StopRequest) -> None:
@@ -259,13 +262,5 @@ async def _serve(settings: Settings, targets: list[str], descriptors: list[int],
     announce()
 
 
-def _child(pipe: Any, assignment: tuple[Settings, list[str], list[int]]) -> None:
-    settings, targets, descriptors = assignment
-    logs.configure(settings.log_level, settings.log_format, process="http")
-    for library in ("asyncio", "grpc"):
-        logging.getLogger(library).setLevel(logging.INFO)
-    asyncio.run(_serve(settings, targets, descriptors, pipe))
-
-
 if __name__ == "__main__":
-    run_child(_child)
+    run_child(lambda pipe, assignment: asyncio.run(_serve(pipe, *assignment)))
