@@ -129,20 +129,17 @@ def _trace_settings(reply: Any) -> dict[str, Any]:
     return {name: list(setting.value) for name, setting in reply.settings.items()}
 
 
-def _log_settings(reply: Any) -> Any:
-    return to_json(reply)["settings"]
+def _config(reply: Any) -> Any:
+    return to_json(reply.config)
+
+
+def _take(member: str) -> Callable[[Any], Any]:
+    """What makes the JSON of one member of a reply."""
+    return lambda reply: to_json(reply)[member]
 
 
 def _regions(reply: Any) -> list[Any]:
     return [to_json(region) for region in reply.regions.values()]
-
-
-def _models(reply: Any) -> Any:
-    return to_json(reply)["models"]
-
-
-def _config(reply: Any) -> Any:
-    return to_json(reply.config)
 
 
 def _after(paths: tuple[str, ...], end: str) -> tuple[str, ...]:
@@ -188,11 +185,11 @@ ROUTES = (
     _rpc("ModelReady", _after(MODEL, "/ready"), f"Whether a model is {NOT_READY}"),
     _rpc("ModelMetadata", MODEL, "Versions, inputs and outputs of a model."),
     _rpc("ModelConfig", _after(MODEL, "/config"), "A model as Triton configures it.", answer=_config),
-    _rpc("RepositoryIndex", INDEX, "All models and their states.", schemas.RepositoryIndex, _models),
+    _rpc("RepositoryIndex", INDEX, "All models and their states.", schemas.RepositoryIndex, _take("models")),
     _rpc("RepositoryModelLoad", LOAD, "Loads a model, also again.", schemas.RepositoryChange),
     _rpc("RepositoryModelUnload", UNLOAD, "Unloads a model.", schemas.RepositoryChange),
     _rpc("TraceSetting", TRACES, "The settings of traces.", answer=_trace_settings),
-    _rpc("LogSettings", LOGGING, "What the server logs.", answer=_log_settings),
+    _rpc("LogSettings", LOGGING, "What the server logs.", answer=_take("settings")),
     *_shared_memory("System", "systemsharedmemory", schemas.SystemRegion),
     *_shared_memory("Cuda", "cudasharedmemory", Body),  # whose registration the gRPC server refuses
 )

@@ -103,9 +103,6 @@ class HttpServer:
         if settings.http_explore:
             table["/explore"]["GET"] = partial(_page, EXPLORER.read_bytes())
             table["/explore/models"]["GET"] = text_models.explore
-        for handlers in table.values():
-            if "GET" in handlers:
-                handlers["HEAD"] = handlers["GET"]
         self._table = [
             (re.compile(PARAMETER.sub(r"(?P<\1>[^/]+)", path.replace(".", r"\."))), path, handlers)
             for path, handlers in table.items()
@@ -176,9 +173,9 @@ class HttpServer:
         for pattern, route, handlers in self._table:
             if match := pattern.fullmatch(request.path):
                 request.route, request.parameters = route, match.groupdict()
-                if request.verb in handlers:
-                    return handlers[request.verb]
-                allowed = ", ".join(sorted(handlers))
+                if handler := handlers.get("GET" if request.verb == "HEAD" else request.verb):
+                    return handler
+                allowed = ", ".join(sorted({*handlers, "HEAD"} if "GET" in handlers else handlers))
                 message = f"{request.path[:200]}: the method is {request.verb[:20]}; must be {allowed}"
                 raise HttpError(405, message, {"allow": allowed})
         raise HttpError(404, f"{request.path[:200]}: there is no such path; /docs lists them")

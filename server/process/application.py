@@ -17,7 +17,7 @@ from attention_serving.server.engine.models.repository import Key, Repository
 from attention_serving.server.engine.run import cuda
 from attention_serving.server.engine.run.provider import Provider, ProviderError
 from attention_serving.server.errors import ServerError
-from attention_serving.server.http.child import HttpProcess
+from attention_serving.server.http import HttpProcess
 from attention_serving.server.machine import temporary_folder
 from attention_serving.server.observe.logs import Recorder
 from attention_serving.server.observe.metrics import Metrics

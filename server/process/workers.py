@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from attention_serving.server import machine
 from attention_serving.server.errors import ServerError
-from attention_serving.server.http.child import HttpProcess
+from attention_serving.server.http import HttpProcess
 from attention_serving.server.observe.prometheus import (
     MetricsEndpoint,
     ProcessesCollector,
