@@ -39,7 +39,7 @@ from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.requests.outputs import shortened
 from attention_serving.server.engine.requests.request import Request, SequenceInputs
 from attention_serving.server.engine.requests.validation import validate
-from attention_serving.server.engine.run.execute import Moments, Outputs, gather, run_batch
+from attention_serving.server.engine.run.execute import Moments, Outputs, run_batch
 from attention_serving.server.engine.run.provider import MIN_PARALLEL_RUNS
 from attention_serving.server.engine.run.session import RunControl
 from attention_serving.server.engine.schedule.batch import Batch
@@ -392,7 +392,7 @@ class Engine:
                 self._run_singly(batch)
             return
         batch.run_seconds = moments[-1] - moments[0]
-        self._deliver(model, batch.graph, sequences, outputs, moments, batch.padding)
+        self._deliver(model, batch.graph, sequences, outputs, moments, batch.rows)
 
     def _run_singly(self, batch: Batch) -> None:
         """Runs each sequence of a batch alone, so that only the request at fault fails."""
@@ -406,7 +406,7 @@ class Engine:
             except Exception as error:
                 self._run_failed(model, [sequence], error)
             else:
-                self._deliver(model, graph, [sequence], outputs, moments)
+                self._deliver(model, graph, [sequence], outputs, moments, sequence.plan.rows)
 
     def _run_failed(self, model: LoadedModel, sequences: list[SequenceInputs], error: Exception) -> None:
         """Reports a run that failed, and fails the request of one that had a single sequence."""
@@ -427,26 +427,25 @@ class Engine:
         sequences: list[SequenceInputs],
         outputs: list[Outputs],
         moments: Moments,
-        padding: int = 0,
+        computed_rows: int,
     ) -> None:
         """Stores the outputs of a run, and ends the requests that are complete."""
         complete: list[Request] = []
         queued_at, answered, rows, ended = list[float](), list[float](), 0, time.monotonic()
         timelines = dict[Timeline, None]()
         with self._lock:
-            for sequence, results in zip(sequences, outputs, strict=True):
+            for sequence, arrays in zip(sequences, outputs, strict=True):
                 request = sequence.request
                 queued_at.append(request.queued_at)
                 rows += sequence.plan.rows
                 if request.timeline is not None:  # a request may have several sequences in the run
                     timelines[request.timeline] = None
-                request.results[sequence.index] = results
-                request.missing -= 1
-                if not request.missing and self._queue.release(request):
+                if sequence.deliver(arrays) and self._queue.release(request):
                     complete.append(request)
                     answered.append(ended - request.queued_at)
         try:
             names = model.name, model.version, model.manifest.precision
+            padding = computed_rows - rows
             event = RunEvent(*names, model.statistics, graph, rows, padding, *moments, queued_at, answered)
             for timeline in timelines:
                 timeline.runs += (event,)
@@ -463,9 +462,8 @@ class Engine:
 
 def _outcome(request: Request) -> Result | EngineError:
     """What a complete request ends with. It has left the queue: an error must not leave it waiting."""
-    results, request.results = request.results, []
+    outputs, request.outputs = request.outputs, {}
     try:
-        outputs = gather(results)
         if request.plan.dimensions:
             outputs = shortened(outputs, request.model, request.plan.dimensions)
         return Result(outputs)

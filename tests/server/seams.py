@@ -29,8 +29,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ModelControl
 from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.requests.request import Request, SequenceInputs
-from attention_serving.server.engine.run.execute import Outputs
+from attention_serving.server.engine.requests.request import Request
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.schedule.queue import Next, Queue
@@ -118,13 +117,6 @@ def withdraw(engine: Engine, request: Request) -> None:
     assert not request.is_done
     engine.fail(request, None)
     assert request.is_done
-
-
-def deliver(queued: SequenceInputs, outputs: Outputs) -> bool:
-    """Stores the outputs of a sequence as the engine does; returns whether its request is complete."""
-    queued.request.results[queued.index] = outputs
-    queued.request.missing -= 1
-    return not queued.request.missing
 
 
 def take(queue: Queue, now: float = 0.0) -> Next:

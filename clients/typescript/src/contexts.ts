@@ -14,7 +14,14 @@ import {
   type Context as Stored,
 } from "./generated/attention/v1/attention_pb.js";
 import { count } from "./settings.js";
-import type { CallOptions, ContextOptions, ContextRows, RowOptions, Sequence } from "./values.js";
+import type {
+  CallOptions,
+  ContextOptions,
+  ContextRows,
+  RowOptions,
+  Sequence,
+  StoredContext,
+} from "./values.js";
 
 const { putContext, appendContext, dropContext, listContexts } = AttentionService.method;
 // How many times each part is put before each repetition of a call. One is enough unless several servers stand behind
@@ -40,7 +47,7 @@ interface Lifetime {
  * has it. A call that finds so puts the rows again and is repeated, once, or until each of several servers has them. The
  * calls of contexts that `contexts` lists, whose rows are not here, fail with the reason CONTEXT_NOT_FOUND.
  */
-export class Context {
+export class Context implements StoredContext {
   readonly #connection: Connection;
   readonly #named: Named;
   readonly #lifetime: Lifetime;

@@ -2,7 +2,6 @@
 
 import { clone, create } from "@bufbuild/protobuf";
 
-import type { Context } from "./contexts.js";
 import { invalid } from "./errors.js";
 import {
   AttendRequestSchema,
@@ -24,6 +23,7 @@ import type {
   TextInputs,
   TokenInputs,
   VectorInputs,
+  StoredContext,
 } from "./values.js";
 
 /** The form and the sizes that the result takes from the request. */
@@ -41,7 +41,7 @@ export interface EncodedCall {
   readonly request: AttendRequest;
   readonly shape: ResponseShape;
   /** The context of the request, if it was not given as an id. The request then has a copy of the caller's arrays. */
-  readonly context?: Context;
+  readonly context?: StoredContext;
 }
 
 /** Encodes one request; throws an AttentionClientError if an argument is wrong or two do not match. */

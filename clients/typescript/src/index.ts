@@ -34,6 +34,7 @@ export {
   type ResultOf,
   type RowOptions,
   type Sequence,
+  type StoredContext,
   type StreamItem,
   type StreamOptions,
   type Tensor,

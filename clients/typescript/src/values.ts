@@ -1,7 +1,5 @@
 /** The values that calls take and return. Every array is row-major. */
 
-import type { Context } from "./contexts.js";
-
 /** One sequence of vectors: `rows * width` elements. */
 export interface Sequence {
   readonly data: Float32Array;
@@ -46,6 +44,16 @@ type Many = readonly object[] | readonly string[];
 /** A list of T if `Form` is a list, otherwise one T. */
 export type InKind<Form, T> = Form extends Many ? readonly T[] : T;
 
+/** A stored context, as calls need it: a `Context` of the client. */
+export interface StoredContext {
+  readonly id: string;
+  readonly modelName: string;
+  /** The version that its caller gave; empty for the highest that is ready. */
+  readonly version: string;
+  /** Makes a call that uses `id`, and repeats it after putting the rows again if the server does not have them. */
+  use<Result>(call: () => Promise<Result>): Promise<Result>;
+}
+
 /** The options of `attend` that belong to its inputs. */
 export interface VectorOptions<Form> {
   /** For cross-attention: one sequence or as many sequences as the query has. */
@@ -65,7 +73,7 @@ export interface VectorOptions<Form> {
    */
   positions?: InKind<Form, Integers> | undefined;
   /** A stored context, or the id of one, in place of key and value. */
-  context?: Context | string | undefined;
+  context?: StoredContext | string | undefined;
 }
 
 /** One request of a stream: the inputs of `attend`. */

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +55,14 @@ class SequenceInputs:
     def lengths(self) -> tuple[int, ...]:
         """Length on each of the model's axes."""
         return self.plan.lengths
+
+    def deliver(self, outputs: Mapping[str, Array]) -> bool:
+        """Adds the outputs of this sequence to its request; returns whether none is missing any more."""
+        request, count = self.request, len(self.request.plan.sequences)
+        for name, array in outputs.items():
+            request.outputs.setdefault(name, [None] * count)[self.index] = array
+        request.missing -= 1
+        return not request.missing
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -132,7 +141,7 @@ class Request:
         share: Its caller, among those in the queue.
         queued_seconds: Sum of the expected durations of its sequences that are in the queue.
         missing: Number of sequences without a result.
-        results: The outputs of each sequence so far.
+        outputs: The outputs so far by name: one array for each sequence, in their order.
         is_done: Whether it has ended or was withdrawn. Set by the queue, with the lock of the engine.
         outcome: The result or an error; None before, and if it was withdrawn.
     """
@@ -146,7 +155,7 @@ class Request:
     share: CallerShare
     queued_seconds: float
     missing: int
-    results: list[dict[str, Array]]
+    outputs: dict[str, list[Any]]
 
     def __init__(
         self,

@@ -81,10 +81,12 @@ class Batch:
         return self.model.run_size(len(self.sequences), self._lengths, self._query_rows)
 
     @property
-    def padding(self) -> int:
-        """Rows that are computed beside those of the sequences."""
+    def rows(self) -> int:
+        """Rows that are computed, padding included."""
+        if len(self.sequences) == 1:
+            return self.sequences[0].plan.rows
         count, lengths = self._size
-        return count * sum(lengths) - sum([sequence.plan.rows for sequence in self.sequences])
+        return count * sum(lengths)
 
     @property
     def is_full(self) -> bool:

@@ -256,7 +256,7 @@ class Queue:
         request.queued_at, request.number, request.queued_seconds = now, self._next_number, seconds
         self._next_number += 1
         request.missing = count = len(sequences)
-        request.results = [{}] * count
+        request.outputs = {}
         turn = share.turn
         for index, sequence in enumerate(sequences):
             sequence.request, sequence.index, sequence.turn = request, index, turn
@@ -387,9 +387,10 @@ class Queue:
             self.running[batch] = batch.run_bytes
             self._running_seconds += batch.seconds_alone
             self.latency.started(now)
-        self._try_memory()
         if batch is None and self._buckets:
             self._next_step = NextStep.MEMORY
+        elif self._next_step is NextStep.MEMORY:
+            self._next_step = NextStep.ANY
         return batch, expired
 
     def _try_memory(self) -> None:

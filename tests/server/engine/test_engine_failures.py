@@ -18,9 +18,8 @@ from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import DeadlineExceededError, OverloadedError, RunFailedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.run.execute import Outputs, gather
 from attention_serving.server.engine.schedule import queue as queues
-from attention_serving.server.engine.types import Array, MaskKind
+from attention_serving.server.engine.types import Array, MaskKind, Result
 from tests.server.samples import CROSS, SELF, Sample, assert_answers, validated_of
 from tests.server.seams import (
     MESSAGE,
@@ -109,15 +108,15 @@ def test_a_failing_result_fails_one_request(self_model: LoadedModel, monkeypatch
     """A request has left the queue by then, and the others of its batch too."""
     failures = [RuntimeError(MESSAGE)] * 2
 
-    def unmade(results: list[Outputs]) -> dict[str, list[Array]]:
+    def unmade(outputs: dict[str, list[Array]]) -> Result:
         if failures:
             raise failures.pop()
-        return gather(results)
+        return Result(outputs)
 
     with Held(self_model) as held:
         requests = [held.submit([(2, 2)], seed=seed) for seed in range(3)]
         # The held run is the first to end.
-        monkeypatch.setattr("attention_serving.server.engine.engine.gather", unmade)
+        monkeypatch.setattr("attention_serving.server.engine.engine.Result", unmade)
     assert held.later_sizes == [3]
     for request in (held.first, requests[0]):
         with pytest.raises(RunFailedError):

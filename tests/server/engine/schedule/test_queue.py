@@ -32,7 +32,7 @@ from attention_serving.server.engine.schedule.batch import FULL_AT_CALL_COSTS, B
 from attention_serving.server.engine.schedule.queue import Next, Queue
 from attention_serving.server.engine.types import ANYONE, Caller, MaskKind, Result
 from tests.server.samples import Sample, validated_of
-from tests.server.seams import SAME_FOR_ALL, costing, deliver, take
+from tests.server.seams import SAME_FOR_ALL, costing, take
 
 SLOTS = 2
 LONG, SHORT = 40, 6
@@ -215,7 +215,7 @@ class QueueMachine(RuleBasedStateMachine):
         for queued in batch:
             request = queued.request
             assert isinstance(request, Sample)
-            if deliver(queued, {}) and not request.is_done:
+            if queued.deliver({}) and not request.is_done:
                 self._end(request, Result({}))
 
     @invariant()
