@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attention_serving.server.http.connection import LARGE_BYTES, MAX_CHUNKS, run
+from attention_serving.server.http.connection import LARGE_BYTES, run
 from tests.server.http.clients import INFER, MAX_BYTES, REQUEST, answer_on, ask, connected, head, tensor
 from tests.server.http.scripted import Scripted, front
 
@@ -80,16 +80,6 @@ def test_bodies_share_the_memory(shared_scripted: Scripted) -> None:
         assert answer.headers["retry-after"] == "1"
         first.sendall(b" " * 10_000)
         assert answer_on(first).status == 413  # the JSON alone could take more
-
-
-@pytest.mark.usefixtures("scripted")
-def test_a_body_of_too_many_chunks(port: int) -> None:
-    chunk = b"1\r\n \r\n"
-    with connected(port) as connection:
-        connection.sendall(head(INFER, "Transfer-Encoding: chunked") + MAX_CHUNKS * chunk + b"1\r\n")
-        answer = answer_on(connection)
-    assert answer.status == 413
-    assert answer.error == f"the request is not valid: the body has more than {MAX_CHUNKS} chunks"
 
 
 async def test_work_on_large_bodies_leaves_the_event_loop() -> None:

@@ -3,6 +3,8 @@
 import json
 import re
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,10 +34,12 @@ def memory() -> Reservation:
     return MemoryBudget(64 * MAX_BYTES).reserve(0)
 
 
-def decoded(body: Any, size: int | None = None) -> tuple[pb.ModelInferRequest, InferenceHeader]:
-    """The message of a body, which may be given as a document, and what the JSON says."""
+def decoded(
+    body: Any, headers: Mapping[str, str] = MappingProxyType({})
+) -> tuple[pb.ModelInferRequest, InferenceHeader]:
+    """The message of a body, which may be a document, and what the JSON says; the header has its size."""
     data = bytearray(body if isinstance(body, bytes) else json.dumps(body).encode())
-    message, head = decode(data, len(data) if size is None else size, "m", "2", MAX_BYTES, memory())
+    message, head = decode(data, int(*headers.values()) or len(data), "m", "2", MAX_BYTES, memory())
     return pb.ModelInferRequest.FromString(message), head
 
 
@@ -59,8 +63,7 @@ Choice = pb.InferParameter
 
 
 def test_a_body_becomes_raw_contents() -> None:
-    body, headers = binary_body(DOCUMENT, (-QUERY).tobytes())
-    request, head = decoded(body, int(*headers.values()))
+    request, head = decoded(*binary_body(DOCUMENT, (-QUERY).tobytes()))
     assert (request.model_name, request.model_version, request.id) == ("m", "2", "7")
     kinds = {"timeout": "int64", "a": "bool", "b": "double", "c": "string", "d": "uint64"}
     choices = {name: value.WhichOneof("parameter_choice") for name, value in request.parameters.items()}
@@ -80,8 +83,7 @@ def test_json_that_was_seen_before_has_its_own_binary_data() -> None:
     size = {"binary_data_size": 4}
     document = {"inputs": [{"name": "a", "shape": [4], "datatype": "UINT8", "parameters": size}]}
     for data in (b"abcd", b"efgh"):
-        body, headers = binary_body(document, data)
-        assert list(decoded(body, int(*headers.values()))[0].raw_input_contents) == [data]
+        assert list(decoded(*binary_body(document, data))[0].raw_input_contents) == [data]
 
 
 def changed(**members: Any) -> dict[str, Any]:
@@ -152,9 +154,8 @@ def part(size: Any, **parameters: Any) -> dict[str, Any]:
     ],
 )
 def test_binary_data_that_do_not_fit_are_refused(document: dict[str, Any], data: bytes, error: str) -> None:
-    body, headers = binary_body(document, data)
     with expect_refusal(error):
-        decoded(body, int(*headers.values()))
+        decoded(*binary_body(document, data))
 
 
 # Name, type, shape and bytes of an output, and what the JSON says beside them.
