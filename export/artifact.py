@@ -61,7 +61,7 @@ EXTERNAL_TENSOR_BYTES = 1 << 10
 # Page size, because the file is mapped into memory.
 ALIGNMENT = 4096
 # By graph in blocks, the one that it is derived from.
-WHOLE = {blocks: whole for whole, blocks in IN_BLOCKS.items()}
+GRAPH_WITHOUT_BLOCKS = {blocks: graph for graph, blocks in IN_BLOCKS.items()}
 # Texts of the reference that servers replay.
 GOLDEN_TEXTS = 24
 LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")
@@ -224,12 +224,12 @@ class ArtifactWriter:
         for signature in spec.signatures:
             kind = signature.kind
             self.progress(f"graph {kind}: export")
-            if kind not in WHOLE:
+            if kind not in GRAPH_WITHOUT_BLOCKS:
                 module = lowered(signature.part_of(spec.module), self.precision)
                 traced[kind], assumptions[kind] = trace(module, signature)
                 continue
             try:
-                traced[kind] = in_blocks(traced[WHOLE[kind]], causal=spec.causal)
+                traced[kind] = in_blocks(traced[GRAPH_WITHOUT_BLOCKS[kind]], causal=spec.causal)
             except NotInBlocksError as reason:
                 log.warning(
                     "%s: graph %s is left out (%s): graph %s serves long sequences, in memory that grows "
@@ -237,7 +237,7 @@ class ArtifactWriter:
                     self.target.model.name,
                     kind,
                     reason,
-                    WHOLE[kind],
+                    GRAPH_WITHOUT_BLOCKS[kind],
                 )
         if self.precision is Precision.INT8:
             for graph in traced.values():

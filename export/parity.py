@@ -220,7 +220,7 @@ class GraphRunner:
             except Exception:  # either may refuse it
                 return True
             pairs = [(output, eager[name]) for name, output in zip(names, outputs, strict=True)]
-            if not all(np.array_equal(np.isnan(one), np.isnan(other)) for one, other in pairs):
+            if not all(np.array_equal(np.isnan(output), np.isnan(expected)) for output, expected in pairs):
                 return True
         return False
 

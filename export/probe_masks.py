@@ -129,8 +129,8 @@ def _is_equal_when_padded(
     together = outputs(module, signature, inputs, accepts_nan=True)
     for index, lengths in enumerate(parts):
         alone = outputs(module, signature, _cut(inputs, signature.inputs, index, lengths), accepts_nan=True)
-        beside = _cut(together, signature.outputs, index, lengths)
-        if not all(tolerance.holds(alone[name], beside[name]) for name in beside):
+        batched = _cut(together, signature.outputs, index, lengths)
+        if not all(tolerance.holds(alone[name], batched[name]) for name in batched):
             return False
     return True
 

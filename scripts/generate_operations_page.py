@@ -4,6 +4,7 @@
 `<!-- end -->`.
 """
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,8 +18,8 @@ from pydantic.fields import FieldInfo
 from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.observe.prometheus import PROCESS, ProcessesCollector
 from attention_serving.server.process.command_line import shown_default
-from attention_serving.server.process.settings import SECTIONS, Settings
-from attention_serving.server.process.workers import own_metrics
+from attention_serving.server.process.workers import supervisor_metrics
+from attention_serving.server.settings import SECTIONS, Settings
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/reference.md"
 MARKED = re.compile(r"<!-- (?P<name>[a-z ]+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -65,10 +66,10 @@ def metrics() -> list[tuple[str, str, tuple[str, ...], str, str]]:
     """Name, type, labels, combination of workers and help of every metric, in the order of their creation."""
     served, supervisor = Metrics(), CollectorRegistry()
     served.configured(Settings.model_validate({"model_repository": Path()}))
-    own_metrics(supervisor)
+    supervisor_metrics(supervisor)
     rows = [_describe(metric) for metric in _collectors(served.registry)]
     rows += [_describe(metric, SUPERVISOR) for metric in _collectors(supervisor)]
-    for family in ProcessesCollector("", {}).collect():
+    for family in ProcessesCollector(lambda: {"": os.getpid()}).collect():
         name = _published_name(family.name, family.type)
         rows.append((name, family.type, (PROCESS,), EACH_PROCESS, family.documentation))
     return rows

@@ -4,12 +4,12 @@ import logging
 import os
 import resource
 
+from attention_serving.server.addresses import check_exposure
 from attention_serving.server.errors import ServerError
+from attention_serving.server.lifecycle import Inbox, end, handle_signals
 from attention_serving.server.observe import logs
-from attention_serving.server.process.addresses import check_exposure
 from attention_serving.server.process.command_line import make_application, unknown_variables
-from attention_serving.server.process.settings import Settings
-from attention_serving.server.process.shutdown import Inbox, end, handle_signals
+from attention_serving.server.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +32,16 @@ def serve(settings: Settings) -> int:
         inbox = Inbox()
         handle_signals(inbox.put)
         # ONNX Runtime and gRPC are imported here: --help and a supervisor need neither.
+        from attention_serving.server.process.service import run  # noqa: PLC0415
+
         if settings.workers > 1:
-            from attention_serving.server.process.workers import run  # noqa: PLC0415
+            from attention_serving.server.process.workers import Workers  # noqa: PLC0415
+
+            run(Workers(settings, inbox))
         else:
-            from attention_serving.server.process.application import run  # noqa: PLC0415
-        run(settings, inbox)
+            from attention_serving.server.process.application import Application  # noqa: PLC0415
+
+            run(Application(settings, inbox))
     except ServerError as error:
         log.error("cannot serve", extra={"reason": str(error)})
         return 1

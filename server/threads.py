@@ -12,7 +12,7 @@ C = TypeVar("C")
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 # How often files are read.
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 # Receives what was read, such as `certificates`, and its new value; None if that cannot be used.
 Reloaded: TypeAlias = Callable[[str, object], object]
 
@@ -74,7 +74,7 @@ class Watched(PeriodicThread, Generic[C, T]):
     """What files say, which a thread reads again and again. Contents that cannot be used change nothing.
 
     Contents are compared, not times: files are often replaced by a change of symbolic links. Those that
-    cannot be used are reported if they stay as they are until the next look: until then they may be half
+    cannot be used are reported if they stay as they are until the next poll: until then they may be half
     written, or the key of a pair may follow.
 
     Attributes:
@@ -102,24 +102,24 @@ class Watched(PeriodicThread, Generic[C, T]):
         self._name, self._read, self._parse, self._reloaded = name, read, parse, reloaded
         self._contents = read()
         self.value = parse(self._contents)
-        # What could not be used at the last look, and whether that was reported.
+        # What could not be used at the last poll, and whether that was reported.
         self._refused: object = None
         self._is_reported = False
-        super().__init__(name, self.look, LOOK_SECONDS)
+        super().__init__(name, self.poll_once, POLL_SECONDS)
 
-    def look(self) -> None:
+    def poll_once(self) -> None:
         """Reads once, and takes what has changed if it can be used."""
-        contents: object = None
+        contents: C | None = None
         try:
-            contents = found = self._read()
-            if found == self._contents:
+            contents = self._read()
+            if contents == self._contents:
                 self._refused = None
                 return
-            value = self._parse(found)
+            value = self._parse(contents)
         except Exception as error:  # whatever it is, what is in use stays
             self._refuse(contents or str(error), error)
             return
-        self._contents, self.value, self._refused = found, value, None
+        self._contents, self.value, self._refused = contents, value, None
         log.info("reloaded", extra={"what": self._name})
         self._reloaded(self._name, value)
 

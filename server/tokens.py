@@ -13,14 +13,8 @@ import typer
 from pydantic import ValidationError
 
 from attention_serving.server.errors import ServerError
-from attention_serving.server.security.token_file import (
-    Entry,
-    TokenFile,
-    digest_of,
-    problems,
-    read_file,
-    write_file,
-)
+from attention_serving.server.security import token_file
+from attention_serving.server.security.token_file import Entry, TokenFile
 
 # 256 bits of the operating system's random numbers.
 TOKEN_BYTES = 32
@@ -32,37 +26,31 @@ application = typer.Typer(
 )
 FILE_HELP = "The file that the server is given as --tokens; JSON."
 RIGHT_HELP = "infer:PATTERN, read, read:PATTERN or admin, once or more. PATTERN is a shell's, of model names."
+CERTIFICATE_HELP = "Name in a client certificate, instead of a token."
+MAX_CALLS_HELP = "Most inference calls in progress. 0 sets no limit."
+MAX_BYTES_HELP = "Most memory of its requests, such as 64MiB. 0 sets no limit."
+WEIGHT_HELP = "Share of the runs in relation to others."
 File = Annotated[Path, typer.Option("--file", metavar="FILE", help=FILE_HELP, envvar="ATTENTION_TOKENS")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the identity.")]
-Rights = Annotated[list[str], typer.Option("--right", metavar="RIGHT", help=RIGHT_HELP)]
-Days = Annotated[float, typer.Option(min=0, max=36500, help="Days until it expires. 0 sets no end.")]
-Certificate = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Name in a client certificate, instead of a token.")
-]
-MaxCalls = Annotated[int, typer.Option(min=0, help="Most inference calls in progress. 0 sets no limit.")]
-MaxBytes = Annotated[
-    str, typer.Option(metavar="SIZE", help="Most memory of its requests, such as 64MiB. 0 sets no limit.")
-]
-Weight = Annotated[float, typer.Option(min=0.001, max=1000, help="Share of the runs in relation to others.")]
 
 
 @application.command()
 def create(
     name: Name,
     file: File,
-    rights: Rights,
-    days: Days = 90,
-    certificate: Certificate = None,
-    max_calls: MaxCalls = 0,
-    max_bytes: MaxBytes = "0",
-    queue_weight: Weight = 1.0,
+    rights: Annotated[list[str], typer.Option("--right", metavar="RIGHT", help=RIGHT_HELP)],
+    days: Annotated[float, typer.Option(min=0, max=36500, help="Days until it expires. 0 sets no end.")] = 90,
+    certificate: Annotated[str | None, typer.Option(metavar="NAME", help=CERTIFICATE_HELP)] = None,
+    max_calls: Annotated[int, typer.Option(min=0, help=MAX_CALLS_HELP)] = 0,
+    max_bytes: Annotated[str, typer.Option(metavar="SIZE", help=MAX_BYTES_HELP)] = "0",
+    queue_weight: Annotated[float, typer.Option(min=0.001, max=1000, help=WEIGHT_HELP)] = 1.0,
 ) -> None:
     """Add an identity. Prints its token, which is stored nowhere and cannot be shown again."""
     token = None if certificate else secrets.token_urlsafe(TOKEN_BYTES)
     expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days) if days else None
     fields = {
         "name": name,
-        "sha256": token and digest_of(token).hex(),
+        "sha256": token and token_file.digest_of(token).hex(),
         "certificate": certificate,
         "expires": expires,
         "rights": rights,
@@ -71,8 +59,8 @@ def create(
         "queue_weight": queue_weight,
     }
     with _errors(), _locked(file):
-        content = read_file(file) if file.exists() else TokenFile(identities=())
-        write_file(file, TokenFile(identities=(*content.identities, Entry.model_validate(fields))))
+        content = token_file.read_file(file) if file.exists() else TokenFile(identities=())
+        token_file.write_file(file, TokenFile(identities=(*content.identities, Entry.model_validate(fields))))
     until = "without end" if expires is None else f"until {expires.isoformat()}"
     typer.echo(f"{name}: {' '.join(rights)}, {until}", err=True)
     if token is not None:
@@ -84,7 +72,7 @@ def list_identities(file: File) -> None:
     """Print the names, rights and ends of all identities."""
     rows = [("NAME", "BY", "EXPIRES", "RIGHTS")]
     with _errors():
-        for entry in read_file(file).identities:
+        for entry in token_file.read_file(file).identities:
             proof, expires = f"certificate {entry.certificate}" if entry.certificate else "token", "never"
             if entry.expires is not None:
                 expires = entry.expires.isoformat() + " (expired)" * (entry.expires <= datetime.now(UTC))
@@ -97,12 +85,12 @@ def list_identities(file: File) -> None:
 def revoke(name: Name, file: File) -> None:
     """Remove an identity. Its calls are refused from now on, and its streams end with their next message."""
     with _errors(), _locked(file):
-        content = read_file(file)
+        content = token_file.read_file(file)
         kept = [entry for entry in content.identities if entry.name != name]
         if len(kept) == len(content.identities):
             names = ", ".join(entry.name for entry in content.identities) or "none"
             raise ServerError(f"{file}: {name} does not exist; there are: {names}")
-        write_file(file, TokenFile(identities=tuple(kept)))
+        token_file.write_file(file, TokenFile(identities=tuple(kept)))
     typer.echo(f"{name}: revoked", err=True)
 
 
@@ -125,7 +113,7 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except (ServerError, ValidationError) as error:
-        message = problems(error) if isinstance(error, ValidationError) else error
+        message = token_file.problems(error) if isinstance(error, ValidationError) else error
         typer.echo(f"error: {message}", err=True)
         raise typer.Exit(1) from None
 

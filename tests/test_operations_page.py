@@ -10,7 +10,7 @@ from pydantic import ByteSize
 from attention_serving.server.engine.limits import MIB
 from attention_serving.server.http.server import STATUSES
 from attention_serving.server.process.command_line import CONFIG
-from attention_serving.server.process.settings import Settings
+from attention_serving.server.settings import Settings
 from scripts.generate_operations_page import generated, metrics
 from tests.server.api.test_status import EXPECTED as ERRORS
 

@@ -42,12 +42,13 @@ FORBIDDEN = {
     "artifact": "torch onnx onnxruntime onnxscript grpc google",
     "export": "grpc google",
     "server": "torch onnx onnxscript",
+    "server.observe": "grpc google onnxruntime protos server.process server.http",
     "server.engine": "grpc grpc_status google protos server.api server.transport server.process server.http"
     " server.observe opentelemetry",
     "server.api": "onnxruntime server.process server.http server.observe.traces",
     "server.transport": "protos server.api onnxruntime server.process server.http server.observe.traces",
     "server.security": "grpc google onnxruntime protos server.api server.transport server.process",
-    "server.http": "onnxruntime server.process.workers server.process.application server.engine.engine",
+    "server.http": "onnxruntime server.process server.engine.engine",
     "protos": "torch onnxruntime",
     "attention_client": "onnxruntime",
 }
@@ -154,12 +155,14 @@ def loaded(modules: str) -> set[str]:
 
 
 def test_a_server_loads_no_pytorch_nor_opentelemetry_and_a_supervisor_neither_the_runtime_nor_grpc() -> None:
-    found = loaded("attention_serving.server.__main__, attention_serving.server.process.worker")
+    found = loaded("attention_serving.server.__main__, attention_serving.server.process.application")
     found |= loaded("attention_serving.server.http.server")
     assert {"onnxruntime", "grpc", "artifact", "httptools"} <= found
     unused = {"torch", "onnx", "onnxscript", "model", "export", "attention_client", "tests", "opentelemetry"}
     assert found & unused == set()
     assert {"onnxruntime", "grpc"} & loaded("attention_serving.server.process.workers") == set()
+    help_page = loaded("attention_serving.server.__main__")
+    assert {"onnxruntime", "grpc", "numpy"} & help_page == set()
 
 
 def test_the_version_is_that_of_the_project() -> None:

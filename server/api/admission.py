@@ -31,7 +31,7 @@ from weakref import WeakValueDictionary
 
 from attention_serving.server.api.errors import end_with
 from attention_serving.server.api.method import Method
-from attention_serving.server.engine.budget import FREE_MULTIPLE, Account
+from attention_serving.server.engine.budget import FREE_MULTIPLE, Account, Caller
 from attention_serving.server.engine.errors import (
     Code,
     EngineError,
@@ -39,12 +39,11 @@ from attention_serving.server.engine.errors import (
     OverloadedError,
     ShuttingDownError,
 )
-from attention_serving.server.engine.types import Caller
 from attention_serving.server.security import peers
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.rights import Identity
+from attention_serving.server.settings import Settings
 from attention_serving.server.transport.call import Call
-from attention_serving.server.transport.options import RpcOptions
 
 DRAINING = "the server is shutting down; retry on another server"
 # How long the first message of a call may still take to arrive once a drain has begun.
@@ -104,7 +103,7 @@ class AdmissionControl:
     """
 
     def __init__(
-        self, options: RpcOptions, check_deadline: Callable[[float, Caller], None], guard: Guard | None = None
+        self, options: Settings, check_deadline: Callable[[float, Caller], None], guard: Guard | None = None
     ) -> None:
         """Creates the admission of a server.
 

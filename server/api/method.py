@@ -13,7 +13,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from attention_serving.server.engine.budget import MemoryBudget, Reservation
+from attention_serving.server.engine.budget import ANYONE, Caller, MemoryBudget, Reservation
 from attention_serving.server.engine.errors import (
     InvalidRequestError,
     LimitExceededError,
@@ -22,7 +22,6 @@ from attention_serving.server.engine.errors import (
 )
 from attention_serving.server.engine.models.control import IndexEntry
 from attention_serving.server.engine.models.repository import Model
-from attention_serving.server.engine.types import ANYONE, Caller
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 

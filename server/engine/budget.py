@@ -1,12 +1,28 @@
-"""The memory that requests may hold, from their arrival until their replies are sent."""
+"""The memory that requests may hold, from their arrival until their replies are sent, and who holds it."""
 
 import threading
+from typing import NamedTuple
 
 from attention_serving.server.engine.errors import IdentityLimitError, OverloadedError
 from attention_serving.server.engine.events import Timeline
 
 # How many times what is free one identity may hold: see `server.api.admission`.
 FREE_MULTIPLE = 4
+
+
+class Caller(NamedTuple):
+    """Whose request it is. Requests of one caller do not delay those of others more than its share allows.
+
+    Attributes:
+        name: Tells callers apart; empty for requests without a known caller.
+        weight: Its share of the runs in relation to the other callers that have requests in the queue.
+    """
+
+    name: str = ""
+    weight: float = 1.0
+
+
+ANYONE = Caller()
 
 
 class MemoryBudget:

@@ -22,7 +22,7 @@ from functools import partial
 from heapq import nlargest
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
@@ -37,10 +37,12 @@ from attention_serving.server.engine.errors import (
     UnsupportedError,
     quoted,
 )
-from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.model import ContextModel, LoadedModel
 from attention_serving.server.engine.types import CONTEXT_BYTES, Array, Context
 
 log = logging.getLogger(__name__)
+Key: TypeAlias = tuple[str, str]
+"""The caller who may use a context, empty if all may, and its id."""
 CONTEXT_ID = "context_id"
 DEFAULT_TTL_SECONDS = 3600
 NOT_REMOVED = "the file of the context cannot be removed from the folder of contexts; try again later"
@@ -63,6 +65,7 @@ class ContextStore:
         misses: How many did not.
         evictions: How many contexts made room for others.
         folder_errors: How often the folder could not be read or written.
+        reads_files: Whether to look for a context can take long.
     """
 
     def __init__(self, limit_bytes: int, folder: Path | None = None) -> None:
@@ -75,24 +78,19 @@ class ContextStore:
         self.limit_bytes, self.held_bytes = limit_bytes, 0
         self.hits = self.misses = self.evictions = self.folder_errors = 0
         self._folder, self._folder_error = folder, ""
+        self.reads_files = folder is not None
         # Bytes that may be written before the files are looked at.
         self._folder_room = 0.0
         self._lock = threading.RLock()
         self._uses = count(1)
-        # What takes queries to the contexts of a model, by the caller who may use it ("" for all) and id.
-        self._stored: WeakKeyDictionary[LoadedModel, dict[tuple[str, str], LoadedModel]] = WeakKeyDictionary()
-        # When to look for contexts that have expired.
-        self._purge_at = math.inf
+        self._stored: WeakKeyDictionary[LoadedModel, dict[Key, ContextModel]] = WeakKeyDictionary()
+        # Unix time of the next search for contexts that have expired.
+        self._purge_at = 0.0
         if folder is not None:
             with self._folder_errors():
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    @property
-    def reads_files(self) -> bool:
-        """Whether to look for a context can take long."""
-        return self._folder is not None
-
-    def find(self, model: LoadedModel, context_id: str, caller: str, field: str = CONTEXT_ID) -> LoadedModel:
+    def find(self, model: LoadedModel, context_id: str, caller: str, field: str = CONTEXT_ID) -> ContextModel:
         """The model that takes queries to a context.
 
         Args:
@@ -104,21 +102,21 @@ class ContextStore:
         Raises:
             ContextNotFoundError: The context does not exist, or is another caller's.
         """
-        model_of_context = self.existing(model, context_id, caller)
-        if model_of_context is None:
+        view = self.existing(model, context_id, caller)
+        if view is None:
             self.misses += 1
             raise _not_found(model, context_id, field)
         self.hits += 1
-        return model_of_context
+        return view
 
-    def existing(self, model: LoadedModel, context_id: str, caller: str) -> LoadedModel | None:
+    def existing(self, model: LoadedModel, context_id: str, caller: str) -> ContextModel | None:
         """As `find`; None if there is no such context."""
         with self._lock:
             contexts = self._stored.get(model, {})
             for key in ((caller, context_id), ("", context_id)):
                 if (view := contexts.get(key)) is not None and self._may_use(view.context, caller):
                     return view
-        return self._restored(model, context_id, caller)
+        return self._restore(model, context_id, caller)
 
     def use(self, context: Context, caller: str) -> bool:
         """Whether a request may still use the context that it found before."""
@@ -126,8 +124,8 @@ class ContextStore:
         self.hits += is_there
         return is_there
 
-    def _may_use(self, context: Context | None, caller: str) -> bool:
-        if context is None or not context.is_stored or context.expires_at < time.time():
+    def _may_use(self, context: Context, caller: str) -> bool:
+        if not context.is_stored or context.expires_at < time.time():
             return False
         if caller != context.owner and not context.shared:
             return False
@@ -136,7 +134,7 @@ class ContextStore:
 
     def put(
         self, model: LoadedModel, context: Context, tensors: Callable[[], Mapping[str, Array]]
-    ) -> LoadedModel:
+    ) -> ContextModel:
         """Stores a context.
 
         Args:
@@ -158,7 +156,7 @@ class ContextStore:
 
     def _put(
         self, model: LoadedModel, context: Context, tensors: Callable[[], Mapping[str, Array]]
-    ) -> LoadedModel:
+    ) -> ContextModel:
         self.check_size(context.nbytes)
         with self._lock:
             self._make_room(context)
@@ -170,7 +168,6 @@ class ContextStore:
             context.used = next(self._uses)
             self._drop(model, _key(context))
             self._stored.setdefault(model, {})[_key(context)] = view
-            self._purge_at = min(self._purge_at, context.expires_at)
         return view
 
     def renew(self, model: LoadedModel, context: Context, expires_at: float) -> None:
@@ -204,8 +201,7 @@ class ContextStore:
         for user in dict.fromkeys((caller, "")):
             with self._lock:
                 stored = self._stored.get(model, {}).get((user, context_id))
-            context = None if stored is None else stored.context
-            owner = None if context is None else context.owner
+            owner = None if stored is None else stored.context.owner
             if self._folder is not None:
                 path = self._folder / _file_name(model, context_id, user)
                 if owner is None:
@@ -235,7 +231,7 @@ class ContextStore:
             The contexts, and where the next page begins; 0 if there is none.
         """
         with self._lock:
-            contexts = [view.context for view in self._stored.get(model, {}).values() if view.context]
+            contexts = [view.context for view in self._stored.get(model, {}).values()]
         now = time.time()
         usable = (
             (context.used, context)
@@ -247,28 +243,23 @@ class ContextStore:
 
     def purge(self) -> None:
         """Removes what has expired, not more often than every second."""
-        now, expiries = time.time(), [math.inf]
+        now = time.time()
         with self._lock:
-            if self._purge_at >= now:
+            if now < self._purge_at:
                 return
+            self._purge_at = now + PURGE_SECONDS
             for model, key, context in self._all():
                 if context.expires_at < now:
                     self._drop(model, key)
-                else:
-                    expiries.append(context.expires_at)
-            self._purge_at = max(min(expiries), now + PURGE_SECONDS)
 
-    def _all(self) -> list[tuple[LoadedModel, tuple[str, str], Context]]:
+    def _all(self) -> list[tuple[LoadedModel, Key, Context]]:
         return [
-            (model, key, view.context)
-            for model, views in self._stored.items()
-            for key, view in views.items()
-            if view.context is not None
+            (model, key, view.context) for model, views in self._stored.items() for key, view in views.items()
         ]
 
-    def _drop(self, model: LoadedModel, key: tuple[str, str]) -> None:
+    def _drop(self, model: LoadedModel, key: Key) -> None:
         view = self._stored.get(model, {}).pop(key, None)
-        if view is not None and view.context is not None:
+        if view is not None:
             view.context.is_stored = False
 
     def _make_room(self, new: Context) -> None:
@@ -356,7 +347,7 @@ class ContextStore:
                 Path(path).unlink(missing_ok=True)
                 total -= size
 
-    def _restored(self, model: LoadedModel, context_id: str, caller: str) -> LoadedModel | None:
+    def _restore(self, model: LoadedModel, context_id: str, caller: str) -> ContextModel | None:
         """A context from its file; None if there is none."""
         if self._folder is None:
             return None
@@ -365,7 +356,7 @@ class ContextStore:
             with self._folder_errors(), suppress(FileNotFoundError):
                 try:
                     with safe_open(path, "np") as file:
-                        context = _described(file, context_id, path.stat().st_mtime)
+                        context = _describe(file, context_id, path.stat().st_mtime)
                         if context.expires_at > time.time():
                             return self._put(model, context, partial(_read, file))
                 # It is damaged, or the limit is lower than it was.
@@ -420,7 +411,7 @@ def joined(
     return {name: np.concatenate([parent.tensors[name], new[name]], axis) for name, axis in axes.items()}
 
 
-def _key(context: Context) -> tuple[str, str]:
+def _key(context: Context) -> Key:
     return "" if context.shared else context.owner, context.id
 
 
@@ -441,7 +432,7 @@ def _digest(facts: Mapping[str, str], tensors: Mapping[str, Array]) -> str:
     return _hash(repr([facts[name] for name in FACTS]), dict(sorted(tensors.items())))
 
 
-def _described(file: Any, context_id: str, expires_at: float) -> Context:
+def _describe(file: Any, context_id: str, expires_at: float) -> Context:
     """The context in a file of safetensors, without its tensors."""
     facts = file.metadata() or {}
     return Context(

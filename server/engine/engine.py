@@ -14,7 +14,7 @@ from typing import Any
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.coroutines import Wait
-from attention_serving.server.engine.budget import MemoryBudget, Reservation
+from attention_serving.server.engine.budget import ANYONE, Caller, MemoryBudget, Reservation
 from attention_serving.server.engine.contexts import ContextStore
 from attention_serving.server.engine.errors import (
     Code,
@@ -44,7 +44,7 @@ from attention_serving.server.engine.run.provider import MIN_PARALLEL_RUNS
 from attention_serving.server.engine.run.session import RunControl
 from attention_serving.server.engine.schedule.batch import Batch
 from attention_serving.server.engine.schedule.queue import Queue
-from attention_serving.server.engine.types import ANYONE, Caller, DecodedRequest, Result
+from attention_serving.server.engine.types import DecodedRequest, Result
 
 log = logging.getLogger(__name__)
 # How long a run may occupy the thread that receives calls, and that reads their sockets, in seconds.

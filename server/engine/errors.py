@@ -60,99 +60,70 @@ class EngineError(Exception):
     model_digest = ""
     reply = b""
 
+    def __init_subclass__(cls, code: Code | None = None, reason: str | None = None) -> None:
+        """Sets the code and the reason of a kind of error; by default those of its parent."""
+        cls.code, cls.reason = code or cls.code, reason or cls.reason
+
     def __init__(self, message: str, *, field: str = "") -> None:
         super().__init__(message)
         self.message = _bounded(message)
         self.field = _bounded(field)
 
 
-class InvalidRequestError(EngineError):
+class InvalidRequestError(EngineError, code=Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
     """The request is invalid; `field` names the input or option at fault."""
-
-    code = Code.INVALID_ARGUMENT
-    reason = "INVALID_FIELD"
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}", field=field)
 
 
-class LimitExceededError(InvalidRequestError):
+class LimitExceededError(InvalidRequestError, reason="LIMIT_EXCEEDED"):
     """The request exceeds a limit, which the message states."""
 
-    reason = "LIMIT_EXCEEDED"
 
-
-class ModelNotFoundError(EngineError):
+class ModelNotFoundError(EngineError, code=Code.NOT_FOUND, reason="MODEL_NOT_FOUND"):
     """The model or the version does not exist."""
 
-    code = Code.NOT_FOUND
-    reason = "MODEL_NOT_FOUND"
 
-
-class ModelNotReadyError(EngineError):
+class ModelNotReadyError(EngineError, code=Code.FAILED_PRECONDITION, reason="MODEL_NOT_READY"):
     """The model exists but cannot answer; the message says why."""
 
-    code = Code.FAILED_PRECONDITION
-    reason = "MODEL_NOT_READY"
 
-
-class RegionNotFoundError(EngineError):
+class RegionNotFoundError(EngineError, code=Code.NOT_FOUND, reason="REGION_NOT_FOUND"):
     """The region of shared memory is not registered."""
 
-    code = Code.NOT_FOUND
-    reason = "REGION_NOT_FOUND"
 
-
-class ContextNotFoundError(EngineError):
+class ContextNotFoundError(EngineError, code=Code.NOT_FOUND, reason="CONTEXT_NOT_FOUND"):
     """The stored context was never put here, or is gone: it expired, was dropped, or made room for others."""
 
-    code = Code.NOT_FOUND
-    reason = "CONTEXT_NOT_FOUND"
 
-
-class UnsupportedError(EngineError):
+class UnsupportedError(EngineError, code=Code.UNIMPLEMENTED, reason="UNSUPPORTED"):
     """This server does not do what was asked for, or it is switched off; the message says how to get it."""
 
-    code = Code.UNIMPLEMENTED
-    reason = "UNSUPPORTED"
 
-
-class OverloadedError(EngineError):
+class OverloadedError(EngineError, code=Code.RESOURCE_EXHAUSTED, reason="OVERLOADED"):
     """The server is at its limit; the request was not queued.
 
     Attributes:
         retry_after: When to try again, in seconds from now.
     """
 
-    code = Code.RESOURCE_EXHAUSTED
-    reason = "OVERLOADED"
-
     def __init__(self, message: str, *, retry_after: float = RETRY_SECONDS) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 
 
-class IdentityLimitError(OverloadedError):
+class IdentityLimitError(OverloadedError, reason="IDENTITY_LIMIT"):
     """The identity holds its share of a resource; the request was not queued."""
 
-    reason = "IDENTITY_LIMIT"
 
-
-class DeadlineExceededError(EngineError):
+class DeadlineExceededError(EngineError, code=Code.DEADLINE_EXCEEDED, reason="DEADLINE_EXCEEDED"):
     """The caller's deadline passed before the result was ready."""
 
-    code = Code.DEADLINE_EXCEEDED
-    reason = "DEADLINE_EXCEEDED"
 
-
-class ShuttingDownError(EngineError):
+class ShuttingDownError(EngineError, code=Code.UNAVAILABLE, reason="SHUTTING_DOWN"):
     """The server does not accept new requests."""
 
-    code = Code.UNAVAILABLE
-    reason = "SHUTTING_DOWN"
 
-
-class RunFailedError(EngineError):
+class RunFailedError(EngineError, reason="RUN_FAILED"):
     """The runtime failed; the server's log contains the details."""
-
-    reason = "RUN_FAILED"

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import Self
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from attention_serving.server.engine.errors import (
     quoted,
 )
 from attention_serving.server.engine.limits import Limits
-from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.model import ContextModel, LoadedModel
 from attention_serving.server.engine.models.loading import load_model, versions
 from attention_serving.server.engine.requests.outputs import shortened
 from attention_serving.server.engine.requests.request import Request, split
@@ -39,9 +39,6 @@ from attention_serving.server.engine.requests.validation import encode_texts, va
 from attention_serving.server.engine.run.execute import Outputs, gather, run_batch
 from attention_serving.server.engine.run.provider import Device, Provider, ProviderError
 from attention_serving.server.engine.types import Array, Context, DecodedRequest, Ragged, Result
-
-InProcessContext: TypeAlias = LoadedModel
-"""A model that takes queries only, which attend to stored rows."""
 
 
 class InProcessModel:
@@ -132,7 +129,7 @@ class InProcessModel:
         *,
         return_weights: bool = False,
         dimensions: int = 0,
-        context: InProcessContext | None = None,
+        context: ContextModel | None = None,
     ) -> Future[Result]:
         """Computes one request on a thread of the model.
 
@@ -149,7 +146,7 @@ class InProcessModel:
         model = self.model if context is None else context
         return self._threads.submit(self._compute, model, request, inputs)
 
-    def put_context(self, key: Array, value: Array | None = None) -> InProcessContext:
+    def put_context(self, key: Array, value: Array | None = None) -> ContextModel:
         """Projects the rows that many queries are to attend to, on the thread of the caller.
 
         Args:

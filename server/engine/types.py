@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_serving.artifact.manifest import KEY_POSITIONS, GraphKind
+from attention_serving.server.engine.budget import ANYONE, Caller
 
 Array = NDArray[Any]
 # A text, or its UTF-8 bytes.
@@ -23,21 +24,6 @@ Text: TypeAlias = str | bytes | memoryview
 BITS_PER_BYTE = 8
 # What a context takes beside its tensors.
 CONTEXT_BYTES = 32 << 10
-
-
-class Caller(NamedTuple):
-    """Whose request it is. Requests of one caller do not delay those of others more than its share allows.
-
-    Attributes:
-        name: Tells callers apart; empty for requests without a known caller.
-        weight: Its share of the runs in relation to the other callers that have requests in the queue.
-    """
-
-    name: str = ""
-    weight: float = 1.0
-
-
-ANYONE = Caller()
 
 
 @dataclass(eq=False, slots=True)

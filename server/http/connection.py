@@ -25,7 +25,7 @@ from attention_serving.server.http import schemas
 from attention_serving.server.http.service import Service, access_question
 from attention_serving.server.observe import logs, records
 from attention_serving.server.security import peers
-from attention_serving.server.transport.options import METADATA_BYTES
+from attention_serving.server.transport.create import METADATA_BYTES
 
 T = TypeVar("T")
 JSON = "application/json"

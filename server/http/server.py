@@ -23,17 +23,16 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from attention_serving.server import lifecycle
+from attention_serving.server.addresses import BACKLOG
 from attention_serving.server.engine.errors import EngineError, OverloadedError
 from attention_serving.server.http import text_models
 from attention_serving.server.http.connection import Connection, HttpError, HttpRequest, Reply
 from attention_serving.server.http.routes import PARAMETER, ROUTES, Handler, describe
 from attention_serving.server.http.service import Service
 from attention_serving.server.observe import logs
-from attention_serving.server.process.addresses import BACKLOG
-from attention_serving.server.process.settings import Settings
-from attention_serving.server.process.shutdown import StopRequest, handle_signals
-from attention_serving.server.process.supervision import HEARTBEAT_SECONDS, SERVES, run_child
-from attention_serving.server.security.tls import current_certificates, renewing_context
+from attention_serving.server.security.tls import renewing_context, watch
+from attention_serving.server.settings import Settings
 
 # How long a client may take for a handshake, and to answer the end of a connection. An idle one does not.
 TLS_SECONDS = {"ssl_handshake_timeout": 10.0, "ssl_shutdown_timeout": 0.5}
@@ -91,7 +90,7 @@ class HttpServer:
             ServerError: A certificate cannot be used.
         """
         self.service = Service(settings, targets)
-        self._certificates = current_certificates(settings.tls_files)
+        self._certificates = watch(settings.tls_files) if settings.tls_files else None
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         self._connections: set[Connection] = set()
         table: dict[str, dict[str, Handler]] = defaultdict(dict)
@@ -237,21 +236,21 @@ async def _serve(pipe: Any, settings: Settings, targets: list[str], descriptors:
         logging.getLogger(library).setLevel(logging.INFO)
     loop, server = asyncio.get_running_loop(), HttpServer(settings, targets)
 
-    def stop(request: StopRequest) -> None:
+    def stop(request: lifecycle.StopRequest) -> None:
         log.info("draining", extra=request)
         server.stop()
 
     def parent_has_ended() -> None:
         loop.remove_reader(pipe.fileno())
-        stop(StopRequest({"reason": "the server has ended"}))
+        stop(lifecycle.StopRequest({"reason": "the server has ended"}))
 
     def announce() -> None:
         with suppress(OSError):  # the parent has ended
-            pipe.send(server.service.refusals or SERVES)
+            pipe.send(server.service.refusals or lifecycle.SERVES)
             server.service.refusals.clear()
-        loop.call_later(HEARTBEAT_SECONDS, announce)
+        loop.call_later(lifecycle.HEARTBEAT_SECONDS, announce)
 
-    handle_signals(stop)
+    lifecycle.handle_signals(stop)
     loop.add_reader(pipe.fileno(), parent_has_ended)
     os.set_blocking(pipe.fileno(), False)  # a parent that is stopped does not stop the loop
     announce()
@@ -260,4 +259,4 @@ async def _serve(pipe: Any, settings: Settings, targets: list[str], descriptors:
 
 
 if __name__ == "__main__":
-    run_child(lambda pipe, assignment: asyncio.run(_serve(pipe, *assignment)))
+    lifecycle.run_child(lambda pipe, assignment: asyncio.run(_serve(pipe, *assignment)))

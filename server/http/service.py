@@ -7,8 +7,8 @@ import grpc
 from google.protobuf.wrappers_pb2 import StringValue
 
 from attention_serving.server.engine.budget import MemoryBudget
-from attention_serving.server.process.settings import Settings
 from attention_serving.server.security.peers import SEPARATOR
+from attention_serving.server.settings import Settings
 
 READY = grpc.ChannelConnectivity.READY
 OPTIONS = (

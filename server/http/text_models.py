@@ -22,7 +22,7 @@ from attention_serving.server.engine.errors import InvalidRequestError, LimitExc
 from attention_serving.server.http import schemas
 from attention_serving.server.http.connection import HttpError, HttpRequest, Reply, run
 from attention_serving.server.http.infer import INFER, SERVICE
-from attention_serving.server.process.settings import Settings
+from attention_serving.server.settings import Settings
 
 ATTEND, LIST_MODELS = f"/{SERVICE}/Attend", f"/{SERVICE}/ListModels"
 INPUT = "input"

@@ -29,8 +29,8 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ChangeKind
 from attention_serving.server.engine.models.repository import Key, Repository
 from attention_serving.server.observe.prometheus import AmongWorkers, BulkHistogram
-from attention_serving.server.process.settings import Settings
 from attention_serving.server.security.tls import CERTIFICATES, Certificates
+from attention_serving.server.settings import Settings
 
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -28,12 +28,11 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from attention_serving.server.addresses import listen
 from attention_serving.server.engine.errors import Code, EngineError
-from attention_serving.server.process.addresses import listen
-from attention_serving.server.process.supervision import Child
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.rights import Right
-from attention_serving.server.security.tls import CurrentCertificates, renewing_context
+from attention_serving.server.security.tls import WatchedCertificates, renewing_context
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +70,7 @@ class MetricsEndpoint(ThreadingWSGIServer):
         port: int,
         refresh: Callable[[], None] = lambda: None,
         *,
-        certificates: CurrentCertificates | None = None,
+        certificates: WatchedCertificates | None = None,
         guard: Guard | None = None,
     ) -> None:
         """Starts to listen.
@@ -81,13 +80,13 @@ class MetricsEndpoint(ThreadingWSGIServer):
             host: Address or host name.
             port: 0 selects a free port.
             refresh: Called before the metrics are read.
-            certificates: Give the certificate of the next connection; None encrypts nothing.
+            certificates: Have the certificate of the next connection; None encrypts nothing.
             guard: Authorises readers of the metrics; None allows everyone.
 
         Raises:
             ServerError: The address is in use, or does not belong to this machine.
         """
-        self._places = threading.Semaphore(MAX_CONNECTIONS)
+        self._slots = threading.Semaphore(MAX_CONNECTIONS)
         super().__init__((host, port), _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket, *unused = listen(host, port, "metrics")
@@ -109,18 +108,18 @@ class MetricsEndpoint(ThreadingWSGIServer):
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Waits until a connection may be open, and accepts it."""
-        self._places.acquire()
+        self._slots.acquire()
         try:
             return super().get_request()
         except OSError:  # without descriptors, the loop that accepts would not wait otherwise
-            self._places.release()
+            self._slots.release()
             time.sleep(RETRY_SECONDS)
             raise
 
     def shutdown_request(self, request: Any) -> None:
         """Ends a connection."""
         super().shutdown_request(request)
-        self._places.release()
+        self._slots.release()
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - as socketserver calls it
         """Logs a failed connection."""
@@ -235,7 +234,7 @@ def worker_registry(folder: Path) -> CollectorRegistry:
 
 
 PROCESS = "process"
-MOST_PROCESSES = 2048
+MAX_PROCESSES = 2048
 
 
 class ProcessesCollector(Collector):
@@ -245,20 +244,19 @@ class ProcessesCollector(Collector):
     resident memory of each.
     """
 
-    def __init__(self, name: str, children: Mapping[str, Child]) -> None:
+    def __init__(self, pids: Callable[[], Mapping[str, int | None]]) -> None:
         """Reads nothing yet.
 
         Args:
-            name: The name of this process.
-            children: The other processes of the service by their names, such as `worker-0`.
+            pids: Returns the id of each process of the service by its name, such as `worker-0`; None for one
+                that does not run.
         """
-        self._name, self._children = name, children
+        self._pids = pids
 
     def collect(self) -> Iterable[Metric]:
         """The metrics of every process that is running."""
         families = dict[str, Metric]()
-        children = {name: child.pid for name, child in self._children.items()}
-        for name, pid in {self._name: os.getpid(), **children}.items():
+        for name, pid in self._pids().items():
             for metric in _collector(pid).collect() if pid is not None else ():  # what can be read
                 empty = Metric(metric.name, metric.documentation, metric.type)
                 family = families.setdefault(metric.name, empty)
@@ -267,7 +265,7 @@ class ProcessesCollector(Collector):
         return families.values()
 
 
-@lru_cache(MOST_PROCESSES)
+@lru_cache(MAX_PROCESSES)
 def _collector(pid: int) -> ProcessCollector:
     """Kept, so that the start of a process is always computed from the same start of the machine."""
     return ProcessCollector(pid=lambda: pid, registry=None)

@@ -1,11 +1,12 @@
-"""One server process: binds its ports, loads the models, serves, and drains when asked to stop."""
+"""One server process: loads the models, serves them, and drains when it is asked to stop."""
 
 import gc
 import logging
+import os
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 from attention_serving.artifact.keys import KeyFileError, read_public_keys
@@ -17,117 +18,105 @@ from attention_serving.server.engine.models.repository import Key, Repository
 from attention_serving.server.engine.run import cuda
 from attention_serving.server.engine.run.provider import Provider, ProviderError
 from attention_serving.server.errors import ServerError
-from attention_serving.server.http import HttpProcess
-from attention_serving.server.machine import temporary_folder
+from attention_serving.server.lifecycle import EXIT_SECONDS, Inbox, StopRequest, end_after
 from attention_serving.server.observe.logs import Recorder
 from attention_serving.server.observe.metrics import Metrics
-from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector
 from attention_serving.server.process.audit import Audit
 from attention_serving.server.process.canary import Canary
-from attention_serving.server.process.grpc_server import RpcServer
-from attention_serving.server.process.settings import Settings
-from attention_serving.server.process.shutdown import EXIT_SECONDS, Inbox, StopRequest, end_after
-from attention_serving.server.security.tls import current_certificates
-from attention_serving.server.transport.options import RpcOptions
+from attention_serving.server.process.grpc_server import GrpcServer
+from attention_serving.server.process.supervision import HttpProcess, private_socket
+from attention_serving.server.security.tls import watch
+from attention_serving.server.settings import Settings
+from attention_serving.server.threads import PeriodicThread
 
 log = logging.getLogger(__name__)
-# Objects that are made, beyond those that are freed, between two garbage collections.
-YOUNG_OBJECTS = 50_000
-# Of `load_model`.
+# Allocated objects, minus those that are freed, between two garbage collections.
+GC_THRESHOLD = 50_000
+# The value of `load_model` for all models.
 ALL = "*"
 
 
-def run(settings: Settings, inbox: Inbox) -> None:
-    """The only process of a service: serves until a `StopRequest` arrives and every call has been answered.
-
-    If a request arrives while models load, it returns at once, while a load is in progress: no call has been
-    accepted, and a load cannot be interrupted.
-
-    Raises:
-        ServerError: The process cannot serve.
-    """
-    with ExitStack() as stack:
-        sockets = []
-        if settings.http_port is not None:
-            sockets = [Path(stack.enter_context(temporary_folder()), "grpc")]
-        application = stack.enter_context(closing(Application(settings)))
-        server, metrics = application.server, application.metrics
-        port = server.bind(sockets)
-        endpoint = MetricsEndpoint(
-            metrics.registry,
-            settings.host,
-            settings.metrics_port,
-            metrics.refresh,
-            certificates=server.certificates,
-            guard=server.guard if settings.protect_metrics else None,
-        )
-        http = HttpProcess(settings, sockets, metrics.refusals)
-        stack.callback(http.close)
-        metrics.registry.register(ProcessesCollector("server", {"http": http}))
-        ports = {"host": settings.host, "port": port, "metrics_port": endpoint.port, **http.ports}
-        if settings.unix_socket is not None:
-            ports["unix_socket"] = settings.unix_socket
-        log.info("ports bound", extra=ports)
-        if not application.load(inbox):
-            return
-        models = application.start()
-        http.start()
-        log.info("serving", extra=ports | models)
-        application.drain(inbox, http)
-    log.info("stopped")
-
-
 class Application:
-    """The parts of a server process, and the steps of its life: `load`, `start`, `drain` and `close`.
+    """The parts of a server process, and the steps of its life: `bind`, `load`, `start`, `drain` and `close`.
+
+    A worker is bound last before its start, and any other process first.
 
     Attributes:
         settings: Its settings, with a provider that this machine has.
-        metrics: What is counted of it.
-        server: The gRPC server. It is bound before `start`.
+        certificates: Give the certificate of the next handshake; None without TLS.
+        guard: Authenticates and authorises calls; None allows everything.
+        registry: The metrics.
+        refusals: The counter of what the HTTP process refuses by itself, by reason.
+        server: The gRPC server.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, inbox: Inbox) -> None:
         """Loads nothing yet.
+
+        Args:
+            settings: The settings of the process.
+            inbox: Delivers the request to stop.
 
         Raises:
             ServerError: CUDA, a certificate, the tokens file or keys of JSON Web Tokens cannot be used; or
                 there is no repository, or it lacks a model that is to be loaded.
         """
         self.settings = settings = resolve(settings)
+        self._inbox = inbox
         self._store = model_store(settings)
         self._models = initial_models(settings, self._store)
-        self.metrics = Metrics()
-        self.metrics.loading(self._models)
-        certificates = current_certificates(settings.tls_files, self.metrics.reloaded)
-        if certificates is not None:
-            self.metrics.certificates_in_use(certificates())
+        self._metrics = metrics = Metrics()
+        self.registry, self.refusals, self.refresh = metrics.registry, metrics.refusals, metrics.refresh
+        metrics.loading(self._models)
+        files = settings.tls_files
+        self.certificates = watch(files, metrics.reloaded) if files else None
+        if self.certificates is not None:
+            metrics.certificates_in_use(self.certificates.value)
         self._recorder = Recorder(settings.log_requests, host=settings.host, port=settings.port)
-        self.metrics.configured(settings)
-        self.server = RpcServer(
-            rpc_options(settings),
-            self.metrics.events,
-            certificates=certificates,
-            guard=settings.guard(self.metrics.reloaded),
+        metrics.configured(settings)
+        self.guard = settings.guard(metrics.reloaded)
+        self.server = GrpcServer(
+            settings,
+            metrics.events,
+            certificates=self.certificates,
+            guard=self.guard,
             recorder=self._recorder if self._recorder.is_on else None,
         )
         # What is closed before the gRPC server.
         self._stack = ExitStack()
 
-    def load(self, inbox: Inbox) -> bool:
+    def pids(self) -> dict[str, int | None]:
+        """The id of each process by its name: of this one."""
+        return {"server": os.getpid()}
+
+    def bind(self, folder: Path, worker: int = 0) -> int:
+        """Binds the addresses; returns the port.
+
+        Args:
+            folder: A folder for a socket, which only this user can read.
+            worker: The number of the worker.
+
+        Raises:
+            ServerError: An address is in use, or cannot be used on this machine.
+        """
+        is_http_on = self.settings.http_port is not None
+        return self.server.bind(private_socket(folder, worker) if is_http_on else None)
+
+    def load(self) -> bool:
         """Loads the models; returns whether they are loaded, or the process was asked to stop meanwhile.
 
         Raises:
             ServerError: The repository does not contain a model that can be served.
         """
-        settings, server, metrics = self.settings, self.server, self.metrics
-        repository = load_models(settings, self._store, self._models, inbox)
+        settings, metrics, server = self.settings, self._metrics, self.server
+        repository = load_models(settings, self._store, self._models, self._inbox)
         if repository is None:
             return False
         self._stack.callback(repository.close)
         metrics.loaded(repository)
         for model in repository:
             metrics.model_changed(model.name, ChangeKind.LOAD, isinstance(model, LoadedModel))
-        engine = Engine(
+        self._engine = engine = Engine(
             repository,
             settings.limits,
             metrics.events,
@@ -143,16 +132,18 @@ class Application:
             server.show_models()
 
         is_explicit = settings.model_control == "explicit"
-        report = metrics.model_changed
-        control = ModelControl(self._store, repository, changed, report, is_explicit=is_explicit)
+        self._control = control = ModelControl(
+            self._store, repository, changed, metrics.model_changed, is_explicit=is_explicit
+        )
         self._stack.callback(control.close)
-        canary = Canary(repository, control.withdraw, metrics, settings.canary_seconds)
-        self._stack.callback(canary.close)
+        checks: list[PeriodicThread] = []
+        if settings.canary_seconds:
+            checks.append(Canary(repository, control.withdraw, metrics, settings.canary_seconds))
         if settings.audit_fraction:
-            audit = Audit(engine, control.withdraw, metrics, settings.audit_fraction)
-            self._stack.callback(audit.close)
-            audit.start()
-        self._engine, self._control, self._canary = engine, control, canary
+            checks.append(Audit(engine, control.withdraw, metrics, settings.audit_fraction))
+        for check in checks:
+            self._stack.callback(check.close)
+            check.start()
         return True
 
     def start(self) -> dict[str, int]:
@@ -163,22 +154,19 @@ class Application:
         # allocate is freed by reference counting, so that the collector looks for cycles less often.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(YOUNG_OBJECTS, 20, 20)
+        gc.set_threshold(GC_THRESHOLD, 20, 20)
         self.server.start(self._engine, self._control)
         if self.settings.model_control == "poll":
             self._control.poll(self.settings.repository_poll_seconds)
-        if self.settings.canary_seconds:
-            self._canary.start()
         return {"models": ready.count(True), "failed": ready.count(False)}
 
-    def drain(self, inbox: Inbox, http: HttpProcess | None = None) -> None:
+    def drain(self, http: HttpProcess | None = None) -> None:
         """Waits for a request to stop, and then until the calls in progress have ended.
 
         Args:
-            inbox: Delivers the request.
             http: Is drained first, so that its requests arrive.
         """
-        while not isinstance(request := inbox.wait(), StopRequest):
+        while not isinstance(request := self._inbox.wait(), StopRequest):
             pass
         log.info("draining", extra=request)
         grace, started = self.settings.grace_seconds, time.monotonic()
@@ -193,7 +181,7 @@ class Application:
         """Ends what is left of calls and runs. The last spans are sent."""
         self._stack.close()
         self.server.stop(0)
-        self.metrics.refresh()
+        self.refresh()
         self._recorder.close()
 
 
@@ -222,17 +210,12 @@ def model_store(settings: Settings) -> ModelStore:
     Raises:
         ServerError: The file of public keys cannot be read.
     """
+    folder, device, policy = settings.model_repository, settings.device, settings.version_policy
     try:
         keys = read_public_keys(settings.proof_public_key) if settings.proof_public_key else ()
     except KeyFileError as error:
         raise ServerError(f"--proof-public-key: {error}") from error
-    return ModelStore(
-        settings.model_repository,
-        settings.device,
-        settings.max_tolerance,
-        settings.version_policy,
-        proof_keys=keys,
-    )
+    return ModelStore(folder, device, settings.max_tolerance, policy, proof_keys=keys)
 
 
 def initial_models(settings: Settings, store: ModelStore) -> list[Key]:
@@ -273,21 +256,3 @@ def load_models(
     if settings.model_control == "none" and not any(isinstance(model, LoadedModel) for model in repository):
         raise ServerError(f"no model of {store.folder} can be served; the log gives the reasons")
     return repository
-
-
-def rpc_options(settings: Settings) -> RpcOptions:
-    """The options of the gRPC server."""
-    return RpcOptions(
-        host=settings.host,
-        port=settings.port,
-        unix_socket=settings.unix_socket,
-        max_message_bytes=settings.max_message_bytes,
-        max_concurrent_calls=settings.max_concurrent_calls,
-        max_connections=settings.max_connections,
-        message_timeout_seconds=settings.message_timeout_seconds,
-        connection_age_seconds=settings.connection_age_seconds,
-        allow_shared_memory=settings.allow_shared_memory,
-        max_streams=max(1, settings.max_concurrent_calls // 2),
-        share_port=settings.workers > 1,
-        transport=settings.transport,
-    )

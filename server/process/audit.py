@@ -16,22 +16,22 @@ from attention_serving.server.engine.models.loading import compare
 from attention_serving.server.engine.requests.request import SequenceInputs
 from attention_serving.server.engine.run.execute import Outputs, run_batch
 from attention_serving.server.observe.metrics import AuditResult, Metrics
-from attention_serving.server.process.canary import SHARE, Withdraw
+from attention_serving.server.process.canary import MAX_TIME_FRACTION, Withdraw
 from attention_serving.server.threads import PeriodicThread
 
 log = logging.getLogger(__name__)
 # Memory of the samples that wait.
 MAX_BYTES = 64 << 20
 # How often the thread looks for samples, and for a moment at which nothing is queued or runs, in seconds.
-LOOK_SECONDS, IDLE_SECONDS = 1.0, 0.02
+POLL_SECONDS, IDLE_SECONDS = 1.0, 0.02
 # How long a sample waits for such a moment. Then it is computed anyway, so that busy servers are audited too.
-MOST_WAIT_SECONDS = 10.0
+MAX_WAIT_SECONDS = 10.0
 # Two results that both pass differ by at most twice the tolerance.
-MOST_RATIO = 2.0
+MAX_RATIO = 2.0
 # The relative error of rounding by precision. Sums in another order differ by a few times what results change
 # by if every input changes by that much: by fewer times than this.
 ROUNDING = {"fp32": 2.0**-23, "fp16": 2.0**-10, "bf16": 2.0**-7, "int8": 2.0**-7}
-MOST_ROUNDINGS = 32.0
+MAX_ROUNDINGS = 32.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class Sample:
     nbytes: int
     taken_at: float
 
-    def alone(self, change: float = 0.0) -> Outputs:
+    def run_alone(self, change: float = 0.0) -> Outputs:
         """The outputs of the sequence in a run of its own.
 
         Args:
@@ -95,7 +95,7 @@ class Audit(PeriodicThread):
         self._random = np.random.default_rng()
         self._samples, self._lock = deque[Sample](), threading.Lock()
         engine.sample = self.take
-        super().__init__("audit", self.look, LOOK_SECONDS)
+        super().__init__("audit", self.audit_next, POLL_SECONDS)
 
     def take(
         self,
@@ -119,7 +119,7 @@ class Audit(PeriodicThread):
             return
         at = int(self._random.integers(len(sequences)))
         sequence, results = sequences[at], outputs[at]
-        alone = graph_alone(model, graph, sequence, len(sequences))
+        alone = comparison_graph(model, graph, sequence, len(sequences))
         if alone is None or not all(np.isfinite(array).all() for array in sequence.inputs.values()):
             return  # the next run is considered
         self._countdown = self._interval
@@ -135,20 +135,20 @@ class Audit(PeriodicThread):
             run = f"a run of {len(sequences)} on graph {graph}"
             self._samples.append(Sample(model, alone, run, copy, results, size, time.monotonic()))
 
-    def look(self) -> None:
+    def audit_next(self) -> None:
         """Computes the oldest sample, if this is the moment for it."""
-        self.seconds = LOOK_SECONDS
+        self.seconds = POLL_SECONDS
         if not self._samples:
             return
         load, started = self._engine.load(), time.monotonic()
         is_idle = not (load.runs or load.queue_depth)
-        if not is_idle and started - self._samples[0].taken_at < MOST_WAIT_SECONDS:
+        if not is_idle and started - self._samples[0].taken_at < MAX_WAIT_SECONDS:
             self.seconds = IDLE_SECONDS
             return
         with self._lock:
             sample = self._samples.popleft()
         self._audit(sample)
-        self.seconds = 0.0 if is_idle else (time.monotonic() - started) / SHARE
+        self.seconds = 0.0 if is_idle else (time.monotonic() - started) / MAX_TIME_FRACTION
 
     def _audit(self, sample: Sample) -> None:
         models = [model for model in self._engine.repository if isinstance(model, LoadedModel)]
@@ -173,8 +173,8 @@ def audit(sample: Sample) -> tuple[AuditResult, str]:
         Exception: The run fails.
     """
     tolerance = sample.model.manifest.tolerance
-    ratio, error, name = max(compare(sample.outputs, sample.alone(), tolerance))
-    if ratio <= MOST_RATIO:
+    ratio, error, name = max(compare(sample.outputs, sample.run_alone(), tolerance))
+    if ratio <= MAX_RATIO:
         return AuditResult.PASSED, ""
     reason = (
         f"{name} of a sequence in {sample.run} differs by {error:.3g} from the same sequence alone on graph "
@@ -182,15 +182,15 @@ def audit(sample: Sample) -> tuple[AuditResult, str]:
     )
     fields = {"model": sample.model.name, "version": sample.model.version, "reason": reason}
     log.warning("sequence differs from itself alone", extra=fields)
-    again, changed = sample.alone(), sample.alone(ROUNDING[sample.model.manifest.precision])
+    again, changed = sample.run_alone(), sample.run_alone(ROUNDING[sample.model.manifest.precision])
     (ratio, *_), (rounding, *_) = (
         max(compare(outputs, again, tolerance)) for outputs in (sample.outputs, changed)
     )
-    is_real = ratio > MOST_RATIO and ratio > MOST_ROUNDINGS * rounding
+    is_real = ratio > MAX_RATIO and ratio > MAX_ROUNDINGS * rounding
     return AuditResult.FAILED if is_real else AuditResult.EXPLAINED, reason
 
 
-def graph_alone(
+def comparison_graph(
     model: LoadedModel, graph: GraphKind, sequence: SequenceInputs, count: int
 ) -> GraphKind | None:
     """The graph that a sequence of a run is compared on, alone; None if there is nothing to compare.

@@ -17,8 +17,8 @@ from attention_serving.server.threads import PeriodicThread
 log = logging.getLogger(__name__)
 # Takes a model out of service, with the reason for callers; returns whether it was in service.
 Withdraw = Callable[[LoadedModel, str], bool]
-# The largest part of the time that replays take.
-SHARE = 0.01
+# Maximum fraction of the time that replays take.
+MAX_TIME_FRACTION = 0.01
 # One golden case of a model, on one of the sessions that also serve requests.
 Check: TypeAlias = tuple[LoadedModel, GoldenCase, Session]
 
@@ -53,16 +53,16 @@ class Canary(PeriodicThread):
         """
         self._repository, self._withdraw, self._metrics = repository, withdraw, metrics
         self._period, self._replays = seconds, 0
-        super().__init__("canary", self.look, seconds=0)
+        super().__init__("canary", self.replay_next, seconds=0)
 
-    def look(self) -> None:
+    def replay_next(self) -> None:
         """Replays the next golden case."""
         checks, started = checks_of(self._repository), time.monotonic()
         self.seconds = self._period / max(len(checks), 1)
         if checks:
             self._replay(checks[self._replays % len(checks)])
             self._replays += 1
-            self.seconds = max(self.seconds, (time.monotonic() - started) / SHARE)
+            self.seconds = max(self.seconds, (time.monotonic() - started) / MAX_TIME_FRACTION)
 
     def _replay(self, check: Check) -> None:
         model = check[0]

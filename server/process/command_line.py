@@ -15,7 +15,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from attention_serving.server import NAME, VERSION
-from attention_serving.server.process.settings import SECTIONS, Settings
+from attention_serving.server.errors import ServerError
+from attention_serving.server.settings import SECTIONS, Settings
 
 PREFIX = "ATTENTION_"
 # Options by name: the value, and a description of the value and its source.
@@ -41,10 +42,6 @@ EPILOG = (
 )
 
 
-class SettingsError(Exception):
-    """The settings are invalid. The message has one line for each problem."""
-
-
 def make_application(serve: Callable[[Settings], int]) -> typer.Typer:
     """The command `python -m server`.
 
@@ -56,7 +53,7 @@ def make_application(serve: Callable[[Settings], int]) -> typer.Typer:
     def command(context: typer.Context, **flags: str | bool | None) -> None:
         try:
             settings = read_settings(context, flags)
-        except SettingsError as error:
+        except ServerError as error:
             typer.echo("\n".join(f"error: {line}" for line in str(error).splitlines()), err=True)
             raise typer.Exit(2) from error
         raise typer.Exit(serve(settings))
@@ -72,7 +69,7 @@ def read_settings(context: typer.Context, flags: Mapping[str, str | bool | None]
     """The settings of a parsed command line.
 
     Raises:
-        SettingsError: A value, a variable or the file is invalid.
+        ServerError: A value, a variable or the file is invalid.
     """
     options: Options = {}
     for name, value in flags.items():
@@ -89,7 +86,7 @@ def read_settings(context: typer.Context, flags: Mapping[str, str | bool | None]
     try:
         return Settings.model_validate({name: value for name, (value, _) in options.items()})
     except ValidationError as error:
-        raise SettingsError("\n".join(_problem(details, options) for details in error.errors())) from error
+        raise ServerError("\n".join(_problem(details, options) for details in error.errors())) from error
 
 
 def unknown_variables(environment: Iterable[str]) -> list[str]:
@@ -116,46 +113,38 @@ def _of_file(name: str, source: str) -> Options:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise SettingsError(f"{source}: the configuration file cannot be read: {reason}") from error
+        raise ServerError(f"{source}: the configuration file cannot be read: {reason}") from error
     return {
         name: (value, f"{file}: {name} = {json.dumps(value, default=str)}") for name, value in content.items()
     }
 
 
 def _parameters() -> Iterator[inspect.Parameter]:
-    yield inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    for section, model in SECTIONS.items():
-        for name, option in model.model_fields.items():
-            yield _parameter(name, option, section)
-    file = FieldInfo(annotation=Path, default=None, description="TOML file with values for these options.")
-    yield _parameter(CONFIG, file, "Options")
-    show = typer.Option(
-        "--version", help="Print name and version, and exit.", is_eager=True, callback=_print_version
-    )
-    yield _keyword("version", Annotated[bool, show], default=False)
-
-
-def _parameter(name: str, field: FieldInfo, section: str) -> inspect.Parameter:
-    """An option whose value typer passes on as text: pydantic converts and checks it.
+    """What typer passes on: texts, which pydantic converts and checks.
 
     A switch has no value. As an environment variable, it has one: true or false.
     """
-    is_switch = field.annotation is bool
-    option = typer.Option(
-        _flag(name),
-        help=field.description,
-        metavar=None if is_switch else _metavar(field.annotation),
-        envvar=_variable(name),
-        show_envvar=False,
-        rich_help_panel=section,
+    file = FieldInfo(annotation=Path, default=None, description="TOML file with values for these options.")
+    sections = {title: section.model_fields for title, section in SECTIONS.items()}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    yield inspect.Parameter("context", keyword, annotation=typer.Context)
+    for title, fields in (*sections.items(), ("Options", {CONFIG: file})):
+        for name, field in fields.items():
+            is_switch = field.annotation is bool
+            option = typer.Option(
+                _flag(name),
+                help=field.description,
+                metavar=None if is_switch else _metavar(field.annotation),
+                envvar=_variable(name),
+                show_envvar=False,
+                rich_help_panel=title,
+            )
+            kind, default = (bool, False) if is_switch else (str | None, shown_default(field))
+            yield inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, option])
+    show = typer.Option(
+        "--version", help="Print name and version, and exit.", is_eager=True, callback=_print_version
     )
-    if is_switch:
-        return _keyword(name, Annotated[bool, option], default=False)
-    return _keyword(name, Annotated[str | None, option], default=shown_default(field))
-
-
-def _keyword(name: str, annotation: Any, *, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    yield inspect.Parameter("version", keyword, default=False, annotation=Annotated[bool, show])
 
 
 def _print_version(requested: bool) -> None:  # noqa: FBT001 - typer passes it by position

@@ -5,12 +5,12 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
 
 import grpc
 
+from attention_serving.server.addresses import address_of
 from attention_serving.server.api.admission import AdmissionControl
 from attention_serving.server.api.calls import CallLoad, Calls, Recorder
 from attention_serving.server.api.codec_threads import CodecThreads
@@ -21,12 +21,11 @@ from attention_serving.server.engine.events import EventLog
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ModelControl
 from attention_serving.server.errors import ServerError
-from attention_serving.server.process.addresses import address_of
 from attention_serving.server.security.guard import Guard
-from attention_serving.server.security.tls import CurrentCertificates
-from attention_serving.server.transport import create_transport
+from attention_serving.server.security.tls import WatchedCertificates
+from attention_serving.server.settings import Settings
+from attention_serving.server.transport.create import create_transport, tls_credentials
 from attention_serving.server.transport.drain import count_connections
-from attention_serving.server.transport.options import RpcOptions, channel_options, tls_credentials
 
 # The transport's thread looks for work many times a second. It is responsive if it did within this time.
 RESPONSIVE_SECONDS = 3.0
@@ -36,7 +35,7 @@ MAX_SOCKET_BYTES = 107
 COUNT_SECONDS = 10.0
 
 
-class RpcServer:
+class GrpcServer:
     """The gRPC server, from `bind` over `start` to `stop`.
 
     `bind` needs no engine, so that a port that is in use is found before models are loaded. Connections
@@ -45,59 +44,55 @@ class RpcServer:
     without having started.
 
     Attributes:
-        certificates: Give the certificate of the next handshake; None without TLS.
+        certificates: Have the certificate of the next handshake; None without TLS.
         guard: Authenticates and authorises calls; None allows everything.
     """
 
     def __init__(
         self,
-        options: RpcOptions,
+        settings: Settings,
         events: EventLog,
         *,
-        certificates: CurrentCertificates | None = None,
+        certificates: WatchedCertificates | None = None,
         guard: Guard | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         """Creates a server that is not bound.
 
         Args:
-            options: Where it listens, and how much it takes.
+            settings: Where it listens, and how much it takes.
             events: Receives an event for every call that ended.
-            certificates: Give the certificate of the next handshake on its port; None encrypts nothing.
+            certificates: Have the certificate of the next handshake on its port; None encrypts nothing.
             guard: Authenticates and authorises calls; None allows everything.
             recorder: Decides which calls are recorded; None if none is.
         """
-        self._options, self._events, self._recorder = options, events, recorder
+        self._settings, self._events, self._recorder = settings, events, recorder
         self.certificates, self.guard = certificates, guard
         self._health, self._codec_threads = HealthService(), CodecThreads()
         self._calls: Calls | None = None
         self._engine: Engine | None = None
         self._sockets: list[Path] = []
-        self._transport = create_transport(
-            options.transport,
-            channel_options(options),
-            options.max_concurrent_calls,
-            options.message_timeout_seconds,
-        )
+        self._transport = create_transport(settings)
         self._connections, self._counted_at = 0, -math.inf
 
-    def bind(self, private_sockets: Iterable[Path] = ()) -> int:
+    def bind(self, private_socket: Path | None = None) -> int:
         """Binds the address and the Unix domain sockets. Returns the port, chosen by the system for port 0.
 
         Args:
-            private_sockets: Path of a socket for the HTTP process, if that needs one, in a folder that only
-                this user can open. Its calls need neither TLS nor a certificate, and may name the client that
-                they are for.
+            private_socket: Path of a socket for the HTTP process, if there is one, in a folder that only this
+                user can open. Its calls need neither TLS nor a certificate, and may name the client that they
+                are for.
 
         Raises:
             ServerError: An address is in use, or cannot be used on this machine.
         """
         encryption = tls_credentials(self.certificates) if self.certificates else None
-        port = self._listen(address_of(self._options.host, self._options.port), encryption)
-        if self._options.unix_socket is not None:
-            self._listen_on_socket(self._options.unix_socket)
-        for path in private_sockets:
-            self._listen_on_socket(path, grpc.local_server_credentials(grpc.LocalConnectionType.UDS))
+        port = self._listen(address_of(self._settings.host, self._settings.port), encryption)
+        if self._settings.unix_socket is not None:
+            self._listen_on_socket(self._settings.unix_socket)
+        if private_socket is not None:
+            credentials = grpc.local_server_credentials(grpc.LocalConnectionType.UDS)
+            self._listen_on_socket(private_socket, credentials)
         return port
 
     def _listen_on_socket(self, path: Path, credentials: grpc.ServerCredentials | None = None) -> None:
@@ -143,14 +138,15 @@ class RpcServer:
             control: Loads and unloads models on request.
         """
         self._engine = engine
-        admission = AdmissionControl(self._options, engine.check_deadline, self.guard)
-        memory, authenticate = SharedMemory(is_on=self._options.allow_shared_memory), admission.authenticate
+        admission = AdmissionControl(self._settings, engine.check_deadline, self.guard)
+        memory, authenticate = SharedMemory(is_on=self._settings.allow_shared_memory), admission.authenticate
         methods = all_methods(
             engine, self._codec_threads, self._health, control, memory, authenticate=authenticate
         )
         self._calls = calls = Calls(methods, self._events, admission, recorder=self._recorder)
         # First: health checks that have waited for the start are answered at once.
-        self._set_serving(serving=True)
+        self._health.set_serving(serving=True)
+        self.show_models()
         self._transport.start(calls.serve, engine.run_inline)
 
     def stop(self, grace: float) -> None:
@@ -162,7 +158,8 @@ class RpcServer:
         Args:
             grace: Seconds that the calls may take; those that are left then end with UNAVAILABLE.
         """
-        self._set_serving(serving=False)
+        self._health.set_serving(serving=False)
+        self.show_models()
         while self._sockets:
             self._sockets.pop().unlink(missing_ok=True)
         self._transport.stop(grace, self._drain)
@@ -191,7 +188,3 @@ class RpcServer:
     def is_responsive(self) -> bool:
         """Whether the transport's thread takes events and callbacks. For any thread, once started."""
         return time.monotonic() - self._transport.now <= RESPONSIVE_SECONDS
-
-    def _set_serving(self, *, serving: bool) -> None:
-        self._health.set_serving(serving=serving)
-        self.show_models()

@@ -1,44 +1,39 @@
-"""Child processes: how a parent starts, watches, replaces and drains them, and how a child begins.
+"""Child processes: how a parent starts, watches, replaces and drains them.
 
-Workers and the HTTP process are children alike. A thread of the parent looks after each. Over a pipe, a child
-receives what it is to do, and announces again and again that it serves. SIGTERM drains it, and so does the
-end of the pipe: it does not outlive its parent.
+Workers and the HTTP process are children. Each has a thread in its parent. Over a pipe, a child receives what
+it is to do, and announces again and again that it serves. SIGTERM drains it, and so does the end of the pipe:
+it does not outlive its parent. `server.lifecycle` has the child's part.
 """
 
 import logging
-import os
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from pathlib import Path
 from subprocess import DEVNULL, Popen
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from attention_serving.server.errors import ServerError
-from attention_serving.server.process.shutdown import end
+from attention_serving.server.addresses import listen
+from attention_serving.server.lifecycle import HEARTBEAT_SECONDS
+from attention_serving.server.settings import Settings
 
 log = logging.getLogger(__name__)
-
-# How often a child that serves announces so, in seconds, as long as it takes calls.
-HEARTBEAT_SECONDS = 1.0
-# What it announces, unless that is the reasons of what it refused since. A text is why it cannot serve.
-SERVES = ""
 # How long after its end a process is replaced, at first and at most: one that cannot load must not use the
 # processor all the time.
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 30.0
 # How long a child may take to end that has nothing left to do.
-EXIT_SECONDS = 2.0
-
+IDLE_EXIT_SECONDS = 2.0
+# How long HTTP requests whose bodies are on their way may still reach the gRPC server before that drains too.
+ARRIVING_SECONDS = 1.0
 
 # Why a process ended, as a label of the metrics: the system could not start it, it ended by itself, a signal
 # ended it, or its parent killed it because it did not announce that it serves.
 ExitKind: TypeAlias = Literal["not_started", "exited", "killed", "unresponsive"]
-# The number of a child; and None if its process has begun to serve, or why it has ended, also as a text.
+# The number of a child, and why its process ended, also as a text; None and "" if it began to serve.
 Event: TypeAlias = tuple[int | None, ExitKind | None, str]
 
 
@@ -67,7 +62,7 @@ class Child:
         report: Is called on a thread of the child when a process begins to serve, and when one has ended that
             is replaced.
         descriptors: What each process inherits.
-        refusals: The counter of what it refused by itself, by reason.
+        refusals: The counter of what it refuses by itself, by reason, if it does.
         pid: Id of the process; None while there is none.
         serves: Whether it accepts calls.
         ended: Is set before `start`, and once the last process has ended after `drain`.
@@ -102,7 +97,7 @@ class Child:
         if self._process:  # it may have ended
             self._process.terminate()
 
-    def close(self, seconds: float = EXIT_SECONDS) -> None:
+    def close(self, seconds: float = IDLE_EXIT_SECONDS) -> None:
         """Drains, and kills the process if it has not ended after a time."""
         self.drain()
         if not self.ended.wait(seconds) and self._process:
@@ -175,37 +170,73 @@ class Child:
         with suppress(EOFError, OSError):
             while not 0 < self.timeout_seconds <= silent_seconds:
                 if connection.poll(HEARTBEAT_SECONDS):
-                    silent_seconds, failure = 0.0, connection.recv()
-                    if isinstance(failure, Counter) and self.refusals is not None:
-                        for reason, count in failure.items():
-                            self.refusals(reason).inc(count)
-                        failure = SERVES
-                    if failure == SERVES and not self.serves:
-                        self.serves = True
-                        self.report((self.number, None, ""))
+                    silent_seconds, message = 0.0, connection.recv()
+                    if isinstance(message, str):
+                        failure = message
+                    else:
+                        self._take_announcement(message)
                 elif self.serves and not self._draining.is_set():
                     silent_seconds += HEARTBEAT_SECONDS
             process.kill()
             return True, f"{self._name} did not answer for {self.timeout_seconds:g} s and was killed"
         return False, failure
 
+    def _take_announcement(self, refusals: Mapping[str, int]) -> None:
+        """The process serves, and has refused some requests by itself since it last announced so."""
+        if self.refusals is not None:
+            for reason, count in refusals.items():
+                self.refusals(reason).inc(count)
+        if not self.serves:
+            self.serves = True
+            self.report((self.number, None, ""))
 
-def run_child(serve: Callable[[Any, Any], None]) -> NoReturn:
-    """Runs the program of a child, and ends the process.
 
-    Args:
-        serve: Is called with the child's end of the pipe and the assignment. Why it cannot serve, as a
-            `ServerError`, is sent to the parent.
+def private_socket(folder: Path, worker: int) -> Path:
+    """Where a worker, or the only server, listens for the HTTP process alone."""
+    return folder / f"grpc-{worker}"
+
+
+class HttpProcess(Child):
+    """The HTTP process and its port, which stays bound between processes. Neither exists if HTTP is off.
+
+    It runs `server.http.server`, and reaches the gRPC server through a Unix domain socket which only this
+    user can connect to, one for each worker: such calls need no certificate, and the server believes what
+    they say about the client.
+
+    Attributes:
+        ports: The port as a field of the log; empty if HTTP is off.
     """
-    connection = Connection(int(sys.argv[1]))
-    os.set_inheritable(connection.fileno(), False)  # noqa: FBT003 - takes no keyword
-    status = 1
-    try:
-        serve(connection, connection.recv())
-        status = 0
-    except ServerError as error:
-        with suppress(OSError):  # the parent has ended
-            connection.send(str(error))
-    except Exception:
-        log.exception("failed")
-    end(status)
+
+    def __init__(self, settings: Settings, folder: Path, refusals: Callable[[str], Any]) -> None:
+        """Listens. Connections wait in the operating system's queue until `start`, and between processes.
+
+        Args:
+            settings: Settings of the server.
+            folder: Has the private socket of each gRPC server.
+            refusals: The counter of what the process refuses by itself, by reason.
+
+        Raises:
+            ServerError: The address is in use, or does not belong to this machine.
+        """
+        self._sockets = [] if settings.http_port is None else listen(settings.host, settings.http_port)
+        self.ports = {"http_port": self._sockets[0].getsockname()[1]} if self._sockets else {}
+        targets = [f"unix:{private_socket(folder, worker)}" for worker in range(settings.workers)]
+        descriptors = [listener.fileno() for listener in self._sockets]
+        super().__init__(
+            "http process",
+            "attention_serving.server.http.server",
+            (settings, targets, descriptors),
+            settings.worker_timeout_seconds,
+            descriptors=descriptors,
+            refusals=refusals,
+        )
+
+    def drain(self) -> None:
+        """Stops listening. The process answers what is in progress, and ends.
+
+        Returns when it has answered, or when its requests have had the time to reach the gRPC server.
+        """
+        super().drain()
+        for listener in self._sockets:
+            listener.close()
+        self.ended.wait(ARRIVING_SECONDS)

@@ -1,158 +1,154 @@
-"""Several identical servers on one port: starts them, replaces those that end, and drains all of them.
+"""Several identical servers on one port: their supervisor, which replaces those that end, and their program.
 
-Each worker has its own models, limits and metrics. What they share is the port, this process, which watches
-them, the metrics endpoint, which adds theirs up, and the HTTP process.
+Each worker has its own models, limits and metrics. What they share is the port, the supervisor's process, the
+metrics endpoint, which adds theirs up, and the HTTP process. The program of a worker is
+`python -m server.process.workers DESCRIPTOR`.
 """
 
 import logging
 import os
+import shutil
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import NamedTuple, cast, get_args
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from attention_serving.server import machine
+from attention_serving.server import lifecycle, machine
+from attention_serving.server.addresses import reserve
 from attention_serving.server.errors import ServerError
-from attention_serving.server.http import HttpProcess
-from attention_serving.server.observe.prometheus import (
-    MetricsEndpoint,
-    ProcessesCollector,
-    create_files,
-    remove_gauges,
-    shared_counter,
-    worker_registry,
-)
-from attention_serving.server.process.addresses import reserve
-from attention_serving.server.process.settings import Settings
-from attention_serving.server.process.shutdown import CANCEL_TIMEOUT_SECONDS, EXIT_SECONDS, Inbox, StopRequest
-from attention_serving.server.process.supervision import Child, Event, ExitKind
-from attention_serving.server.security.tls import current_certificates
+from attention_serving.server.lifecycle import Inbox, StopRequest
+from attention_serving.server.observe import logs, prometheus
+from attention_serving.server.process.supervision import Child, ExitKind, HttpProcess
+from attention_serving.server.security.tls import watch
+from attention_serving.server.settings import Settings
+from attention_serving.server.threads import PeriodicThread
 
 log = logging.getLogger(__name__)
 
 # How much longer than `EXIT_SECONDS` a worker may take to end: it begins to drain a moment later, and may
 # have to say why it does not end.
-MARGIN_SECONDS = CANCEL_TIMEOUT_SECONDS + 2.0
+MARGIN_SECONDS = lifecycle.CANCEL_TIMEOUT_SECONDS + 2.0
 
 
-class Assignment(NamedTuple):
-    """Supervisor to worker: what to serve, and with which resources.
+class Workers:
+    """The supervisor of a service, with the steps and attributes of `Application`.
 
     Attributes:
-        worker: Number of the worker, from 0.
-        settings: Settings of the service, with the bound port and the number of threads of this worker.
-        cores: CPU cores that its threads may use.
-        folder: The service's temporary folder, which has links to the files of its metrics.
-        sockets: Where it listens for the HTTP process alone, if that needs it.
+        settings: Settings of the service, once bound with its port.
+        certificates: Give the certificate of the next handshake of the metrics endpoint; None without TLS.
+        guard: Authorises readers of the metrics; None if everyone may read them.
+        registry: The metrics of all workers, added up, and those of this process.
+        refusals: The counter of what the HTTP process refuses by itself, by reason.
     """
 
-    worker: int
-    settings: Settings
-    cores: frozenset[int]
-    folder: Path
-    sockets: list[Path]
+    def __init__(self, settings: Settings, inbox: Inbox) -> None:
+        """Starts nothing yet.
 
+        Args:
+            settings: Settings of the service.
+            inbox: Delivers the request to stop, and what the workers report.
 
-def assignments(settings: Settings, folder: Path) -> Iterator[Assignment]:
-    """The assignment of each worker: its own cores, and its share of the threads that the quota allows."""
-    allowed = sorted(os.sched_getaffinity(0))
-    # The cores are divided by affinity, and only the number of threads by quota: a quota does not say which
-    # cores to use, and containers that all chose the first ones would compete for them.
-    threads = range(machine.available_cores())
-    for worker in range(settings.workers):
-        share = settings.threads or len(machine.share_of_cores(threads, settings.workers, worker))
-        worker_settings = settings.model_copy(update={"threads": share})
-        cores = frozenset(machine.share_of_cores(allowed, settings.workers, worker))
-        sockets = [folder / f"grpc-{worker}"] if settings.http_port is not None else []
-        yield Assignment(worker, worker_settings, cores, folder, sockets)
+        Raises:
+            ServerError: A certificate, the tokens file or keys of JSON Web Tokens cannot be used.
+        """
+        self.settings, self._inbox = settings, inbox
+        self.certificates = watch(settings.tls_files) if settings.tls_files else None
+        self.guard = settings.guard() if settings.protect_metrics else None
+        self._workers: list[Child] = []
+        self._reserved = ExitStack()
 
+    def bind(self, folder: Path) -> int:
+        """Reserves the port, for the workers to listen on; returns it.
 
-def run(settings: Settings, inbox: Inbox) -> None:
-    """Serves until a `StopRequest` arrives, and returns when the workers have answered every accepted call.
+        Args:
+            folder: A folder for the sockets and metrics of the workers, which only this user can read.
 
-    Raises:
-        ServerError: An address, a certificate, the tokens file or keys of JSON Web Tokens cannot be used; or
-            a worker ended before all of them served.
-    """
-    certificates = current_certificates(settings.tls_files)
-    guard = settings.guard() if settings.protect_metrics else None
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(machine.temporary_folder()))
-        reserved = [stack.enter_context(bound) for bound in reserve(settings.host, settings.port)]
-        settings = settings.model_copy(update={"port": reserved[0].getsockname()[1]})
-        registry = worker_registry(folder)
-        endpoint = MetricsEndpoint(
-            registry, settings.host, settings.metrics_port, certificates=certificates, guard=guard
-        )
-        assigned = list(assignments(settings, folder))
-        sockets = [path for assignment in assigned for path in assignment.sockets]
-        refusals = shared_counter(folder, "http", "attention_refused_requests", "reason")
-        http = HttpProcess(settings, sockets, refusals)
-        stack.callback(http.close)
-        ports = {"host": settings.host, "port": settings.port, "metrics_port": endpoint.port, **http.ports}
-        log.info("ports bound", extra=ports)
-        module, timeout = "attention_serving.server.process.worker", settings.worker_timeout_seconds
-        workers = [
-            Child("worker", module, assignment, timeout, number, inbox.put, create_files(folder, number))
-            for number, assignment in enumerate(assigned)
+        Raises:
+            ServerError: The address is in use, or does not belong to this machine.
+        """
+        for reserved in reserve(self.settings.host, self.settings.port):
+            self._reserved.enter_context(reserved)
+            port: int = reserved.getsockname()[1]
+        self.settings = settings = self.settings.model_copy(update={"port": port})
+        self._folder = folder
+        self.registry = prometheus.worker_registry(folder)
+        self.refusals = prometheus.shared_counter(folder, "http", "attention_refused_requests", "reason")
+        self._workers = [
+            Child(
+                "worker",
+                __name__,
+                (number, settings, folder),
+                settings.worker_timeout_seconds,
+                number,
+                self._inbox.put,
+                prometheus.create_files(folder, number),
+            )
+            for number in range(settings.workers)
         ]
-        children = {f"worker-{worker.number}": worker for worker in workers}
-        registry.register(ProcessesCollector("supervisor", {"http": http, **children}))
+        self._restarts = supervisor_metrics(self.registry, self._workers)
+        return port
 
-        def all_serve() -> None:
-            http.start()
-            log.info("serving", extra={"workers": len(workers), **ports})
+    def pids(self) -> dict[str, int | None]:
+        """The id of each process by its name; None for one that does not run."""
+        return {"supervisor": os.getpid()} | {
+            f"worker-{worker.number}": worker.pid for worker in self._workers
+        }
 
-        stack.callback(close, workers, settings.grace_seconds)
-        stack.callback(http.drain)
-        supervise(workers, inbox, folder, own_metrics(registry, workers), all_serve)
-    log.info("stopped")
+    def refresh(self) -> None:
+        """Does nothing: the workers publish their metrics with every heartbeat."""
+
+    def load(self) -> bool:
+        """Starts the workers; returns whether all of them serve, or the service was asked to stop meanwhile.
+
+        Raises:
+            ServerError: A worker ended before all of them served.
+        """
+        for worker in self._workers:
+            worker.start()
+        while not all(worker.serves for worker in self._workers):
+            message = self._inbox.wait()
+            if isinstance(message, StopRequest):
+                log.info("draining", extra=message)
+                return False
+            _, exit_kind, reason = message
+            if exit_kind:
+                raise ServerError(reason)
+        return True
+
+    def start(self) -> dict[str, int]:
+        """The workers serve already; returns their number, for the log."""
+        return {"workers": len(self._workers)}
+
+    def drain(self, http: HttpProcess) -> None:
+        """Counts the workers that are replaced until the service is asked to stop, and then drains it.
+
+        Args:
+            http: Is drained first, so that its requests arrive.
+        """
+        while not isinstance(message := self._inbox.wait(), StopRequest):
+            number, exit_kind, _ = message
+            if exit_kind:
+                prometheus.remove_gauges(self._folder, number)
+                self._restarts.labels(exit_kind).inc()
+        log.info("draining", extra=message)
+        http.drain()
+        self.close()
+
+    def close(self) -> None:
+        """Drains all workers at the same time, and waits for their ends."""
+        deadline = time.monotonic() + self.settings.grace_seconds + lifecycle.EXIT_SECONDS + MARGIN_SECONDS
+        for worker in self._workers:
+            worker.drain()
+        for worker in self._workers:
+            worker.close(deadline - time.monotonic())
+        self._reserved.close()
 
 
-def supervise(
-    workers: Sequence[Child], inbox: Inbox, folder: Path, restarts: Counter, all_serve: Callable[[], None]
-) -> None:
-    """Starts the workers, which replace their processes, and returns when the service is asked to stop.
-
-    Args:
-        workers: The workers.
-        inbox: Delivers the request to stop, and what the workers report.
-        folder: The files of the workers' metrics.
-        restarts: Counts processes that were replaced.
-        all_serve: Called once all workers serve.
-
-    Raises:
-        ServerError: A worker ended before all of them served.
-    """
-    for worker in workers:
-        worker.start()
-    have_served = False
-    while not isinstance(message := inbox.wait(), StopRequest):
-        number, ended, reason = cast("Event", message)
-        if ended and not have_served:
-            raise ServerError(reason)
-        if ended:
-            remove_gauges(folder, cast("int", number))
-            restarts.labels(ended).inc()
-        elif not have_served and all(worker.serves for worker in workers):
-            have_served = True
-            all_serve()
-    log.info("draining", extra=message)
-
-
-def close(workers: Sequence[Child], grace_seconds: float) -> None:
-    """Drains all workers at the same time, and waits for their ends."""
-    deadline = time.monotonic() + grace_seconds + EXIT_SECONDS + MARGIN_SECONDS
-    for worker in workers:
-        worker.drain()
-    for worker in workers:
-        worker.close(deadline - time.monotonic())
-
-
-def own_metrics(registry: CollectorRegistry, workers: Sequence[Child] = ()) -> Counter:
+def supervisor_metrics(registry: CollectorRegistry, workers: Sequence[Child] = ()) -> Counter:
     """Publishes the supervisor's own metrics; returns the one that counts restarts of processes."""
     states = Gauge("attention_workers", "Number of worker processes, by state.", ["state"], registry=registry)
     states.labels("ready").set_function(lambda: sum(worker.serves for worker in workers))
@@ -162,3 +158,69 @@ def own_metrics(registry: CollectorRegistry, workers: Sequence[Child] = ()) -> C
     for kind in get_args(ExitKind):
         restarts.labels(kind)
     return restarts
+
+
+def share_of_machine(settings: Settings, worker: int) -> tuple[Sequence[int], int]:
+    """The cores of a worker, and its share of the threads that the quota allows.
+
+    The cores are divided by affinity, and only the number of threads by quota: a quota does not say which
+    cores to use, and containers that all chose the first ones would compete for them.
+    """
+    allowed, threads = sorted(os.sched_getaffinity(0)), range(machine.available_cores())
+    share = settings.threads or len(machine.share_of_cores(threads, settings.workers, worker))
+    return machine.share_of_cores(allowed, settings.workers, worker), share
+
+
+def serve(connection: Any, assignment: tuple[int, Settings, Path]) -> None:
+    """The program of a worker: serves until a signal asks to stop, or until the pipe closes.
+
+    Args:
+        connection: The worker's end of the pipe; a `Connection`, whose stubs have two parameters more than
+            the class.
+        assignment: The number of the worker, from 0; the settings of the service, with the bound port; and
+            its temporary folder, which has links to the files of its metrics.
+
+    Raises:
+        ServerError: The worker cannot serve.
+    """
+    worker, settings, folder = assignment
+    # Before the first metric, and the first thread of the runtime, which would keep its cores.
+    logs.configure(settings.log_level, settings.log_format, worker=worker)
+    prometheus.write_metrics_to(folder, worker)
+    cores, threads = share_of_machine(settings, worker)
+    with suppress(OSError):  # the cores available to the container have changed at this moment
+        os.sched_setaffinity(0, cores)
+    # The supervisor needs neither ONNX Runtime nor gRPC.
+    from attention_serving.server.process.application import Application  # noqa: PLC0415
+
+    inbox = Inbox()
+    lifecycle.handle_signals(inbox.put)
+
+    def wait_for_supervisor() -> None:
+        with suppress(EOFError, OSError):
+            connection.recv()  # it sends nothing more: it was killed
+        shutil.rmtree(folder, ignore_errors=True)
+        inbox.put(StopRequest({"reason": "the supervisor has ended"}))
+
+    def announce() -> None:
+        application.refresh()
+        if application.server.is_responsive():
+            with suppress(OSError):  # the supervisor has ended; the closed pipe reports that too
+                connection.send(lifecycle.SERVES)
+
+    settings = settings.model_copy(update={"threads": threads})
+    with closing(Application(settings, inbox)) as application:
+        threading.Thread(target=wait_for_supervisor, name="supervisor", daemon=True).start()
+        if not application.load():
+            return
+        # The port is not bound earlier: the system would distribute connections to it at once.
+        port = application.bind(folder, worker)
+        log.info("listening", extra={"port": port, **application.start()})
+        connection.send(lifecycle.SERVES)
+        PeriodicThread("heartbeat", announce, lifecycle.HEARTBEAT_SECONDS).start()
+        application.drain()
+    log.info("stopped")
+
+
+if __name__ == "__main__":
+    lifecycle.run_child(serve)

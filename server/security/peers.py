@@ -13,7 +13,7 @@ from functools import lru_cache
 # through its private socket: no other caller can claim them.
 FORWARDED, CLIENT = "attention-peer-identities-bin", "attention-client"
 # The property of gRPC's authentication context that says what secures a connection, and what it says of those
-# through the private socket: see `RpcServer.bind`.
+# through the private socket: see `GrpcServer.bind`.
 SECURITY, LOCAL = "transport_security_type", b"local"
 # The method that says whether a caller may make a call. Its request is the full name of the method, and after
 # a separator the name of the model if there is one.

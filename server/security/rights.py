@@ -20,57 +20,42 @@ No message contains a token.
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Literal, Self
 
+from attention_serving.server.engine.budget import Caller
 from attention_serving.server.engine.errors import Code, EngineError, quoted
-from attention_serving.server.engine.types import Caller
 
 RIGHT = re.compile(r"(infer|read):([\w.*?\[\]!-]{1,200})|(read|admin)", re.ASCII)
 EVERY_MODEL = "*"
 MAX_RIGHTS = 256
 
 
-class CredentialsError(EngineError):
+class CredentialsError(EngineError, code=Code.UNAUTHENTICATED, reason="CREDENTIALS_INVALID"):
     """It is not known who calls."""
 
-    code = Code.UNAUTHENTICATED
-    reason = "CREDENTIALS_INVALID"
 
-
-class MissingCredentialsError(CredentialsError):
+class MissingCredentialsError(CredentialsError, reason="CREDENTIALS_MISSING"):
     """The call has neither a token nor a certificate that this server knows."""
 
-    reason = "CREDENTIALS_MISSING"
 
-
-class InvalidTokenError(CredentialsError):
+class InvalidTokenError(CredentialsError, reason="TOKEN_INVALID"):
     """The token is not one of this server's: it is wrong, or was revoked."""
 
-    reason = "TOKEN_INVALID"
 
-
-class ExpiredTokenError(CredentialsError):
+class ExpiredTokenError(CredentialsError, reason="TOKEN_EXPIRED"):
     """The token was valid once."""
 
-    reason = "TOKEN_EXPIRED"
 
-
-class PermissionDeniedError(EngineError):
+class PermissionDeniedError(EngineError, code=Code.PERMISSION_DENIED, reason="RIGHT_MISSING"):
     """The caller is known, and lacks a right, which the message names."""
 
-    code = Code.PERMISSION_DENIED
-    reason = "RIGHT_MISSING"
 
-
-class KeysUnavailableError(EngineError):
+class KeysUnavailableError(EngineError, code=Code.UNAVAILABLE, reason="KEYS_UNAVAILABLE"):
     """The keys that verify tokens have not been fetched yet."""
-
-    code = Code.UNAVAILABLE
-    reason = "KEYS_UNAVAILABLE"
 
 
 class Right(StrEnum):
@@ -86,14 +71,10 @@ class Rights:
     """What an identity may do.
 
     Attributes:
-        infer: Patterns of the models that it may compute with.
-        read: Patterns of the models that it may see.
-        admin: Patterns too: all models if it may change the server, otherwise none.
+        patterns: For each right, patterns of the models that it holds for; for admin all models, or none.
     """
 
-    infer: tuple[str, ...] = ()
-    read: tuple[str, ...] = ()
-    admin: tuple[str, ...] = ()
+    patterns: Mapping[Right, list[str]]
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> Self:
@@ -102,35 +83,30 @@ class Rights:
         Raises:
             ValueError: A text is not a right, or there are too many.
         """
-        table: dict[str, list[str]] = {right: [] for right in Right}
+        patterns: dict[Right, list[str]] = {right: [] for right in Right}
         for text in texts:
             if (match := RIGHT.fullmatch(text)) is None:
                 must = "must be infer:PATTERN, read, read:PATTERN or admin"
                 raise ValueError(f"{text[:100]!r} is not a right; {must}")
             right, pattern, for_all = match.groups()
-            table[right or for_all].append(pattern or EVERY_MODEL)
-        if sum(map(len, table.values())) > MAX_RIGHTS:
+            patterns[Right(right or for_all)].append(pattern or EVERY_MODEL)
+        if sum(map(len, patterns.values())) > MAX_RIGHTS:
             raise ValueError(f"there are more than {MAX_RIGHTS} rights")
-        return cls(**{right: tuple(patterns) for right, patterns in table.items()})
+        return cls(patterns)
 
     @classmethod
     def parse_known(cls, texts: Iterable[str]) -> Self:
         """The rights among texts that may mean something else to others, such as the scopes of a token."""
         return cls.parse([text for text in texts if RIGHT.fullmatch(text)][:MAX_RIGHTS])
 
-    def patterns(self, right: Right) -> tuple[str, ...]:
-        """The models for which the identity has a right; empty if it does not have it."""
-        patterns: tuple[str, ...] = getattr(self, right)
-        return patterns
-
     def covers(self, right: Right, model: str) -> bool:
         """Whether the identity has a right for a model."""
-        return any(fnmatchcase(model, pattern) for pattern in self.patterns(right))
+        return any(fnmatchcase(model, pattern) for pattern in self.patterns[right])
 
     @property
     def reads_every_model(self) -> bool:
         """Whether no model is hidden from the identity."""
-        return EVERY_MODEL in self.read
+        return EVERY_MODEL in self.patterns[Right.READ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +152,7 @@ class Identity:
         Raises:
             PermissionDeniedError: The identity does not have it.
         """
-        if not self.rights.patterns(right):
+        if not self.rights.patterns[right]:
             raise PermissionDeniedError(f"the identity {self.name!r} does not have the right {right}")
 
     def require_model(self, right: Right, model: str) -> None:

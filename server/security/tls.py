@@ -2,7 +2,6 @@
 
 import os
 import ssl
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -14,7 +13,13 @@ from attention_serving.server.threads import Reloaded, Watched, read_bytes, unre
 
 
 class Contents(NamedTuple):
-    """What the files contained at one moment, in PEM."""
+    """What the files contained at one moment, in PEM.
+
+    Attributes:
+        certificate: The server's certificate, and those of the authorities between it and the root.
+        key: Its private key.
+        client_ca: The clients' authorities; None requires no certificate of clients.
+    """
 
     certificate: bytes
     key: bytes
@@ -26,23 +31,20 @@ class Certificates:
     """Contents that have been checked: see `check`.
 
     Attributes:
-        contents: What they contained.
-        client_ca: The clients' authorities in PEM, without what else the file contains; None requires no
-            certificate of clients.
+        contents: What they contained, without what else the file of the clients' authorities contains.
         expires: When the server's certificate ends to be valid.
         client_ca_expires: When the last of the authorities does; None if there are none.
         context: The same for Python's ssl module.
     """
 
     contents: Contents
-    client_ca: bytes | None
     expires: datetime
     client_ca_expires: datetime | None
     context: ssl.SSLContext
 
 
-# Gives the certificates of the next handshake. For any thread.
-CurrentCertificates: TypeAlias = Callable[[], Certificates]
+# Its value is for the next handshake. For any thread.
+WatchedCertificates: TypeAlias = Watched[Contents, Certificates]
 # What is reloaded: see `Reloaded`.
 CERTIFICATES = "certificates"
 # What gRPC's TLS library takes on both sides.
@@ -105,54 +107,40 @@ def check(files: TlsFiles, contents: Contents) -> Certificates:
             f"{files.certificate}: the key must be an RSA key of at least {MIN_RSA_BITS} bits, or an EC key"
             " on P-256 or P-384: gRPC clients support no others"
         )
-    client_ca = last = None
+    last = None
     if files.client_ca is not None and contents.client_ca is not None:
         authorities = parsed(files.client_ca, contents.client_ca)
-        client_ca = b"".join(authority.public_bytes(Encoding.PEM) for authority in authorities)
+        encoded = b"".join(authority.public_bytes(Encoding.PEM) for authority in authorities)
+        contents = contents._replace(client_ca=encoded)
         last = max(authority.not_valid_after_utc for authority in authorities)
         if last < now:
             expired = f"every certificate has expired, the last at {last:%FT%TZ}; renew them"
             raise ServerError(f"{files.client_ca}: {expired}")
     try:
-        context = server_context(contents, client_ca)
+        context = server_context(contents)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise ServerError(
             f"{files.certificate}: cannot be used with {files.key}, which must contain the key of its first"
             f" certificate in PEM, without a passphrase: {error}"
         ) from error
-    return Certificates(contents, client_ca, ends, last, context)
+    return Certificates(contents, ends, last, context)
 
 
-def watch(files: TlsFiles, reloaded: Reloaded = unreported) -> Watched[Contents, Certificates]:
-    """The certificates of files, which are followed from `start` on.
-
-    Raises:
-        ServerError: The files cannot be used.
-    """
-    return Watched(CERTIFICATES, files.read, partial(check, files), reloaded)
-
-
-def current_certificates(
-    files: TlsFiles | None, reloaded: Reloaded = unreported
-) -> CurrentCertificates | None:
-    """Follows files until the process ends; returns what gives the current certificates; None without TLS.
+def watch(files: TlsFiles, reloaded: Reloaded = unreported) -> WatchedCertificates:
+    """The certificates of files, which a thread follows from now on.
 
     Raises:
         ServerError: The files cannot be used.
     """
-    if files is None:
-        return None
-    watched = watch(files, reloaded)
+    watched = Watched(CERTIFICATES, files.read, partial(check, files), reloaded)
     watched.start()
-    return lambda: watched.value
+    return watched
 
 
-def server_context(contents: Contents, client_ca: bytes | None) -> ssl.SSLContext:
+def server_context(contents: Contents) -> ssl.SSLContext:
     """A context of connections that clients make.
 
-    Args:
-        contents: The server's certificate and its private key.
-        client_ca: Authorities in PEM; each client must then show a certificate of theirs, and use TLS 1.3.
+    If there are authorities, each client must show a certificate of theirs, and use TLS 1.3.
 
     Raises:
         ssl.SSLError: OpenSSL does not take them.
@@ -160,7 +148,7 @@ def server_context(contents: Contents, client_ca: bytes | None) -> ssl.SSLContex
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     # A resumed session would bypass the check of the client's certificate by renewed authorities. With
     # TLS 1.3, sessions can be resumed by tickets only.
-    context.minimum_version = ssl.TLSVersion.TLSv1_2 if client_ca is None else ssl.TLSVersion.TLSv1_3
+    context.minimum_version = ssl.TLSVersion.TLSv1_2 if contents.client_ca is None else ssl.TLSVersion.TLSv1_3
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0
     # A file that only this process can open: the ssl module takes certificates from files only.
@@ -168,22 +156,22 @@ def server_context(contents: Contents, client_ca: bytes | None) -> ssl.SSLContex
         file.write(contents.certificate + b"\n" + contents.key)
         file.flush()
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}", password="")
-    if client_ca is not None:
-        context.load_verify_locations(cadata=client_ca.decode("ascii"))
+    if contents.client_ca is not None:
+        context.load_verify_locations(cadata=contents.client_ca.decode("ascii"))
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
-def renewing_context(current: CurrentCertificates) -> ssl.SSLContext:
+def renewing_context(certificates: WatchedCertificates) -> ssl.SSLContext:
     """A context that a listener keeps for good, and whose handshakes use the current certificates.
 
     To load a renewed certificate into a context in use is not enough: its authorities can only be added to,
     and a pair that turns out to be broken is half loaded by then.
     """
-    context = server_context(current().contents, current().client_ca)
+    context = server_context(certificates.value.contents)
 
     def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        connection.context = current().context
+        connection.context = certificates.value.context
 
     # Called in every handshake, whether or not the client names a server.
     context.sni_callback = choose

@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from attention_serving.server.coroutines import Callback, Task, Wait
-from attention_serving.server.engine.budget import Account
-from attention_serving.server.engine.types import ANYONE, Caller
+from attention_serving.server.engine.budget import ANYONE, Account, Caller
 from attention_serving.server.observe.records import REQUEST_ID, CallRecord, new_request_id, sent_request_id
 from attention_serving.server.security.rights import Identity
 

@@ -51,9 +51,8 @@ class ThreadedCall(Call):
         self.deadline = math.inf if remaining is None else deadline_after(remaining)
         self.metadata = tuple((key, value) for key, value in context.invocation_metadata())
         self.transport, self._requests, self._context = transport, requests, context
-        # What the call's own thread is to send, each with what follows it; None before the status.
+        # What the call's own thread is to send, with a callback for after it; None before the status.
         self._outgoing: SimpleQueue[tuple[bytes, Callback] | None] = SimpleQueue()
-        self._status: tuple[grpc.StatusCode, str, Metadata] | None = None
 
     @property
     def peer(self) -> str:
@@ -89,9 +88,11 @@ class ThreadedCall(Call):
     def _send_status(
         self, code: grpc.StatusCode, details: str, trailing: Metadata, message: bytes | None
     ) -> None:
-        self._status = code, details, trailing
+        self._context.set_code(code)
+        self._context.set_details(details)
+        self._context.set_trailing_metadata(trailing)
         if message is not None:
-            self._outgoing.put((message, _nothing))
+            self._outgoing.put((message, bool))
         self._outgoing.put(None)
 
     def abort(self) -> None:
@@ -105,11 +106,6 @@ class ThreadedCall(Call):
             yield message
             self.transport.post(then)
             del message, outgoing  # they must not stay alive while the stream is idle
-        if self._status is not None:  # otherwise the call was cancelled
-            code, details, trailing = self._status
-            self._context.set_code(code)
-            self._context.set_details(details)
-            self._context.set_trailing_metadata(trailing)
 
     def closed(self) -> None:
         """`grpc.server` is done with the call: its status was sent, or it was cancelled. For any thread."""
@@ -161,7 +157,7 @@ class ThreadedTransport(Transport, grpc.GenericRpcHandler):
         self._server.start()
 
     def _run(self) -> None:
-        callback: Callback | None = _nothing
+        callback: Callback | None = bool  # which does nothing
         while callback is not None:
             try:
                 callback()
@@ -169,7 +165,7 @@ class ThreadedTransport(Transport, grpc.GenericRpcHandler):
                     self.sweep(now)
             except Exception:  # the failure of one call must not affect the others
                 log.exception("call failed")
-            callback = _nothing  # nothing of a call may stay alive while the thread waits
+            callback = bool  # nothing of a call may stay alive while the thread waits
             with suppress(Empty):
                 callback = self._posted.get(timeout=SWEEP_SECONDS)
 
@@ -205,10 +201,6 @@ class ThreadedTransport(Transport, grpc.GenericRpcHandler):
         if not context.add_callback(call.closed):
             call.closed()
         yield from call.messages()
-
-
-def _nothing() -> None:
-    """A callback that does nothing."""
 
 
 async def _refuse(call: Call) -> None:

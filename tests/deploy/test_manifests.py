@@ -14,9 +14,9 @@ import yaml
 
 from attention_serving.artifact.manifest import Manifest
 from attention_serving.server.api.methods import SERVICES
+from attention_serving.server.lifecycle import EXIT_SECONDS
 from attention_serving.server.observe.metrics import Metrics
-from attention_serving.server.process.settings import Settings
-from attention_serving.server.process.shutdown import EXIT_SECONDS
+from attention_serving.server.settings import Settings
 from scripts.local_server import ROOT
 
 FOLDER, KSERVE = ROOT / "deploy/kubernetes", ROOT / "deploy/kserve"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import grpc
 
@@ -34,9 +34,9 @@ from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.schedule.queue import Next, Queue
 from attention_serving.server.engine.types import Array, Result
-from attention_serving.server.process.grpc_server import RpcServer
+from attention_serving.server.process.grpc_server import GrpcServer
 from attention_serving.server.security.guard import Guard
-from attention_serving.server.transport.options import RpcOptions
+from attention_serving.server.settings import Settings
 from tests.server.samples import Lengths, Sample, validated_of
 
 PATIENCE_SECONDS = 30
@@ -281,6 +281,15 @@ def unchanged(repository: Repository) -> ModelControl:
     return ModelControl(ModelStore(Path("/nonexistent"), Device()), repository)
 
 
+def settings_of(**options: Any) -> Settings:
+    """Settings of a server of small messages on a free port, and limits of a server that are not options."""
+    options = {"model_repository": "unused", "port": 0, "max_message_bytes": 1 << 20} | options
+    limits = {name: options.pop(name) for name in options.keys() - Settings.model_fields.keys()}
+    namespace = limits | {"__module__": __name__, "__annotations__": dict.fromkeys(limits, ClassVar[Any])}
+    subclass: type[Settings] = type("LimitedSettings", (Settings,), namespace)
+    return subclass.model_validate(options)
+
+
 class Served:
     """A real server of some models, which opens its gate and stops at the end of the block."""
 
@@ -295,19 +304,11 @@ class Served:
     ) -> None:
         self.calls, self.gate = Calls(), Gate()
         self.engine = WatchedEngine([*models], limits or Limits())
-        defaults = RpcOptions(
-            host="127.0.0.1",
-            port=0,
-            max_message_bytes=1 << 20,
-            max_concurrent_calls=8,
-            max_streams=2,
-            stream_window=3,
-        )
-        self.server = RpcServer(
-            dataclasses.replace(defaults, **options), events or self.calls, guard=guard, recorder=recorder
-        )
-        self.address = (defaults.host, self.server.bind())
-        self.target = f"{defaults.host}:{self.address[1]}"
+        defaults = {"max_concurrent_calls": 8, "max_streams": 2, "stream_window": 3}
+        settings = settings_of(**defaults | options)
+        self.server = GrpcServer(settings, events or self.calls, guard=guard, recorder=recorder)
+        self.address = (settings.host, self.server.bind())
+        self.target = f"{settings.host}:{self.address[1]}"
         self.server.start(self.engine, unchanged(self.engine.repository))
         self.channel = self.connect()
 

@@ -34,7 +34,7 @@ class Followed:
         else:
             self.path.write_text(content, errors="surrogateescape")
         for _ in range(count):
-            self.watched.look()
+            self.watched.poll_once()
         return self.watched.value
 
     def _report(self, _what: str, value: object) -> None:
@@ -72,12 +72,12 @@ def test_what_cannot_be_used_changes_nothing_and_is_reported_once_it_stays(
     followed.looks(content)
     assert (followed.watched.value, followed.reported) == ("one", [])
     for _ in range(3):
-        followed.watched.look()
+        followed.watched.poll_once()
     assert (followed.watched.value, followed.reported) == ("one", [None])
     assert [record.message for record in caplog.records] == ["not reloaded; what is in use is kept"]
     followed.usable = True  # without a change: what was refused is tried again
     if content == BAD:
-        followed.watched.look()
+        followed.watched.poll_once()
         assert followed.reported == [None, BAD]
     assert followed.looks("two") == "two"
     assert followed.reported[-1] == "two"

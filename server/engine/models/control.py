@@ -28,8 +28,8 @@ from attention_serving.server.threads import PeriodicThread
 
 log = logging.getLogger(__name__)
 UNLOADED = "unloaded"
-# Looks at the repository between two attempts to load files that failed for a reason that may pass, at most.
-MOST_LOOKS = 31
+# Files that failed for a transient reason are loaded again after 2, 4, 8 polls and so on; at most this many.
+MAX_POLLS = 32
 CONTROL_IS_OFF = "models are not loaded on request; start the server with --model-control explicit"
 
 
@@ -74,9 +74,9 @@ Report: TypeAlias = Callable[[str, ChangeKind, bool], None]
 
 
 class ModelControl:
-    """Changes the models of one repository. One thread at a time may call `load`, `unload` and `look`.
+    """Changes the models of one repository. One thread at a time may call `load`, `unload` and `poll_once`.
 
-    Any thread may look at the index, ask for a change, and take a model out of service.
+    Any thread may read the index, ask for a change, and take a model out of service.
     """
 
     def __init__(
@@ -101,16 +101,14 @@ class ModelControl:
         self.is_explicit = is_explicit
         self._store, self._changed, self._report = store, changed, report
         # Of what was loaded last, by name and version. What failed is not tried again until it changes,
-        # unless the failure may pass.
+        # unless the failure is transient.
         self._signatures: dict[str, dict[str, Signature]] = {}
         for model in repository:
             signature = store.signature(model.name, model.version)
-            if signature is not None and not _may_pass(model):
+            if signature is not None and not _is_transient(model):
                 self._signatures.setdefault(model.name, {})[model.version] = signature
-        # Files that failed for such a reason, by model: how many looks they wait, and how many are left.
-        self._put_off: dict[str, tuple[dict[str, Signature], int, int]] = {}
-        # The models that had changed on disk at the last look, and what was there.
-        self._seen: dict[str, dict[str, Signature]] = {}
+        # Models that had changed on disk at the last poll: their files, and how many polls have seen these.
+        self._pending: dict[str, tuple[dict[str, Signature], int]] = {}
         self._swapping = threading.Lock()
         # Versions that are being loaded, or that failed to, with the reason.
         self._states: dict[Key, IndexEntry] = {}
@@ -142,8 +140,8 @@ class ModelControl:
         self._store.remember({model.name for model in self.repository})
 
     def poll(self, seconds: float) -> None:
-        """Starts to look for changes on disk, every so many seconds."""
-        self._poller = PeriodicThread("poll", self.look, seconds)
+        """Starts to poll the folder for changes, every so many seconds."""
+        self._poller = PeriodicThread("poll", self.poll_once, seconds)
         self._poller.start()
 
     def close(self) -> None:
@@ -152,32 +150,31 @@ class ModelControl:
         if self._poller is not None:
             self._poller.close()
 
-    def look(self) -> None:
-        """Makes the changes of artifacts that are as at the last look: others may be half written."""
+    def poll_once(self) -> None:
+        """Loads and unloads what changed before the last poll: what changed since may be half written."""
         try:
             changed = self.changed_on_disk()
         except (ServerError, OSError) as error:
             log.warning("repository not read", extra={"reason": str(error)})
             return
+        pending, self._pending = self._pending, {}
         for name, signatures in changed.items():
-            files, looks, remaining = self._put_off.pop(name, (signatures, 0, 0))
-            if files == signatures and remaining:
-                self._put_off[name] = files, looks, remaining - 1
+            last_signatures, polls = pending.get(name, (None, 0))
+            polls = polls + 1 if signatures == last_signatures else 1
+            self._pending[name] = signatures, polls
+            # The first poll waits for the second. Later ones are attempts again after a transient failure.
+            if polls.bit_count() > 1 and polls % MAX_POLLS:
                 continue
             try:
                 self._withdraw_damaged(name)
-                if self._seen.get(name) != signatures:
+                if polls == 1:
                     continue
                 if self._store.chosen(name):
                     self.load(name, strict=False)
                 else:
                     self.unload(name)
-                if self._signatures.get(name) != signatures:
-                    looks = min(2 * looks + 1, MOST_LOOKS) if files == signatures else 1
-                    self._put_off[name] = signatures, looks, looks
             except Exception:  # one model must not end the polling
                 log.exception("model not changed", extra={"model": name})
-        self._seen = changed
 
     def _withdraw_damaged(self, name: str) -> None:
         """Takes the versions of a model out of service whose files have changed and are not a whole artifact.
@@ -239,7 +236,7 @@ class ModelControl:
             kind = ChangeKind.REPLACE if was_served else ChangeKind.LOAD
             self._report(name, kind, False)  # noqa: FBT003 - as the type says
         if failures and strict:
-            self._note(failures)
+            self._record_failures(failures)
             return f"model {name!r} version {failures[0].version} failed to load: {failures[0].reason}"
         with self._swapping:
             kept = {
@@ -252,14 +249,14 @@ class ModelControl:
             self._signatures[name] = {
                 version: signature
                 for version, signature in signatures.items()
-                if signature and not _may_pass(loaded.get(version))
+                if signature and not _is_transient(loaded.get(version))
             }
             self._swap(name, loaded | kept, failures)
         return ""
 
     def _load_version(self, name: str, version: str, signature: Signature | None) -> Model:
         if signature is not None and (reason := memory_shortfall(signature)):
-            return FailedModel(name, version, reason, may_pass=True)
+            return FailedModel(name, version, reason, is_transient=True)
         self._states[name, version] = IndexEntry(name, version, ModelState.LOADING)
         model = self._store.load(name, version)
         self._states.pop((name, version), None)
@@ -281,10 +278,8 @@ class ModelControl:
         """Puts versions of a model in place of those that it has."""
         before = self.repository.versions(name)
         self.repository.replace(name, now)
-        for key in list(self._states):
-            if key[0] == name:
-                self._states.pop(key, None)
-        self._note(failures)
+        self._states = {key: entry for key, entry in self._states.items() if key[0] != name}
+        self._record_failures(failures)
         for version in {**before, **now}:
             old, new = before.get(version), now.get(version)
             was_served, is_served = isinstance(old, LoadedModel), isinstance(new, LoadedModel)
@@ -326,7 +321,7 @@ class ModelControl:
             self._changed()
         return True
 
-    def _note(self, failures: Iterable[FailedModel]) -> None:
+    def _record_failures(self, failures: Iterable[FailedModel]) -> None:
         for model in failures:
             key = model.name, model.version
             self._states[key] = IndexEntry(*key, ModelState.UNAVAILABLE, model.reason)
@@ -350,8 +345,8 @@ class ModelControl:
         return [entries[key] for key in sorted(entries, key=lambda key: (key[0], int(key[1])))]
 
 
-def _may_pass(model: Model | None) -> bool:
-    return isinstance(model, FailedModel) and model.may_pass
+def _is_transient(model: Model | None) -> bool:
+    return isinstance(model, FailedModel) and model.is_transient
 
 
 def _log_when_freed(model: LoadedModel) -> None:

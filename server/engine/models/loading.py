@@ -36,7 +36,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.copies import ArtifactCopy
 from attention_serving.server.engine.models.repository import FailedModel, Key, Model
 from attention_serving.server.engine.requests.tokenizer import TextEncoder, TextLimits
-from attention_serving.server.engine.run.calibration import calibrated
+from attention_serving.server.engine.run.calibration import calibrate
 from attention_serving.server.engine.run.provider import Device, ProviderError
 from attention_serving.server.engine.run.session import OUT_OF_MEMORY, Session
 from attention_serving.server.engine.types import Array
@@ -170,21 +170,18 @@ class ModelStore:
         for handler in logging.getLogger().handlers:
             handler.flush()  # the runtime may end the process
         try:
-            model = load_model(
-                path, self.device, max_tolerance=self.max_tolerance, proof_keys=self.proof_keys
-            )
-            model = calibrated(model)
+            model = calibrate(load_model(path, self.device, self.max_tolerance, self.proof_keys))
         except (ArtifactError, MemoryError, ProviderError) as error:
             log.error("model failed to load", extra={**fields, "reason": str(error)})
             if not isinstance(error, ArtifactError):
-                return FailedModel(name, version, str(error), may_pass=True)
+                return FailedModel(name, version, str(error), is_transient=True)
             cause = error.__cause__
-            may_pass = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
-            return FailedModel(name, version, error.reason, may_pass=may_pass)
+            is_transient = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
+            return FailedModel(name, version, error.reason, is_transient=is_transient)
         except Exception as error:  # one model must not keep the others from being served
             log.exception("model failed to load", extra={**fields, "path": str(path)})
             reason = f"unexpected {type(error).__name__}; the server's log has details"
-            return FailedModel(name, version, reason, may_pass=True)
+            return FailedModel(name, version, reason, is_transient=True)
         measured = {
             "provider": model.provider,
             "parity_max_abs_error": float(f"{model.measured_error:.3g}"),
@@ -215,7 +212,6 @@ def versions(repository: Path, name: str) -> list[str]:
 def load_model(
     folder: Path,
     device: Device,
-    *,
     max_tolerance: float = MAX_TOLERANCE,
     proof_keys: Sequence[PublicKey] = (),
 ) -> LoadedModel:
@@ -240,7 +236,7 @@ def load_model(
     files = ArtifactCopy(folder, manifest, content)
     folder, encoder = files.folder, None
     if manifest.tokenizer:
-        with _explained(tokenizer := folder / manifest.tokenizer, "the tokenizer does not load"):
+        with _explain_errors(tokenizer := folder / manifest.tokenizer, "the tokenizer does not load"):
             encoder = TextEncoder(tokenizer)
     golden = folder / manifest.golden
     cases = golden_cases(folder, manifest, partial(_tokens, encoder, manifest) if encoder else None)
@@ -318,14 +314,14 @@ def _open(
     manifest: Manifest, folder: Path, kind: GraphKind, device: Device, prepacked: Collection[GraphKind]
 ) -> Session:
     path = folder / manifest.graphs[kind].file
-    with _explained(path, f"the {manifest.precision} graph does not load on {device.provider}"):
+    with _explain_errors(path, f"the {manifest.precision} graph does not load on {device.provider}"):
         # Resolved: ONNX Runtime compares the real folders of a graph and its weights.
         return Session(path.resolve(), device, prepack_weights=kind in prepacked)
 
 
 def _prove(case: GoldenCase, manifest: Manifest, session: Session, golden: Path) -> float:
     """Runs a golden case and returns the largest difference from eager PyTorch."""
-    with _explained(golden, f"graph {case.graph} does not run"):
+    with _explain_errors(golden, f"graph {case.graph} does not run"):
         parity = replay(case, session, manifest.tolerance, where="on this machine")
     if parity.ratio > 1:
         raise ArtifactError(golden, parity.reason)
@@ -333,7 +329,7 @@ def _prove(case: GoldenCase, manifest: Manifest, session: Session, golden: Path)
 
 
 @contextmanager
-def _explained(path: Path, what: str) -> Iterator[None]:
+def _explain_errors(path: Path, what: str) -> Iterator[None]:
     """Errors of libraries, which raise many types, as those of an artifact, which say what does not work."""
     try:
         yield

@@ -14,14 +14,14 @@ class FailedModel:
     Attributes:
         reason: Why, for callers: it contains no path of this machine. The log has the details.
         is_withdrawn: Whether it was served, and was taken out of service.
-        may_pass: Whether it may load later although none of its files changes.
+        is_transient: Whether it may load later although none of its files changes.
     """
 
     name: str
     version: str
     reason: str
     is_withdrawn: bool = False
-    may_pass: bool = False
+    is_transient: bool = False
 
 
 Model = LoadedModel | FailedModel

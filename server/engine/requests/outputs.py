@@ -43,10 +43,9 @@ def check_outputs(request: DecodedRequest, model: LoadedModel) -> None:
     if request.spans is not None:
         check_pooling(model)
     if request.head_selection is not None:
-        layers, heads = _counts(model)
-        if request.head_selection.layers and not layers:
+        counts = _counts(model)
+        if request.head_selection.layers and not counts[0]:
             raise InvalidRequestError(LAYERS, f"must be empty: model {model.name!r} is not a text encoder")
-        counts = (layers, heads)
         for field, chosen, count in zip((LAYERS, HEADS), request.head_selection, counts, strict=True):
             if wrong := [index for index in chosen[: count + 1] if index >= count]:
                 raise InvalidRequestError(field, f"contains {wrong[0]}; the model has 0 to {count - 1}")
@@ -124,7 +123,7 @@ def shortened(outputs: dict[str, list[Array]], model: LoadedModel, dimensions: i
     cut = [embedding[..., :dimensions] for embedding in outputs[EMBEDDING]]
     return {
         **outputs,
-        EMBEDDING: [_normalised(embedding) for embedding in cut] if model.encoder.normalised else cut,
+        EMBEDDING: [_normalise(embedding) for embedding in cut] if model.encoder.normalised else cut,
     }
 
 
@@ -211,10 +210,10 @@ def check_pooling(model: LoadedModel) -> None:
 def with_spans(outputs: dict[str, Array], spans: Array, encoder: EncoderFacts) -> dict[str, Array]:
     """The outputs of one sequence with the embeddings (n, d) of its spans, and without token vectors."""
     further = {name: output for name, output in outputs.items() if name != CONTEXT_VECTORS}
-    return {**further, EMBEDDING: pooled(outputs[CONTEXT_VECTORS], spans, encoder)}
+    return {**further, EMBEDDING: pool(outputs[CONTEXT_VECTORS], spans, encoder)}
 
 
-def pooled(rows: Array, spans: Array, encoder: EncoderFacts) -> Array:
+def pool(rows: Array, spans: Array, encoder: EncoderFacts) -> Array:
     """One vector for each span, as the model pools and normalises a whole sequence.
 
     Args:
@@ -227,10 +226,10 @@ def pooled(rows: Array, spans: Array, encoder: EncoderFacts) -> Array:
     """
     parts = [POOLINGS[name](rows, spans) for name in encoder.pooling]
     vectors = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-    return _normalised(vectors) if encoder.normalised else vectors
+    return _normalise(vectors) if encoder.normalised else vectors
 
 
-def _normalised(vectors: Array) -> Array:
+def _normalise(vectors: Array) -> Array:
     """The vectors (..., d) with length 1."""
     unit_vectors: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), LEAST_NORM)
     return unit_vectors

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.coroutines import Task
+from attention_serving.server.engine.budget import ANYONE, Caller
 from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.engine.events import Timeline
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.schedule.fair_shares import CallerShare
-from attention_serving.server.engine.types import ANYONE, Array, Caller, HeadSelection, Result, SequencePlan
+from attention_serving.server.engine.types import Array, HeadSelection, Result, SequencePlan
 
 log = logging.getLogger(__name__)
 

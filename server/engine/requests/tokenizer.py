@@ -83,9 +83,6 @@ class TextEncoder:
         # The server limits lengths, and batches pad.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._special_tokens = [
-            self._tokenizer.num_special_tokens_to_add(is_pair=is_pair) for is_pair in (False, True)
-        ]
 
     def texts_of(self, ids: Iterable[int]) -> list[str]:
         """The text of each token by itself.
@@ -137,9 +134,10 @@ class TextEncoder:
         for index in range(len(texts)):
             if time.monotonic() > deadline:
                 raise DeadlineExceededError("the deadline passed before the texts were encoded")
-            name = f"text {index}"
-            text, second_text = _both(index, texts, pairs, limits.text_bytes)
-            text = prefix + text
+            name, second_text = f"text {index}", None
+            text = prefix + _decode(name, texts[index], limits.text_bytes)
+            if pairs:
+                second_text = _decode(f"the second text of pair {index}", pairs[index], limits.text_bytes)
             encoding, second, cut = self._tokens(
                 name, text, second_text, limits.text_tokens, truncates=truncates, offsets=offsets
             )
@@ -161,14 +159,13 @@ class TextEncoder:
                     TEXT,
                     f"texts 0 to {index} have {len(ids)} tokens; the limit of one request is {limits.tokens}",
                 )
-        rows = np.frombuffer(ids, np.int64) if ids else np.empty(0, np.int64)
-        encoded = EncodedTexts(Ragged(rows, tuple(lengths)), tuple(truncated))
-        if types:
-            encoded = encoded._replace(types=Ragged(np.array(type_ids, np.int64), encoded.ids.lengths))
-        if not offsets:
-            return encoded
-        return encoded._replace(
-            offsets=Ragged(np.concatenate(characters), encoded.ids.lengths), ends=tuple(ends)
+        row_counts = tuple(lengths)
+        return EncodedTexts(
+            Ragged(np.asarray(ids, np.int64), row_counts),
+            tuple(truncated),
+            Ragged(np.concatenate(characters), row_counts) if offsets else None,
+            tuple(ends),
+            Ragged(np.asarray(type_ids, np.int64), row_counts) if types else None,
         )
 
     def _tokens(
@@ -178,7 +175,7 @@ class TextEncoder:
 
         The place is that in the first text, and None if nothing is cut.
         """
-        special = self._special_tokens[second_text is not None]
+        special = self._tokenizer.num_special_tokens_to_add(is_pair=second_text is not None)
         room = max(0, most - special)
         encoding = self._first_tokens(text, most, room, offsets=offsets)
         second = None if second_text is None else self._first_tokens(second_text, most, room, offsets=offsets)
@@ -253,13 +250,7 @@ def _offsets(processed: Encoding, encoding: Encoding) -> Array:
     return np.array(pairs, np.int64).reshape(-1, 2)
 
 
-def _both(index: int, texts: tuple[Text, ...], pairs: tuple[Text, ...], limit: int) -> tuple[str, str | None]:
-    """The text of an index, and the second one if there are pairs."""
-    text = _decoded(f"text {index}", texts[index], limit)
-    return text, _decoded(f"the second text of pair {index}", pairs[index], limit) if pairs else None
-
-
-def _decoded(name: str, text: Text, limit: int) -> str:
+def _decode(name: str, text: Text, limit: int) -> str:
     """A text, after the check of its size: a string may take four times the memory of its bytes."""
     size = len(text)
     if isinstance(text, str) and not text.isascii():

@@ -1,6 +1,6 @@
 """Turns a decoded request into a validated one, or says which field is wrong and why.
 
-Texts become token ids first, within the limits of the server and the model.
+Texts become token ids first, with `encode_texts`, within the limits of the server and the model.
 """
 
 import dataclasses
@@ -24,11 +24,13 @@ from attention_serving.server.engine.types import Array, DecodedRequest, Mask, M
 MASK = "mask"
 RETURN_WEIGHTS, HEAD_SELECTION = "return_weights", "head_selection"
 PAIRS, PROMPT, TRUNCATE, RETURN_OFFSETS = "pairs", "prompt", "truncate", "return_offsets"
+# The options of a request that only texts have, and what they are without.
+TEXT_OPTIONS = {PAIRS: (), PROMPT: None, TRUNCATE: None, RETURN_OFFSETS: False}
 TOKEN_BYTES, OFFSET_BYTES = 8, 8
 
 
 def validate(request: DecodedRequest, model: LoadedModel, limits: Limits) -> Request:
-    """Checks a request against its model and the server's limits, and chooses its graph.
+    """Checks a request without texts against its model and the server's limits, and chooses its graph.
 
     Raises:
         InvalidRequestError: The request is wrong; names the field at fault.
@@ -36,18 +38,17 @@ def validate(request: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
     """
     graph = _choose_graph(request, model)
     check_outputs(request, model)
-    first = TEXT if request.texts else model.inputs[0].name
-    request = encode_texts(request, model, limits)
     sizes = _sizes(request, model, limits)
     ragged = [_rows(spec, request, model) for spec in model.inputs]
     shapes = [model.plan(graph, item) for item in sizes]
     result_bytes, work_bytes = output_bytes(request, model, shapes)
     if result_bytes > limits.max_result_bytes:
-        field = RETURN_WEIGHTS if request.return_weights else first if request.spans is None else SPANS
+        field = model.inputs[0].name if request.spans is None else SPANS
+        field = RETURN_WEIGHTS if request.return_weights else field
         raise LimitExceededError(
             field, f"the result would be {result_bytes} bytes; the limit is {limits.max_result_bytes}"
         )
-    _check_runs(first, shapes, limits)
+    _check_runs(model.inputs[0].name, shapes, limits)
     masks = _split_mask(request.mask, model, shapes)
     plan = Plan(
         graph=graph,
@@ -83,7 +84,9 @@ def encode_texts(
         OverloadedError: The memory of the token ids is not available.
     """
     if not request.texts:
-        _check_without_texts(request)
+        for field, default in TEXT_OPTIONS.items():
+            if getattr(request, field) != default:
+                raise InvalidRequestError(field, "needs text; the request has none")
         return request
     if request.inputs:
         raise InvalidRequestError(
@@ -124,25 +127,10 @@ def encode_texts(
         texts=(),
         pairs=(),
         inputs=inputs,
-        prompt=None,
-        truncate=None,
         truncated=encoded.truncated,
         spans=None if request.spans is None else token_spans(request.spans, encoded),
-        return_offsets=False,
         offsets=encoded.offsets if request.return_offsets else None,
     )
-
-
-def _check_without_texts(request: DecodedRequest) -> None:
-    """Refuses what only texts have."""
-    for field, is_given in (
-        (PAIRS, bool(request.pairs)),
-        (PROMPT, request.prompt is not None),
-        (TRUNCATE, request.truncate is not None),
-        (RETURN_OFFSETS, request.return_offsets),
-    ):
-        if is_given:
-            raise InvalidRequestError(field, "needs text; the request has none")
 
 
 def _check_pairs(request: DecodedRequest, model: LoadedModel) -> None:

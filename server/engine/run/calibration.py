@@ -4,7 +4,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TypeAlias
 
 import numpy as np
@@ -35,29 +35,54 @@ Size: TypeAlias = tuple[int, int]
 """Number of sequences, and length of each."""
 
 
-def calibrated(model: LoadedModel) -> LoadedModel:
+def calibrate(model: LoadedModel) -> LoadedModel:
     """The same model with the measured cost of runs of each of its graphs."""
-    runs = {kind: _Graph(model, kind).cost() for kind in model.sessions if kind not in OF_CONTEXTS}
+    runs = {kind: _run_cost(model, kind) for kind in model.sessions if kind not in OF_CONTEXTS}
     model.shrink_arena()
     context = _context_cost(model) if GraphKind.CONTEXT in model.sessions else UNTIMED_CONTEXT
     return dataclasses.replace(model, costs=Costs(runs, context))
 
 
+def _run_cost(model: LoadedModel, kind: GraphKind) -> RunCost:
+    """Times runs of several sizes, up to one that takes long enough."""
+    # The weights of large batches would be hundreds of megabytes of results.
+    is_small = model.runs_on_host or kind is GraphKind.WEIGHTS
+    sizes = TIMED_SIZES if is_small else TIMED_SIZES_ON_DEVICE
+    timings = _time_graph(model, kind, TIMED_SIZES_ALONE if kind in IN_BLOCKS.values() else sizes)
+    axes = len(model.axes)
+    operations = [model.operations(count, (length,) * axes) for count, length in timings]
+    return RunCost(*fit(operations, list(timings.values())))
+
+
 def _context_cost(model: LoadedModel) -> ContextCost:
     """Times few and many queries to a small and to a large context, which tell the four terms apart."""
-    clock = time.thread_time if model.runs_on_host else time.perf_counter
-    (_, few), (_, many) = sizes = [(1, 1), (1, CONTEXT_SIZES[0])]
-    small, large = CONTEXT_SIZES
-    timings = []
+    operations, seconds = list[tuple[int, int, int]](), list[float]()
     for rows in CONTEXT_SIZES:
-        graph = _Graph(model.with_context(_random_context(model, rows)), GraphKind.PLAIN)
-        timings.append(time_runs(sizes, graph.run, clock).values())
-    (single, many_queries), (one_large, own_large) = timings
-    pair = max(0.0, (own_large - one_large - many_queries + single) / ((many - few) * (large - small)))
-    query_row = max(0.0, (many_queries - single) / (many - few) - small * pair)
-    key_row = max(0.0, (one_large - single) / (large - small) - pair)
-    call = max(0.0, single - small * (key_row + pair) - query_row)
-    return ContextCost(call, key_row, query_row, pair)
+        view = model.with_context(_random_context(model, rows))
+        timings = _time_graph(view, GraphKind.PLAIN, ((1, 1), (1, CONTEXT_SIZES[0])))
+        operations += [(rows, queries, queries * rows) for _, queries in timings]
+        seconds += timings.values()
+    return ContextCost(*fit(operations, seconds))
+
+
+def _time_graph(model: LoadedModel, kind: GraphKind, sizes: Iterable[Size]) -> dict[Size, float]:
+    """The duration of runs of noise, with the nearest sizes that the graph takes, in seconds."""
+    # Batches of the lengths graph have unequal lengths: the first sequence is one row shorter.
+    is_ragged = kind is GraphKind.LENGTHS
+    shortest = max(model.manifest.min_lengths.values(), default=1) + is_ragged
+    longest = min(model.manifest.max_lengths.values(), default=math.inf)
+    # To make noise can take longer than to run it.
+    sequence = cache(partial(_random_sequence, model, kind))
+
+    def run(count: int, length: int) -> None:
+        lengths = [length - is_ragged, *[length] * (count - 1)]
+        run_batch(model, kind, [sequence(rows) for rows in lengths])
+
+    possible = [
+        (max(count, 1 + is_ragged), int(min(max(length + is_ragged, shortest), longest)))
+        for count, length in sizes
+    ]
+    return time_runs(possible, run, time.thread_time if model.runs_on_host else time.perf_counter)
 
 
 def _random_context(model: LoadedModel, rows: int) -> Context:
@@ -67,57 +92,6 @@ def _random_context(model: LoadedModel, rows: int) -> Context:
         shape = [axis if isinstance(axis, int) else rows for axis in spec.axes[1:]]
         tensors[spec.name] = noise.standard_normal((1, *shape), dtype=np.float32)
     return Context(id="", nbytes=0, tensors=tensors, length=rows)
-
-
-class _Graph:
-    """Runs one graph with sequences of noise."""
-
-    def __init__(self, model: LoadedModel, kind: GraphKind) -> None:
-        self.kind = kind
-        self._model = model
-        # Batches of the lengths graph have unequal lengths: the first sequence is one row shorter.
-        self._ragged = kind is GraphKind.LENGTHS
-        self._shortest = max(model.manifest.min_lengths.values(), default=1)
-        self._longest = min(model.manifest.max_lengths.values(), default=math.inf)
-        # By length. To make noise can take longer than to run it.
-        self._noise: dict[int, SequenceInputs] = {}
-
-    def cost(self) -> RunCost:
-        """Times runs of several sizes, up to one that takes long enough."""
-        on_host = self._model.runs_on_host
-        # The weights of large batches would be hundreds of megabytes of results.
-        is_small = on_host or self.kind is GraphKind.WEIGHTS
-        sizes: tuple[Size, ...] = TIMED_SIZES if is_small else TIMED_SIZES_ON_DEVICE
-        if self.kind in IN_BLOCKS.values():
-            sizes = TIMED_SIZES_ALONE
-        clock = time.thread_time if on_host else time.perf_counter
-        timings = time_runs(self._possible(sizes), self.run, clock)
-        return fit(self._operations(timings), list(timings.values()))
-
-    def _possible(self, sizes: Iterable[Size]) -> list[Size]:
-        """The nearest sizes that the graph takes."""
-        least = self._shortest + self._ragged
-        return [
-            (
-                max(count, 2) if self._ragged else count,
-                int(min(max(length + self._ragged, least), self._longest)),
-            )
-            for count, length in sizes
-        ]
-
-    def _operations(self, sizes: Iterable[Size]) -> list[tuple[int, int]]:
-        axes = len(self._model.axes)
-        return [self._model.operations(count, (length,) * axes) for count, length in sizes]
-
-    def run(self, count: int, length: int) -> None:
-        """Runs so many sequences of a length."""
-        run_batch(self._model, self.kind, self._sequences(count, length))
-
-    def _sequences(self, count: int, length: int) -> list[SequenceInputs]:
-        lengths = [length - (self._ragged and index == 0) for index in range(count)]
-        for rows in set(lengths) - self._noise.keys():
-            self._noise[rows] = _random_sequence(self._model, self.kind, rows)
-        return [self._noise[rows] for rows in lengths]
 
 
 def _random_sequence(model: LoadedModel, graph: GraphKind, length: int) -> SequenceInputs:
@@ -134,25 +108,29 @@ def _random_sequence(model: LoadedModel, graph: GraphKind, length: int) -> Seque
     return SequenceInputs(inputs, mask, model.plan(graph, (length,) * len(model.axes)))
 
 
-def fit(operations: Sequence[tuple[float, float]], seconds: Sequence[float]) -> RunCost:
+def fit(operations: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
     """Fits a cost to timed runs: least squares of the relative error, without negative coefficients.
 
     Args:
-        operations: Row and pair operations of each run.
+        operations: The operations of each run, by kind.
         seconds: Duration of each run.
+
+    Returns:
+        Seconds of a run without operations, and of an operation of each kind.
     """
     durations = np.array(seconds)
     terms = np.column_stack([np.ones(len(durations)), np.array(operations, dtype=float)]) / durations[:, None]
     scale = terms.max(axis=0, initial=LEAST_SCALE)
-    used = [0, 1, 2]
+    used = list(range(terms.shape[1]))
+    coefficients = np.zeros(len(used))
     while True:
         solution, *_ = np.linalg.lstsq(terms[:, used] / scale[used], np.ones(len(durations)), rcond=None)
         if (solution >= 0).all():
             break
         used.pop(int(solution.argmin()))
-    coefficients = np.zeros(3)
     coefficients[used] = solution / scale[used]
-    return RunCost(*coefficients.tolist())
+    values: list[float] = coefficients.tolist()
+    return values
 
 
 def time_runs(

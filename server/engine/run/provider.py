@@ -22,6 +22,7 @@ class RuntimeProvider:
     Attributes:
         name: Name in ONNX Runtime.
         package: Python package that contains it.
+        memory: Name of its memory in ONNX Runtime.
         options: Provider options, by ONNX Runtime's names.
         uses_host_cores: Whether a run occupies the cores of the host.
         arenas: The arenas of a session, as ONNX Runtime names them in the options of a run.
@@ -29,6 +30,7 @@ class RuntimeProvider:
 
     name: str
     package: str
+    memory: str
     options: Mapping[str, str] = field(default_factory=dict)
     uses_host_cores: bool = False
     arenas: str = "cpu:0"
@@ -47,10 +49,11 @@ class Provider(StrEnum):
 
 
 RUNTIME_PROVIDERS = {
-    Provider.CPU: RuntimeProvider("CPUExecutionProvider", "onnxruntime", uses_host_cores=True),
+    Provider.CPU: RuntimeProvider("CPUExecutionProvider", "onnxruntime", "Cpu", uses_host_cores=True),
     Provider.CUDA: RuntimeProvider(
         "CUDAExecutionProvider",
         "onnxruntime-gpu",
+        "Cuda",
         options={
             # TF32 keeps 10 bits of the mantissa, which is too few for the fp32 tolerance.
             "use_tf32": "0",

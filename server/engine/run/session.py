@@ -80,10 +80,10 @@ class Session:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = device.threads if on_host else 1
         options.enable_mem_pattern = False
-        _register_arena(device.arena_bytes)
+        _register_arena(Provider.CPU, device.arena_bytes)
         if not on_host:
             cuda.find_device()
-            _register_device_arena(device.memory_bytes)
+            _register_arena(device.provider, device.memory_bytes)
         for name, value in _entries(device, prepack_weights=prepack_weights).items():
             options.add_session_config_entry(name, value)
         providers = [(runtime.name, dict(runtime.options))]
@@ -176,35 +176,17 @@ def _entries(device: Device, *, prepack_weights: bool) -> dict[str, str]:
     return entries
 
 
-def _arena_memory(name: str) -> onnxruntime.OrtMemoryInfo:
-    kind = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR
-    return onnxruntime.OrtMemoryInfo(name, kind, 0, onnxruntime.OrtMemType.DEFAULT)
-
-
 @cache
-def _register_arena(limit_bytes: int) -> None:
-    """Registers the arena of this process's sessions. It grows by exactly what a run asks for.
+def _register_arena(provider: Provider, limit_bytes: int) -> None:
+    """Registers one arena for all sessions of this process. It grows by exactly what a run asks for.
+
+    On a device, each session would otherwise keep what its largest run took.
 
     Args:
+        provider: Whose memory it manages.
         limit_bytes: Size above which runs fail; 0 for no limit.
     """
-    as_requested = {
-        "max_mem": limit_bytes,
-        "arena_extend_strategy": 1,
-        "initial_chunk_size_bytes": -1,
-        "max_dead_bytes_per_chunk": -1,
-    }
-    onnxruntime.create_and_register_allocator(_arena_memory("Cpu"), onnxruntime.OrtArenaCfg(as_requested))
-
-
-@cache
-def _register_device_arena(limit_bytes: int) -> None:
-    """Registers one arena of the device for all sessions. Otherwise each keeps what its largest run took.
-
-    Args:
-        limit_bytes: Size above which runs fail; 0 for no limit.
-    """
-    as_requested = {"max_mem": limit_bytes, "arena_extend_strategy": 1}
-    onnxruntime.create_and_register_allocator_v2(
-        Provider.CUDA.runtime.name, _arena_memory("Cuda"), {}, onnxruntime.OrtArenaCfg(as_requested)
-    )
+    kind, memory = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, onnxruntime.OrtMemType.DEFAULT
+    information = onnxruntime.OrtMemoryInfo(provider.runtime.memory, kind, 0, memory)
+    as_requested = onnxruntime.OrtArenaCfg({"max_mem": limit_bytes, "arena_extend_strategy": 1})
+    onnxruntime.create_and_register_allocator_v2(provider.runtime.name, information, {}, as_requested)

@@ -9,7 +9,7 @@ one's turn. Source: start-time fair queueing, Goyal, Vin and Cheng 1996.
 
 from dataclasses import dataclass
 
-from attention_serving.server.engine.types import Caller
+from attention_serving.server.engine.budget import Caller
 
 # Callers without queued sequences are forgotten when there are this many, whatever their clocks say.
 MAX_IDLE = 1024

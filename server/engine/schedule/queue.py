@@ -25,13 +25,13 @@ from itertools import chain, groupby, islice
 from operator import attrgetter, sub
 
 from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.budget import ANYONE, Caller
 from attention_serving.server.engine.errors import OverloadedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.request import Request, SequenceInputs
 from attention_serving.server.engine.schedule.batch import Batch
 from attention_serving.server.engine.schedule.fair_shares import CallerShare, FairShares
-from attention_serving.server.engine.types import ANYONE, Caller
 
 # How many sequences behind the oldest are considered for its batch.
 LOOK_AHEAD = 256
@@ -425,9 +425,9 @@ class Queue:
             return []
         # Those of all callers, in the order of their turns.
         kind = request.model, request.plan.graph
-        alike = [queue for key, queue in self._buckets.items() if queue and key[:2] == kind]
-        alike.sort(key=_first)
-        unwanted = _join(batch, alike, now, expired)
+        buckets = [queue for key, queue in self._buckets.items() if queue and key[:2] == kind]
+        buckets.sort(key=_first)
+        unwanted = _join(batch, buckets, now, expired)
         for emptied in [key for key, queue in self._buckets.items() if not queue and queue is not bucket]:
             del self._buckets[emptied]
         return unwanted

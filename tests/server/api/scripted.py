@@ -8,17 +8,14 @@ from attention_serving.server.api.admission import AdmissionControl
 from attention_serving.server.api.calls import Calls
 from attention_serving.server.api.method import Method
 from attention_serving.server.coroutines import Callback, Task, suspend
+from attention_serving.server.engine.budget import Caller
 from attention_serving.server.engine.events import EventLog
-from attention_serving.server.engine.types import Caller
+from attention_serving.server.settings import Settings
 from attention_serving.server.transport.call import Call, Metadata, Serve, Transport
-from attention_serving.server.transport.options import RpcOptions
-from tests.server.seams import PATIENCE_SECONDS
+from tests.server.seams import PATIENCE_SECONDS, settings_of
 
 METHOD = "/tests.Scripted/Method"
-UNLIMITED = RpcOptions(
-    host="",
-    port=0,
-    max_message_bytes=0,
+UNLIMITED = settings_of(
     max_concurrent_calls=1000,
     max_streams=1000,
     stream_window=3,
@@ -126,7 +123,7 @@ class ScriptedCall(Call):
 
 def calls_of(
     method: Method,
-    limits: RpcOptions = UNLIMITED,
+    limits: Settings = UNLIMITED,
     check_deadline: Callable[[float, Caller], None] = lambda *_: None,
     events: EventLog | None = None,
 ) -> Calls:
@@ -134,7 +131,7 @@ def calls_of(
     return Calls({METHOD: method}, events or EventLog(), AdmissionControl(limits, check_deadline))
 
 
-def started(method: Method, limits: RpcOptions = UNLIMITED) -> ScriptedCall:
+def started(method: Method, limits: Settings = UNLIMITED) -> ScriptedCall:
     """A call of a method that has arrived."""
     call = ScriptedCall()
     call.begin(calls_of(method, limits).serve)

@@ -12,7 +12,7 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.inference import open_inference_pb2 as infer_pb
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.security.guard import Guard
-from attention_serving.server.transport import TransportKind
+from attention_serving.server.settings import TransportKind
 from tests.server.api.messages import attend_request
 from tests.server.api.served import (
     ATTEND,

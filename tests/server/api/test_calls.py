@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from attention_serving.server.api.method import CallKind, Method
 from attention_serving.server.coroutines import result_of
+from attention_serving.server.engine.budget import ANYONE
 from attention_serving.server.engine.errors import OverloadedError
-from attention_serving.server.engine.types import ANYONE
 from attention_serving.server.transport.call import Call
-from tests.server.api.scripted import UNLIMITED, ScriptedCall, calls_of, started
+from tests.server.api.scripted import ScriptedCall, calls_of, started
 from tests.server.seams import Calls as Observed
+from tests.server.seams import settings_of
 
-LIMITS = replace(UNLIMITED, message_timeout_seconds=60, stream_idle_seconds=60)
+LIMITS = settings_of(message_timeout_seconds=60, stream_idle_seconds=60, stream_window=3)
 
 
 class Handler:

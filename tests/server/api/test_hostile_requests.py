@@ -29,12 +29,12 @@ from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.requests.request import Request
 from attention_serving.server.engine.requests.tokenizer import INLINE_MAX_TEXTS
-from attention_serving.server.engine.requests.validation import validate
+from attention_serving.server.engine.requests.validation import encode_texts, validate
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.http import infer as http_infer
 from attention_serving.server.http import schemas, text_models
 from attention_serving.server.http.connection import HttpError
-from attention_serving.server.process.settings import Settings
+from attention_serving.server.settings import Settings
 from tests.encoders.repository import SENTENCE
 from tests.server.api.messages import NO_REGIONS, read_attend, read_infer
 from tests.server.samples import SELF, TEXT
@@ -74,8 +74,9 @@ def decode(
     else:
         names = attention_codec.input_names(model)
         request = attention_codec.decode(parsed, names, math.inf, allowance)
-    if INLINE_MAX_TEXTS < len(request.texts) <= limits.max_sequences:
-        return None  # many texts are encoded on threads of their own
+        if INLINE_MAX_TEXTS < len(request.texts) <= limits.max_sequences:
+            return None  # many texts are encoded on threads of their own
+        request = encode_texts(request, model, limits)
     return validate(request, model, limits)
 
 

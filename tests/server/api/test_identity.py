@@ -147,7 +147,7 @@ def test_only_the_identity_at_its_limit_is_refused(self_model: LoadedModel, guar
         assert "IDENTITY_LIMIT" in served.calls.refusals
 
 
-GREEDY = Identity(source="token", name="greedy", rights=Rights())
+GREEDY = Identity(source="token", name="greedy", rights=Rights.parse(()))
 
 
 @pytest.mark.parametrize(

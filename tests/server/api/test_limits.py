@@ -7,7 +7,7 @@ import pytest
 
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.process import grpc_server
-from attention_serving.server.transport import options
+from attention_serving.server.transport import create
 from attention_serving.server.transport.completion_queue import ACCEPT_AHEAD
 from tests.server.api.served import SERVING, Opened, OpenStream, answer, attend, health, watch
 from tests.server.api.test_both_transports import unread
@@ -84,7 +84,7 @@ def test_an_idle_connection_is_closed(self_model: LoadedModel, monkeypatch: pyte
 @pytest.mark.thorough
 def test_a_client_without_pings_is_cut_off(self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The core's own timeout of pings is a minute."""
-    monkeypatch.setattr(options, "KEEPALIVE_TIMEOUT_SECONDS", 1)
+    monkeypatch.setattr(create, "KEEPALIVE_TIMEOUT_SECONDS", 1)
     with (
         Served(self_model, keepalive_seconds=1) as served,
         socket.create_connection(served.address, timeout=30) as frozen,

@@ -1,6 +1,5 @@
 """A server from `bind` over `start` to `stop`: addresses, health, reflection, and what a drain answers."""
 
-import dataclasses
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,13 +15,12 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.methods import REFLECTION, SERVICES
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.errors import ServerError
-from attention_serving.server.process.grpc_server import RpcServer
-from tests.server.api.scripted import UNLIMITED
+from attention_serving.server.process.grpc_server import GrpcServer
 from tests.server.api.served import NOT_SERVING, SERVING, OpenStream, Stopping, attend, health, refusal
 from tests.server.samples import SELF
-from tests.server.seams import PATIENCE_SECONDS, Calls, Served
+from tests.server.seams import PATIENCE_SECONDS, Calls, Served, settings_of
 
-OPTIONS = dataclasses.replace(UNLIMITED, host="127.0.0.1", max_message_bytes=1 << 20)
+OPTIONS = settings_of()
 
 
 def test_the_health_of_an_unknown_service_is_unknown(self_model: LoadedModel) -> None:
@@ -58,7 +56,7 @@ def test_a_socket_answers_as_the_port_does(path: Path, self_model: LoadedModel) 
         first, second = [attend(channel, 3).result() for channel in (served.channel, own)]
         assert first == second
         assert served.server.load().open_connections == 2
-        second = RpcServer(dataclasses.replace(OPTIONS, unix_socket=path), Calls())
+        second = GrpcServer(settings_of(unix_socket=path), Calls())
         with pytest.raises(ServerError, match=f"{path}: another process does"):
             second.bind()
         second.stop(0)
@@ -92,7 +90,7 @@ def test_a_path_that_cannot_be_used_is_refused(path: Path) -> None:
         (long, f"its path has {len(str(long))} bytes; the limit of a socket's path is 107"),
         (path.parent / "a,b", "gRPC's clients take the comma for the end of the path"),
     ):
-        server = RpcServer(dataclasses.replace(OPTIONS, unix_socket=other), Calls())
+        server = GrpcServer(settings_of(unix_socket=other), Calls())
         with pytest.raises(ServerError, match=f"cannot listen on {other}: {reason}"):
             server.bind()
         server.stop(0)
@@ -104,7 +102,7 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
 def test_a_server_that_stops_before_its_start_fails_the_calls_that_wait() -> None:
-    server = RpcServer(OPTIONS, Calls())
+    server = GrpcServer(OPTIONS, Calls())
     with grpc.insecure_channel(f"{OPTIONS.host}:{server.bind()}") as channel:
         call = attend(channel)
         server.stop(PATIENCE_SECONDS)

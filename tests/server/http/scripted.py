@@ -16,10 +16,10 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.addresses import listen
 from attention_serving.server.http.server import HttpServer
-from attention_serving.server.process.addresses import listen
-from attention_serving.server.process.settings import Settings
 from attention_serving.server.security.peers import ACCESS_CHECK
+from attention_serving.server.settings import Settings
 from tests.server.http.clients import HOST
 from tests.server.seams import PATIENCE_SECONDS
 

@@ -19,7 +19,7 @@ from tritonclient import http as triton
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.http.routes import ROUTES
 from attention_serving.server.http.service import Service
-from attention_serving.server.process.settings import Settings
+from attention_serving.server.settings import Settings
 from scripts.local_server import serving
 from tests.server.http.clients import HOST, INFER, REQUEST, ask, http_port, tensor
 from tests.server.http.scripted import SERVICE, Scripted

@@ -133,7 +133,7 @@ LINES = 30_000
 FLOOD = f"""
 import logging, sys, time
 from attention_serving.server.observe import logs
-from attention_serving.server.process.shutdown import end
+from attention_serving.server.lifecycle import end
 logs.configure('INFO')
 log, started = logging.getLogger('any'), time.monotonic()
 for number in range({LINES}):

@@ -30,8 +30,7 @@ from attention_serving.server.engine.models.control import ChangeKind
 from attention_serving.server.engine.models.repository import FailedModel, Repository
 from attention_serving.server.observe.metrics import UNKNOWN, Metrics
 from attention_serving.server.observe.prometheus import BulkHistogram, MetricsEndpoint, ProcessesCollector
-from attention_serving.server.process.settings import Settings
-from attention_serving.server.process.supervision import Child
+from attention_serving.server.settings import Settings
 from tests.server.samples import CROSS, SELF, TEXT
 from tests.support.prometheus import published, scrape, shows, value
 
@@ -184,12 +183,14 @@ def test_limits_and_build_are_described(metrics: Metrics) -> None:
 
 
 def test_each_process_has_its_own_values_until_it_ends() -> None:
-    registry, child = CollectorRegistry(), Child("child", "", None, 0)
-    registry.register(ProcessesCollector("own", {"other": child}))
+    registry = CollectorRegistry()
+    pids: dict[str, int | None] = {"own": os.getpid(), "other": None}
+    registry.register(ProcessesCollector(lambda: pids))
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        child.pid = other.pid
+        pids["other"] = other.pid
         samples = published(registry)
         other.kill()
+    pids["other"] = None
     started = [value(samples, "process_start_time_seconds", process=name) for name in ("own", "other")]
     assert started[0] <= started[1] <= time.time() + 1
     spent = value(samples, "process_cpu_seconds_total", process="own")

@@ -13,7 +13,7 @@ from opentelemetry.trace import Span, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from attention_serving.server.observe.logs import Recorder, are_traces_on
-from attention_serving.server.observe.records import PARENT, STATE, Metadata, callers_trace
+from attention_serving.server.observe.records import PARENT, STATE, callers_trace
 from attention_serving.server.observe.traces import Traces
 from tests.support.collector import PATIENCE_SECONDS, QUICKLY, collecting
 
@@ -101,20 +101,6 @@ def test_a_ratio_samples_about_that_share_of_new_traces(monkeypatch: pytest.Monk
     # Outside with a probability of 1 in 10 ** 9: the standard deviation is 13.4.
     assert abs(len(sampled) - CALLS / 10) < 6.2 * 13.4
     assert len({span.get_span_context().trace_id for span in sampled}) == len(sampled)
-
-
-@pytest.mark.parametrize(
-    ("sampler", "metadata"),
-    [
-        ("traceidratio", ()),
-        ("parentbased_always_off", ()),
-        ("parentbased_traceidratio", ((PARENT, f"{GOOD[:-1]}0"),)),
-    ],
-)
-def test_unsampled_calls_are_cheap(sampler: str, metadata: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
-    with sampling(monkeypatch, 0, sampler) as traces:
-        monkeypatch.setattr(traces, "_tracer", None)
-        assert traces.begin("/a/B", metadata) is None
 
 
 def add(traces: Traces) -> None:

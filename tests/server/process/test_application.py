@@ -69,7 +69,7 @@ def test_a_stop_while_models_load_ends_the_process_and_leaves_nothing(
     repository = SlowRepository(artifacts, tmp_path / "models")
     with watched(repository.folder, tmp_path, "--http-port=0") as server:
         server.until(" loading ")
-        assert list(temporary.glob("attention-????????/grpc"))
+        assert list(temporary.glob("attention-????????/grpc-0"))
         server.stop()
         assert server.process.wait(timeout=60) == 0
         assert " stopped while loading signal=SIGTERM" in server.rest()

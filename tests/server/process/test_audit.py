@@ -24,7 +24,7 @@ from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import DecodedRequest, MaskKind
 from attention_serving.server.observe.metrics import AuditResult, Metrics
 from attention_serving.server.process import audit as audits
-from attention_serving.server.process.audit import Audit, graph_alone
+from attention_serving.server.process.audit import Audit, comparison_graph
 from tests.server.engine.test_contexts import put
 from tests.server.samples import CROSS, SELF, ragged, validated_of
 from tests.server.seams import PATIENCE_SECONDS, SAME_FOR_ALL, Held, costing, wait_until
@@ -73,7 +73,7 @@ class Audited:
         request = validated_of(model, UNEQUAL, **options)
         self.engine.submit(request)
         wait_until(lambda: request.is_done and not self.engine.load().runs)
-        self.audit.look()
+        self.audit.audit_next()
 
     def counts(self, model: str) -> dict[AuditResult, float]:
         """How often each result was counted."""
@@ -128,7 +128,7 @@ def test_good_models_pass_with_masks_weights_and_contexts(audited: Audited) -> N
         request = audited.engine.validate(view, queries)
         audited.engine.submit(request)
         wait_until(lambda request=request: request.is_done)  # type: ignore[misc]
-        audited.audit.look()
+        audited.audit.audit_next()
         assert audited.counts(name) == only(AuditResult.PASSED, 9)
 
 
@@ -141,7 +141,7 @@ def test_rounding_is_no_reason_to_withdraw_and_any_other_difference_is(audited: 
     rounded = [{name: array * np.float32(1 + 3e-6) for name, array in own.items()} for own in outputs]
     for results, result in ((rounded, AuditResult.EXPLAINED), (outputs[::-1], AuditResult.FAILED)):
         audited.audit.take(model, GraphKind.LENGTHS, sequences, results)
-        audited.audit.look()
+        audited.audit.audit_next()
         assert audited.counts(CROSS)[result] == 1
     assert model not in audited.repository
 
@@ -156,13 +156,13 @@ def test_samples_wait_for_an_idle_moment_at_most_some_seconds_and_then_take_a_pa
         audit.take(
             cross_model, GraphKind.LENGTHS, sequences, run_batch(cross_model, GraphKind.LENGTHS, sequences)[0]
         )
-        audit.look()
+        audit.audit_next()
         assert audit.seconds == audits.IDLE_SECONDS
-        monkeypatch.setattr(audits, "MOST_WAIT_SECONDS", 0.0)
-        audit.look()
+        monkeypatch.setattr(audits, "MAX_WAIT_SECONDS", 0.0)
+        audit.audit_next()
         busy = audit.seconds
-        audit.look()
-    assert (0 < busy < PATIENCE_SECONDS, audit.seconds) == (True, audits.LOOK_SECONDS)
+        audit.audit_next()
+    assert (0 < busy < PATIENCE_SECONDS, audit.seconds) == (True, audits.POLL_SECONDS)
 
 
 def test_a_sequence_is_compared_on_the_graph_that_computes_it_alone(cross_model: LoadedModel) -> None:
@@ -170,7 +170,7 @@ def test_a_sequence_is_compared_on_the_graph_that_computes_it_alone(cross_model:
     (masked,) = validated_of(model, UNEQUAL[:1], kind=MaskKind.KEYS).asked
     (plain,) = validated_of(model, UNEQUAL[:1]).asked
     compared = [
-        (graph, graph_alone(model, graph, sequence, count))
+        (graph, comparison_graph(model, graph, sequence, count))
         for graph, sequence, count in (
             (GraphKind.LENGTHS, plain, 2),
             (GraphKind.WEIGHTS, plain, 1),
@@ -204,7 +204,7 @@ def test_a_fraction_is_sampled_unless_inputs_are_not_finite_or_memory_lacks(
         sequence.inputs = {name: np.full_like(array, np.nan) for name, array in sequence.inputs.items()}
     for _ in range(500):
         audit.take(model, GraphKind.LENGTHS, sequences, outputs)
-    audit.look()
+    audit.audit_next()
     labels = {"model": CROSS, "version": "1", "result": AuditResult.DROPPED.value}
     samples = published(metrics.registry)
     assert (

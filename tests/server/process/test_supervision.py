@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from attention_serving.server.errors import ServerError
-from attention_serving.server.process.supervision import SERVES, Child, Event, backoff, run_child
+from attention_serving.server.lifecycle import SERVES, run_child
+from attention_serving.server.process.supervision import Child, Event, backoff
 
 PATIENCE_SECONDS = 60
 

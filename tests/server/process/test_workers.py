@@ -14,8 +14,8 @@ import pytest
 
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.server import machine
-from attention_serving.server.process.settings import Settings
-from attention_serving.server.process.workers import assignments
+from attention_serving.server.process.workers import share_of_machine
+from attention_serving.server.settings import Settings
 from tests.server.api.served import ATTEND, OpenStream
 from tests.server.process.test_application import HOST, REQUEST
 from tests.server.samples import SELF
@@ -48,10 +48,10 @@ def test_each_worker_has_its_own_cores_and_its_share_of_the_quota_in_threads(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 4, 5, 6})
     monkeypatch.setattr(machine, "available_cores", lambda: 4)
-    found = list(assignments(Settings.model_validate({"model_repository": "m", **options}), Path("metrics")))
-    assert [one.worker for one in found] == list(range(options["workers"]))
-    assert [one.cores for one in found] == cores
-    assert [one.settings.threads for one in found] == threads
+    settings = Settings.model_validate({"model_repository": "m", **options})
+    shares = [share_of_machine(settings, worker) for worker in range(settings.workers)]
+    assert [set(share) for share, _ in shares] == cores
+    assert [share for _, share in shares] == threads
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from attention_serving.server.threads import Watched, read_bytes
 
 ISSUER, AUDIENCE = "https://issuer.example", "attention"
 # How often tests look at what changes.
-LOOK_SECONDS = 0.01
+POLL_SECONDS = 0.01
 
 
 def entry(name: str, token: str | None = None, *rights: str, **fields: Any) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def table_in(path: Path) -> TokenTable:
 
 def looking_often() -> AbstractContextManager[object]:
     """What is watched from within the block on is looked at often."""
-    return patch("attention_serving.server.threads.LOOK_SECONDS", LOOK_SECONDS)
+    return patch("attention_serving.server.threads.POLL_SECONDS", POLL_SECONDS)
 
 
 def watched(path: Path) -> Watched[bytes, TokenTable]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from attention_serving.server.errors import ServerError
+from attention_serving.server.security.rights import Right
 from attention_serving.server.security.token_file import Entry, TokenFile, digest_of, read_file, write_file
 from tests.server.security.samples import entry, table_in, write_tokens
 
@@ -24,7 +25,7 @@ def test_tokens_and_certificates_find_their_identities(tmp_path: Path) -> None:
     )
     table = table_in(path)
     found = table[digest_of("first")]
-    assert (found.name, found.source, found.rights.admin) == ("one", "token", ("*",))
+    assert (found.name, found.source, found.rights.covers(Right.ADMIN, "any")) == ("one", "token", True)
     assert (found.max_calls, found.max_bytes, found.caller.weight) == (7, 0, 0.5)
     assert found.caller.name == "token:one"
     found = table["spiffe://a/jobs"]

@@ -3,12 +3,12 @@
 import os
 import socket
 import threading
-from contextlib import closing, suppress
+from contextlib import closing
 
 import grpc
 import pytest
 
-from attention_serving.server.transport.drain import connections, stop_listening
+from attention_serving.server.transport.drain import stop_listening
 from tests.server.seams import PATIENCE_SECONDS
 from tests.server.transport.test_transports import Listening
 
@@ -65,29 +65,6 @@ def copy(source: socket.socket, target: socket.socket, released: threading.Event
             target.sendall(chunk)
     except OSError:
         return
-
-
-def test_bytes_are_unsent_until_the_peer_has_received_them() -> None:
-    with (
-        socket.create_server((HOST, 0)) as listener,
-        socket.create_connection(listener.getsockname()) as peer,
-        closing(listener.accept()[0]) as accepted,
-    ):
-        (connection,) = connections([listener.getsockname()[1]])
-        assert connection.peer == peer.getsockname()[1]
-        assert connection.unsent_bytes == 0
-        accepted.settimeout(0)
-        sent = 0
-        with suppress(BlockingIOError):
-            while True:
-                sent += accepted.send(bytes(1 << 20))
-        assert 0 < connection.unsent_bytes <= sent
-        received = 0
-        while received < sent:
-            received += len(peer.recv(1 << 20))
-        assert connection.unsent_bytes == 0
-        connection.close()
-        assert peer.recv(1) == b""
 
 
 def test_listening_ends_for_the_socket_whatever_its_descriptor_becomes() -> None:

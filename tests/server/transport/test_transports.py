@@ -15,10 +15,12 @@ import grpc
 import pytest
 
 from attention_serving.server.coroutines import Wait, suspend
-from attention_serving.server.transport import TransportKind, completion_queue, create_transport
+from attention_serving.server.settings import TransportKind
+from attention_serving.server.transport import completion_queue
 from attention_serving.server.transport.call import Call, Transport
+from attention_serving.server.transport.create import create_transport
 from tests.server.samples import ROOT
-from tests.server.seams import PATIENCE_SECONDS, wait_until
+from tests.server.seams import PATIENCE_SECONDS, settings_of, wait_until
 
 METHOD = "/any/Method"
 REPLY = b"reply"
@@ -49,7 +51,7 @@ class Listening:
         self.results: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.ended: queue.SimpleQueue[grpc.StatusCode | None] = queue.SimpleQueue()
         self._scripts: deque[Script] = deque()
-        self.transport = create_transport("completion-queue", {}, max_calls=8)
+        self.transport = create_transport(settings_of(message_timeout_seconds=0))
         self.port = self.transport.listen(f"{HOST}:0")
         self.transport.start(self._serve, no_work)
         self.channel = grpc.insecure_channel(f"{HOST}:{self.port}")
@@ -259,7 +261,7 @@ def test_a_call_that_receives_no_more_ends_its_wait_for_a_message(listening: Lis
 
 @both_kinds
 def test_an_idle_thread_turns_and_a_stuck_one_does_not(kind: TransportKind) -> None:
-    transport = create_transport(kind, {}, max_calls=8)
+    transport = create_transport(settings_of(transport=kind))
     entered, proceed = threading.Event(), threading.Event()
 
     async def block(call: Call) -> None:
@@ -285,7 +287,7 @@ def test_an_idle_thread_turns_and_a_stuck_one_does_not(kind: TransportKind) -> N
 @both_kinds
 def test_a_port_is_in_use_until_the_transport_stops_also_without_a_start(kind: TransportKind) -> None:
     def created() -> Transport:
-        return create_transport(kind, {"grpc.so_reuseport": 0}, max_calls=1)
+        return create_transport(settings_of(transport=kind))
 
     first, second = created(), created()
     port = first.listen(f"{HOST}:0")
@@ -304,8 +306,9 @@ def test_the_threaded_server_does_not_load_the_adapter_on_the_internal_api() -> 
     code = """if True:
         import sys
         import attention_serving.server.process.grpc_server
-        from attention_serving.server.transport import create_transport
-        transport = create_transport("threaded", {}, max_calls=1)
+        from attention_serving.server.settings import Settings
+        from attention_serving.server.transport.create import create_transport
+        transport = create_transport(Settings(model_repository="unused", transport="threaded"))
         assert transport.listen("127.0.0.1:0")
         transport.stop(0, list)
         print("attention_serving.server.transport.completion_queue" in sys.modules)

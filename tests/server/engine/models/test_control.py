@@ -160,8 +160,8 @@ def test_polling_waits_until_a_slow_copy_rests_and_tries_again_when_more_arrives
 ) -> None:
     target = folder / SELF / "1"
     copied = target.rename(folder / "copied")
-    control.look()
-    control.look()
+    control.poll_once()
+    control.poll_once()
     assert (control.reported, list(control.repository)) == ([UNLOADED], [])
     target.mkdir()
     first, *others, last = sorted(copied.iterdir(), key=lambda path: path.name == MANIFEST_FILE)
@@ -169,14 +169,14 @@ def test_polling_waits_until_a_slow_copy_rests_and_tries_again_when_more_arrives
         assert control.changed_on_disk() == {}  # an artifact without a manifest waits
         shutil.copy(file, target)
     for _ in range(4):
-        control.look()
+        control.poll_once()
     assert control.reported == [UNLOADED, NOT_LOADED]
     shutil.copy(first, target)
     for _ in range(4):
-        control.look()
+        control.poll_once()
     assert control.reported == [UNLOADED, NOT_LOADED, LOADED]
     shutil.rmtree(folder)
-    control.look()
+    control.poll_once()
     assert control.states == ["1 READY"]
 
 
@@ -203,30 +203,30 @@ def test_polling_tries_again_when_a_failure_may_have_passed(
         raise ProviderError("the device is in use")
 
     with monkeypatch.context() as patch:
-        patch.setattr(loading, "calibrated", fail)
+        patch.setattr(loading, "calibrate", fail)
         control = Control(folder)
     monkeypatch.setattr(machine, "free_bytes", lambda: 0)
     attempts = []
     for _ in range(40):
-        control.look()
+        control.poll_once()
         attempts.append(len(control.reported))
     first = attempts.index(1)
     assert [attempts.index(count) - first for count in (2, 3, 4)] == [2, 6, 14]
     assert control.states == ["1 UNAVAILABLE"]
     monkeypatch.undo()
     before = len(control.reported)
-    for _ in range(control_module.MOST_LOOKS + 1):
-        control.look()
+    for _ in range(control_module.MAX_POLLS):
+        control.poll_once()
     assert control.states == ["1 READY"]
     assert control.reported[before:] == [LOADED]
     add_version(folder, "2")
     monkeypatch.setattr(machine, "free_bytes", lambda: 0)
     for _ in range(2):
-        control.look()
+        control.poll_once()
     monkeypatch.undo()
     add_version(folder, "3")
     for _ in range(2):
-        control.look()
+        control.poll_once()
     assert control.states == ["1 READY", "2 READY", "3 READY"]
     control.close()
 

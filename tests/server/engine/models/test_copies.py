@@ -103,14 +103,14 @@ def main(exported: Path) -> None:
                 overwrite(exported / name / NAME / "1", served / NAME / "1")
                 before = counts[name]
                 for _ in range(2):
-                    control.look()
+                    control.poll_once()
                 wait_until(lambda name=name, before=before: counts[name] > before)  # type: ignore[misc]
         with (served / NAME / "1" / WEIGHTS_FILE).open("r+b") as file:
             file.truncate(0)
         before = counts["old"]
         wait_until(lambda: counts["old"] > before + CALLERS)
         assert not counts["refused"]
-        control.look()
+        control.poll_once()
         wait_until(lambda: counts["refused"] > 0)
         is_over.set()
     for each in calls:
@@ -212,8 +212,8 @@ def test_an_artifact_that_crashed_two_processes_is_set_aside_until_it_changes(
         load_model(served, DEVICE)
 
     overwrite(exported / "new" / NAME / "1", served)
-    control.look()
-    control.look()
+    control.poll_once()
+    control.poll_once()
     assert control.repository.ready(NAME)
     overwrite(exported / "old" / NAME / "1", served)
     error.value.path.unlink()
@@ -235,12 +235,12 @@ def test_an_artifact_that_is_renamed_into_place_is_served_without_a_pause(
     old = control.repository.ready(NAME)
     shutil.copytree(exported / "new" / NAME / "1", served.with_name(".1.new"))
     served.rename(served.with_name(".1.old"))
-    control.look()
+    control.poll_once()
     assert control.repository.ready(NAME) is old
     served.with_name(".1.new").rename(served)
-    control.look()
+    control.poll_once()
     assert control.repository.ready(NAME) is old
-    control.look()
+    control.poll_once()
     assert control.repository.ready(NAME) is not old
 
 

@@ -184,7 +184,7 @@ def test_an_unexpected_error_names_no_path(copies: Path, monkeypatch: pytest.Mon
             raise TypeError(str(copies))
         return model
 
-    monkeypatch.setattr(loading, "calibrated", fail)
+    monkeypatch.setattr(loading, "calibrate", fail)
     assert only_failure(copies).endswith("unexpected TypeError; the server's log has details")
 
 

@@ -67,7 +67,7 @@ def weighted_by_hand(rows: Array, start: int, end: int) -> torch.Tensor:
 @given(spans=ranges(TOKENS))
 def test_each_span_is_pooled_as_torch_pools_its_rows(name: str, spans: list[tuple[int, int]]) -> None:
     rows = token_vectors()
-    found = outputs.pooled(rows, np.array(spans, np.int64).reshape(-1, 2), facts(name))
+    found = outputs.pool(rows, np.array(spans, np.int64).reshape(-1, 2), facts(name))
     assert found.dtype == np.float32
     assert found.shape == (len(spans), WIDTH)
     for vector, (start, end) in zip(found, spans, strict=True):
@@ -77,9 +77,9 @@ def test_each_span_is_pooled_as_torch_pools_its_rows(name: str, spans: list[tupl
 
 def test_several_poolings_are_concatenated_and_then_normalised() -> None:
     rows = token_vectors()
-    found = outputs.pooled(rows, np.array([[2, 9]]), facts("mean", "mean_sqrt_length", normalised=True))[0]
+    found = outputs.pool(rows, np.array([[2, 9]]), facts("mean", "mean_sqrt_length", normalised=True))[0]
     zero_rows, span = np.zeros((3, WIDTH), np.float32), np.array([[0, 3]])
-    zeros = outputs.pooled(zero_rows, span, facts("mean", normalised=True))
+    zeros = outputs.pool(zero_rows, span, facts("mean", normalised=True))
     np.testing.assert_array_equal(zeros, np.zeros((1, WIDTH)))
     both = torch.cat([by_torch(name, rows, 2, 9) for name in ("mean", "mean_sqrt_length")])
     np.testing.assert_allclose(found, F.normalize(both, dim=0).numpy(), rtol=1e-5, atol=1e-6)
@@ -87,7 +87,7 @@ def test_several_poolings_are_concatenated_and_then_normalised() -> None:
 
 def test_small_rows_after_large_ones_keep_their_precision() -> None:
     rows = np.concatenate([np.full((500, WIDTH), 1e4, np.float32), token_vectors(4) * 1e-3])
-    found = outputs.pooled(rows, np.array([[500, 504]]), facts("mean"))[0]
+    found = outputs.pool(rows, np.array([[500, 504]]), facts("mean"))[0]
     np.testing.assert_allclose(found, rows[500:].mean(axis=0, dtype=np.float64), rtol=1e-5, atol=1e-9)
 
 

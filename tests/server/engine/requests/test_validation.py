@@ -14,7 +14,7 @@ from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.validation import validate
+from attention_serving.server.engine.requests.validation import encode_texts, validate
 from attention_serving.server.engine.types import Array, DecodedRequest, HeadSelection, Mask, MaskKind, Ragged
 from tests.server.samples import CROSS, HEADS, SELF, TEXT, ragged, request_of, validated_of
 from tests.support.refusals import expect_refusal
@@ -135,7 +135,8 @@ REFUSED: dict[str, tuple[Any, ...]] = INPUTS | MASKS | SIZES
 def test_a_refusal_names_field_value_and_limit(row: Any, models: dict[str, LoadedModel]) -> None:
     name, build, message, *limits = row
     with expect_refusal(message, LimitExceededError if limits else InvalidRequestError) as caught:
-        validate(build(models[name]), models[name], *(limits or [Limits()]))
+        model, bounds = models[name], limits[0] if limits else Limits()
+        validate(encode_texts(build(model), model, bounds), model, bounds)
     assert caught.value.message == message
 
 

@@ -13,7 +13,7 @@ from attention_serving.artifact.manifest import OF_CONTEXTS, GraphKind
 from attention_serving.server.engine.costs import Costs, RunCost
 from attention_serving.server.engine.model import WHOLE_SCORE_BYTES_ON_DEVICE, LoadedModel
 from attention_serving.server.engine.run import calibration
-from attention_serving.server.engine.run.calibration import TIMED_SIZES, calibrated, fit, time_runs
+from attention_serving.server.engine.run.calibration import TIMED_SIZES, calibrate, fit, time_runs
 from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.types import Array
 from tests.server.seams import tapped
@@ -28,7 +28,7 @@ timed = st.lists(st.tuples(operations, st.floats(1e-7, 100)), min_size=1, max_si
 @given(call=st.floats(1e-6, 1e-2), row=st.floats(1e-12, 1e-9), pair=st.floats(1e-12, 1e-9))
 def test_coefficients_are_recovered_from_runs_without_noise(call: float, row: float, pair: float) -> None:
     known = RunCost(call, row, pair)
-    found = fit(OPERATIONS, [known.seconds(*run) for run in OPERATIONS])
+    found = RunCost(*fit(OPERATIONS, [known.seconds(*run) for run in OPERATIONS]))
     for run in OPERATIONS:
         assert found.seconds(*run) == pytest.approx(known.seconds(*run), rel=1e-6)
     largest = known.seconds(*OPERATIONS[-1])
@@ -42,7 +42,7 @@ def test_coefficients_are_recovered_from_runs_without_noise(call: float, row: fl
 @example(runs=[((0.0, 0.0), 0.125)] * 2)
 @example(runs=[((2e-309 * count, 0.0), float(count)) for count in (1, 2, 3)])
 def test_coefficients_are_finite_and_larger_runs_never_cost_less(runs: Timed) -> None:
-    found = fit([run for run, _ in runs], [seconds for _, seconds in runs])
+    found = RunCost(*fit([run for run, _ in runs], [seconds for _, seconds in runs]))
     for term in (found.call, found.row, found.pair):
         assert term >= 0
         assert math.isfinite(term)
@@ -111,7 +111,7 @@ def test_each_graph_is_timed_at_the_sizes_that_its_cost_is_fitted_to_and_that_th
         seen.add(inputs["query"].shape[:2])
 
     sessions = {**cross_model.sessions, kind: tapped(cross_model, tap).sessions[kind]}
-    model = calibrated(dataclasses.replace(cross_model, manifest=manifest, sessions=sessions, costs=Costs()))
+    model = calibrate(dataclasses.replace(cross_model, manifest=manifest, sessions=sessions, costs=Costs()))
     assert set(model.costs.runs) == set(model.sessions) - set(OF_CONTEXTS)
     assert min(model.costs.context) >= 0 < sum(model.costs.context)
     assert 0 < model.seconds(kind, 8, (16,) * len(model.axes)) < math.inf
@@ -131,7 +131,7 @@ def test_a_device_has_sizes_of_its_own(self_model: LoadedModel, monkeypatch: pyt
         seen.add(inputs["query"].shape[:2])
 
     device = Provider.CUDA.runtime.name
-    model = calibrated(dataclasses.replace(tapped(self_model, tap), provider=device, costs=Costs()))
+    model = calibrate(dataclasses.replace(tapped(self_model, tap), provider=device, costs=Costs()))
     assert set(model.costs.runs) == set(model.sessions) - set(OF_CONTEXTS)
     assert (3, 16) in seen
     length = int((WHOLE_SCORE_BYTES_ON_DEVICE / (4 * 2)) ** 0.5)

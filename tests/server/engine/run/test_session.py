@@ -24,7 +24,7 @@ from tests.server.samples import CROSS, ROOT, SELF
 
 def _find_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "find_device", lambda: "a device")
-    monkeypatch.setattr(session, "_register_device_arena", lambda _: None)
+    monkeypatch.setattr(session, "_register_arena", lambda *_: None)
 
 
 @WITHOUT_CUDA

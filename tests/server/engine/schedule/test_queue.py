@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 )
 
 from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.budget import ANYONE, Caller
 from attention_serving.server.engine.costs import RunCost
 from attention_serving.server.engine.errors import DeadlineExceededError
 from attention_serving.server.engine.limits import Limits
@@ -30,7 +31,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.schedule import queue as queues
 from attention_serving.server.engine.schedule.batch import FULL_AT_CALL_COSTS, Batch
 from attention_serving.server.engine.schedule.queue import Next, Queue
-from attention_serving.server.engine.types import ANYONE, Caller, MaskKind, Result
+from attention_serving.server.engine.types import MaskKind, Result
 from tests.server.samples import Sample, validated_of
 from tests.server.seams import SAME_FOR_ALL, costing, take
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.budget import Caller
 from attention_serving.server.engine.costs import Costs, Pace, RunCost
 from attention_serving.server.engine.errors import OverloadedError
 from attention_serving.server.engine.limits import Limits
@@ -18,7 +19,6 @@ from attention_serving.server.engine.schedule import fair_shares
 from attention_serving.server.engine.schedule.batch import Batch
 from attention_serving.server.engine.schedule.fair_shares import FairShares
 from attention_serving.server.engine.schedule.queue import WINDOW_SECONDS, LatencyEstimator, Queue
-from attention_serving.server.engine.types import Caller
 from tests.server.samples import CROSS, SELF, validated_of
 from tests.server.seams import SAME_FOR_ALL, Held, costing, take
 

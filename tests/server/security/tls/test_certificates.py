@@ -45,13 +45,13 @@ def test_keys_that_grpc_supports_are_taken(tmp_path: Path, key: Callable[[], Any
     files = write(tmp_path, AUTHORITY.issue(key=key()))
     message = "RSA key of at least 2048 bits, or an EC key on P-256 or P-384"
     with nullcontext() if is_taken else pytest.raises(ServerError, match=message):
-        assert load(files).client_ca is None
+        assert load(files).contents.client_ca is None
 
 
 def test_a_chain_and_text_between_its_parts_are_taken(tmp_path: Path) -> None:
     chain = b"Subject: \xc3\xa4\n" + GOOD.certificate + b"\nthe root\n" + AUTHORITY.pem
     found = load(write(tmp_path, Pair(chain, GOOD.key), b"# \xc3\xa4\n" + AUTHORITY.pem))
-    assert found.client_ca == AUTHORITY.pem
+    assert found.contents.client_ca == AUTHORITY.pem
     assert found.client_ca_expires is not None
     assert found.client_ca_expires <= found.expires
 

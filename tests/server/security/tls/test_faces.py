@@ -6,7 +6,7 @@ import queue
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -19,10 +19,11 @@ from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.observe.prometheus import MetricsEndpoint
 from attention_serving.server.security.peers import CLIENT as CLIENT_KEY
 from attention_serving.server.security.peers import FORWARDED, names_in
-from attention_serving.server.security.tls import CurrentCertificates, TlsFiles, watch
-from attention_serving.server.transport import TransportKind, create_transport
+from attention_serving.server.security.tls import TlsFiles, WatchedCertificates, check, watch
+from attention_serving.server.settings import Settings, TransportKind
+from attention_serving.server.threads import Watched
 from attention_serving.server.transport.call import Call
-from attention_serving.server.transport.options import tls_credentials
+from attention_serving.server.transport.create import create_transport, tls_credentials
 from tests.server.http.scripted import Scripted, front
 from tests.server.seams import PATIENCE_SECONDS, wait_until
 from tests.server.security.samples import looking_often
@@ -51,10 +52,12 @@ class Answering:
         private_socket: The target of the private one.
     """
 
-    def __init__(self, kind: TransportKind, current: CurrentCertificates, folder: Path) -> None:
+    def __init__(self, kind: TransportKind, certificates: WatchedCertificates, folder: Path) -> None:
         self._callers: queue.SimpleQueue[tuple[tuple[str, ...], str]] = queue.SimpleQueue()
-        self._transport = create_transport(kind, {"grpc.so_reuseport": 0}, max_calls=64)
-        self.port = self._transport.listen(f"{HOST}:0", tls_credentials(current))
+        self._transport = create_transport(
+            Settings.model_validate({"model_repository": folder, "transport": kind})
+        )
+        self.port = self._transport.listen(f"{HOST}:0", tls_credentials(certificates))
         self.open_socket, self.private_socket = f"unix:{folder}/open", f"unix:{folder}/private"
         self._transport.listen(self.open_socket)
         self._transport.listen(
@@ -82,12 +85,10 @@ def settings_of(files: TlsFiles) -> dict[str, Any]:
 
 @contextmanager
 def grpc_face(kind: TransportKind, files: TlsFiles, folder: Path) -> Iterator[int]:
-    watched = watch(files)
-    watched.start()
-    server = Answering(kind, lambda: watched.value, folder)
-    yield server.port
-    server.close()
-    watched.close()
+    with closing(watch(files)) as watched:
+        server = Answering(kind, watched, folder)
+        yield server.port
+        server.close()
 
 
 @contextmanager
@@ -100,12 +101,10 @@ def http_face(files: TlsFiles, _folder: Path) -> Iterator[int]:
 
 @contextmanager
 def metrics_face(files: TlsFiles, _folder: Path) -> Iterator[int]:
-    watched = watch(files)
-    watched.start()
-    endpoint = MetricsEndpoint(Metrics().registry, HOST, 0, certificates=lambda: watched.value)
-    yield endpoint.port
-    endpoint.close()
-    watched.close()
+    with closing(watch(files)) as watched:
+        endpoint = MetricsEndpoint(Metrics().registry, HOST, 0, certificates=watched)
+        yield endpoint.port
+        endpoint.close()
 
 
 FACES: dict[str, tuple[Face, bytes]] = {
@@ -182,12 +181,12 @@ def test_a_face_with_mutual_tls(
 
 def test_metrics_count_renewals_and_state_the_ends(mounted: Mounted, files: TlsFiles) -> None:
     metrics = Metrics()
-    watched = watch(files, metrics.reloaded)
+    watched = Watched("certificates", files.read, partial(check, files), metrics.reloaded)
     mounted.write(AUTHORITY.issue(ends=3 * HOUR), CLIENTS.pem)
-    watched.look()
+    watched.poll_once()
     mounted.write(Pair(b"", b""), CLIENTS.pem)
     for _ in range(3):
-        watched.look()
+        watched.poll_once()
     sample, name = metrics.registry.get_sample_value, "attention_security_reloads_total"
     for result in ("success", "failure"):
         assert sample(name, {"what": "certificates", "result": result}) == 1
@@ -226,10 +225,10 @@ def test_what_is_not_a_certificate_or_inside_another_has_no_names() -> None:
 
 @pytest.fixture(params=get_args(TransportKind))
 def server(files: TlsFiles, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Answering]:
-    watched = watch(files)
-    server = Answering(request.param, lambda: watched.value, tmp_path)
-    yield server
-    server.close()
+    with closing(watch(files)) as watched:
+        server = Answering(request.param, watched, tmp_path)
+        yield server
+        server.close()
 
 
 def call(channel: grpc.Channel, *metadata: tuple[str, str | bytes]) -> None:

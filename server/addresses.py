@@ -3,7 +3,7 @@
 import errno
 import ipaddress
 import socket
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 from attention_serving.server.errors import ServerError
@@ -65,7 +65,8 @@ def listen(host: str, port: int, use: str = "HTTP") -> list[socket.socket]:
     Raises:
         ServerError: The address is in use, or does not belong to this machine.
     """
-    return _open(host, port, _listen, f" for {use}")
+    # Connections take the option over: those in TIME_WAIT must not block the port for the next server.
+    return _bind_all(host, port, socket.SO_REUSEADDR, use=f" for {use}", backlog=BACKLOG)
 
 
 def reserve(host: str, port: int) -> list[socket.socket]:
@@ -74,12 +75,20 @@ def reserve(host: str, port: int) -> list[socket.socket]:
     Until the sockets are closed, several processes can begin to listen on the port, and no other service can.
     Otherwise as `listen`.
     """
-    return _open(host, port, _reserve, "")
+    # A socket with SO_REUSEPORT would also join other listeners that set it, such as another server of the
+    # same user. A socket without it, bound first, fails if the port is in use.
+    for probe in _bind_all(host, port, socket.SO_REUSEADDR):
+        probe.close()
+    reserved = _bind_all(host, port, socket.SO_REUSEADDR, socket.SO_REUSEPORT)
+    # It is needed to bind while old connections of the port are in TIME_WAIT. If it stayed set, another
+    # server with SO_REUSEADDR could bind the reserved port.
+    for bound in reserved:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    return reserved
 
 
-def _open(
-    host: str, port: int, bind: Callable[[socket.AddressFamily, tuple[Any, ...]], socket.socket], use: str
-) -> list[socket.socket]:
+def _bind_all(host: str, port: int, *options: int, use: str = "", backlog: int = 0) -> list[socket.socket]:
+    """Sockets with some options, bound to every address of a host, which listen if there is a backlog."""
     opened: list[socket.socket] = []
     absent = OSError(errno.EADDRNOTAVAIL, "no such address")
     try:
@@ -87,7 +96,7 @@ def _open(
         for family, _, _, _, (numeric, _, *scope) in entries:
             chosen = opened[0].getsockname()[1] if opened else port
             try:
-                opened.append(bind(family, (numeric, chosen, *scope)))
+                opened.append(_bind(family, (numeric, chosen, *scope), options, backlog))
             except OSError as error:
                 if error.errno not in ABSENT:
                     raise
@@ -95,38 +104,21 @@ def _open(
         if not opened:
             raise absent
     except OSError as error:
-        for listener in opened:
-            listener.close()
+        for bound in opened:
+            bound.close()
         raise ServerError(f"cannot listen on {host}:{port}{use}: {error.strerror}") from error
     return opened
 
 
-def _listen(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
-    # Connections take the option over: those in TIME_WAIT must not block the port for the next server.
-    opened = _bind(family, address, socket.SO_REUSEADDR)
-    opened.listen(BACKLOG)
-    return opened
-
-
-def _reserve(family: int, address: tuple[Any, ...]) -> socket.socket:
-    # A socket with SO_REUSEPORT would also join other listeners that set it, such as another server of the
-    # same user. A socket without it, bound first, fails if the port is in use.
-    _bind(family, address, socket.SO_REUSEADDR).close()
-    opened = _bind(family, address, socket.SO_REUSEADDR, socket.SO_REUSEPORT)
-    # It is needed to bind while old connections of the port are in TIME_WAIT. If it stayed set, another
-    # server with SO_REUSEADDR could bind the reserved port.
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-    return opened
-
-
-def _bind(family: int, address: tuple[Any, ...], *options: int) -> socket.socket:
-    """A bound socket that does not listen."""
-    opened = socket.socket(family, socket.SOCK_STREAM)
+def _bind(family: int, address: tuple[Any, ...], options: Iterable[int], backlog: int) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         for option in options:
-            opened.setsockopt(socket.SOL_SOCKET, option, 1)
-        opened.bind(address)
+            bound.setsockopt(socket.SOL_SOCKET, option, 1)
+        bound.bind(address)
+        if backlog:
+            bound.listen(backlog)
     except OSError:
-        opened.close()
+        bound.close()
         raise
-    return opened
+    return bound

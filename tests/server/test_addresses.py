@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
+from attention_serving.server.addresses import address_of, check_exposure, listen, reserve
 from attention_serving.server.errors import ServerError
-from attention_serving.server.process.addresses import address_of, check_exposure, listen, reserve
 
 HOST = "127.0.0.1"
 

@@ -1,4 +1,4 @@
-"""How a process ends: requests to stop, the signals that become one, and the last step."""
+"""The life of a process: how a child begins, requests to stop, the signals that become one, and the end."""
 
 import faulthandler
 import logging
@@ -6,11 +6,19 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from attention_serving.server.errors import ServerError
+
+log = logging.getLogger(__name__)
+# How often a child that serves announces so, in seconds, as long as it takes calls.
+HEARTBEAT_SECONDS = 1.0
+# What it announces: how many requests it refused by itself since, by reason. A text is why it cannot serve.
+SERVES: Mapping[str, int] = {}
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # How long a process may take to end after the grace, when every call has been cancelled. Then it is ended.
 EXIT_SECONDS = 3.0
@@ -20,14 +28,14 @@ CANCEL_TIMEOUT_SECONDS = 2.0
 SIGNAL_SECONDS = 1.0
 
 
-class Inbox(SimpleQueue[object]):
+class Inbox(SimpleQueue[Any]):
     """Messages to the main thread, from any thread and from signal handlers.
 
     A signal handler may run while the main thread is inside `wait`, and of the standard library's means of
     waiting only `SimpleQueue` allows `put` there.
     """
 
-    def wait(self) -> object:
+    def wait(self) -> Any:
         """Waits for the next message. Wakes up now and then, because a signal may not wake the thread."""
         while True:
             with suppress(Empty):
@@ -76,3 +84,24 @@ def end(status: int) -> NoReturn:
             sys.stdout.flush()
     finally:
         os._exit(status)
+
+
+def run_child(serve: Callable[[Any, Any], None]) -> NoReturn:
+    """Runs the program of a child process, and ends the process.
+
+    Args:
+        serve: Called with the child's end of the pipe to its parent, and with the parent's only message. Why
+            it cannot serve, as a `ServerError`, is sent to the parent.
+    """
+    connection = Connection(int(sys.argv[1]))
+    os.set_inheritable(connection.fileno(), False)  # noqa: FBT003 - takes no keyword
+    status = 1
+    try:
+        serve(connection, connection.recv())
+        status = 0
+    except ServerError as error:
+        with suppress(OSError):  # the parent has ended
+            connection.send(str(error))
+    except Exception:
+        log.exception("failed")
+    end(status)

@@ -3,7 +3,7 @@
 import re
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -44,6 +44,8 @@ MIN_TIMEOUT, SHORT = 2.0, "must be 0, or at least 2"
 # How long the thread that receives calls stays awake after a run if latency matters most.
 AWAKE_SECONDS = 0.001
 
+# How calls are received: see `server.transport`.
+TransportKind: TypeAlias = Literal["completion-queue", "threaded"]
 Port = Annotated[int, Field(ge=0, le=65535)]
 # An upper bound, because gRPC's core counts milliseconds in 32 bits.
 Seconds = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
@@ -135,9 +137,21 @@ class Network(Section):
     allow_shared_memory: bool = False
     """Let clients on this machine pass tensors in system shared memory. They can then make the server read
     and write every file in /dev/shm of the user that it runs as. Needs a single worker."""
-    transport: Literal["completion-queue", "threaded"] = "completion-queue"
+    transport: TransportKind = "completion-queue"
     """How calls are received: completion-queue is fast and uses grpcio's internal API; threaded is slower and
     works with every release of grpcio."""
+
+    # Limits that are not options: `server.api.admission` explains them.
+    stream_window: ClassVar[int] = 32
+    max_waiting_calls: ClassVar[int] = 4096
+    stream_idle_seconds: ClassVar[float] = 300
+    connection_idle_seconds: ClassVar[float] = 7200
+    keepalive_seconds: ClassVar[float] = 60
+
+    @property
+    def max_streams(self) -> int:
+        """Maximum number of ordered streams among the calls in progress."""
+        return max(1, self.max_concurrent_calls // 2)
 
 
 class Security(Section):
@@ -355,7 +369,7 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
 
 # The sections of the help, in its order, by their titles.
 SECTIONS: dict[str, type[BaseModel]] = {
-    re.sub("(?<=[a-z])(?=[A-Z])", " ", each.__name__).capitalize(): each
-    for each in Settings.__bases__
-    if issubclass(each, BaseModel)
+    re.sub("(?<=[a-z])(?=[A-Z])", " ", section.__name__).capitalize(): section
+    for section in Settings.__bases__
+    if issubclass(section, BaseModel)
 }

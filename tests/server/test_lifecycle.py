@@ -9,7 +9,7 @@ import pytest
 from tests.server.samples import ROOT
 
 IMPORTS = """import ctypes, signal, threading, time
-from attention_serving.server.process import shutdown"""
+from attention_serving.server import lifecycle"""
 
 
 def run(program: str, redirections: str = "") -> "subprocess.CompletedProcess[str]":
@@ -22,9 +22,9 @@ def run(program: str, redirections: str = "") -> "subprocess.CompletedProcess[st
     ("program", "status", "said"),
     [
         # A thread that does not return is left.
-        ("threading.Thread(target=time.sleep, args=[60]).start(); print(7); shutdown.end(3)", 3, "7\n"),
+        ("threading.Thread(target=time.sleep, args=[60]).start(); print(7); lifecycle.end(3)", 3, "7\n"),
         # Native code that keeps the interpreter: no thread of Python can run.
-        ("shutdown.end_after(0.1); ctypes.PyDLL(None).sleep(50)", 1, "Timeout (0:00:00.100000)!"),
+        ("lifecycle.end_after(0.1); ctypes.PyDLL(None).sleep(50)", 1, "Timeout (0:00:00.100000)!"),
     ],
     ids=["at once", "after a time"],
 )
@@ -36,9 +36,9 @@ def test_the_process_ends_with_its_status(program: str, status: int, said: str) 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-"])
 def test_a_closed_stream_does_not_hold_up_the_end(closed: str) -> None:
-    status = run("shutdown.end_after(0.1); time.sleep(60)", closed).returncode
+    status = run("lifecycle.end_after(0.1); time.sleep(60)", closed).returncode
     assert status == (-signal.SIGALRM if closed.startswith("2") else 1)
-    assert run("print(7); shutdown.end(3)", closed).returncode == 3
+    assert run("print(7); lifecycle.end(3)", closed).returncode == 3
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_hangup_that_was_ignored_at_startup_stays_ignored(hangup: str, expecte
     program = f"""
 requests = []
 signal.signal(signal.SIGHUP, signal.{hangup})
-shutdown.handle_signals(requests.append)
+lifecycle.handle_signals(requests.append)
 signal.raise_signal(signal.SIGHUP)
 signal.raise_signal(signal.SIGTERM)
 print([request["signal"] for request in requests])
@@ -59,13 +59,13 @@ print([request["signal"] for request in requests])
 def test_a_signal_that_does_not_wake_the_main_thread_is_handled() -> None:
     """It is given to another thread; one that arrives just before the thread sleeps has the same effect."""
     program = """
-inbox = shutdown.Inbox()
-shutdown.handle_signals(inbox.put)
+inbox = lifecycle.Inbox()
+lifecycle.handle_signals(inbox.put)
 def send():
     time.sleep(0.5)
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
     time.sleep(60)
 threading.Thread(target=send, daemon=True).start()
-assert isinstance(inbox.wait(), shutdown.StopRequest)
+assert isinstance(inbox.wait(), lifecycle.StopRequest)
 """
     assert run(program).returncode == 0

@@ -3,8 +3,6 @@
 import logging
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,10 +13,10 @@ from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.errors import ServerError
 from attention_serving.server.process import application
 from attention_serving.server.process.command_line import make_application, unknown_variables
-from attention_serving.server.process.settings import AWAKE_SECONDS, SECTIONS, Settings
 from attention_serving.server.security.tls import TlsFiles
+from attention_serving.server.settings import AWAKE_SECONDS, SECTIONS, Settings
+from attention_serving.server.transport.create import channel_options
 from tests.server.engine.run.test_cuda import WITHOUT_CUDA
-from tests.server.samples import ROOT
 
 REPOSITORY = ["--model-repository", "models"]
 MIB = 1 << 20
@@ -201,28 +199,17 @@ def test_the_help_shows_every_option_in_its_section(monkeypatch: pytest.MonkeyPa
     assert run("--version")[0].stdout == f"attention-serving {VERSION}\n"
 
 
-def test_help_loads_neither_the_runtime_nor_grpc() -> None:
-    code = (
-        "import sys; sys.argv = ['server', '--help']\n"
-        "import attention_serving.server.__main__\n"
-        "try: attention_serving.server.__main__.main()\n"
-        "finally: sys.stderr.write(repr({'onnxruntime', 'grpc', 'numpy'} & sys.modules.keys()))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "--model-repository" in done.stdout
-    assert done.stderr == "set()"
-
-
-def test_options_reach_the_engine_and_the_rpc_server() -> None:
+def test_options_reach_the_engine_and_the_core() -> None:
     flags = (
         "--max-message-bytes=2MiB --max-batch-sequences=6 --max-concurrent-calls=14 --threads=2 --host=::1"
     )
-    found = settings(*flags.split(), "--transport=threaded", "--workers=2")
+    found = settings(*flags.split(), "--workers=2")
     assert (found.limits.max_result_bytes, found.limits.max_batch_sequences) == (2**21 - 2**16, 6)
-    rpc = application.rpc_options(found)
-    assert (rpc.max_message_bytes, rpc.max_streams, rpc.host) == (2**21, 7, "::1")
-    assert (rpc.transport, rpc.share_port) == ("threaded", True)
-    assert not application.rpc_options(settings()).share_port
+    assert found.max_streams == 7
+    assert (
+        channel_options(found)["grpc.so_reuseport"],
+        channel_options(settings())["grpc.so_reuseport"],
+    ) == (1, 0)
     assert found.device == Device(Provider.CPU, 2, arena_bytes=int(1.25 * found.memory_for_runs))
     files = settings("--tls-certificate=c", "--tls-key=k", "--tls-client-ca=a").tls_files
     assert files == TlsFiles(certificate=Path("c"), key=Path("k"), client_ca=Path("a"))
