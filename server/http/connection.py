@@ -133,7 +133,6 @@ class HttpRequest:
         self.memory = Reservation(self.service.budget)
         self._arrived_at = time.monotonic()
         self.body = bytearray()
-        self._expects_continue = self.headers.get("expect", "").lower() == "100-continue"
 
     def receive(self, data: bytes) -> None:
         """Adds data to the body as it arrives, or as it is decompressed.
@@ -267,7 +266,7 @@ class HttpRequest:
         if size > settings.max_message_bytes:
             raise self._too_large()
         if not (self.has_arrived or self.error):
-            if self._expects_continue:
+            if self.headers.get("expect", "").lower() == "100-continue":
                 self.connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.arrival = self.connection.loop.create_future()
             self.connection.transport.resume_reading()
@@ -339,7 +338,6 @@ class Connection(asyncio.Protocol):
     """
 
     transport: asyncio.Transport
-    client = ""
     peer_identities: Sequence[str] = ()
     # What the request that is answered waits for; it is cancelled if the client leaves.
     _awaited: Any = None

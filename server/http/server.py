@@ -162,8 +162,7 @@ class HttpServer:
             return await self._handler(request)(request)
         except (Exception, asyncio.CancelledError) as error:
             refusal = self._refusal(request, error)
-        json = text_models.error_json(refusal, request.path)
-        return Reply.of_json(json, refusal.status, refusal.headers)
+        return Reply.of_json(text_models.error_json(refusal, request.path), refusal.status, refusal.headers)
 
     def _handler(self, request: HttpRequest) -> Handler:
         """What answers a request, whose route and parameters are set."""
