@@ -8,7 +8,7 @@ import yaml
 from pydantic import ByteSize
 
 from attention_serving.server.engine.limits import MIB
-from attention_serving.server.http.app import STATUSES
+from attention_serving.server.http.server import STATUSES
 from attention_serving.server.process.command_line import CONFIG
 from attention_serving.server.settings import Settings
 from scripts.generate_operations_page import generated, metrics

@@ -156,8 +156,8 @@ def loaded(modules: str) -> set[str]:
 
 def test_a_server_loads_no_pytorch_nor_opentelemetry_and_a_supervisor_neither_the_runtime_nor_grpc() -> None:
     found = loaded("attention_serving.server.__main__, attention_serving.server.process.application")
-    found |= loaded("attention_serving.server.http.app")
-    assert {"onnxruntime", "grpc", "artifact", "starlette"} <= found
+    found |= loaded("attention_serving.server.http.server")
+    assert {"onnxruntime", "grpc", "artifact", "httptools"} <= found
     unused = {"torch", "onnx", "onnxscript", "model", "export", "attention_client", "tests", "opentelemetry"}
     assert found & unused == set()
     assert {"onnxruntime", "grpc"} & loaded("attention_serving.server.process.workers") == set()

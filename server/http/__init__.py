@@ -3,13 +3,11 @@
 Requests become messages of protos/inference/open_inference.proto, and replies become JSON and binary tensors.
 Models, limits, rights and metrics are those of the gRPC server.
 
-app.py         the routes as a Starlette router; errors as answers; the pages
-routes.py      the table of all routes; openapi.py: its description
-infer.py       bodies of inference as messages, and replies as bodies
-contexts.py    stored contexts
+server.py      listens, answers requests by the table, drains; the program of the process
+connection.py  HTTP/1.1: connections, and requests with their bodies, calls and replies
+service.py     what requests share: the gRPC server, memory, places
+routes.py      the table of all routes, and its description
+infer.py       bodies of inference and of contexts as messages, and replies as bodies
 text_models.py endpoints of OpenAI, Cohere and TEI
 schemas.py     pydantic models of JSON bodies, and JSON of messages
-exchange.py    one request: its body, call and answer; what requests share: the gRPC server, memory, places
-server.py      uvicorn, with limits of time and number; the program of the process
-child.py       this process as the server sees it, and where it finds the gRPC server
 """

@@ -1,4 +1,7 @@
-"""Inference: a body, JSON and the binary tensors that follow it, as a ModelInferRequest, and back."""
+"""Inference and stored contexts: bodies, JSON and the binary tensors that follow it, as messages, and back.
+
+The body of a context is one of inference, whose inputs are the rows.
+"""
 
 import math
 from collections.abc import Mapping
@@ -8,8 +11,8 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from starlette.exceptions import HTTPException
 
+from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api import wire
 from attention_serving.server.api.open_inference.requests import BYTES, split_bytes, values_of
@@ -18,10 +21,12 @@ from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.types import Array
 from attention_serving.server.http import schemas
-from attention_serving.server.http.exchange import Exchange, Reply, run
-from attention_serving.server.http.schemas import NOT_FINITE, InferenceRequest, InputTensor
+from attention_serving.server.http.connection import HttpError, HttpRequest, Reply, run
+from attention_serving.server.http.schemas import NOT_FINITE, ContextRequest, InferenceRequest, InputTensor
 
-METHOD = "/inference.GRPCInferenceService/ModelInfer"
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+SERVICE = attention_pb2.DESCRIPTOR.services_by_name["AttentionService"].full_name
+PUT, APPEND = f"/{SERVICE}/PutContext", f"/{SERVICE}/AppendContext"
 HEADER_LENGTH, BINARY_MEDIA_TYPE = "inference-header-content-length", "application/octet-stream"
 # Parameters that say how HTTP carries tensors. They are not passed on.
 BINARY_DATA, BINARY_DATA_SIZE, BINARY_DATA_OUTPUT = "binary_data", "binary_data_size", "binary_data_output"
@@ -35,7 +40,9 @@ CACHED_BYTES, CACHED_HEADERS = 1024, 256
 MAX_DIGITS = 19
 # The longest element in JSON for its size: false, with a comma, for one byte.
 JSON_BYTES_PER_BYTE = 6
-
+# Inputs of contexts; and copies of their rows: in a message as of inference, and in the one that is sent.
+MASK = "mask"
+CONTEXT_INPUTS, CONTEXT_COPIES = ("key", "value", MASK), 2
 # What a type of elements takes in JSON, by NumPy's kind of it: Python's types, and the words for them.
 ACCEPTED: dict[str, tuple[frozenset[type], str]] = {
     "b": (frozenset({bool}), "true and false"),
@@ -66,27 +73,27 @@ class InferenceHeader:
     timeout_seconds: float | None
 
 
-async def infer(exchange: Exchange) -> Reply:
+async def infer(request: HttpRequest) -> Reply:
     """Answers POST .../infer."""
-    message, header = await receive(exchange, METHOD)
-    reply = await exchange.call(METHOD, message, header.timeout_seconds)
-    exchange.memory.add(len(reply))
-    return await run(len(reply), partial(encode, reply, header, exchange.memory))
+    message, header = await receive(request, INFER)
+    reply = await request.call(INFER, message, header.timeout_seconds)
+    request.memory.add(len(reply))
+    return await run(len(reply), partial(encode, reply, header, request.memory))
 
 
-async def receive(exchange: Exchange, method: str) -> tuple[bytes, InferenceHeader]:
+async def receive(request: HttpRequest, method: str) -> tuple[bytes, InferenceHeader]:
     """Takes a place, and reads and decodes the body of a request that a method of the gRPC server answers.
 
     Returns:
         As `decode`.
     """
-    data = await exchange.read(method)
-    exchange.take_place()  # a body that does not arrive takes none
-    length, most = exchange.headers.get(HEADER_LENGTH), exchange.service.settings.max_message_bytes
+    data = await request.read(method)
+    request.take_place()  # a body that does not arrive takes none
+    length, most = request.headers.get(HEADER_LENGTH), request.service.settings.max_message_bytes
     size = len(data) if length is None else _json_size(length, len(data))
-    model, version = exchange.parameters["model"], exchange.parameters.get("version", "")
-    return await exchange.decode_body(
-        data, size, lambda body: decode(body, size, model, version, most, exchange.memory)
+    model, version = request.parameters["model"], request.parameters.get("version", "")
+    return await request.decode_body(
+        data, size, lambda body: decode(body, size, model, version, most, request.memory)
     )
 
 
@@ -108,7 +115,7 @@ def decode(
 
     Raises:
         InvalidRequestError: The body contradicts itself.
-        HTTPException: The message would be too large.
+        HttpError: The message would be too large.
         OverloadedError: The memory is not available.
     """
     json: Any = body if size == len(body) else bytes(memoryview(body)[:size])
@@ -132,7 +139,7 @@ def decode(
         total = sum(map(len, parts))
         if total > max_bytes:
             message = f"the tensors have {total} bytes as a message; the limit is {max_bytes}"
-            raise HTTPException(413, message)
+            raise HttpError(413, message)
         reservation.add(total)
         return b"".join(parts), header
 
@@ -309,3 +316,73 @@ def _numbers(field: str, elements: list[Any], datatype: str) -> Array:
     except OverflowError:
         pass
     raise InvalidRequestError(field, f"data contains a number beyond the range of {datatype}")
+
+
+async def put_context(request: HttpRequest) -> Reply:
+    """Answers POST .../contexts: puts a context, or appends rows to one."""
+    message, _ = await receive(request, PUT)
+    request.memory.add(CONTEXT_COPIES * len(message))
+    method, context = await run(len(message), partial(encode_context, message))
+    reply_type = attention_pb2.PutContextResponse if method == PUT else attention_pb2.AppendContextResponse
+    reply = await request.call(method, context, timeout=None)
+    return Reply.of_json(schemas.to_json(reply_type.FromString(reply).context))
+
+
+def encode_context(message: bytes) -> tuple[str, bytes]:
+    """Encodes the request to put a context, or to append to one.
+
+    Args:
+        message: The body as a serialized ModelInferRequest.
+
+    Returns:
+        The method of the gRPC server, and its serialized request.
+
+    Raises:
+        InvalidRequestError: A parameter or an input is wrong.
+    """
+    body = pb.ModelInferRequest.FromString(message)
+    parameters = schemas.check(
+        {"parameters": values_of(body.parameters), "inputs": []}, ContextRequest
+    ).parameters
+    request: Any = attention_pb2.PutContextRequest(shared=parameters.shared)
+    if parameters.append_to:
+        request = attention_pb2.AppendContextRequest(id=parameters.append_to)
+    request.model_name, request.model_version = body.model_name, body.model_version
+    request.ttl_seconds = parameters.ttl_seconds
+    if len(body.inputs) != len(body.raw_input_contents):
+        raise InvalidRequestError("inputs", "must not be in shared memory")
+    rows = {}
+    for tensor, data in zip(body.inputs, body.raw_input_contents, strict=True):
+        name = tensor.name
+        if name not in CONTEXT_INPUTS or name in rows:
+            raise InvalidRequestError(name, "is unknown or given twice; inputs are key, value and mask")
+        fill = _fill_mask if name == MASK else _fill_vectors
+        try:
+            rows[name] = fill(getattr(request, name), tensor, data)
+        except ValueError:
+            kind = f"is {tensor.datatype} of the shape {list(tensor.shape)}"
+            must = "BOOL (rows)" if name == MASK else "FP32, FP16 or BF16 (rows, width) or (1, rows, width)"
+            raise InvalidRequestError(name, f"{kind}; must be {must}") from None
+    if len(set(rows.values())) > 1:
+        raise InvalidRequestError("inputs", f"have different numbers of rows: {rows}")
+    return APPEND if parameters.append_to else PUT, request.SerializeToString()
+
+
+def _fill_vectors(message: attention_pb2.VectorSequences, tensor: Any, data: bytes) -> int:
+    """Sets one sequence; returns its number of rows. ValueError if the type or the shape is another."""
+    *batch, rows, width = tensor.shape
+    if batch not in ([], [1]):
+        raise ValueError
+    message.data_type = attention_pb2.DataType.Value(f"DATA_TYPE_{tensor.datatype}")
+    message.lengths.append(rows)
+    message.width, message.data = width, data
+    return int(rows)
+
+
+def _fill_mask(message: attention_pb2.AttentionMask, tensor: Any, data: bytes) -> int:
+    """Packs a mask; returns its number of elements. ValueError if the type or the shape is another."""
+    if tensor.datatype != "BOOL" or list(tensor.shape) != [len(data)]:
+        raise ValueError
+    message.kind = attention_pb2.AttentionMask.KIND_KEYS
+    message.bits = np.packbits(np.frombuffer(data, bool), bitorder="little").tobytes()
+    return len(data)

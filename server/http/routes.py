@@ -1,27 +1,36 @@
 """The table of all routes: what answers each, what its body must be, and the JSON of its reply.
 
 Paths and bodies are those of Triton's HTTP protocol, which contain those of KServe, and those of OpenAI,
-Cohere and TEI.
+Cohere and TEI. The table is also described as an OpenAPI document. Of a reply, that names the message of gRPC
+whose JSON it is: protos/ describes the fields.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from http import HTTPStatus
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
+from urllib.parse import parse_qsl
 
 from google.protobuf.message_factory import GetMessageClass
 from pydantic import BaseModel
-from starlette.datastructures import QueryParams
+from pydantic.json_schema import models_json_schema
 
 from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.inference import open_inference_pb2
+from attention_serving.server import NAME, VERSION
 from attention_serving.server.engine.errors import InvalidRequestError, quoted
-from attention_serving.server.http import contexts, infer, schemas, text_models
-from attention_serving.server.http.exchange import TIMEOUT_SECONDS, Exchange, Reply
+from attention_serving.server.http import infer, schemas, text_models
+from attention_serving.server.http.connection import JSON, TIMEOUT_SECONDS, HttpRequest, Reply
+from attention_serving.server.http.infer import BINARY_MEDIA_TYPE
 from attention_serving.server.http.schemas import Body, to_json
+from attention_serving.server.http.text_models import TextBody, answer
 
-Handler: TypeAlias = "Callable[[Exchange], Awaitable[Reply]]"
+Handler: TypeAlias = "Callable[[HttpRequest], Awaitable[Reply]]"
+
+# A parameter of a path.
+PARAMETER = re.compile(r"\{(\w+)\}")
 
 METHODS = {
     **open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name,
@@ -90,14 +99,14 @@ def _rpc(
             schemas.parse(data, body).fill(request)
         return bytes(request.SerializeToString())
 
-    async def handle(exchange: Exchange) -> Reply:
+    async def handle(request: HttpRequest) -> Reply:
         if body is None:
-            pairs = QueryParams(exchange.scope["query_string"]).items() if query else ()
-            sent = message(exchange.parameters | {name: value for name, value in pairs if name in query})
+            pairs = parse_qsl(request.query, keep_blank_values=True) if query else ()
+            sent = message(dict([*request.parameters.items(), *(pair for pair in pairs if pair[0] in query)]))
         else:
-            data = await exchange.read(method)
-            sent = await exchange.decode_body(data, len(data), partial(message, exchange.parameters))
-        reply: Any = reply_type.FromString(await exchange.call(method, sent, timeout_seconds))
+            data = await request.read(method)
+            sent = await request.decode_body(data, len(data), partial(message, request.parameters))
+        reply: Any = reply_type.FromString(await request.call(method, sent, timeout_seconds))
         if verb == "DELETE":
             return Reply([], HTTPStatus.NO_CONTENT)
         # The protocol reports "not ready" as status 400.
@@ -106,8 +115,12 @@ def _rpc(
     return Route(verb, rpc, paths, summary, handle, body, query)
 
 
-async def _health(exchange: Exchange) -> Reply:
-    reply = await exchange.call("/inference.GRPCInferenceService/ServerReady", b"")
+def _text(name: str, path: str, summary: str, body: type[TextBody]) -> Route:
+    return Route("POST", name, (path,), summary, partial(answer, body), body)
+
+
+async def _health(request: HttpRequest) -> Reply:
+    reply = await request.call("/inference.GRPCInferenceService/ServerReady", b"")
     ready = open_inference_pb2.ServerReadyResponse.FromString(reply).ready
     return Reply.of_json({}, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -116,20 +129,17 @@ def _trace_settings(reply: Any) -> dict[str, Any]:
     return {name: list(setting.value) for name, setting in reply.settings.items()}
 
 
-def _log_settings(reply: Any) -> Any:
-    return to_json(reply)["settings"]
+def _config(reply: Any) -> Any:
+    return to_json(reply.config)
+
+
+def _take(member: str) -> Callable[[Any], Any]:
+    """What makes the JSON of one member of a reply."""
+    return lambda reply: to_json(reply)[member]
 
 
 def _regions(reply: Any) -> list[Any]:
     return [to_json(region) for region in reply.regions.values()]
-
-
-def _models(reply: Any) -> Any:
-    return to_json(reply)["models"]
-
-
-def _config(reply: Any) -> Any:
-    return to_json(reply.config)
 
 
 def _after(paths: tuple[str, ...], end: str) -> tuple[str, ...]:
@@ -148,25 +158,24 @@ def _shared_memory(kind: str, path: str, region: type[Body]) -> tuple[Route, ...
 
 MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 REPOSITORY = ("/v2/repository/models/{model}",)
-EMBEDDINGS, ENCODERS = ("/v1/embeddings",), ("/v1/models", "/v1/models/{model}")
+ENCODERS = ("/v1/models", "/v1/models/{model}")
 INFER, STATISTICS = _after(MODEL, "/infer"), ("/v2/models/stats", *_after(MODEL, "/stats"))
 CONTEXTS, PAGE = _after(MODEL, "/contexts"), ("page_size", "page_token")
 INDEX, LOAD, UNLOAD = ("/v2/repository/index",), _after(REPOSITORY, "/load"), _after(REPOSITORY, "/unload")
 TRACES, LOGGING = ("/v2/trace/setting", "/v2/models/{model}/trace/setting"), ("/v2/logging",)
-OUTPUTS, VECTORS = "Computes the outputs of a model.", "Computes embeddings of texts."
-RANKS, LABELS = "Sorts documents by relevance to a query.", "Scores the labels of texts or of pairs."
+OUTPUTS, LABELS = "Computes the outputs of a model.", "Scores the labels of texts or of pairs."
 PUT = "Stores key and value rows as a context, or appends them to one."
 NOT_READY = "ready for requests; status 400 if it is not."
 # The first path that fits is taken: the busiest first, and those of a model later, which would take "stats".
 ROUTES = (
     Route("POST", "ModelInfer", INFER, OUTPUTS, infer.infer, schemas.InferenceRequest),
-    Route("POST", "Embeddings", EMBEDDINGS, VECTORS, text_models.embed, schemas.EmbeddingRequest),
-    Route("POST", "Rerank", ("/v1/rerank",), RANKS, text_models.rerank, schemas.RerankRequest),
-    Route("POST", "Predict", ("/predict",), LABELS, text_models.classify, schemas.ClassifyRequest),
-    Route("POST", "Classify", ("/classify",), LABELS, text_models.classify, schemas.ClassifyRequest),
+    _text("Embeddings", "/v1/embeddings", "Computes embeddings of texts.", text_models.EmbeddingRequest),
+    _text("Rerank", "/v1/rerank", "Sorts documents by relevance to a query.", text_models.RerankRequest),
+    _text("Predict", "/predict", LABELS, text_models.ClassifyRequest),
+    _text("Classify", "/classify", LABELS, text_models.ClassifyRequest),
     Route("GET", "EncoderModels", ENCODERS, "The text models that are ready.", text_models.models),
     Route("GET", "Health", ("/health",), "Whether the server is ready; status 503 if it is not.", _health),
-    Route("POST", "PutContext", CONTEXTS, PUT, contexts.put, schemas.ContextRequest),
+    Route("POST", "PutContext", CONTEXTS, PUT, infer.put_context, schemas.ContextRequest),
     _rpc("ListContexts", CONTEXTS, "A page of the contexts that the caller may use.", query=PAGE),
     _rpc("DropContext", _after(CONTEXTS, "/{context}"), "Removes a context.", verb="DELETE"),
     _rpc("ServerLive", ("/v2/health/live",), "Whether the server is live."),
@@ -176,11 +185,73 @@ ROUTES = (
     _rpc("ModelReady", _after(MODEL, "/ready"), f"Whether a model is {NOT_READY}"),
     _rpc("ModelMetadata", MODEL, "Versions, inputs and outputs of a model."),
     _rpc("ModelConfig", _after(MODEL, "/config"), "A model as Triton configures it.", answer=_config),
-    _rpc("RepositoryIndex", INDEX, "All models and their states.", schemas.RepositoryIndex, _models),
+    _rpc("RepositoryIndex", INDEX, "All models and their states.", schemas.RepositoryIndex, _take("models")),
     _rpc("RepositoryModelLoad", LOAD, "Loads a model, also again.", schemas.RepositoryChange),
     _rpc("RepositoryModelUnload", UNLOAD, "Unloads a model.", schemas.RepositoryChange),
     _rpc("TraceSetting", TRACES, "The settings of traces.", answer=_trace_settings),
-    _rpc("LogSettings", LOGGING, "What the server logs.", answer=_log_settings),
+    _rpc("LogSettings", LOGGING, "What the server logs.", answer=_take("settings")),
     *_shared_memory("System", "systemsharedmemory", schemas.SystemRegion),
     *_shared_memory("Cuda", "cudasharedmemory", Body),  # whose registration the gRPC server refuses
 )
+STRING, INTEGER = {"type": "string"}, {"type": "integer"}
+BYTES = {"schema": {"type": "string", "format": "binary"}}
+HEADERS = (
+    ("Inference-Header-Content-Length", "Size of the JSON in bytes, if binary tensors follow it.", INTEGER),
+    ("Content-Encoding", "How the body is compressed.", {"enum": ["identity", "gzip", "deflate"]}),
+)
+ABOUT = "The Open Inference Protocol over HTTP, with Triton's extensions, and endpoints for text models."
+REFUSED = "The request was refused. The error is a text; for text models, an object as OpenAI's API has it."
+
+
+@cache
+def describe() -> dict[str, Any]:
+    """The OpenAPI document."""
+    paths: dict[str, dict[str, Any]] = {}
+    bodies: list[tuple[type[BaseModel], Literal["validation"]]] = []
+    for route in ROUTES:
+        if route.body is not None:
+            bodies.append((route.body, "validation"))
+        for path in route.paths:
+            paths.setdefault(path, {})[route.verb.lower()] = _operation(route, path)
+    _, schemas = models_json_schema(bodies, ref_template="#/components/schemas/{model}")
+    error = {"type": "object", "properties": {"error": {}}}
+    refused = {"description": REFUSED, "content": {JSON: {"schema": error}}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": NAME, "version": VERSION, "description": ABOUT},
+        "paths": paths,
+        "components": {"schemas": schemas["$defs"], "responses": {"Error": refused}},
+    }
+
+
+def _operation(route: Route, path: str) -> dict[str, Any]:
+    names = PARAMETER.findall(path)
+    parameters = [
+        {"name": name, "in": "path", "required": True, "description": "", "schema": STRING} for name in names
+    ]
+    parameters += [{"name": name, "in": "query", "description": "", "schema": STRING} for name in route.query]
+    method = METHODS.get(route.name)
+    described = "As in its API." if method is None else f"The JSON of {method.output_type.full_name}."
+    reply: dict[str, Any] = {"description": described, "content": {JSON: {}}}
+    done = "200"
+    if route.verb == "DELETE":
+        done, reply = "204", {"description": "It was removed."}
+    operation: dict[str, Any] = {
+        # The same route has several paths, and an identifier for each.
+        "operationId": "_".join([route.name, route.verb.lower(), *names]),
+        "summary": route.summary,
+        "parameters": parameters,
+        "responses": {done: reply, "default": {"$ref": "#/components/responses/Error"}},
+    }
+    if route.body is not None:
+        schema = {"$ref": f"#/components/schemas/{route.body.__name__}"}
+        operation["requestBody"] = {"content": {JSON: {"schema": schema}}}
+    if route.name in ("ModelInfer", "PutContext"):
+        for name, about, kind in HEADERS:
+            parameters.append({"name": name, "in": "header", "description": about, "schema": kind})
+        operation["requestBody"]["content"][BINARY_MEDIA_TYPE] = BYTES
+        if route.name == "ModelInfer":
+            reply["content"][BINARY_MEDIA_TYPE] = BYTES
+        else:
+            reply["description"] = "The JSON of attention.v1.Context."
+    return operation

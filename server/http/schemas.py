@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import orjson
@@ -34,35 +34,6 @@ CHOICES = {
     str: ("string_param",),
 }
 
-# What to do instead of a member of other servers.
-PROMPT = "send prompt to /v1/embeddings: the name of one of the model's prompts"
-TRUNCATE = "send truncate: true to cut texts at their end to what the model takes, false to refuse them"
-EXPORTED = "the exported model decides it"
-FORMAT = "embeddings are 32-bit floats; send encoding_format: float or base64"
-TOP_N = "send top_n to /v1/rerank; the answers of the others are complete"
-# Members of other servers that would change a result: this, and values that change nothing.
-REFUSED: dict[str, tuple[object, ...]] = {
-    **dict.fromkeys(("input_type", "task", "task_type", "instruction", "prompt", "prompt_name"), (PROMPT,)),
-    **dict.fromkeys(("truncate_prompt_tokens", "max_tokens", "max_tokens_per_doc"), (TRUNCATE,)),
-    **dict.fromkeys(("max_chunks_per_doc", "overlap_tokens"), (TRUNCATE,)),
-    **dict.fromkeys(("truncation_side", "truncation_direction"), (TRUNCATE, "right", "Right")),
-    **dict.fromkeys(("normalize", "normalized", "embd_normalize", "softmax"), (EXPORTED,)),
-    **dict.fromkeys(("add_special_tokens", "activation", "use_activation"), (EXPORTED, True)),
-    "raw_scores": (EXPORTED, False),
-    "padding": (EXPORTED, "do_not_pad"),
-    **dict.fromkeys(("embedding_type", "output_dtype", "embed_dtype"), (FORMAT, "float", "float32")),
-    "embedding_types": (FORMAT, ["float"]),
-    "endianness": (FORMAT, "native", "little"),
-    **dict.fromkeys(("top_k", "top_n"), (TOP_N,)),
-    "late_chunking": ("use spans of attention_client", False),
-    "return_multivector": ("request the output context_vectors of /v2/models/MODEL/infer", False),
-    "return_embeddings": ("send the texts to /v1/embeddings", False),
-    "rank_fields": ("send documents as texts, or as objects with a member text", ["text"]),
-    "messages": ("send input",),
-    "modality": ("send texts", "text"),
-    "parameters": ("send its members beside the inputs", {}),
-}
-
 
 def drop_nulls(content: Any) -> Any:
     """A JSON object without members that are null, which count as absent; other values as they are."""
@@ -73,7 +44,6 @@ def drop_nulls(content: Any) -> Any:
 
 Natural = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Unsigned = Annotated[int, Field(ge=0, le=2**64 - 1)]
-Document = Annotated[str, BeforeValidator(lambda item: item.get("text") if isinstance(item, dict) else item)]
 Entries = Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES), BeforeValidator(drop_nulls)]
 
 
@@ -182,85 +152,6 @@ class ContextRequest(Body):
 
     parameters: ContextParameters = ContextParameters()
     inputs: Annotated[list[InputTensor], Field(max_length=3)]
-
-
-class TextBody(Body):
-    """The JSON object of a request to a text model, whose members have other names in some APIs.
-
-    Attributes:
-        synonyms: The member that another name stands for.
-    """
-
-    synonyms: ClassVar[Mapping[str, str]] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_members(cls, content: Any) -> Any:
-        """Raises InvalidRequestError for members that would change the result elsewhere, and not here."""
-        if not isinstance(content, dict):
-            return content
-        members = dict[str, Any]()
-        for name, value in drop_nulls(content).items():
-            member = cls.synonyms.get(name, name)
-            if member in members:
-                raise InvalidRequestError(member, "has two names in the request; send one of them")
-            advice, *neutral = REFUSED.get(name, ("",))
-            if advice and member not in cls.model_fields and value not in neutral:
-                raise InvalidRequestError(name, f"is not supported; {advice}")
-            members[member] = value
-        return members
-
-
-class EmbeddingRequest(TextBody):
-    """As OpenAI's API has it, with `prompt` and `truncate` in addition.
-
-    `input` is a text, a list of texts, a list of token ids, or a list of such lists. `prompt` is the name of
-    the prompt that is put before each text, and `truncate` says whether texts with too many tokens are cut.
-    """
-
-    synonyms = {"prompt_name": "prompt", "truncation": "truncate", "output_dimension": "dimensions"}
-
-    model: str
-    input: Annotated[Any, Field(json_schema_extra={"type": ["string", "array"]})]
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
-    prompt: str | None = None
-    truncate: bool | None = None
-
-
-class RerankRequest(TextBody):
-    """As in the APIs of Cohere and Jina. Names of TEI and Voyage stand for the same.
-
-    `documents` are texts, or objects with a text as the member `text`. `truncate` says whether pairs with too
-    many tokens are cut. Scores are those of the model with its activation.
-    """
-
-    synonyms = {
-        "texts": "documents",
-        "return_text": "return_documents",
-        "top_k": "top_n",
-        "truncation": "truncate",
-    }
-
-    model: str
-    query: str
-    documents: list[Document] = Field(min_length=1)
-    top_n: Annotated[int, Field(ge=1)] | None = None
-    return_documents: bool = False
-    truncate: bool | None = None
-
-
-class ClassifyRequest(TextBody):
-    """As in the API of TEI, with `model` in addition, which is optional if one classifier is ready.
-
-    `inputs` is a text, a pair of texts as a list, or a list of lists of one text each, or of two each.
-    """
-
-    synonyms = {"truncation": "truncate"}
-
-    inputs: Annotated[Any, Field(json_schema_extra={"type": ["string", "array"]})]
-    model: str | None = None
-    truncate: bool | None = None
 
 
 def parse(data: bytes | bytearray, model: type[M]) -> M:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
-from starlette.exceptions import HTTPException
 
 from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.inference import open_inference_pb2 as pb
@@ -33,6 +32,8 @@ from attention_serving.server.engine.requests.validation import encode_texts, va
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.http import infer as http_infer
 from attention_serving.server.http import schemas, text_models
+from attention_serving.server.http.connection import HttpError
+from attention_serving.server.settings import Settings
 from tests.encoders.repository import SENTENCE
 from tests.server.api.messages import decode_infer, read_attend, read_infer
 from tests.server.samples import SELF, TEXT
@@ -44,6 +45,7 @@ Models = Callable[[str, str], LoadedModel]
 # What 64 KiB may cost. On a quiet machine they take a third of the time.
 MAX_MESSAGE, MAX_BYTES, MAX_SECONDS = 64 << 10, 10_000_000, 0.3
 JSON_SIZE = "Inference-Header-Content-Length"
+SETTINGS = Settings.model_validate({"model_repository": "."})
 
 
 def decode(
@@ -52,7 +54,7 @@ def decode(
     """Reads, decodes and validates a request as the server or the HTTP process does."""
     limits, budget = limits or Limits(), budget or MemoryBudget(64 * MIB)
     if made.method == "/v1/embeddings":
-        text_models.decode(bytearray(made.data))
+        schemas.parse(made.data, text_models.EmbeddingRequest).message(SETTINGS)
         return None
     if made.method not in (ATTEND, INFER):
         size, body = (made.headers or {}).get(JSON_SIZE, ""), bytearray(made.data)
@@ -98,7 +100,7 @@ def cheap() -> Iterator[Cheap]:
         except EngineError as error:
             assert error.code is not Code.INTERNAL  # noqa: PT017 - of those that refuse
             return True
-        except (HTTPException, DecodeError):
+        except (HttpError, DecodeError):
             return True
         return False
 

@@ -38,9 +38,8 @@ class Answer(NamedTuple):
 
 def http_port(log: Path) -> int:
     """The port in the log of a server that serves."""
-    found = re.search(r" serving .*\bhttp_port=(\d+)", log.read_text())
-    assert found
-    return int(found[1])
+    (port,) = re.findall(r" serving .*\bhttp_port=(\d+)", log.read_text())
+    return int(port)
 
 
 def ask(

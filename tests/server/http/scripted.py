@@ -123,19 +123,19 @@ class Front(NamedTuple):
 
     def drain(self) -> None:
         """Asks it to end."""
-        self.server.should_exit = True
+        self.server.stop()
 
 
 @contextmanager
-def front(target: str | Scripted, **given: Any) -> Iterator[Front]:
+def front(target: str | Scripted, **settings: Any) -> Iterator[Front]:
     """Serves HTTP in front of a gRPC server with some settings until the block ends."""
     targets = [target if isinstance(target, str) else target.target]
-    settings = Settings.model_validate({"model_repository": ".", "grace_seconds": 5, **given})
+    validated = Settings.model_validate({"model_repository": ".", "grace_seconds": 5, **settings})
     sockets, created = listen(HOST, 0), Future[HttpServer]()
     port = sockets[0].getsockname()[1]
 
     async def serve() -> None:
-        created.set_result(HttpServer(settings, targets))
+        created.set_result(HttpServer(validated, targets))
         await created.result().serve(sockets)
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))

@@ -2,13 +2,14 @@
 
 import json
 import socket
+import struct
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.http.exchange import LARGE_BYTES
+from attention_serving.server.http.connection import LARGE_BYTES
 from tests.server.http.clients import HOST, INFER, PLACES, REQUEST, answer_on, ask, connected, head, post
 from tests.server.http.scripted import Blocked, Scripted, front
 from tests.server.seams import PATIENCE_SECONDS, wait_until
@@ -19,20 +20,20 @@ LIVE = head("/v2/health/live", method="GET")
 @pytest.fixture
 def blocked(scripted: Scripted) -> Iterator[Blocked]:
     """Holds all inference until it is released."""
-    found = scripted.behaviours["ModelInfer"] = Blocked()
-    yield found
-    found.release()
+    behaviour = scripted.behaviours["ModelInfer"] = Blocked()
+    yield behaviour
+    behaviour.release()
 
 
 @contextmanager
 def busy(port: int, scripted: Scripted, number: int) -> Iterator[list[socket.socket]]:
     """Connections with a request of inference that has reached the gRPC server."""
     with ExitStack() as stack:
-        found = [stack.enter_context(connected(port)) for _ in range(number)]
-        for connection in found:
+        connections = [stack.enter_context(connected(port)) for _ in range(number)]
+        for connection in connections:
             post(connection)
             scripted.next("ModelInfer")
-        yield found
+        yield connections
 
 
 def is_closed(connection: socket.socket) -> bool:
@@ -108,23 +109,27 @@ def test_trailers_are_no_headers(port: int, scripted: Scripted) -> None:
             assert "authorization" not in scripted.next().metadata
 
 
+LONG_HEAD = head("/v2", *(f"H{index}: {'x' * 1000}" for index in range(70)), method="GET")
+CHUNKED_HEAD = head(INFER, "Transfer-Encoding: chunked")
+TOO_LONG = {
+    "unfinished head": (LONG_HEAD[:-2], 431, "head is larger than 65536 bytes"),
+    "head": (LONG_HEAD, 431, "head is larger than 65536 bytes"),
+    "extension": (CHUNKED_HEAD + b"1;" + b"x" * 200_000, 431, "larger than 65536 bytes"),
+    "trailer": (CHUNKED_HEAD + b"0\r\nx: " + b"x" * 200_000, 431, "larger than 65536 bytes"),
+    "chunks": (CHUNKED_HEAD + 65_537 * b"1\r\n \r\n", 413, "the body has more than 65536 chunks"),
+}
+
+
 @pytest.mark.usefixtures("scripted")
-@pytest.mark.parametrize(
-    "start",
-    [
-        head("/v2", *(f"H{index}: {'x' * 1000}" for index in range(70)), method="GET")[:-2],
-        head("/v2", *(f"H{index}: {'x' * 1000}" for index in range(70)), method="GET"),
-        head(INFER, "Transfer-Encoding: chunked") + b"1;" + b"x" * 200_000,
-        head(INFER, "Transfer-Encoding: chunked") + b"0\r\nx: " + b"x" * 200_000,
-    ],
-    ids=["unfinished head", "head", "extension", "trailer"],
-)
-def test_what_a_request_has_beside_its_data_is_limited(port: int, start: bytes) -> None:
-    with connected(port) as connection, suppress(ConnectionError):
+@pytest.mark.parametrize(("start", "status", "error"), TOO_LONG.values(), ids=TOO_LONG)
+def test_what_a_request_has_beside_its_data_is_limited(
+    port: int, start: bytes, status: int, error: str
+) -> None:
+    with connected(port) as connection:
         connection.sendall(start)
         answer = answer_on(connection)
-        assert answer.status == 431
-        assert answer.error.endswith("larger than 65536 bytes")
+        assert answer.status == status
+        assert answer.error.endswith(error)
 
 
 def test_the_time_of_a_head(shared_scripted: Scripted) -> None:
@@ -194,6 +199,17 @@ def test_leaving_cancels_a_call(port: int, scripted: Scripted, blocked: Blocked,
     wait_until(lambda: ask(port, INFER, REQUEST).status == 200)  # the place is free
 
 
+def test_requests_that_are_not_answered_free_their_memory(scripted: Scripted, blocked: Blocked) -> None:
+    """One that waits behind another when the connection is reset."""
+    with front(scripted, max_in_flight_bytes=20_000) as running:
+        with busy(running.port, scripted, 1) as (connection,):
+            connection.sendall(head(INFER, "Content-Length: 12000") + b" " * 12_000)
+            wait_until(lambda: ask(running.port, INFER, b" " * 2000).status == 503)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        blocked.release()
+        wait_until(lambda: ask(running.port, INFER, b" " * 2000).status == 400)
+
+
 def test_a_client_that_does_not_read_is_cut_off(scripted: Scripted, caplog: pytest.LogCaptureFixture) -> None:
     data = bytes(32 << 20)  # larger than all buffers
     output = pb.ModelInferResponse.InferOutputTensor(name="a", datatype="UINT8", shape=[len(data)])
@@ -208,7 +224,7 @@ def test_a_client_that_does_not_read_is_cut_off(scripted: Scripted, caplog: pyte
         scripted.next()
         scripted.behaviours.clear()
         wait_until(lambda: ask(running.port, INFER, REQUEST).status == 200)  # the only place is free again
-    assert "ASGI" not in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def test_a_drain_answers_what_is_in_progress(scripted: Scripted, blocked: Blocked) -> None:

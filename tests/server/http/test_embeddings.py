@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.server.http.schemas import (
+from attention_serving.server.http.text_models import (
     REFUSED,
     ClassifyRequest,
     EmbeddingRequest,
@@ -77,8 +77,8 @@ def test_requests(scripted: Scripted, port: int, members: dict[str, Any], fields
 def test_errors(scripted: Scripted, port: int, code: str, details: str, status: int, error: Any) -> None:
     scripted.behaviours["Attend"] = lambda _, context: context.abort(grpc.StatusCode[code], details)
     answer = ask(port, PATH, {"model": "m", "input": "a"})
-    found = answer.json["error"]
-    assert (answer.status, (found["type"], found["param"], found["code"])) == (status, error)
+    refusal = answer.json["error"]
+    assert (answer.status, (refusal["type"], refusal["param"], refusal["code"])) == (status, error)
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -103,7 +103,7 @@ def test_members_that_would_change_the_result_are_refused_by_name(
 
 def test_the_page_has_every_member_that_is_refused_or_has_another_name() -> None:
     table = (ROOT / "docs/http.md").read_text().partition("## Members of requests")[2].partition("\n## ")[0]
-    names = REFUSED.keys() | {name for _, takes in BODIES.values() for name in takes.synonyms}
+    names = {"truncation", *REFUSED} | {name for _, takes in BODIES.values() for name in takes.synonyms}
     assert not {name for name in names if f"`{name}`" not in table}
 
 
@@ -156,9 +156,9 @@ def test_the_ready_text_encoders_and_classifiers_are_listed(scripted: Scripted, 
         pb.Model(name="failed", state=pb.Model.STATE_FAILED, text_encoder=encoder),
     ]
     scripted.answer("ListModels", pb.ListModelsResponse(models=models))
-    found = ask(port, "/v1/models").json
-    assert (found["object"], [each["id"] for each in found["data"]]) == ("list", ["a", "b", "c"])
-    assert ask(port, "/v1/models/a").json == found["data"][0]
+    listed = ask(port, "/v1/models").json
+    assert (listed["object"], [model["id"] for model in listed["data"]]) == ("list", ["a", "b", "c"])
+    assert ask(port, "/v1/models/a").json == listed["data"][0]
     for name in ("plain", "failed", "absent"):
         answer = ask(port, f"/v1/models/{name}")
         assert (answer.status, answer.json["error"]["code"]) == (404, "model_not_found")

@@ -1,8 +1,10 @@
-"""Bodies of inference: the message that one becomes, what is wrong with others, and the body of a reply."""
+"""Bodies of inference and of contexts: the messages that they become, errors of others, and replies."""
 
 import json
 import re
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.open_inference.requests import BYTES
 from attention_serving.server.api.tensors import DATATYPES, DTYPES
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.http.infer import InferenceHeader, decode, encode, to_bytes, to_json
 from attention_serving.server.http.schemas import memory_of
+from tests.server.api.messages import vectors
 from tests.server.http.clients import MAX_BYTES, ask, binary_body, tensor
 from tests.server.http.scripted import Scripted
 from tests.support.refusals import expect_refusal
@@ -30,10 +34,12 @@ def memory() -> Reservation:
     return MemoryBudget(64 * MAX_BYTES).reserve(0)
 
 
-def decoded(body: Any, size: int | None = None) -> tuple[pb.ModelInferRequest, InferenceHeader]:
-    """The message of a body, which may be given as a document, and what the JSON says."""
+def decoded(
+    body: Any, headers: Mapping[str, str] = MappingProxyType({})
+) -> tuple[pb.ModelInferRequest, InferenceHeader]:
+    """The message of a body, which may be a document, and what the JSON says; the header has its size."""
     data = bytearray(body if isinstance(body, bytes) else json.dumps(body).encode())
-    message, head = decode(data, len(data) if size is None else size, "m", "2", MAX_BYTES, memory())
+    message, head = decode(data, int(*headers.values()) or len(data), "m", "2", MAX_BYTES, memory())
     return pb.ModelInferRequest.FromString(message), head
 
 
@@ -57,13 +63,12 @@ Choice = pb.InferParameter
 
 
 def test_a_body_becomes_raw_contents() -> None:
-    body, headers = binary_body(DOCUMENT, (-QUERY).tobytes())
-    request, head = decoded(body, int(*headers.values()))
+    request, head = decoded(*binary_body(DOCUMENT, (-QUERY).tobytes()))
     assert (request.model_name, request.model_version, request.id) == ("m", "2", "7")
     kinds = {"timeout": "int64", "a": "bool", "b": "double", "c": "string", "d": "uint64"}
-    found = {name: each.WhichOneof("parameter_choice") for name, each in request.parameters.items()}
-    assert found == {name: f"{kind}_param" for name, kind in kinds.items()}
-    assert [each.name for each in request.inputs] == ["json", "shared", "binary", "text"]
+    choices = {name: value.WhichOneof("parameter_choice") for name, value in request.parameters.items()}
+    assert choices == {name: f"{kind}_param" for name, kind in kinds.items()}
+    assert [tensor.name for tensor in request.inputs] == ["json", "shared", "binary", "text"]
     assert request.inputs[1].parameters["shared_memory_offset"].int64_param == 4
     assert dict(request.inputs[2].parameters) == {"p": Choice(int64_param=-3)}
     texts = b"\x02\0\0\0\xc3\xa4\0\0\0\0"
@@ -78,8 +83,7 @@ def test_json_that_was_seen_before_has_its_own_binary_data() -> None:
     size = {"binary_data_size": 4}
     document = {"inputs": [{"name": "a", "shape": [4], "datatype": "UINT8", "parameters": size}]}
     for data in (b"abcd", b"efgh"):
-        body, headers = binary_body(document, data)
-        assert list(decoded(body, int(*headers.values()))[0].raw_input_contents) == [data]
+        assert list(decoded(*binary_body(document, data))[0].raw_input_contents) == [data]
 
 
 def changed(**members: Any) -> dict[str, Any]:
@@ -150,9 +154,8 @@ def part(size: Any, **parameters: Any) -> dict[str, Any]:
     ],
 )
 def test_binary_data_that_do_not_fit_are_refused(document: dict[str, Any], data: bytes, error: str) -> None:
-    body, headers = binary_body(document, data)
     with expect_refusal(error):
-        decoded(body, int(*headers.values()))
+        decoded(*binary_body(document, data))
 
 
 # Name, type, shape and bytes of an output, and what the JSON says beside them.
@@ -180,11 +183,11 @@ def test_a_reply_has_outputs_of_every_kind(scripted: Scripted, port: int) -> Non
     assert answer.headers["content-type"] == "application/octet-stream"
     size = int(answer.headers["inference-header-content-length"])
     assert answer.body[size:] == b"abcd"
-    said = [
-        {"name": name, "datatype": datatype, "shape": shape, **own}
-        for name, datatype, shape, _, own in OUTPUTS
+    expected = [
+        {"name": name, "datatype": datatype, "shape": shape, **members}
+        for name, datatype, shape, _, members in OUTPUTS
     ]
-    assert json.loads(answer.body[:size]) == {**some, "parameters": {"p": 2}, "outputs": said}
+    assert json.loads(answer.body[:size]) == {**some, "parameters": {"p": 2}, "outputs": expected}
 
 
 @pytest.mark.parametrize(
@@ -239,3 +242,45 @@ ENTRIES = ("0.5", "12345678901", "[]", "[0.5]", "{}", '{"a":1.5,"bcd":{"e":[1e9,
 def test_the_estimate_of_memory_is_not_too_low(entry: str) -> None:
     written = b"[" + b",".join([entry.encode()] * 1000) + b"]"
     assert size_of(orjson.loads(written)) <= memory_of(written, len(written))
+
+
+CONTEXTS = "/v2/models/m/versions/2/contexts"
+KEY = np.arange(12, dtype=np.float32).reshape(3, 4)
+MASK = {"name": "mask", "shape": [3], "datatype": "BOOL", "data": [True, False, True]}
+NAMED: dict[str, Any] = {"model_name": "m", "model_version": "2"}
+CONTEXT = {**NAMED, "id": "c1", "rows": 2, "bytes": 64, "expires_at": 1_800_000_000, "shared": True}
+
+
+def test_rows_are_put(scripted: Scripted, port: int) -> None:
+    scripted.answer("PutContext", typed.PutContextResponse(context=typed.Context(**CONTEXT)))
+    parameters: dict[str, Any] = {"ttl_seconds": 60, "shared": True}
+    inputs = [tensor("value", KEY[None, :, :2]), MASK, tensor("key", KEY)]
+    answer = ask(port, CONTEXTS, {"parameters": parameters, "inputs": inputs})
+    assert (answer.status, answer.json) == (200, CONTEXT)
+    mask = typed.AttentionMask(kind=typed.AttentionMask.KIND_KEYS, bits=b"\x05")
+    expected = typed.PutContextRequest(**NAMED, **parameters)
+    expected.MergeFrom(typed.PutContextRequest(key=vectors(KEY), value=vectors(KEY[:, :2]), mask=mask))
+    assert scripted.next().request == expected
+
+
+def test_binary_rows_are_appended(scripted: Scripted, port: int) -> None:
+    scripted.answer("AppendContext", typed.AppendContextResponse(context=typed.Context(**CONTEXT)))
+    half = KEY.astype(np.float16)
+    half_key = {"name": "key", "shape": [3, 4], "datatype": "FP16", "parameters": {"binary_data_size": 24}}
+    document = {"parameters": {"append_to": "c0"}, "inputs": [half_key]}
+    answer = ask(port, CONTEXTS, *binary_body(document, half.tobytes()))
+    assert (answer.status, answer.json) == (200, CONTEXT)
+    assert scripted.next().request == typed.AppendContextRequest(**NAMED, id="c0", key=vectors(half))
+
+
+def test_contexts_are_listed_and_dropped(scripted: Scripted, port: int) -> None:
+    listed: dict[str, Any] = {"contexts": [CONTEXT], "next_page_token": "7"}
+    scripted.answer("ListContexts", typed.ListContextsResponse(**listed))
+    page = ask(port, f"{CONTEXTS}?page_size=1&page_token=9&name=ignored")
+    assert page.json == listed
+    asked: dict[str, Any] = {"page_size": 1, "page_token": "9"}
+    assert scripted.next().request == typed.ListContextsRequest(**NAMED, **asked)
+    assert ask(port, f"{CONTEXTS}?page_size=many").status == 400
+    answer = ask(port, f"{CONTEXTS}/c1", method="DELETE")
+    assert (answer.status, answer.body, "content-length" in answer.headers) == (204, b"", False)
+    assert scripted.next().request == typed.DropContextRequest(**NAMED, id="c1")

@@ -17,8 +17,8 @@ from google.rpc import error_details_pb2, status_pb2
 from tritonclient import http as triton
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.http.exchange import Service
 from attention_serving.server.http.routes import ROUTES
+from attention_serving.server.http.service import Service
 from attention_serving.server.settings import Settings
 from scripts.local_server import serving
 from tests.server.http.clients import HOST, INFER, REQUEST, ask, http_port, tensor
@@ -146,8 +146,8 @@ def test_statuses(scripted: Scripted, port: int, code: str, status: int, header:
     scripted.behaviours["ModelInfer"] = lambda _, context: context.abort(grpc.StatusCode[code], "wrong: ä")
     answer = ask(port, INFER, REQUEST)
     assert (answer.status, answer.error) == (status, "wrong: ä")
-    said = {"retry-after", "www-authenticate"} & answer.headers.keys()
-    assert {(name, answer.headers[name]) for name in said} == ({header} if header else set())
+    names = {"retry-after", "www-authenticate"} & answer.headers.keys()
+    assert {(name, answer.headers[name]) for name in names} == ({header} if header else set())
 
 
 def test_retry_info_becomes_retry_after(scripted: Scripted, port: int) -> None:
@@ -167,11 +167,11 @@ def test_retry_info_becomes_retry_after(scripted: Scripted, port: int) -> None:
 async def test_the_connection_with_the_fewest_calls_is_next_and_equal_ones_take_turns() -> None:
     settings = Settings.model_validate({"model_repository": "."})
     service = Service(settings, ["unix:a", "unix:b"])
-    one, other = service.channel(), service.channel()
-    assert one is not other
-    assert service.channel() is one
-    service.calls[one] += 1
-    assert [service.channel() for _ in range(2)] == [other, other]
+    first, second = service.channel(), service.channel()
+    assert first is not second
+    assert service.channel() is first
+    service.calls[first] += 1
+    assert [service.channel() for _ in range(2)] == [second, second]
     await service.close()
 
 
@@ -184,10 +184,10 @@ def test_rights_and_traces_are_passed_on_and_no_other_headers(scripted: Scripted
 
 
 def test_every_method_of_the_service_has_a_route() -> None:
-    own = {"Embeddings", "EncoderModels", "PutContext", "ListContexts", "DropContext"}
-    own |= {"Rerank", "Predict", "Classify", "Health"}
-    streamed = {"ModelStreamInfer"}
-    assert {method.name for method in SERVICE.methods} - streamed == {route.name for route in ROUTES} - own
+    without_method = {"Embeddings", "EncoderModels", "PutContext", "ListContexts", "DropContext"}
+    without_method |= {"Rerank", "Predict", "Classify", "Health"}
+    methods = {method.name for method in SERVICE.methods} - {"ModelStreamInfer"}
+    assert methods == {route.name for route in ROUTES} - without_method
 
 
 def test_the_description_names_every_route_and_its_references_exist(port: int) -> None:
@@ -197,9 +197,9 @@ def test_the_description_names_every_route_and_its_references_exist(port: int) -
     assert {(path, verb) for path, verbs in described.items() for verb in verbs} == expected
     names = [operation["operationId"] for verbs in described.values() for operation in verbs.values()]
     assert len(set(names)) == len(names)
-    found = re.findall(r'"\$ref": ?"#/components/(\w+)/(\w+)"', answer.body.decode())
-    assert ("schemas", "InferenceRequest") in found
-    assert not [name for kind, name in found if name not in components[kind]]
+    references = re.findall(r'"\$ref": ?"#/components/(\w+)/(\w+)"', answer.body.decode())
+    assert ("schemas", "InferenceRequest") in references
+    assert not [name for kind, name in references if name not in components[kind]]
     for name in ("infer", "contexts"):
         body = described[f"/v2/models/{{model}}/{name}"]["post"]["requestBody"]
         assert set(body["content"]) == {"application/json", "application/octet-stream"}

@@ -92,8 +92,8 @@ def test_compressed_bodies_do_not_take_more_memory_than_is_reserved(artifacts: P
         ask(port, PATH, REQUEST)
         idle = reset_peak(pid)
         with ThreadPoolExecutor(4) as pool:
-            asked = [pool.submit(ask, port, PATH, body, {"Content-Encoding": "gzip"}) for _ in range(4)]
-            statuses = [each.result().status for each in asked]
+            answers = [pool.submit(ask, port, PATH, body, {"Content-Encoding": "gzip"}) for _ in range(4)]
+            statuses = [answer.result().status for answer in answers]
         peak = readings(pid).peak - idle
     assert set(statuses) <= {413, 503}
     assert peak < (128 + 64) * MIB
@@ -109,8 +109,8 @@ def test_without_descriptors_connections_wait_and_the_log_has_an_event_a_second(
     with ExitStack() as stack:
         for number in range(400):
             stack.enter_context(connected((port, http)[number % 2]))
-        found = service.matches(" ERROR .*accept.* out of system resource", 4)
-    first, *_, last = (datetime.fromisoformat(each.string.split()[0]) for each in found)
+        events = service.matches(" ERROR .*accept.* out of system resource", 4)
+    first, *_, last = (datetime.fromisoformat(event.string.split()[0]) for event in events)
     assert last - first >= timedelta(seconds=2.5)
     assert ask(http, "/v2").status == 200
     with grpc.insecure_channel(f"{HOST}:{port}") as channel:

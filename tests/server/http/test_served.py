@@ -62,15 +62,15 @@ def test_tritonclient_receives_the_numbers_of_grpc(
     with AttentionClient(served.target, token="all-token") as over_grpc:  # noqa: S106 - of a test
         expected = over_grpc.attend(model, *arrays.values(), return_weights=True)
     tensors = [triton.InferInput(name, list(array.shape), "FP32") for name, array in arrays.items()]
-    for made, array in zip(tensors, arrays.values(), strict=True):
-        made.set_data_from_numpy(array, binary_data=binary)
+    for tensor_, array in zip(tensors, arrays.values(), strict=True):
+        tensor_.set_data_from_numpy(array, binary_data=binary)
     outputs = [triton.InferRequestedOutput(name, binary_data=binary) for name in (WEIGHTS, CONTEXT)]
     options = {"outputs": outputs, "request_id": "7", "request_compression_algorithm": "gzip"}
     with triton.InferenceServerClient(f"{HOST}:{port}") as client:
-        found = client.infer(model, tensors, "1", headers=bearer("all-token"), **options)
-        np.testing.assert_array_equal(found.as_numpy(CONTEXT), expected.context_vectors)
-        np.testing.assert_array_equal(found.as_numpy(WEIGHTS), expected.attention_weights)
-        assert found.get_response()["id"] == "7"
+        result = client.infer(model, tensors, "1", headers=bearer("all-token"), **options)
+        np.testing.assert_array_equal(result.as_numpy(CONTEXT), expected.context_vectors)
+        np.testing.assert_array_equal(result.as_numpy(WEIGHTS), expected.attention_weights)
+        assert result.get_response()["id"] == "7"
 
 
 def bearer(token: str) -> dict[str, str]:
