@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.config import AttentionConfig
 from attention_serving.model.positions import RotaryEmbedding, alibi_slopes
-from tests.model.reference import ATOL, FLOAT32_ATOL, RTOL, Case, attention, cases
+from tests.model.reference import ATOL, FLOAT32_ATOL, FLOAT32_RTOL, RTOL, Case, attention, cases
 from tests.support.tables import GOLDEN_TABLES, GoldenTable
 
 
@@ -20,12 +20,13 @@ def test_both_paths_equal_the_formula_computed_row_by_row(case: Case) -> None:
     """Every rule, projection and option, rows without keys included."""
     expected_context, expected_weights = map(torch.from_numpy, attention(case))
     config = case.module.config
-    atol = FLOAT32_ATOL if config.rotary_theta or config.qk_norm else ATOL
+    in_float32 = config.rotary_theta or config.qk_norm
+    rtol, atol = (FLOAT32_RTOL, FLOAT32_ATOL) if in_float32 else (RTOL, ATOL)
     context, nothing = case.run(return_weights=False)
     assert nothing is None
-    torch.testing.assert_close(context, expected_context, rtol=RTOL, atol=atol)
+    torch.testing.assert_close(context, expected_context, rtol=rtol, atol=atol)
     found = case.run(return_weights=True)
-    torch.testing.assert_close(found, (expected_context, expected_weights), rtol=RTOL, atol=atol)
+    torch.testing.assert_close(found, (expected_context, expected_weights), rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("table", GOLDEN_TABLES, ids=lambda table: table.id)

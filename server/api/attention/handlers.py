@@ -156,7 +156,7 @@ class PutContext:
         message, caller, parent = parsed.message, call.caller, None
         projector = model.projector
         if isinstance(message, pb.AppendContextRequest):
-            parent = self._contexts.find(model, message.id, caller.name, "id").context
+            parent = self._contexts.find(model, parsed.id, caller.name, "id").context
         rows, hidden = requests.decode_rows(parsed, Allowance(self._engine.limits, reservation))
         length = 0 if parent is None else parent.length
         positions = np.flatnonzero(~hidden) + length
