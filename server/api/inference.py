@@ -20,7 +20,7 @@ from attention_serving.artifact.manifest import POSITIONS
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import engine_error_of
 from attention_serving.server.api.method import LARGE_BYTES, Method, find_model, parse
-from attention_serving.server.api.tensors import Allowance, Reply
+from attention_serving.server.api.tensors import Allowance, ReplyTemplate
 from attention_serving.server.api.wire import Parsed, head, reader
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.engine import Engine
@@ -123,14 +123,14 @@ class Inference(ABC):
     @abstractmethod
     def _decode(
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
-    ) -> tuple[DecodedRequest, Reply]:
+    ) -> tuple[DecodedRequest, ReplyTemplate]:
         """Decodes a request; its texts, if it has any, are token ids then.
 
         Raises:
             EngineError: It is refused.
         """
 
-    def _encode(self, reply: Reply, result: Result, request_id: str) -> bytes:
+    def _encode(self, reply: ReplyTemplate, result: Result, request_id: str) -> bytes:
         """The serialized reply to a request with an id, which may be empty."""
         parts = reply.parts(result)
         if request_id:
@@ -148,7 +148,7 @@ class Inference(ABC):
 
     async def _prepare(
         self, parsed: Parsed[Any], call: Call, reservation: Reservation
-    ) -> tuple[Request, Reply]:
+    ) -> tuple[Request, ReplyTemplate]:
         """A request that is not recognised. The next one of its form will be."""
         work = partial(self._validate, parsed, call, reservation)
         is_large = len(parsed.data) > LARGE_BYTES or self.is_slow(parsed)
@@ -161,7 +161,7 @@ class Inference(ABC):
 
     def _validate(
         self, parsed: Parsed[Any], call: Call, reservation: Reservation
-    ) -> tuple[DecodedRequest, Request, Reply]:
+    ) -> tuple[DecodedRequest, Request, ReplyTemplate]:
         message, allowance = parsed.message, Allowance(self._engine.limits, reservation)
         name, version = self._model_name(parsed, call), message.model_version
         model = find_model(self._engine.model, call, Right.INFER, name, version)
@@ -175,7 +175,9 @@ class Inference(ABC):
             self._engine.refused(model, error, reservation)
             raise
 
-    def _encode_timed(self, reply: Reply, result: Result, request_id: str, reservation: Reservation) -> bytes:
+    def _encode_timed(
+        self, reply: ReplyTemplate, result: Result, request_id: str, reservation: Reservation
+    ) -> bytes:
         """The same as `_encode`, with its time."""
         started = time.monotonic()
         data = self._encode(reply, result, request_id)
@@ -205,7 +207,7 @@ class CachedRequest:
         model: LoadedModel,
         plan: Plan,
         arrays: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...],
-        reply: Reply,
+        reply: ReplyTemplate,
     ) -> None:
         data = parsed.data
         ids = parsed.places.get(("id",), ())
@@ -230,7 +232,7 @@ class RequestCache:
         # used last comes first.
         self._entries: OrderedDict[int, tuple[CachedRequest, ...]] = OrderedDict()
 
-    def get(self, message: bytes, call: Call) -> tuple[Request, Reply, str] | None:
+    def get(self, message: bytes, call: Call) -> tuple[Request, ReplyTemplate, str] | None:
         """The request that a message is by its bytes, with the encoder of its reply, and its id.
 
         None if it has to be decoded. The arrays are views of the message. Whether the caller has the right
@@ -267,7 +269,9 @@ class RequestCache:
             rows[name] = np.ndarray(shape, dtype, message, start)
         return entry.plan.fill(model, rows, call.deadline, caller), entry.reply, request_id
 
-    def keep(self, parsed: Parsed[Any], decoded: DecodedRequest, request: Request, reply: Reply) -> None:
+    def keep(
+        self, parsed: Parsed[Any], decoded: DecodedRequest, request: Request, reply: ReplyTemplate
+    ) -> None:
         """Keeps a request, unless more than the bytes around its vectors decides what it is.
 
         Args:

@@ -148,7 +148,7 @@ class Output(NamedTuple):
 Piece: TypeAlias = bytes | Output
 
 
-class Reply:
+class ReplyTemplate:
     """Encodes the replies to requests of one form: their bytes are the same but for outputs and ids.
 
     Attributes:

@@ -15,7 +15,7 @@ from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import code_of
 from attention_serving.server.api.inference import Inference
 from attention_serving.server.api.method import Method, find_model, of_names, of_service, parse, permitted
-from attention_serving.server.api.tensors import Allowance, Reply
+from attention_serving.server.api.tensors import Allowance, ReplyTemplate
 from attention_serving.server.api.wire import Parsed, copy_fields, field, leading_text, reader
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.contexts import DEFAULT_TTL_SECONDS, context_id, joined, projected_inputs
@@ -73,7 +73,7 @@ class Attend(Inference):
 
     def _decode(
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
-    ) -> tuple[DecodedRequest, Reply]:
+    ) -> tuple[DecodedRequest, ReplyTemplate]:
         if (size := len(parsed.id.encode())) > MAX_ID_BYTES:
             raise LimitExceededError("id", f"has {size} bytes; the limit is {MAX_ID_BYTES}")
         message, wire = parsed.message, requests.output_type(parsed.message)
@@ -84,7 +84,7 @@ class Attend(Inference):
             encode = partial(
                 responses.encode_named, prefix=prefix, names=names, wire=wire, has_batch=has_batch
             )
-            return request, Reply(encode)
+            return request, ReplyTemplate(encode)
         embeds, has_texts = message.HasField("embedding"), message.HasField("text")
         if embeds and model.encoder is None:
             raise InvalidRequestError("embedding", f"model {model.name!r} is not a text encoder")
@@ -99,7 +99,7 @@ class Attend(Inference):
             prefix += pb.AttendResponse(labels=model.classifier.labels).SerializeToString()
         has_heads = bool(model.manifest.num_heads)
         encode = partial(responses.encode, prefix=prefix, wire=wire, embeds=embeds, has_heads=has_heads)
-        return request, Reply(encode)
+        return request, ReplyTemplate(encode)
 
 
 class AttendStream(Attend):
@@ -107,7 +107,7 @@ class AttendStream(Attend):
 
     kind, within, is_stream = pb.AttendStreamRequest, "request", True
 
-    def _encode(self, reply: Reply, result: Result, request_id: str) -> bytes:
+    def _encode(self, reply: ReplyTemplate, result: Result, request_id: str) -> bytes:
         start = pb.AttendStreamResponse(id=request_id).SerializeToString()
         return b"".join([start, *field(RESPONSE, reply.parts(result))])
 

@@ -48,7 +48,7 @@ def facts(request: DecodedRequest, model: LoadedModel, *, has_texts: bool = Fals
 def encode(
     result: Result, prefix: bytes, wire: str = "FP32", *, embeds: bool = False, has_heads: bool = True
 ) -> list[Piece]:
-    """A response, for `Reply`.
+    """A response, for `ReplyTemplate`.
 
     Args:
         result: The outputs of each sequence.
@@ -86,7 +86,7 @@ def encode(
 def encode_named(
     result: Result, prefix: bytes, names: Sequence[str], wire: str = "FP32", *, has_batch: bool
 ) -> list[Piece]:
-    """A response with outputs by name, for `Reply`.
+    """A response with outputs by name, for `ReplyTemplate`.
 
     Args:
         result: The outputs of each sequence.

@@ -16,7 +16,7 @@ from attention_serving.server.api.method import Method, find_model, of_service, 
 from attention_serving.server.api.open_inference import requests, responses
 from attention_serving.server.api.open_inference.requests import BYTES
 from attention_serving.server.api.shared_memory import SharedMemory
-from attention_serving.server.api.tensors import DATATYPES, Allowance, Reply
+from attention_serving.server.api.tensors import DATATYPES, Allowance, ReplyTemplate
 from attention_serving.server.api.wire import Parsed, copy_fields, field
 from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.contexts import CONTEXT_ID
@@ -64,7 +64,7 @@ class ModelInfer(Inference):
 
     def _decode(
         self, parsed: Parsed[Any], model: LoadedModel, deadline: float, allowance: Allowance
-    ) -> tuple[DecodedRequest, Reply]:
+    ) -> tuple[DecodedRequest, ReplyTemplate]:
         outputs, memory = responses.requested_outputs(parsed.message, model), self._memory
         request, sizes = requests.decode(parsed, model, outputs, deadline, allowance, memory)
         return request, responses.plan_reply(
@@ -77,7 +77,7 @@ class ModelStreamInfer(ModelInfer):
 
     is_stream = True
 
-    def _encode(self, reply: Reply, result: Result, request_id: str) -> bytes:
+    def _encode(self, reply: ReplyTemplate, result: Result, request_id: str) -> bytes:
         start = pb.ModelInferResponse(id=request_id).SerializeToString()
         return b"".join(field(RESPONSE, [start, *reply.parts(result)]))
 

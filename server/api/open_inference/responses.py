@@ -22,7 +22,7 @@ from attention_serving.server.api.tensors import (
     Allowance,
     Output,
     Piece,
-    Reply,
+    ReplyTemplate,
     Shape,
     datatype_of,
 )
@@ -92,7 +92,7 @@ def plan_reply(
     memory: SharedMemory,
     *,
     in_stream: bool,
-) -> Reply:
+) -> ReplyTemplate:
     """The reply to a request, without its id. Its size is checked before the request is queued.
 
     Args:
@@ -157,7 +157,7 @@ def plan_reply(
     # A timeout counts from the arrival of its request, and regions can be replaced.
     is_shared = any(location is not None for _, location in planned)
     is_kept = requests.TIMEOUT not in message.parameters and not is_shared
-    return Reply(partial(_encode, response, planned), is_kept=is_kept)
+    return ReplyTemplate(partial(_encode, response, planned), is_kept=is_kept)
 
 
 def _encode(

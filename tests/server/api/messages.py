@@ -13,7 +13,7 @@ from attention_serving.server.api.open_inference import requests as open_inferen
 from attention_serving.server.api.open_inference.requests import BYTES
 from attention_serving.server.api.open_inference.responses import plan_reply, requested_outputs
 from attention_serving.server.api.shared_memory import SharedMemory
-from attention_serving.server.api.tensors import DATATYPES, Allowance, Reply
+from attention_serving.server.api.tensors import DATATYPES, Allowance, ReplyTemplate
 from attention_serving.server.api.wire import Parsed, reader
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.limits import Limits
@@ -96,7 +96,7 @@ def decode_infer(
     deadline: float = math.inf,
     allowance: Allowance = UNCOUNTED,
     memory: SharedMemory = NO_REGIONS,
-) -> tuple[DecodedRequest, Reply]:
+) -> tuple[DecodedRequest, ReplyTemplate]:
     """Decodes a message as it is received."""
     parsed = message if isinstance(message, Parsed) else read_infer(message.SerializeToString())
     outputs = requested_outputs(parsed.message, model)

@@ -14,7 +14,7 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention.requests import DATA_TYPES, MASK_KINDS, input_names
 from attention_serving.server.api.attention.responses import encode, facts
 from attention_serving.server.api.tensors import DTYPES as ELEMENTS
-from attention_serving.server.api.tensors import Reply
+from attention_serving.server.api.tensors import ReplyTemplate
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
@@ -72,7 +72,7 @@ def test_mask_bits_become_flags(kind: "pb.AttentionMask.Kind.ValueType", flags: 
 
 def encoded(result: Result, model: LoadedModel) -> bytes:
     known, has_heads = facts(DecodedRequest(), model), bool(model.manifest.num_heads)
-    return b"".join(Reply(partial(encode, prefix=known, has_heads=has_heads)).parts(result))
+    return b"".join(ReplyTemplate(partial(encode, prefix=known, has_heads=has_heads)).parts(result))
 
 
 pairs = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4)
