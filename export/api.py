@@ -49,7 +49,7 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
     (`…key_padding_mask`, `…attention_mask`) or because `masks` says so.
 
     No input can have these names, which have a meaning of their own in requests: attention_mask,
-    key_lengths, query_lengths, positions, block_rows, text, lengths. `inputs` renames an input.
+    key_lengths, query_lengths, positions, block_rows, text, text_pair, lengths. `inputs` renames an input.
 
     Exporting the same module again changes nothing and succeeds.
 
@@ -70,9 +70,10 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
         output_names: Names of the outputs.
         max_length: Largest number of rows of a sequence, for all sequence axes or by axis name, from 2. The
             server refuses longer requests. Default: the largest that the module was tried with, which is
-            `max_position_embeddings` or `n_positions` of `module.config` if there is one, otherwise 8,192; or
-            less if the module takes no more, if its code branches on a greater length, or if a run needs
-            more than 5 seconds or the free memory. The smallest number of rows is found as well.
+            `max_position_embeddings`, `n_positions`, `max_seq_len` or `max_sequence_length` of
+            `module.config` if there is one, otherwise 8,192; or less if the module takes no more, if its code
+            branches on a greater length, or if a run needs more than 20 seconds or the free memory. The
+            smallest number of rows is found as well.
         masks: By input, what the elements of a mask say: "True hides", "True attends", or "added" for real
             numbers that are added to the scores (-inf hides); None for an input that is not a mask. Default:
             as PyTorch and Hugging Face name them: `…key_padding_mask` hides, `…attention_mask` attends, and

@@ -27,6 +27,8 @@ def temporary_folder(target: Path) -> Iterator[Path]:
             with suppress(OSError):  # without locks, nothing is removed that may be in use
                 making.enter_context(lock(parent, fcntl.LOCK_EX))
                 remove_unused(parent.glob(f".{target.name}.????????"))
+                for retired in parent.glob(f".{target.name}.????????.retired"):
+                    _restore(retired, target)
             temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=parent))
             with suppress(OSError):
                 stack.enter_context(lock(temporary, fcntl.LOCK_EX))
@@ -36,6 +38,16 @@ def temporary_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
             with suppress(OSError):  # the folder holds this or other versions
                 parent.rmdir()
+
+
+def _restore(retired: Path, target: Path) -> None:
+    """Puts back, or removes, what an export has left that was killed while it replaced a folder."""
+    if retired.with_suffix("").exists():  # it has not ended
+        return
+    if target.exists():
+        shutil.rmtree(retired, ignore_errors=True)
+    else:
+        retired.rename(target)
 
 
 def put_folder(temporary: Path, target: Path) -> None:
@@ -54,7 +66,7 @@ def put_folder(temporary: Path, target: Path) -> None:
     except OSError:
         retired.rename(target)
         raise
-    shutil.rmtree(retired)
+    shutil.rmtree(retired, ignore_errors=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -129,7 +129,8 @@ class Network(Section):
     max_concurrent_calls: PositiveInt = 256
     """Maximum number of inference calls in progress, at least 1. Further calls are refused."""
     max_connections: Annotated[int, Field(ge=1, le=2**31 - 1)] = 1024
-    """Maximum number of connections, 1 to 2147483647. Further connections are closed."""
+    """Maximum number of connections, 1 to 2147483647. Beyond it, gRPC closes the new one,
+    HTTP the one that has waited longest."""
     message_timeout_seconds: Seconds = 30.0
     """Time for a request to arrive and for a reply to be read, in seconds, 0 to 1000000. 0 sets no limit."""
     connection_age_seconds: Seconds = 0.0

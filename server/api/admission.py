@@ -52,18 +52,12 @@ ARRIVING_SECONDS = 0.5
 CERTIFICATE = "x509_pem_cert"
 
 
-class ReceiveTimeoutError(EngineError):
+class ReceiveTimeoutError(EngineError, code=Code.DEADLINE_EXCEEDED, reason="RECEIVE_TIMEOUT"):
     """The call was opened, but its first message did not arrive in time."""
 
-    code = Code.DEADLINE_EXCEEDED
-    reason = "RECEIVE_TIMEOUT"
 
-
-class IdleStreamError(EngineError):
+class IdleStreamError(EngineError, code=Code.UNAVAILABLE, reason="STREAM_IDLE"):
     """The stream had nothing to answer for longer than the server allows."""
-
-    code = Code.UNAVAILABLE
-    reason = "STREAM_IDLE"
 
 
 class Slots(set[Call]):
@@ -153,7 +147,7 @@ class AdmissionControl:
                 raise self.other_calls.full_error()
             self.other_calls.add(call)
             self.waiting_other_calls.add(call)
-        call.limit_wait(self.options.message_timeout_seconds, self._not_received)
+        call.limit_wait(self.options.message_timeout_seconds, self._end_unreceived)
 
     def authenticate(self, call: Call, method: Method) -> None:
         """Notes who calls: for each message of a stream again, because a token may expire or be revoked.
@@ -194,7 +188,7 @@ class AdmissionControl:
     def idle(self, call: Call) -> None:
         """Every reply of a stream has been sent: it waits for a request."""
         if call.ended_with is None:  # otherwise it waits until its status is sent
-            call.limit_wait(self.options.stream_idle_seconds, self._is_idle)
+            call.limit_wait(self.options.stream_idle_seconds, self._end_idle_stream)
 
     def leave(self, call: Call, method: Method) -> None:
         """The core is done with a call: what it held is free."""
@@ -239,11 +233,11 @@ class AdmissionControl:
             account = self._accounts[key] = Account(identity.max_bytes)
         return account
 
-    def _not_received(self, call: Call) -> None:
+    def _end_unreceived(self, call: Call) -> None:
         seconds = self.options.message_timeout_seconds
         end_with(call, ReceiveTimeoutError(f"no message of the call arrived within {seconds:g} seconds"))
 
-    def _is_idle(self, call: Call) -> None:
+    def _end_idle_stream(self, call: Call) -> None:
         seconds = self.options.stream_idle_seconds
         end_with(call, IdleStreamError(f"the stream was idle for {seconds:g} seconds; open another"))
 

@@ -172,7 +172,7 @@ class Inference(ABC):
             request.caller = call.caller
             return request, self._engine.validate(model, request), reply
         except Exception as error:
-            self._engine.refused(model, error, reservation)
+            self._engine.report_refusal(model, error, reservation)
             raise
 
     def _encode_timed(

@@ -68,7 +68,7 @@ def of_names(read: Callable[[bytes], Q], handle: Callable[[Q, Call], Any], **fac
 
     Args:
         read: Parses a request; raises DecodeError.
-        handle: Answers it at once with a message; or, with an empty message, later or with None.
+        handle: Returns the reply, None for an empty one, or an awaitable of either.
         facts: What the server knows of the method beside its handler, which is not a server stream.
     """
 

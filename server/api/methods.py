@@ -1,6 +1,6 @@
 """Every method that the server answers, and gRPC's own services, health and reflection.
 
-A new method is one entry here, one handler in its service and its codec.
+A new method is one entry in the handlers of its protocol.
 """
 
 import threading

@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import weakref
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,12 +92,15 @@ class Slice(NamedTuple):
             raise InvalidRequestError(self.field, sizes)
         return self._replace(size=size)
 
-    def write(self, parts: Iterable[Any]) -> None:
+    def write(self, parts: Sequence[Any]) -> None:
         """Writes a tensor of its size, whose parts are bytes or contiguous arrays.
 
         Raises:
+            EngineError: The parts have another size; nothing is written.
             InvalidRequestError: The file has become smaller.
         """
+        if (size := sum(memoryview(part).nbytes for part in parts)) != self.size:
+            raise EngineError(f"{self.field}: has {size} bytes, which are not those of its shape")
         at = self.region.offset + self.offset
         end = at + self.size
         # A write beyond the end would make the file larger.

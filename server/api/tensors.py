@@ -149,7 +149,7 @@ Piece: TypeAlias = bytes | Output
 
 
 class ReplyTemplate:
-    """Encodes the replies to requests of one form: their bytes are the same but for outputs and ids.
+    """The bytes of replies to requests of one plan, with places for their outputs.
 
     Attributes:
         is_kept: Whether nothing but the bytes around its vectors decides what a request of this form is.
@@ -158,7 +158,7 @@ class ReplyTemplate:
     __slots__ = ("_encode", "_pieces", "is_kept")
 
     def __init__(self, encode: Callable[[Result], Sequence[Piece]], *, is_kept: bool = True) -> None:
-        """Creates an encoder; `encode` is called once, with the first result."""
+        """Creates a template; `encode` makes it of the first result."""
         self._encode, self.is_kept = encode, is_kept
         self._pieces: Sequence[Piece] | None = None
 

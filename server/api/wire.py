@@ -107,7 +107,7 @@ class Parsed(Generic[M]):
         message: The request, without what was cut out.
         data: What was received.
         places: Start and end in `data` of the occurrences of each field that was cut out, and of the id.
-        id: The caller's name for the request; empty if it has none.
+        id: The field `id`: the caller's name for the request, or the context to continue; may be empty.
     """
 
     def __init__(self, message: M, data: bytes, places: Places) -> None:

@@ -79,20 +79,20 @@ class Account:
         self.held_bytes = self.calls = self.streams = 0
         self._limit = limit
 
-    def check(self, size: int, caller_bytes: int, free: int) -> None:
+    def check(self, size: int, reservation_bytes: int, free: int) -> None:
         """Checks that the identity may hold more bytes. Called with the lock of the budget.
 
         A request that alone exceeds the share is granted if the identity has no other.
 
         Args:
             size: Bytes that a reservation is to take in addition.
-            caller_bytes: Bytes that it holds already; they are part of `held_bytes`.
+            reservation_bytes: Bytes that it holds already; they are part of `held_bytes`.
             free: Bytes that are not reserved.
 
         Raises:
             IdentityLimitError: The identity holds its limit, or its share.
         """
-        if self.held_bytes <= caller_bytes:
+        if self.held_bytes <= reservation_bytes:
             return
         held_total = self.held_bytes + size
         if self._limit and held_total > self._limit:

@@ -47,7 +47,7 @@ from attention_serving.server.engine.schedule.queue import Queue
 from attention_serving.server.engine.types import DecodedRequest, Result
 
 log = logging.getLogger(__name__)
-# How long a run may occupy the thread that receives calls, and that reads their sockets, in seconds.
+# How long a run may occupy the thread that drives the calls, in seconds.
 INLINE_SECONDS = 0.0005
 # Runs that are expected to take longer can be ended early, if no caller waits for them any more.
 TERMINABLE_SECONDS = 0.02
@@ -159,7 +159,7 @@ class Engine:
                 timeline.queued_at = time.monotonic()
             self.submit(request, wake=threading.get_ident() != self._inline_thread)
         except EngineError as error:
-            self.refused(request.model, error, reservation)
+            self.report_refusal(request.model, error, reservation)
             raise
         try:
             yield request.wait
@@ -218,7 +218,9 @@ class Engine:
         self.events.add(FailureEvent(model.name, code, model.statistics, seconds, stage))
         request.end(error)
 
-    def refused(self, model: LoadedModel, error: Exception, reservation: Reservation | None = None) -> None:
+    def report_refusal(
+        self, model: LoadedModel, error: Exception, reservation: Reservation | None = None
+    ) -> None:
         """Reports that a request was refused after its model was found, and before it was queued.
 
         The error states the digest of the model: another model might not refuse the request.
@@ -340,7 +342,7 @@ class Engine:
 
         If that raises, every request fails: none may wait for a lost result.
         """
-        queue, error = self._queue, EXPIRED
+        queue, is_broken = self._queue, False
         with self._lock:
             now = time.monotonic()
             try:
@@ -350,12 +352,10 @@ class Engine:
                     batch, failed = queue.next_inline(now, inline_seconds)
             except Exception:
                 log.exception("batching failed")
-                batch, failed, error = None, queue.clear(), RUN_FAILED
-            if batch is not None and batch.seconds >= TERMINABLE_SECONDS:
-                batch.control = RunControl()
+                batch, failed, is_broken = None, queue.clear(), True
             self._notify_if_needed()
         for request in failed:
-            self.fail(request, DeadlineExceededError(error) if error is EXPIRED else RunFailedError(error))
+            self.fail(request, RunFailedError(RUN_FAILED) if is_broken else DeadlineExceededError(EXPIRED))
         return batch
 
     def _notify_if_needed(self) -> None:
@@ -365,6 +365,8 @@ class Engine:
     def _run(self, batch: Batch, *, inline: bool = False) -> None:
         """Runs a batch, after which its requests have ended, and lets the next run start."""
         try:
+            if batch.seconds >= TERMINABLE_SECONDS:
+                batch.control = RunControl()
             self._run_whole(batch)
         except Exception:
             log.exception("batch failed", extra={"model": batch.model.name})
@@ -443,14 +445,14 @@ class Engine:
                 if sequence.deliver(arrays) and self._queue.release(request):
                     complete.append(request)
                     answered.append(ended - request.queued_at)
-        try:
             names = model.name, model.version, model.manifest.precision
             padding = computed_rows - rows
             event = RunEvent(*names, model.statistics, graph, rows, padding, *moments, queued_at, answered)
-            for timeline in timelines:
+            for timeline in timelines:  # before another run ends one of the requests
                 timeline.runs += (event,)
                 if timeline.reference is not None:
                     event.requests.append(timeline.reference)
+        try:
             self.events.add(event)
             if self.sample is not None:  # before callers may change what inputs are views of
                 self.sample(model, graph, sequences, outputs)

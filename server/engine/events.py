@@ -33,7 +33,7 @@ class ExpiryStage(StrEnum):
 
 
 class CallEvent(NamedTuple):
-    """A call ended, its reply sent.
+    """gRPC has finished a call.
 
     Attributes:
         method: Full name of its method.

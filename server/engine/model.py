@@ -162,8 +162,8 @@ class LoadedModel(ModelFacts):
     def pace(self, graph: GraphKind) -> Pace:
         """How long runs of a graph take now in relation to what is expected of them."""
         pace = self.costs.paces.get(graph)
-        if pace is None:
-            pace = self.costs.paces[graph] = Pace(has_all_threads=graph in self.parallel_sessions)
+        if pace is None:  # two threads may find none, and share one all the same
+            pace = self.costs.paces.setdefault(graph, Pace(has_all_threads=graph in self.parallel_sessions))
         return pace
 
     def least_seconds(self, plan: SequencePlan) -> float:
@@ -197,6 +197,11 @@ class ContextModel(LoadedModel):
     def key_length(self, lengths: Sequence[int]) -> int:  # noqa: ARG002 - the same for all
         """Rows of the context."""
         return self.context.rows
+
+    def run_bytes(self, graph: GraphKind, batch: int, lengths: Sequence[int]) -> int:
+        """See `ModelFacts`: with a mask, the graph makes the weights too."""
+        with_weights = GraphKind.WEIGHTS if graph is GraphKind.MASK else graph
+        return super().run_bytes(with_weights, batch, lengths)
 
     def run_size(
         self,

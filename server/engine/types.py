@@ -1,9 +1,9 @@
-"""Values that pass through the engine: decoded requests, their sequences, results.
+"""Values that pass through the engine: decoded requests, plans of sequences, contexts, results.
 
 Notation: S sequences of a request, T rows of one sequence, Tq and Tk query and key rows, H heads.
 
-Nothing changes a value once it is made. Those of each request are not frozen all the same: that would make
-them take three times as long to create.
+Values of each request are not frozen: that would make them take three times as long to create. Handlers set
+deadline and caller of a decoded request, and the store of contexts what it knows of a context.
 """
 
 import math

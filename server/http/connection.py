@@ -4,6 +4,7 @@ httptools parses; asyncio reads and writes.
 """
 
 import asyncio
+import logging
 import math
 import time
 import zlib
@@ -27,6 +28,7 @@ from attention_serving.server.observe import logs, records
 from attention_serving.server.security import peers
 from attention_serving.server.transport.create import METADATA_BYTES
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 JSON = "application/json"
 # How zlib is told the format: gzip, and what HTTP calls deflate.
@@ -46,10 +48,11 @@ UNKNOWN_SIZE = {"transfer-encoding", "content-encoding"}
 FORWARDED, MAX_FORWARDED_BYTES = {records.PARENT, records.STATE, "authorization"}, METADATA_BYTES - 512
 # What a header counts for beside its name and value. Source: RFC 9113, section 6.5.2.
 HEADER_BYTES = 32
-# Everything but inference, and loading of models, is answered at once.
+# Everything but inference, contexts, and loading of models, is answered at once.
 TIMEOUT_SECONDS = 10.0
-# The request line and the headers together; also what a body has between two pieces of its data.
-MAX_HEAD_BYTES = 1 << 16
+# The request line and the headers together; also what a body has between two pieces of its data. And the
+# number of headers, whose objects take more memory than their bytes.
+MAX_HEAD_BYTES, MAX_HEADERS = 1 << 16, 256
 # Parsing a chunk takes about a microsecond, however small it is.
 MAX_CHUNKS = 1 << 16
 # Requests of a connection that wait for the reply to an earlier one.
@@ -60,6 +63,7 @@ IDLE_SECONDS = 75
 HEAD, BODY, NEXT_REQUEST, END = "head of the request", "body", "next request", "end"
 # The status in the log of a request whose client has closed its connection, or did not read on in time.
 CLIENT_LEFT = 499
+UNEXPECTED = "the server failed unexpectedly; its log has the details"
 PHRASES = {status.value: status.phrase for status in HTTPStatus} | {CLIENT_LEFT: "Client Closed Request"}
 
 
@@ -104,13 +108,14 @@ class HttpRequest:
         body: What has arrived of it.
         arrival: Has a result when the body is complete or refused; None until it is read.
         keep_alive: Whether the connection stays open after it.
+        expects_continue: Whether the client waits for a status before it sends the body.
         is_complete: Whether the reply has been sent.
     """
 
     route = ""
     parameters: Mapping[str, str] = {}
     status = 0
-    has_arrived = keep_alive = is_complete = False
+    has_arrived = keep_alive = expects_continue = is_complete = False
     error: Exception | None = None
     _has_place = False
     arrival: "asyncio.Future[None] | None" = None
@@ -266,7 +271,7 @@ class HttpRequest:
         if size > settings.max_message_bytes:
             raise self._too_large()
         if not (self.has_arrived or self.error):
-            if self.headers.get("expect", "").lower() == "100-continue":
+            if self.expects_continue:
                 self.connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.arrival = self.connection.loop.create_future()
             self.connection.transport.resume_reading()
@@ -320,6 +325,8 @@ class HttpRequest:
         for part in () if is_small else parts:
             for at in range(0, len(part), PIECE_BYTES):
                 await connection.write(memoryview(part)[at : at + PIECE_BYTES])
+        if not self.keep_alive:  # the end of TLS waits for less
+            await connection.flush()
         self.is_complete = True
 
 
@@ -372,7 +379,7 @@ class Connection(asyncio.Protocol):
         self._create_parser()
 
     def _create_parser(self) -> None:
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: Any = httptools.HttpRequestParser(self)
         # A request that asks to close the connection is answered also if more bytes follow it.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
@@ -398,6 +405,7 @@ class Connection(asyncio.Protocol):
         if self._awaited is not None:
             self._awaited.cancel()
         self.resume_writing()
+        self._parser = None  # it refers to the connection
         self.closed.set_result(None)
 
     async def wait(self, awaitable: Any) -> Any:
@@ -430,6 +438,15 @@ class Connection(asyncio.Protocol):
         elif self.transport.is_closing():
             raise HttpError(CLIENT_LEFT, "the client left")
 
+    async def flush(self) -> None:
+        """Waits until the client has read all that was written.
+
+        Raises:
+            HttpError: The client has left, or did not read on in time.
+        """
+        self.transport.set_write_buffer_limits(high=0)
+        await self.write(b"")
+
     def pause_writing(self) -> None:
         """The client has to read on in time."""
         self._writable = self.loop.create_future()
@@ -449,7 +466,7 @@ class Connection(asyncio.Protocol):
         request = self.requests.popleft()
         self.transport.resume_reading()
         if not request.is_complete or (request.has_arrived and not request.keep_alive):
-            self.transport.close()
+            self.close()
             while self.requests:  # they are not answered
                 self.requests.popleft().memory.release()
         elif not request.keep_alive:
@@ -459,8 +476,17 @@ class Connection(asyncio.Protocol):
                 self.transport.write_eof()
         elif self.requests:
             self._start()
+            if not self._in_head:
+                self._expect(BODY)
         elif not self._expected:
             self._expect(NEXT_REQUEST)
+
+    def close(self) -> None:
+        """Closes the connection once the client has read what was written, for which it has a time."""
+        self._expect("")
+        self.transport.close()
+        if seconds := self.service.settings.message_timeout_seconds:
+            self._write_timer = self.loop.call_later(seconds, self.transport.abort)
 
     def _start(self) -> None:
         self.task = self.loop.create_task(self._answer(self.requests[0]))
@@ -483,11 +509,17 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserUpgrade as stop:
             self._parse_again(data[stop.args[0] :])
         except httptools.HttpParserError as error:
-            cause = error.__context__
-            self._refuse(cause if isinstance(cause, HttpError | EngineError) else _invalid(400, str(error)))
+            cause = error.__context__ or error
+            if isinstance(cause, httptools.HttpParserError):
+                cause = _invalid(400, str(cause))
+            elif not isinstance(cause, HttpError | EngineError):
+                log.error("request not parsed", exc_info=cause)
+                cause = HttpError(500, UNEXPECTED)
+            self._refuse(cause)
         except HttpError as error:
             self._refuse(error)
-        if self._expected in ("", NEXT_REQUEST) and (self._unparsed or not self._in_head):
+        is_paused = len(self.requests) > 1
+        if self._expected in ("", NEXT_REQUEST) and (self._unparsed or not self._in_head) and not is_paused:
             self._expect(HEAD if self._in_head else BODY)
 
     def on_message_begin(self) -> None:
@@ -501,6 +533,8 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Takes a header. Trailers, which follow a body, are dropped."""
         if self._in_head:
+            if len(self._headers) == MAX_HEADERS:
+                raise _invalid(431, f"it has more than {MAX_HEADERS} headers")
             self._headers.append((name.lower().decode("latin-1"), value.rstrip(b" \t").decode("latin-1")))
 
     def on_headers_complete(self) -> None:
@@ -510,9 +544,12 @@ class Connection(asyncio.Protocol):
         if self._parser.should_upgrade():
             return
         url = httptools.parse_url(self._url)
-        target = unquote((url.path or b"/").decode("ascii")), (url.query or b"").decode("latin-1")
+        target = unquote((url.path or b"/").decode("latin-1")), (url.query or b"").decode("latin-1")
         request = HttpRequest(self, verb, target, self._headers)
         request.keep_alive = version == "1.1" and self._parser.should_keep_alive()
+        expects = request.headers.get("expect", "").lower()
+        request.expects_continue = version == "1.1" and expects == "100-continue"
+        self._url, self._headers = b"", []
         self._add(request)
         self._in_head, self._unparsed, self._chunks = False, 0, 0
         self._expect("")
@@ -557,10 +594,16 @@ class Connection(asyncio.Protocol):
             self._read_timer.cancel()
         if part in (NEXT_REQUEST, END):
             seconds = DISCARD_SECONDS if part == END else IDLE_SECONDS
-            self._read_timer = self.loop.call_later(seconds, self.transport.close)
+            self._read_timer = self.loop.call_later(seconds, self.close)
         elif part and (seconds := self.service.settings.message_timeout_seconds):
-            error = HttpError(408, f"the {part} did not arrive within {seconds:g} seconds")
-            self._read_timer = self.loop.call_later(seconds, self._refuse, error)
+            self._read_timer = self.loop.call_later(seconds, self._end_wait, part, seconds)
+
+    def _end_wait(self, part: str, seconds: float) -> None:
+        """Refuses a request of which a part did not arrive in time; ends a connection without a request."""
+        if part == HEAD and not self._unparsed:
+            self.transport.close()
+        else:
+            self._refuse(HttpError(408, f"the {part} did not arrive within {seconds:g} seconds"))
 
     def _parse_again(self, body: bytes) -> None:
         """Parses a request that asks for another protocol, without this wish.

@@ -27,7 +27,7 @@ from attention_serving.server import lifecycle
 from attention_serving.server.addresses import BACKLOG
 from attention_serving.server.engine.errors import EngineError, OverloadedError
 from attention_serving.server.http import text_models
-from attention_serving.server.http.connection import Connection, HttpError, HttpRequest, Reply
+from attention_serving.server.http.connection import UNEXPECTED, Connection, HttpError, HttpRequest, Reply
 from attention_serving.server.http.routes import PARAMETER, ROUTES, Handler, describe
 from attention_serving.server.http.service import Service
 from attention_serving.server.observe import logs
@@ -41,7 +41,6 @@ CANCEL_SECONDS = 1.0
 # Seconds of work on one large body share the cores with the server's runs, and with small calls.
 LARGE_BODIES_NICE = 5
 SHUTTING_DOWN = "the server is shutting down; retry on another server"
-UNEXPECTED = "the server failed unexpectedly; its log has the details"
 # gRPC codes, by the status that clients of HTTP know for the same. Source: google/rpc/code.proto.
 STATUSES = {
     **dict.fromkeys(("INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE"), 400),
@@ -137,7 +136,7 @@ class HttpServer:
         self.service.is_draining = True
         for connection in tuple(self._connections):
             if not connection.requests:  # otherwise the last reply closes it
-                connection.transport.close()
+                connection.close()
         await self._wait_until_closed(self.service.settings.grace_seconds)
         for connection in self._connections:
             if connection.task is not None:

@@ -29,7 +29,7 @@ METAVAR_WIDTH = 17
 METAVARS = {ByteSize: "SIZE", Path: "PATH", int: "INTEGER", float: "NUMBER"}
 HELP = "\n\n".join(
     (
-        "Serve the models of a repository over gRPC.",
+        "Serve the models of a repository over gRPC, and over HTTP with --http-port.",
         f"Every option can also be set with an environment variable ({PREFIX}PORT for --port) or a key of"
         " a TOML file (port = 8001). Flags take precedence over environment variables, and environment"
         " variables over the file.",

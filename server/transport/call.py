@@ -170,7 +170,7 @@ class Call(Task, ABC):
 
     def cut_off(self) -> None:
         """The caller did not take what was sent to it."""
-        self.reason = SLOW_READER
+        self.ended_with, self.reason = grpc.StatusCode.UNAVAILABLE, SLOW_READER
         self.abort()
 
     @abstractmethod

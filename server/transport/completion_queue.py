@@ -7,7 +7,6 @@ asyncio tasks, and answer a third of the calls per second: docs/performance.md h
 """
 
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -20,7 +19,6 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stub
 from attention_serving.server.coroutines import Callback, suspend
 from attention_serving.server.transport.call import (
     CORE_TIMEOUT_SECONDS,
-    FOREVER_SECONDS,
     NOT_READ,
     OK,
     SWEEP_SECONDS,
@@ -28,6 +26,7 @@ from attention_serving.server.transport.call import (
     Metadata,
     Serve,
     Transport,
+    deadline_after,
 )
 from attention_serving.server.transport.drain import drain, listening_address, stop_listening
 
@@ -59,8 +58,7 @@ class CompletionQueueCall(Call):
     def __init__(self, event: Any, transport: "CompletionQueueTransport") -> None:
         details, metadata = event.call_details, event.invocation_metadata
         self.method = details.method.decode("utf-8", "replace")
-        seconds = details.deadline - time.time()
-        self.deadline = math.inf if seconds > FOREVER_SECONDS else time.monotonic() + seconds
+        self.deadline = deadline_after(details.deadline - time.time())
         self.metadata = _limit_metadata(metadata) if len(metadata) > FEW_METADATA else metadata
         self.transport = transport
         self._call = event.call

@@ -185,6 +185,19 @@ def test_what_a_killed_export_left_is_removed_by_the_next_and_what_another_write
             assert {*tmp_path.iterdir()} == {other_version, first, second}
 
 
+def test_what_an_export_left_that_was_killed_while_it_replaced_an_artifact_is_put_back(
+    tmp_path: Path,
+) -> None:
+    target, retired = tmp_path / "1", tmp_path / ".1.abcdefgh.retired"
+    for expected in ("before", "after"):
+        retired.mkdir()
+        (retired / "before").touch()
+        with temporary_folder(target) as temporary:
+            assert {*tmp_path.iterdir()} == {target, temporary}
+            assert [path.name for path in target.iterdir()] == [expected]
+        (target / expected).rename(target / "after")
+
+
 def test_a_wider_tolerance_is_applied_and_recorded(tmp_path: Path) -> None:
     _, manifest = export(Disagreeing(), tmp_path, tolerance=Tolerance(rtol=0, atol=0.1))
     assert manifest.tolerance == Tolerance(rtol=0, atol=0.1)

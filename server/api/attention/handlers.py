@@ -148,8 +148,8 @@ class PutContext:
         model = find_model(self._engine.model, call, Right.INFER, name, version)
         try:
             return self._validate(parsed, model, call, reservation)
-        except EngineError as error:
-            self._engine.refused(model, error, reservation)
+        except Exception as error:
+            self._engine.report_refusal(model, error, reservation)
             raise
 
     def _validate(self, parsed: Parsed[Any], model: LoadedModel, call: Call, reservation: Reservation) -> Put:

@@ -71,7 +71,7 @@ def encode(
         *layers, heads, _, _ = weights[0].shape  # those of an encoder have layers
         response.attention_weights.MergeFrom(
             pb.AttentionWeights(
-                data_type=DATA_TYPES[wire],
+                data_type=DATA_TYPES[datatype_of(weights[0], wire)],
                 num_layers=layers[0] if layers else 0,
                 num_heads=heads,
                 query_lengths=[array.shape[-2] for array in weights],

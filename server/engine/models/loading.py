@@ -22,6 +22,7 @@ from attention_serving.artifact.keys import PublicKey
 from attention_serving.artifact.manifest import (
     IN_BLOCKS,
     MANIFEST_FILE,
+    Graph,
     GraphKind,
     Manifest,
     check_inside,
@@ -45,6 +46,8 @@ from attention_serving.server.errors import ServerError
 log = logging.getLogger(__name__)
 # Weights of smaller artifacts are prepacked in every graph's session.
 SMALL_ARTIFACT_BYTES = 64 << 20
+# The runtime's names of the element types of manifests.
+RUNTIME_TYPES = {"float32": "tensor(float)", "int64": "tensor(int64)", "bool": "tensor(bool)"}
 # Memory that a model needs, as a multiple of its files (weights in the layout of the kernels, for runs on one
 # thread and on all) and in addition to it.
 HEADROOM_FACTOR, HEADROOM_BYTES = 3, 64 << 20
@@ -242,6 +245,8 @@ def load_model(
     cases = golden_cases(folder, manifest, partial(_tokens, encoder, manifest) if encoder else None)
     with files.record_crash():
         sessions, parallel_sessions = _open_sessions(manifest, folder, device)
+        for kind, session in sessions.items():
+            _check_types(folder, manifest.graphs[kind], session)
         errors = [
             _prove(case, manifest, opened[case.graph], golden)
             for opened in (sessions, parallel_sessions)
@@ -317,6 +322,15 @@ def _open(
     with _explain_errors(path, f"the {manifest.precision} graph does not load on {device.provider}"):
         # Resolved: ONNX Runtime compares the real folders of a graph and its weights.
         return Session(path.resolve(), device, prepack_weights=kind in prepacked)
+
+
+def _check_types(folder: Path, graph: Graph, session: Session) -> None:
+    """Refuses a graph whose outputs have other element types than its manifest states."""
+    for spec in graph.outputs:
+        if (runtime_type := session.types[spec.name]) != RUNTIME_TYPES[spec.data_type]:
+            raise ArtifactError(
+                folder / graph.file, f"{spec.name} is {runtime_type}; the manifest states {spec.data_type}"
+            )
 
 
 def _prove(case: GoldenCase, manifest: Manifest, session: Session, golden: Path) -> float:

@@ -68,7 +68,7 @@ class SequenceInputs:
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class Plan:
-    """What is known of a request by the lengths of its sequences only. Does not keep its model alive.
+    """What requests of equal lengths and options have in common. Does not keep its model alive.
 
     Attributes:
         graph: The graph that computes its sequences, of which long ones run in blocks.

@@ -58,6 +58,7 @@ class Session:
         provider: ONNX Runtime's name of the execution provider.
         inputs: Names of the inputs.
         outputs: Names of the outputs.
+        types: The runtime's types of the outputs by name, such as tensor(float).
         host_nodes: Kind and name of the operators of tensors that run on the host although the provider is a
             device, which lacks them: their tensors are copied to the host and back in every run.
     """
@@ -104,7 +105,8 @@ class Session:
         self._arenas = runtime.arenas
         self.inputs = {tensor.name for tensor in self._session.get_inputs()}
         self.outputs = [output.name for output in self._session.get_outputs()]
-        self.host_nodes = [] if on_host else left_on_host(self._session, self.provider)
+        self.types = {output.name: output.type for output in self._session.get_outputs()}
+        self.host_nodes = [] if on_host else host_operators(self._session, self.provider)
         if self.host_nodes:
             fields = {"graph": path, "provider": self.provider, "operators": ", ".join(self.host_nodes)}
             log.warning("operators run on the host", extra=fields)
@@ -142,7 +144,7 @@ class Session:
             log.warning("arena not trimmed", extra={"provider": self.provider, "reason": str(error)})
 
 
-def left_on_host(session: onnxruntime.InferenceSession, provider: str) -> list[str]:
+def host_operators(session: onnxruntime.InferenceSession, provider: str) -> list[str]:
     """Kind and name of the operators of tensors that do not run on a provider (ONNX Runtime's name)."""
     return [
         f"{node.op_type} {node.name}".rstrip()

@@ -32,6 +32,7 @@ class Batch:
         is_parallel: Whether all threads compute the run.
         run_seconds: How long the run took; 0 before its end, and if it failed.
         control: Ends the run early; None if that is not worth it.
+        number: Its place in the order in which batches start, from 1.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Batch:
         self.is_parallel = self._is_alone = False
         self.run_seconds = self._expected_seconds = 0.0
         self.control: RunControl | None = None
+        self.number = 0
         self._call_seconds = plan.call_seconds
 
     def __iter__(self) -> Iterator[SequenceInputs]:

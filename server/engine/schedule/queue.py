@@ -19,7 +19,7 @@ asks after a short run, and otherwise the engine's threads (`needs_thread`).
 import math
 from bisect import bisect_right
 from collections import deque
-from enum import Enum
+from enum import Enum, auto
 from heapq import merge
 from itertools import chain, groupby, islice
 from operator import attrgetter, sub
@@ -63,10 +63,14 @@ _turn, _share, _seconds = attrgetter("turn"), attrgetter("request.share"), attrg
 class NextStep(Enum):
     """What has to happen before the next batch starts, if a slot is free."""
 
-    INLINE = "the inline thread asks for it, at once or after a short run, without being woken"
-    THREAD = "a thread of the engine asks for it, or the inline thread, which waits for another reason"
-    ANY = "a thread asks for it: another than the inline one has submitted, which may be busy"
-    MEMORY = "a run ends, or a request leaves: the memory that is left is too small"
+    INLINE = auto()
+    """The inline thread asks for it, at once or after a short run. It need not be woken."""
+    THREAD = auto()
+    """A thread of the engine asks for it: the inline thread has left it."""
+    ANY = auto()
+    """The same, whatever the inline thread submits: another thread has submitted too."""
+    MEMORY = auto()
+    """A run ends, or a request leaves: too little memory is left beside the runs in progress."""
 
 
 class LatencyEstimator:
@@ -166,7 +170,8 @@ class Queue:
         self._requests: set[Request] = set()
         # Those of several sequences.
         self._bulk: set[Request] = set()
-        self._next_number = 0
+        # Numbers of requests and of batches.
+        self._next_number = self._started = 0
         self._handed_over: deque[Batch] = deque()
         self._next_step = NextStep.THREAD
         self._closing = False
@@ -186,8 +191,9 @@ class Queue:
 
     @property
     def oldest(self) -> float | None:
-        """When the sequence whose turn is next was queued; None if the queue is empty."""
-        return self._next_bucket()[0].request.queued_at if self._buckets else None
+        """When the sequence that has waited longest was queued; None if the queue is empty."""
+        sequences = chain.from_iterable(self._buckets.values())
+        return min((sequence.request.queued_at for sequence in sequences), default=None)
 
     @property
     def needs_thread(self) -> bool:
@@ -305,7 +311,7 @@ class Queue:
         kept = deque(sequence for sequence in bucket if sequence.request is not request)
         if kept:
             self._buckets[key] = kept
-        self._count_left([sequence for sequence in bucket if sequence.request is request])
+        self._subtract([sequence for sequence in bucket if sequence.request is request])
 
     def clear(self) -> list[Request]:
         """Takes every sequence out of the queue; returns the requests, which are yet to be released."""
@@ -355,7 +361,7 @@ class Queue:
         self._running_seconds = self._running_seconds - batch.seconds_alone if self.running else 0.0
         self._try_memory()
         self.latency.ended(batch.seconds_alone, now, busy=bool(self.running or self._buckets))
-        if not self.running:
+        if not self.running and batch.number == self._started:
             batch.learn()
 
     def _take(self, now: float) -> Next:
@@ -380,10 +386,12 @@ class Queue:
             if not bucket:
                 del self._buckets[head.request.model, head.request.plan.graph, share]
             if unwanted:
-                self._count_left(unwanted)
+                self._subtract(unwanted)
         if batch is not None:
-            self._count_left(batch.sequences, run=True)
+            self._subtract(batch.sequences, charge=True)
             batch.choose_threads(self._queued_seconds + self._running_seconds)
+            self._started += 1
+            batch.number = self._started
             self.running[batch] = batch.run_bytes
             self._running_seconds += batch.seconds_alone
             self.latency.started(now)
@@ -432,15 +440,15 @@ class Queue:
             del self._buckets[emptied]
         return unwanted
 
-    def _count_left(self, sequences: list[SequenceInputs], *, run: bool = False) -> None:
-        """Records that sequences have left the queue, and whether to run."""
+    def _subtract(self, sequences: list[SequenceInputs], *, charge: bool = False) -> None:
+        """Subtracts sequences that have left the queue; if they run, their callers are charged."""
         for share, group in groupby(sequences, _share):
             durations = list(map(_seconds, group))
             seconds = sum(durations)
             share.sequences -= len(durations)
             share.seconds -= seconds
             self._queued_seconds -= seconds
-            if run:
+            if charge:
                 share.clock += seconds / share.caller.weight
         if self._bulk:
             for sequence in sequences:

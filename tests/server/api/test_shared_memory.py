@@ -14,6 +14,7 @@ from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api import shared_memory
 from attention_serving.server.api.shared_memory import FOLDER, SharedMemory
 from attention_serving.server.engine.errors import (
+    EngineError,
     InvalidRequestError,
     LimitExceededError,
     RegionNotFoundError,
@@ -57,6 +58,9 @@ def test_a_tensor_is_read_and_written_where_it_lies(memory: SharedMemory, file: 
     assert file.read_bytes()[256 + 1019 : 256 + 1024] == bytes([251, ord("a"), 7, 8, 255])
     with pytest.raises(InvalidRequestError, match="out: has 4 bytes; the request sets 3 bytes aside for it"):
         place.shorten(4)
+    with pytest.raises(EngineError, match="out: has 4 bytes, which are not those of its shape"):
+        place.write([bytes(4)])
+    assert file.read_bytes()[256 + 1019 : 256 + 1024] == bytes([251, ord("a"), 7, 8, 255])
 
 
 @pytest.mark.parametrize(

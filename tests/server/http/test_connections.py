@@ -116,6 +116,7 @@ TOO_LONG = {
     "head": (LONG_HEAD, 431, "head is larger than 65536 bytes"),
     "extension": (CHUNKED_HEAD + b"1;" + b"x" * 200_000, 431, "larger than 65536 bytes"),
     "trailer": (CHUNKED_HEAD + b"0\r\nx: " + b"x" * 200_000, 431, "larger than 65536 bytes"),
+    "headers": (head("/v2", *300 * ("a: b",), method="GET"), 431, "it has more than 256 headers"),
     "chunks": (CHUNKED_HEAD + 65_537 * b"1\r\n \r\n", 413, "the body has more than 65536 chunks"),
 }
 
@@ -152,6 +153,38 @@ def test_the_time_of_a_head(shared_scripted: Scripted) -> None:
         later.settimeout(PATIENCE_SECONDS)
         later.sendall(b"GET /v2")
         assert answer_on(later).status == 408
+
+
+def test_a_connection_without_a_request_is_closed_without_a_reply(shared_scripted: Scripted) -> None:
+    with front(shared_scripted, message_timeout_seconds=0.2) as running, connected(running.port) as silent:
+        assert silent.recv(1) == b""
+
+
+def test_a_body_that_the_server_does_not_read_yet_may_take_longer(
+    scripted: Scripted, blocked: Blocked
+) -> None:
+    body = json.dumps(REQUEST).encode()
+    with (
+        front(scripted, message_timeout_seconds=0.3) as running,
+        busy(running.port, scripted, 1) as (connection,),
+    ):
+        connection.sendall(head(INFER, f"Content-Length: {len(body)}") + body[:-1])
+        connection.settimeout(0.6)
+        with pytest.raises(TimeoutError):  # neither is answered
+            connection.recv(1)
+        connection.settimeout(PATIENCE_SECONDS)
+        blocked.release()
+        assert answer_on(connection).status == 200
+        connection.sendall(body[-1:])
+        assert answer_on(connection).status == 200
+
+
+@pytest.mark.usefixtures("scripted")
+def test_version_1_0_has_no_status_100(port: int) -> None:
+    start = f"POST {INFER} HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n{{}}"
+    with connected(port) as connection:
+        connection.sendall(start.encode())
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
 
 
 def test_slow_connections_make_room_and_take_no_places(shared_scripted: Scripted) -> None:

@@ -87,6 +87,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "empty graph": (empty_graph, GRAPH, LOADS_NOT),
     "weights not listed": (external_data("secret.bin"), GRAPH, f"{UNLISTED}'secret.bin'"),
     "weights in memory": (external_data("*/_ORT_MEM_ADDR_/*"), GRAPH, f"{UNLISTED}'*/_ORT_MEM_ADDR_/*'"),
+    "another type": (
+        manifest(lambda c: c["graphs"]["lengths"]["outputs"][0].update(data_type="int64")),
+        GRAPH,
+        "context_vectors is tensor(float); the manifest states int64",
+    ),
     "tokenizer missing": (manifest(lambda c: c.update(tokenizer=GOLDEN)), GOLDEN, "the tokenizer does not"),
 }  # fmt: skip
 

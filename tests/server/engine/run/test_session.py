@@ -17,7 +17,7 @@ from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import FailedModel
 from attention_serving.server.engine.run import cuda, session
 from attention_serving.server.engine.run.provider import RUNTIME_PROVIDERS, Device, Provider
-from attention_serving.server.engine.run.session import SHAPE_OPERATORS, Session, left_on_host
+from attention_serving.server.engine.run.session import SHAPE_OPERATORS, Session, host_operators
 from tests.server.engine.run.test_cuda import WITHOUT_CUDA
 from tests.server.samples import CROSS, ROOT, SELF
 
@@ -69,8 +69,8 @@ def test_operators_of_tensors_on_the_host_are_named_and_those_of_sizes_are_not(a
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     graph = artifacts / CROSS / "1/model.lengths.onnx"
     loaded = onnxruntime.InferenceSession(graph, options, providers=[ON_HOST])
-    assert left_on_host(loaded, ON_HOST) == []
-    found = left_on_host(loaded, "CUDAExecutionProvider")
+    assert host_operators(loaded, ON_HOST) == []
+    found = host_operators(loaded, "CUDAExecutionProvider")
     kinds = {text.split()[0] for text in found}
     assert {"MatMul", "Attention"} <= kinds
     assert not kinds & set(SHAPE_OPERATORS)
