@@ -18,11 +18,11 @@ from attention_serving.artifact.manifest import (
     GraphKind,
     TensorSpec,
 )
-from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.model import ContextModel, LoadedModel
 from attention_serving.server.engine.requests.outputs import select, with_spans
 from attention_serving.server.engine.requests.request import SequenceInputs
-from attention_serving.server.engine.run.session import RunControl
-from attention_serving.server.engine.types import Array
+from attention_serving.server.engine.run.session import RunControl, Session
+from attention_serving.server.engine.types import Array, Context
 
 Outputs = dict[str, Array]
 # When a run started, had its inputs, had its outputs, and ended, on `time.monotonic`'s clock.
@@ -55,13 +55,15 @@ def run_batch(
     """
     tensors, started = model.manifest.graphs[graph], time.monotonic()
     session = (model.parallel_sessions if parallel else model.sessions)[graph]
-    inputs = {spec.name: _input(model, spec, sequences) for spec in tensors.inputs}
-    if model.context is not None:
-        inputs |= {name: array for name, array in model.context.tensors.items() if name in session.inputs}
+    split = _split
+    if isinstance(model, ContextModel):
+        inputs, split = _concatenate(model.context, tensors, sequences, session), _split_rows
+    else:
+        inputs = {spec.name: _pad(model, spec, sequences) for spec in tensors.inputs}
     prepared = time.monotonic()
     outputs = session.run(inputs, control)
     computed = time.monotonic()
-    results = (_split if model.context is None else _split_rows)(tensors, outputs, sequences)
+    results = split(tensors, outputs, sequences)
     for at, sequence in enumerate(sequences):
         if sequence.head_selection is not None:
             results[at][ATTENTION_WEIGHTS] = select(results[at][ATTENTION_WEIGHTS], sequence.head_selection)
@@ -103,22 +105,33 @@ def gather(results: Sequence[Outputs]) -> dict[str, list[Array]]:
     return {name: [result[name] for result in results] for name in results[0]}
 
 
-def _input(model: LoadedModel, spec: TensorSpec, sequences: Sequence[SequenceInputs]) -> Array:
+def _pad(model: LoadedModel, spec: TensorSpec, sequences: Sequence[SequenceInputs]) -> Array:
     """One input of a run: the sequences' own arrays stacked, or what the graph has in addition."""
     name = spec.name
     if name in sequences[0].inputs:
         if len(sequences) == 1:
             return sequences[0].inputs[name][np.newaxis]
-        arrays = [sequence.inputs[name] for sequence in sequences]
-        return _stack(arrays) if model.context is None else np.concatenate(arrays)[np.newaxis]
+        return _stack([sequence.inputs[name] for sequence in sequences])
     if name == BLOCK_ROWS:
         longest = max(model.key_length(sequence.lengths) for sequence in sequences)
         return np.array(model.block_rows(longest), np.int64)  # ()
     if (axis := model.axes_of_lengths.get(name)) is not None:
         return np.array([sequence.sizes[axis] for sequence in sequences], dtype=np.int64)  # (B,)
-    if model.context is not None:
-        return _concatenate_masks(sequences, model.context.rows)
     return _stack_masks(spec, sequences)
+
+
+def _concatenate(
+    context: Context, graph: Graph, sequences: Sequence[SequenceInputs], session: Session
+) -> dict[str, Array]:
+    """The inputs of a run of queries to a context: their rows one after the other, and the context."""
+    inputs = {name: array for name, array in context.tensors.items() if name in session.inputs}
+    for spec in graph.inputs:
+        if spec.name in sequences[0].inputs:
+            rows = [sequence.inputs[spec.name] for sequence in sequences]
+            inputs[spec.name] = (rows[0] if len(rows) == 1 else np.concatenate(rows))[np.newaxis]
+        else:
+            inputs[spec.name] = _concatenate_masks(sequences, context.rows)
+    return inputs
 
 
 def _stack(arrays: list[Array]) -> Array:
