@@ -252,6 +252,11 @@ class Engine:
             with self._lock:
                 self._queue.check(deadline, now, caller)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued or runs."""
+        return not (self._queue or self._queue.running)
+
     def load(self) -> EngineLoad:
         """What the engine holds now."""
         contexts = self.contexts

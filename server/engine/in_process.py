@@ -36,7 +36,7 @@ from attention_serving.server.engine.models.loading import load_model, versions
 from attention_serving.server.engine.requests.outputs import shortened
 from attention_serving.server.engine.requests.request import Request, split
 from attention_serving.server.engine.requests.validation import encode_texts, validate
-from attention_serving.server.engine.run.execute import Outputs, gather, run_batch
+from attention_serving.server.engine.run.execute import Outputs, run_batch
 from attention_serving.server.engine.run.provider import Device, Provider, ProviderError
 from attention_serving.server.engine.types import Array, Context, DecodedRequest, Ragged, Result
 
@@ -180,7 +180,8 @@ class InProcessModel:
             outputs, _ = run_batch(model, batch[0].plan.graph, batch)
             for index, output in zip(indices, outputs, strict=True):
                 results[index] = output
-        return Result(shortened(gather(results), model, request.dimensions))
+        columns = {name: [outputs[name] for outputs in results] for name in results[0]}
+        return Result(shortened(columns, model, request.dimensions))
 
     def _batches(self, request: Request) -> Iterator[list[int]]:
         """Indices of sequences of equal lengths, in portions that one run may hold."""

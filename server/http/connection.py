@@ -20,6 +20,7 @@ from urllib.parse import unquote
 import httptools
 import orjson
 
+from attention_serving.server.api.errors import UNEXPECTED
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError, OverloadedError
 from attention_serving.server.http import schemas
@@ -63,7 +64,6 @@ IDLE_SECONDS = 75
 HEAD, BODY, NEXT_REQUEST, END = "head of the request", "body", "next request", "end"
 # The status in the log of a request whose client has closed its connection, or did not read on in time.
 CLIENT_LEFT = 499
-UNEXPECTED = "the server failed unexpectedly; its log has the details"
 PHRASES = {status.value: status.phrase for status in HTTPStatus} | {CLIENT_LEFT: "Client Closed Request"}
 
 

@@ -25,9 +25,10 @@ from grpc_status import rpc_status
 
 from attention_serving.server import lifecycle
 from attention_serving.server.addresses import BACKLOG
+from attention_serving.server.api.errors import UNEXPECTED
 from attention_serving.server.engine.errors import EngineError, OverloadedError
 from attention_serving.server.http import text_models
-from attention_serving.server.http.connection import UNEXPECTED, Connection, HttpError, HttpRequest, Reply
+from attention_serving.server.http.connection import Connection, HttpError, HttpRequest, Reply
 from attention_serving.server.http.routes import PARAMETER, ROUTES, Handler, describe
 from attention_serving.server.http.service import Service
 from attention_serving.server.observe import logs

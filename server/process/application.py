@@ -39,7 +39,7 @@ ALL = "*"
 class Application:
     """The parts of a server process, and the steps of its life: `bind`, `load`, `start`, `drain` and `close`.
 
-    A worker is bound last before its start, and any other process first.
+    A worker is bound after `load`, and any other process before it.
 
     Attributes:
         settings: Its settings, with a provider that this machine has.
@@ -103,7 +103,7 @@ class Application:
         return self.server.bind(private_socket(folder, worker) if is_http_on else None)
 
     def load(self) -> bool:
-        """Loads the models; returns whether they are loaded, or the process was asked to stop meanwhile.
+        """Loads the models; returns False if the process was asked to stop meanwhile.
 
         Raises:
             ServerError: The repository does not contain a model that can be served.

@@ -140,8 +140,7 @@ class Audit(PeriodicThread):
         self.seconds = POLL_SECONDS
         if not self._samples:
             return
-        load, started = self._engine.load(), time.monotonic()
-        is_idle = not (load.runs or load.queue_depth)
+        is_idle, started = self._engine.is_idle, time.monotonic()
         if not is_idle and started - self._samples[0].taken_at < MAX_WAIT_SECONDS:
             self.seconds = IDLE_SECONDS
             return

@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 def run(service: "Application | Workers") -> None:
     """Serves until a `StopRequest` arrives and every accepted call has been answered.
 
-    If a request arrives while models load, it returns at once, while a load is in progress: no call has been
-    accepted, and a load cannot be interrupted.
+    If one arrives while models load, this returns without waiting for the load: no call has been accepted,
+    and a load cannot be interrupted.
 
     Args:
         service: Is bound, loaded, started, drained and closed.

@@ -102,7 +102,7 @@ class Workers:
         """Does nothing: the workers publish their metrics with every heartbeat."""
 
     def load(self) -> bool:
-        """Starts the workers; returns whether all of them serve, or the service was asked to stop meanwhile.
+        """Starts the workers, until all serve; returns False if the service was asked to stop meanwhile.
 
         Raises:
             ServerError: A worker ended before all of them served.

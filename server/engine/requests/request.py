@@ -141,6 +141,7 @@ class Request:
         number: Its place in the order of arrival.
         share: Its caller, among those in the queue.
         queued_seconds: Sum of the expected durations of its sequences that are in the queue.
+        queued: Number of its sequences that are in the queue; of a request of one, at the start.
         missing: Number of sequences without a result.
         outputs: The outputs so far by name: one array for each sequence, in their order.
         is_done: Whether it has ended or was withdrawn. Set by the queue, with the lock of the engine.
@@ -155,6 +156,7 @@ class Request:
     number: int
     share: CallerShare
     queued_seconds: float
+    queued: int
     missing: int
     outputs: dict[str, list[Any]]
 

@@ -100,11 +100,6 @@ def _split_rows(graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInpu
     return results
 
 
-def gather(results: Sequence[Outputs]) -> dict[str, list[Array]]:
-    """The outputs of several sequences by name: one array per sequence, in their order."""
-    return {name: [result[name] for result in results] for name in results[0]}
-
-
 def _pad(model: LoadedModel, spec: TensorSpec, sequences: Sequence[SequenceInputs]) -> Array:
     """One input of a run: the sequences' own arrays stacked, or what the graph has in addition."""
     name = spec.name

@@ -192,8 +192,10 @@ class Queue:
     @property
     def oldest(self) -> float | None:
         """When the sequence that has waited longest was queued; None if the queue is empty."""
-        sequences = chain.from_iterable(self._buckets.values())
-        return min((sequence.request.queued_at for sequence in sequences), default=None)
+        # In a bucket, requests of one sequence come in the order of their arrival.
+        requests = [bucket[0].request for bucket in self._buckets.values()]
+        requests += [request for request in self._bulk if request.queued]
+        return min((request.queued_at for request in requests), default=None)
 
     @property
     def needs_thread(self) -> bool:
@@ -261,7 +263,7 @@ class Queue:
         share = request.share = self._shares.of(request.caller)
         request.queued_at, request.number, request.queued_seconds = now, self._next_number, seconds
         self._next_number += 1
-        request.missing = count = len(sequences)
+        request.missing = request.queued = count = len(sequences)
         request.outputs = {}
         turn = share.turn
         for index, sequence in enumerate(sequences):
@@ -452,6 +454,7 @@ class Queue:
                 share.clock += seconds / share.caller.weight
         if self._bulk:
             for sequence in sequences:
+                sequence.request.queued -= 1
                 sequence.request.queued_seconds -= sequence.plan.seconds
         if not self._buckets:  # rounding errors do not add up
             self._queued_seconds = 0.0

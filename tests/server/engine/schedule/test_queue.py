@@ -239,6 +239,8 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_queued_is_counted(self) -> None:
         assert self.queue.sequences == len(self.waiting)
+        queued_at = [ticket.request.queued_at for ticket in self.waiting]
+        assert self.queue.oldest == min(queued_at, default=None)
         work = sum(ticket.seconds for ticket in self.waiting)
         work += sum(batch.seconds_alone for batch in self.queue.running)
         assert math.isclose(self.queue.work, work, abs_tol=1e-6)
