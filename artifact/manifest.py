@@ -6,11 +6,12 @@ differ in their inputs and outputs, so that a request pays only for what it uses
 
 import hashlib
 import shutil
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from attention_serving.artifact.encoder import ClassifierFacts, EncoderFacts
 from attention_serving.artifact.errors import ArtifactError
@@ -38,6 +39,8 @@ BLOCK_ROWS = "block_rows"
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 NumHeads = Annotated[int, Field(ge=0, le=2**16)]
+Step = Annotated[int, Field(ge=1, le=2**16)]
+Shift = Annotated[int, Field(ge=-(2**31), le=2**31)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 
 
@@ -94,6 +97,43 @@ class TensorSpec(Record):
     exclusive_upper_bound: Size | None = None
     """For ids, which count from 0: each is below this bound."""
 
+    @property
+    def length_axis(self) -> str | int:
+        """The second axis, the rows of each sequence: fixed (int) for vectors (B, d); 1 for scalars (B,)."""
+        return self.axes[1] if len(self.axes) > 1 else 1
+
+
+def sequence_axes(specs: Iterable[TensorSpec]) -> list[str]:
+    """The symbolic length axis of each tensor that has one."""
+    return [spec.length_axis for spec in specs if isinstance(spec.length_axis, str)]
+
+
+class DerivedAxis(Record):
+    """The size of an axis of outputs, which follows from that of a sequence axis of the inputs.
+
+    Of T rows on `axis` it is (scale * T + shift) // stride * repeat + extra.
+    """
+
+    axis: str
+    scale: Step = 1
+    shift: Shift = 0
+    stride: Size = 1
+    repeat: Step = 1
+    extra: Shift = 0
+
+    def size(self, rows: int) -> int:
+        """The size for `rows` on the sequence axis."""
+        return max(0, (self.scale * rows + self.shift) // self.stride * self.repeat + self.extra)
+
+
+DerivedAxes = Mapping[str, DerivedAxis]
+
+
+def all_sizes(sizes: Mapping[str, int], derived: DerivedAxes) -> dict[str, int]:
+    """The sizes of symbolic axes, with those of the axes that derive from them."""
+    known = {name: axis.size(sizes[axis.axis]) for name, axis in derived.items() if axis.axis in sizes}
+    return {**sizes, **known}
+
 
 class Graph(Record):
     """One ONNX file of a model."""
@@ -149,6 +189,8 @@ class Manifest(Record):
     """By symbolic axis, the largest number of rows that the model takes; axes without a limit are absent."""
     min_lengths: dict[str, Size] = Field(default_factory=dict)
     """By symbolic axis, the smallest number of rows that the model takes; axes without a limit are absent."""
+    derived_axes: dict[str, DerivedAxis] = Field(default_factory=dict)
+    """By symbolic axis of outputs that is not an axis of an input, how its size follows from one."""
     refuses_nan: bool = False
     """Whether servers refuse NaN in inputs: it makes NaN of other results than in eager PyTorch."""
     branches_as_traced: tuple[str, ...] = ()
@@ -170,6 +212,16 @@ class Manifest(Record):
     """Versions of the libraries that the artifact was made with."""
     source: str = ""
     """SHA-256 of the weights, configuration and options that were exported."""
+
+    @model_validator(mode="after")
+    def _check_derived_axes(self) -> Self:
+        inputs = {axis for graph in self.graphs.values() for axis in sequence_axes(graph.inputs)}
+        for name, axis in self.derived_axes.items():
+            if axis.axis not in inputs or name in {BATCH_AXIS, *inputs}:
+                raise ValueError(
+                    f"derived axis {name!r} of {axis.axis!r}: must derive from an axis of inputs"
+                )
+        return self
 
     @property
     def runs_alone(self) -> bool:

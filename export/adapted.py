@@ -110,7 +110,10 @@ class AdaptedModule(nn.Module):
     def forward(self, **inputs: Tensor) -> object:
         """Calls the module; without lengths or `attention_mask`, every row may be attended to."""
         arguments, masks = self.arguments(inputs), {mask.name for mask in self.masks}
-        with self.calls.following([values for name, values in arguments.items() if name not in masks]):
+        tensors = [values for name, values in arguments.items() if name not in masks]
+        rows = [max(inputs[name].shape[:2]) for name in self._rows.values()]
+        is_small = max(rows) <= MOST_FOLLOWED_ROWS if rows else len(tensors[0]) <= MOST_FOLLOWED_ALONE
+        with self.calls.following(tensors, is_small=is_small):
             return self.module(**arguments)
 
     @contextmanager
@@ -156,6 +159,8 @@ class AdaptedModule(nn.Module):
 WITH_HEADS = 4  # (B, H, T, d)
 # In longer sequences, the tensors that depend on inputs are not followed: they take memory until the end.
 MOST_FOLLOWED_ROWS = 64
+# The same of batches of a module without a sequence axis, whose sequences may be as large as images.
+MOST_FOLLOWED_ALONE = 2
 # Operators that read the shape of a tensor, and none of its values.
 SHAPE_OPERATORS = {
     "aten::empty_like", "aten::full_like", "aten::ones_like", "aten::zeros_like", "aten::rand_like",
@@ -215,10 +220,12 @@ class TracedCalls(TorchFunctionMode):
         self.is_needed = False
         self._values: InputValues | None = None
 
-    def following(self, inputs: Sequence[Tensor]) -> ExitStack:
-        """Records, or repeats in a trace, the branches of one call with inputs, while the block runs."""
+    def following(self, inputs: Sequence[Tensor], *, is_small: bool) -> ExitStack:
+        """Records, or repeats in a trace, the branches of one call with inputs, while the block runs.
+
+        What depends on their values is followed if the call is small.
+        """
         stack = ExitStack()
-        is_small = all(max(values.shape[:2]) <= MOST_FOLLOWED_ROWS for values in inputs)
         self._values = InputValues(inputs) if is_small and not torch.compiler.is_exporting() else None
         if self._values is not None:
             stack.enter_context(self._values)

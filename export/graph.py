@@ -130,6 +130,7 @@ def finish(model: onnx_ir.Model, signature: Signature) -> onnx.ModelProto:
     proto = onnx_ir.to_proto(model)
     _strip(proto)
     _number(proto.graph)
+    _name_derived_axes(proto, signature)
     _check(proto, signature)
     return proto
 
@@ -263,6 +264,14 @@ def _number(graph: onnx.GraphProto) -> None:
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 _number(attribute.g)
+
+
+def _name_derived_axes(proto: onnx.ModelProto, signature: Signature) -> None:
+    """Names the axes of outputs that the tracer describes by an expression such as `sequence + 1`."""
+    for value, spec in zip(proto.graph.output, signature.outputs, strict=True):
+        for dim, axis in zip(value.type.tensor_type.shape.dim, spec.axes, strict=False):
+            if axis in signature.derived_axes and dim.dim_param not in (*signature.axes, ""):
+                dim.dim_param = str(axis)
 
 
 def _check(proto: onnx.ModelProto, signature: Signature) -> None:

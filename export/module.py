@@ -19,6 +19,7 @@ from attention_serving.artifact.manifest import (
     QUERY_LENGTHS,
     GraphKind,
     TensorSpec,
+    sequence_axes,
 )
 from attention_serving.artifact.names import NAME_PATTERN
 from attention_serving.artifact.tolerance import Tolerance
@@ -35,6 +36,7 @@ from attention_serving.export.probe import (
     find_largest_lengths,
     find_least_lengths,
     find_outputs,
+    output_precision,
     output_scale,
 )
 from attention_serving.export.probe_masks import can_be_padded, check_masks, check_pairs, equal_without_masks
@@ -124,7 +126,7 @@ class ModuleInputs:
         names = {name: renamed.get(name, name) for name in examples if name not in mask_names}
         _check_names(names)
         tensors = tuple(_input(name, all_examples[name], dynamic_axes, names[name]) for name in names)
-        axes = list(dict.fromkeys(str(spec.axes[1]) for spec in tensors))
+        axes = list(dict.fromkeys(sequence_axes(tensors)))
         if len(axes) > MAX_SEQUENCE_AXES:
             raise ValueError(
                 f"dynamic_axes: {len(axes)} sequence axes ({', '.join(axes)}); at most {MAX_SEQUENCE_AXES} "
@@ -135,9 +137,9 @@ class ModuleInputs:
         ranges = [
             {
                 served: drawn
-                for name, served in names.items()
+                for (name, served), spec in zip(names.items(), tensors, strict=True)
                 if examples[name].is_floating_point()
-                and (drawn := ValueRange.of(all_examples[name], usual=usual)) is not None
+                and (drawn := ValueRange.of(all_examples[name], spec.axes, usual=usual)) is not None
             }
             for usual in (True, False)
         ]
@@ -148,8 +150,9 @@ class ModuleInputs:
             max_lengths=max_lengths,
             stated_lengths={} if max_length is None else max_lengths,
             example_sizes={
-                str(spec.axes[1]): examples[name].shape[1]
+                spec.length_axis: examples[name].shape[1]
                 for spec, name in reversed([*zip(tensors, names, strict=True)])
+                if isinstance(spec.length_axis, str)
             },
             ranges=ranges[0],
             narrow_ranges=ranges[1],
@@ -162,8 +165,8 @@ class ModuleInputs:
         Raises:
             ValueError: An axis has the name that requests give another one.
         """
-        first, last = (str(self.tensors[at].axes[1]) for at in (0, -1))
-        names = {first: QUERY_LENGTHS, last: KEY_LENGTHS}
+        axes = sequence_axes(self.tensors)
+        names = dict(zip(axes[:1] + axes[-1:], (QUERY_LENGTHS, KEY_LENGTHS), strict=False))
         masked = [mask.sequence_axes[0] for mask in self.masks if len(mask.sequence_axes) == 1]
         lengths = {axis: names.get(axis, f"{axis}_lengths") for axis in masked}
         inputs = {spec.name for spec in self.tensors}
@@ -174,7 +177,11 @@ class ModuleInputs:
 
     def adapted(self, module: nn.Module) -> AdaptedModule:
         """The module as its graphs call it."""
-        rows = {str(spec.axes[1]): spec.name for spec in reversed(self.tensors)}
+        rows = {
+            spec.length_axis: spec.name
+            for spec in reversed(self.tensors)
+            if isinstance(spec.length_axis, str)
+        }
         return AdaptedModule(
             module, rows=rows, lengths=self.lengths, masks=self.masks, parameters=self.parameters
         )
@@ -209,7 +216,7 @@ def module_spec(
         kind=GraphKind.PLAIN,
         inputs=inputs.tensors,
         outputs=(),
-        key_axis=str(inputs.tensors[-1].axes[1]),
+        key_axis=next(reversed(sequence_axes(inputs.tensors)), ""),
         least_key_length=1,
         max_lengths=inputs.max_lengths,
         ranges=inputs.ranges,
@@ -220,11 +227,13 @@ def module_spec(
     except NotANumberError:  # standard normal values are not what the module takes
         plain = replace(plain, ranges=inputs.narrow_ranges)
         plain = find_least_lengths(adapted, plain, inputs.example_sizes)
-    plain = replace(plain, outputs=find_outputs(adapted, plain, output_names))
+    plain = find_outputs(adapted, plain, output_names)
     check_repeatable(adapted, plain)
     plain, long_cases = find_largest_lengths(adapted, plain, inputs.stated_lengths)
     scale = output_scale(adapted, plain, long_cases)
     tolerances = {precision: usual.scaled(scale) for precision, usual in TOLERANCES.items()}
+    if (rounding := output_precision(adapted, plain)) is not None:
+        tolerances[Precision.FP32] = tolerances[rounding]
     tolerance = tolerance or tolerances[Precision.FP32]
     check_independence(adapted, plain, tolerance)
     signatures = [plain]
@@ -394,14 +403,18 @@ def _input(name: str, examples: Sequence[Tensor], dynamic_axes: DynamicAxes, ser
         types = ", ".join(DATA_TYPES.values())
         raise ValueError(f"example_inputs[{name!r}] is {example.dtype}; an input is one of {types}")
     axis_names = dynamic_axes.get(name, {})
-    if (
-        axis_names.get(0) != BATCH_AXIS
-        or set(axis_names) != {0, 1}
-        or axis_names[1] == BATCH_AXIS
-        or example.ndim < len(axis_names)
-    ):
+    is_batch = [axis_name == BATCH_AXIS for axis_name in axis_names.values()]
+    if axis_names.get(0) != BATCH_AXIS or sum(is_batch) > 1 or example.ndim < 1:
         raise ValueError(_about_axes(name, example, axis_names))
-    shape = (BATCH_AXIS, axis_names[1], *example.shape[2:])
+    if further := sorted(set(axis_names) - {0, 1}):
+        raise ValueError(
+            f"dynamic_axes[{name!r}]={dict(axis_names)}: axis {further[0]} varies. Only axis 0, the batch, "
+            f"and axis 1, the sequence, can vary in an input that is not a mask: leave the axis out, which fixes "
+            f"its size at that of the example, or move it to the second place"
+        )
+    if len(axis_names) > example.ndim:
+        raise ValueError(f"dynamic_axes[{name!r}]={dict(axis_names)}: its shape is {tuple(example.shape)}")
+    shape = (BATCH_AXIS, *(axis_names.get(at, size) for at, size in enumerate(example.shape[1:], 1)))
     is_ids = example.dtype is torch.int64
     bound = max(_id_bound(name, values) for values in examples) if is_ids else None
     return tensor(served, DATA_TYPES[example.dtype], *shape, exclusive_upper_bound=bound)
@@ -415,7 +428,8 @@ def _about_axes(name: str, example: Tensor, axis_names: Mapping[int, str]) -> st
         else f"dynamic_axes has no entry for {name!r}"
     )
     message = (
-        f"{argument}: name axis 0 {BATCH_AXIS!r} and axis 1 the sequence, as {{0: 'batch', 1: 'sequence'}}"
+        f"{argument}: name axis 0 {BATCH_AXIS!r} and axis 1 the sequence, as {{0: 'batch', 1: 'sequence'}}; "
+        f"an input without a sequence axis has {{0: 'batch'}}"
     )
     if axis_names.get(1) == BATCH_AXIS:
         message += f"; {BATCH_SECOND}"

@@ -5,35 +5,42 @@ import sys
 import time
 import traceback
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from attention_serving.artifact.golden import Arrays, GoldenCase
-from attention_serving.artifact.manifest import BATCH_AXIS, TensorSpec
+from attention_serving.artifact.manifest import BATCH_AXIS, DerivedAxis, TensorSpec
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export.adapted import AdaptedModule
 from attention_serving.export.assumptions import LONGEST_SERVED
+from attention_serving.export.derived import derive_axis
 from attention_serving.export.errors import ExportError
 from attention_serving.export.parity import LONGEST
+from attention_serving.export.precision import Precision
 from attention_serving.export.signature import (
     MASK_HEADS_AXIS,
     Signature,
     call_eager,
+    named_outputs,
     output_tensors,
     random_inputs,
+    standard_layers,
     tensor,
 )
 
+ROUNDED = {torch.bfloat16: Precision.BF16, torch.float16: Precision.FP16}
 DATA_TYPES = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool"}
-# Two sets of sizes without a common one: an axis of an output is fixed if its size is the same for both.
+# Sets of sizes without a common one: an axis of an output is fixed if its size is the same for all.
 FIRST_SIZES, SECOND_SIZES = (2, 3, 5, 7, 11, 12), (13, 17, 19, 23, 29, 31)
+THIRD_SIZES = (1, LONGEST, LONGEST + 8, LONGEST + 10, LONGEST + 28)
 # Lengths that a module is tried with, up to the largest that servers accept by default.
 TRIED_LENGTHS = (LONGEST, 2049, 4097, LONGEST_SERVED)
 # A length is not tried if it is expected to take longer, nor if it needs more than the free memory: three
@@ -53,40 +60,86 @@ BATCH_FIRST = (
 BATCH_SECOND = f"the module takes (sequence, batch, ...), and must take (batch, sequence, ...): {BATCH_FIRST}"
 
 
-def find_outputs(module: nn.Module, signature: Signature, names: Sequence[str]) -> tuple[TensorSpec, ...]:
-    """Names, types and axes of the outputs, from two runs of different sizes.
+def find_outputs(module: nn.Module, signature: Signature, names: Sequence[str]) -> Signature:
+    """The signature with names, types and axes of the outputs, from runs of different sizes.
 
     Raises:
         ValueError: The module does not run, or its outputs cannot be served under these names.
     """
-    small, large = first_sizes(signature), _second_sizes(signature)
-    by_sizes = {(small[axis], large[axis]): axis for axis in signature.axes}
+    tries = [first_sizes(signature), *(_clipped(signature, sizes) for sizes in (SECOND_SIZES, THIRD_SIZES))]
+    if not _takes(module, signature, tries[-1]):
+        tries.pop()
+    by_sizes = {tuple(sizes[axis] for sizes in tries): axis for axis in signature.axes}
     if len(by_sizes) < len(signature.axes):
         raise ValueError(f"max_length={dict(signature.max_lengths)}: too small to tell the axes apart")
-    first, second = (_run(module, signature, sizes) for sizes in (small, large))
+    results = [_run(module, signature, sizes) for sizes in tries]
+    first = results[0]
     if len(first) != len(names):
         shapes = ", ".join(str(list(output.shape)) for output in first)
         raise ValueError(
             f"output_names={list(names)}: the module returns {len(first)} outputs, of shapes {shapes}; name "
             f"each of them, or wrap the module to return fewer"
         )
-    return tuple(
-        _output(name, first_output, second_output, by_sizes)
-        for name, first_output, second_output in zip(names, first, second, strict=True)
-    )
+    run = cache(partial(_shapes, module, signature, tries[0]))
+    derived, specs = dict[str, DerivedAxis](), list[TensorSpec]()
+    for index, (name, *values) in enumerate(zip(names, *results, strict=True)):
+        axes = list[str | int]()
+        for at, sizes in enumerate(zip(*(value.shape for value in values), strict=True)):
+            if sizes in by_sizes or len(set(sizes)) == 1:
+                axes.append(by_sizes.get(sizes, sizes[0]))
+                continue
+            formula = _derive(signature, tries, partial(_size_at, run, index, at))
+            if formula is None:
+                raise ValueError(
+                    f"output {name!r}: its axis {at} has the sizes {', '.join(map(str, sizes))} where "
+                    f"those of the inputs are {', '.join(map(str, tries))}. It is not an axis of an input, "
+                    f"and its size does not follow from one sequence axis alone, as T + 1 or T // 2 do: "
+                    f"return the parts as outputs of their own, or a fixed size"
+                )
+            names_of_axes = (axis for axis, other in derived.items() if other == formula)
+            axes.append(next(names_of_axes, f"{formula.axis}_{len(derived) + 1}"))
+            derived[str(axes[-1])] = formula
+        dtype = values[0].dtype
+        if dtype not in DATA_TYPES or axes[:1] != [BATCH_AXIS]:
+            raise ValueError(f"output {name!r} is {dtype} {axes}; it must begin with the batch axis")
+        specs.append(tensor(name, DATA_TYPES[dtype], *axes))
+    return replace(signature, outputs=tuple(specs), derived_axes=derived)
 
 
-def _output(name: str, small: Tensor, large: Tensor, by_sizes: Mapping[tuple[int, int], str]) -> TensorSpec:
-    pairs = list(zip(small.shape, large.shape, strict=True))
-    if unknown := [pair for pair in pairs if pair[0] != pair[1] and pair not in by_sizes]:
-        raise ValueError(
-            f"output {name!r}: its axis of sizes {unknown[0]} is not an axis of an input; every axis must "
-            f"be an axis of an input, or have a fixed size"
-        )
-    shape = [by_sizes.get(pair, pair[0]) for pair in pairs]
-    if small.dtype not in DATA_TYPES or shape[:1] != [BATCH_AXIS]:
-        raise ValueError(f"output {name!r} is {small.dtype} {shape}; it must begin with the batch axis")
-    return tensor(name, DATA_TYPES[small.dtype], *shape)
+SizeAt: TypeAlias = Callable[[str, int], int | None]
+"""The size of an axis of an output for a length on a sequence axis; None if the module does not take it."""
+
+
+def _derive(signature: Signature, tries: Sequence[Mapping[str, int]], size_at: SizeAt) -> DerivedAxis | None:
+    """How the size of an axis of an output follows from the one sequence axis that it depends on."""
+    usual, longest = tries[0], tries[-1]
+    axes = [
+        axis for axis in signature.sequence_axes if size_at(axis, longest[axis]) != size_at(axis, usual[axis])
+    ]
+    if len(axes) != 1:
+        return None
+    (axis,) = axes
+    least, most = signature.min_lengths.get(axis, 1), signature.max_lengths.get(axis, LONGEST_SERVED)
+    return derive_axis(axis, partial(size_at, axis), least, most)
+
+
+def _size_at(
+    run: Callable[[str, int], Sequence[Sequence[int]]], index: int, at: int, axis: str, length: int
+) -> int | None:
+    shapes = run(axis, length)
+    return shapes[index][at] if shapes else None
+
+
+def _shapes(
+    module: nn.Module, signature: Signature, sizes: Mapping[str, int], axis: str, length: int
+) -> list[torch.Size]:
+    """The shapes of the outputs for a length; none if the module does not take it."""
+    try:
+        return [output.shape for output in _run(module, signature, {**sizes, axis: length})]
+    except NotANumberError:
+        raise
+    except ExportError:
+        return []
 
 
 def find_least_lengths(module: nn.Module, signature: Signature, example: Mapping[str, int]) -> Signature:
@@ -101,7 +154,7 @@ def find_least_lengths(module: nn.Module, signature: Signature, example: Mapping
         ExportError: The module does not run.
         NotANumberError: Its result is not a number.
     """
-    choices = [first_sizes(signature), _second_sizes(signature), {BATCH_AXIS: 2, **example}]
+    choices = [first_sizes(signature), _clipped(signature, SECOND_SIZES), {BATCH_AXIS: 2, **example}]
     sizes = next((sizes for sizes in choices if _takes(module, signature, sizes)), None)
     if sizes is None:
         try:
@@ -214,6 +267,16 @@ def output_scale(module: nn.Module, signature: Signature, cases: Iterable[LongCa
     return 2.0 ** math.ceil(math.log2(largest / usual))
 
 
+def output_precision(module: nn.Module, signature: Signature) -> Precision | None:
+    """The precision that a module rounds an output to, if it is less than float32."""
+    inputs = random_inputs(signature, first_sizes(signature), rng())
+    tensors = {spec.name: torch.from_numpy(inputs[spec.name]) for spec in signature.inputs}
+    with torch.inference_mode(), standard_layers():
+        leaves = tree_leaves(module(**tensors))
+    types = {leaf.dtype for leaf in leaves if isinstance(leaf, Tensor)}
+    return next((precision for dtype, precision in ROUNDED.items() if dtype in types), None)
+
+
 def _magnitude(results: Arrays) -> float:
     """The largest root of the mean square of an output."""
     squares = [np.square(array, dtype=np.float64) for array in results.values()]
@@ -264,8 +327,8 @@ def first_sizes(signature: Signature) -> dict[str, int]:
     return {axis: min(size, signature.max_lengths.get(axis, size + 1) - 1) for axis, size in sizes.items()}
 
 
-def _second_sizes(signature: Signature) -> dict[str, int]:
-    sizes = _above_least(signature, SECOND_SIZES)
+def _clipped(signature: Signature, sizes_above: Sequence[int]) -> dict[str, int]:
+    sizes = _above_least(signature, sizes_above)
     return {axis: signature.clip(axis, size) for axis, size in sizes.items()}
 
 
@@ -282,8 +345,7 @@ def outputs(module: nn.Module, signature: Signature, inputs: Arrays, *, accepts_
         ExportError: The module fails.
         NotANumberError: An output is not a number, and that is not accepted.
     """
-    results = _try(module, signature, inputs, accepts_nan=accepts_nan)
-    return {spec.name: output.numpy() for spec, output in zip(signature.outputs, results, strict=True)}
+    return named_outputs(signature, inputs, _try(module, signature, inputs, accepts_nan=accepts_nan))
 
 
 def _run(module: nn.Module, signature: Signature, sizes: Mapping[str, int]) -> tuple[Tensor, ...]:
@@ -321,6 +383,9 @@ def _try(
         first = str(error).strip().partition("\n")[0]
         message = f"the module fails for {shapes}: {type(error).__name__}: {first}"
         raise ExportError(message, traceback.format_exc()) from error
+    if any(result.numel() == 0 for result in results):
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
+        raise ExportError(f"the module returns an output without elements for {shapes}")
     for index, result in enumerate(results):
         if not accepts_nan and bool(result.isnan().any()):
             name = signature.outputs[index].name if signature.outputs else str(index)
@@ -339,8 +404,8 @@ def fast_path_notes(module: AdaptedModule, signature: Signature, tolerance: Tole
     """
     inputs = random_inputs(signature, first_sizes(signature), rng())
     for spec in signature.inputs:
-        array = inputs[spec.name]
-        array[:, 1 + array.shape[1] // 2 :] = 0
+        if isinstance(spec.length_axis, str):
+            inputs[spec.name][:, 1 + inputs[spec.name].shape[1] // 2 :] = 0
     tensors = {spec.name: torch.from_numpy(inputs[spec.name]) for spec in signature.inputs}
     try:
         standard = outputs(module, signature, inputs).values()

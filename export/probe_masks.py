@@ -13,6 +13,7 @@ from attention_serving.artifact.manifest import (
     KEY_LENGTHS,
     QUERY_LENGTHS,
     TensorSpec,
+    all_sizes,
 )
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export.adapted import AdaptedModule, Mask, Meaning
@@ -22,6 +23,7 @@ from attention_serving.export.signature import Signature, random_inputs
 
 # Rows of the longest sequence of a padded batch. Layers may carry what is hidden over hundreds of rows.
 PADDED_ROWS = (3, 17, 65, 513)
+MOST_REMAINDERS = 8
 
 
 def equal_without_masks(
@@ -101,13 +103,18 @@ def _is_equal_when_padded(
     *,
     zeros: bool,
 ) -> bool:
-    """Runs three sequences together and alone: one of so many rows, one of half of them, one of a row."""
+    """Runs sequences together and alone: one of so many rows, one of half of them, one of a row.
+
+    Of strided modules, sequences of each remainder are among them.
+    """
     longest = {axis: signature.clip(axis, rows + at) for at, axis in enumerate(signature.sequence_axes)}
+    strides = [min(derived.stride, MOST_REMAINDERS) for derived in signature.derived_axes.values()]
+    lengths_of_parts = [rows // 2, 1, *(rows // 2 + at for at in range(1, max(strides, default=1)))]
     parts = [
         longest,
         *(
-            {**longest, **{axis: signature.clip(axis, longest[axis] // n) for axis in axes}}
-            for n in (2, rows)
+            {**longest, **{axis: min(signature.clip(axis, length), longest[axis]) for axis in axes}}
+            for length in lengths_of_parts
         ),
     ]
     sizes = {**first_sizes(signature), **longest, BATCH_AXIS: len(parts)}
@@ -129,7 +136,8 @@ def _is_equal_when_padded(
     together = outputs(module, signature, inputs, accepts_nan=True)
     for index, lengths in enumerate(parts):
         alone = outputs(module, signature, _cut(inputs, signature.inputs, index, lengths), accepts_nan=True)
-        batched = _cut(together, signature.outputs, index, lengths)
+        sizes_of_sequence = all_sizes(lengths, signature.derived_axes)
+        batched = _cut(together, signature.outputs, index, sizes_of_sequence)
         if not all(tolerance.holds(alone[name], batched[name]) for name in batched):
             return False
     return True

@@ -26,10 +26,14 @@ from attention_serving.artifact.manifest import (
     QUERY_LENGTHS,
     TEXT_ATTENTION_GRAPHS,
     Cost,
+    DerivedAxis,
     GraphKind,
     TensorSpec,
+    all_sizes,
+    sequence_axes,
 )
 from attention_serving.artifact.tolerance import Tolerance
+from attention_serving.export.errors import ExportError
 from attention_serving.export.precision import TOLERANCES, Precision
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.config import AttentionConfig
@@ -61,6 +65,7 @@ class Signature:
         min_lengths: By symbolic axis, the smallest size that the module takes; 1 if absent.
         ranges: By input, the values that it is tested with; standard normal ones if absent.
         lengths: By input that holds lengths, the axis.
+        derived_axes: By symbolic axis of outputs that the inputs lack, how its size follows from theirs.
     """
 
     kind: GraphKind
@@ -75,6 +80,7 @@ class Signature:
     min_lengths: Mapping[str, int] = field(default_factory=dict)
     ranges: Mapping[str, "ValueRange"] = field(default_factory=dict)
     lengths: Mapping[str, str] = field(default_factory=dict)
+    derived_axes: Mapping[str, DerivedAxis] = field(default_factory=dict)
 
     @property
     def axes(self) -> list[str]:
@@ -102,7 +108,7 @@ class Signature:
 
     def axis_of_lengths(self, name: str) -> str:
         """The axis whose lengths an input holds."""
-        usual = {KEY_LENGTHS: self.key_axis, QUERY_LENGTHS: str(self.inputs[0].axes[1])}
+        usual = {KEY_LENGTHS: self.key_axis, QUERY_LENGTHS: sequence_axes(self.inputs)[0]}
         return self.lengths.get(name) or usual[name]
 
 
@@ -125,24 +131,43 @@ class ValueRange:
     bounds: tuple[tuple[Any, Any], ...]
 
     @classmethod
-    def of(cls, examples: Sequence[Tensor], *, usual: bool = True) -> Self | None:
-        """The range of example values (B, T, ...).
+    def of(
+        cls,
+        examples: Sequence[Tensor],
+        axes: Sequence[str | int] = (BATCH_AXIS, QUERY_AXIS),
+        *,
+        usual: bool = True,
+    ) -> Self | None:
+        """The range of example values (B, T, ...), or of an input without a sequence axis.
 
         Args:
             examples: The values.
+            axes: Those of the input, as in its specification.
             usual: Whether constant and standard normal examples have none.
         """
-        tables = [example.detach().flatten(0, 1).double().numpy() for example in examples]
+        tables = [
+            example.detach().flatten(0, _last_row_axis(example, axes)).double().numpy()
+            for example in examples
+        ]
         if not all(table.size for table in tables) or (usual and all(map(_is_usual, tables))):
             return None
         return cls(tuple(map(_bounds, tables)))
 
     def draw(self, shape: Sequence[int], rng: np.random.Generator) -> np.ndarray[Any, np.dtype[Any]]:
-        """Random values of a shape (B, T, ...)."""
+        """Random values of a shape (B, T, ...) or (B,)."""
         values = [rng.uniform(low, high, shape) for low, high in self.bounds]
-        batch, rows, *width = shape
-        chosen = rng.integers(len(values), size=(batch, rows, *(1 for _ in width)))
+        chosen = rng.integers(len(values), size=(*shape[:2], *(1 for _ in shape[2:])))
         return np.choose(chosen, values).astype(np.float32)
+
+
+def _last_row_axis(example: Tensor, axes: Sequence[str | int]) -> int:
+    """The last of the first axes of an example along which elements have the same range.
+
+    These are the sequences and their rows; the sequences of (B, F) columns; all axes of images (B, C, H, W).
+    """
+    if example.ndim == 1 or (example.ndim == 2 and isinstance(axes[1], int)):  # noqa: PLR2004
+        return 0
+    return -1 if example.ndim > 3 and isinstance(axes[1], int) else 1  # noqa: PLR2004
 
 
 def _bounds(rows: np.ndarray[Any, np.dtype[Any]]) -> tuple[Any, Any]:
@@ -349,16 +374,24 @@ class _MethodOf(nn.Module):
 def output_tensors(outputs: Any) -> tuple[Tensor, ...]:
     """The outputs of a module as a tuple: of a tensor, a sequence or a mapping; None is skipped.
 
+    Real numbers of any precision become float32, and integers int64.
+
     Raises:
         TypeError: An output is not a tensor.
     """
     if isinstance(outputs, Tensor):
-        return (outputs,)
+        return (_with_served_type(outputs),)
     values = outputs.values() if isinstance(outputs, Mapping) else outputs
     tensors = tuple(output for output in values if output is not None)
     if kinds := [type(output).__name__ for output in tensors if not isinstance(output, Tensor)]:
         raise TypeError(f"the module returns {', '.join(kinds)}; outputs must be tensors")
-    return tensors
+    return tuple(map(_with_served_type, tensors))
+
+
+def _with_served_type(output: Tensor) -> Tensor:
+    if output.is_floating_point():
+        return output.float()
+    return output if output.dtype is torch.bool or output.is_complex() else output.long()
 
 
 @contextmanager
@@ -385,8 +418,35 @@ def call_eager(module: nn.Module, signature: Signature, inputs: Arrays) -> tuple
 
 
 def run_eager(module: nn.Module, signature: Signature, inputs: Arrays) -> Arrays:
-    """Runs the module in eager PyTorch: from arrays by name to arrays by name."""
-    outputs = call_eager(module, signature, inputs)
+    """Runs the module in eager PyTorch: from arrays by name to arrays by name.
+
+    Raises:
+        ExportError: An output has another shape than its axes say.
+    """
+    return named_outputs(signature, inputs, call_eager(module, signature, inputs))
+
+
+def named_outputs(signature: Signature, inputs: Arrays, outputs: Sequence[Tensor]) -> Arrays:
+    """The outputs by name, whose shapes must be those of their axes.
+
+    Raises:
+        ExportError: One has another shape.
+    """
+    sizes = {
+        str(axis): size
+        for spec in signature.inputs
+        for axis, size in zip(spec.axes, inputs[spec.name].shape, strict=True)
+    }
+    sizes = all_sizes(sizes, signature.derived_axes)
+    for spec, output in zip(signature.outputs, outputs, strict=True):
+        shape = tuple(sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes)
+        if output.shape != shape:
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
+            raise ExportError(
+                f"output {spec.name!r} has the shape {list(output.shape)} for {shapes}; by its axes at other "
+                f"lengths, {spec.axes}, it would be {list(shape)}. The size of an axis must be fixed, that of "
+                f"an axis of an input, or follow from one of these in the same way for all lengths"
+            )
     return {spec.name: output.numpy() for spec, output in zip(signature.outputs, outputs, strict=True)}
 
 

@@ -102,7 +102,8 @@ class AttentionHandler:
             raise ValueError(f"{', '.join(sorted(fields))} is unknown; this model takes {self._names}")
         sizes = self._sizes(arrays)
         for spec in self._specs:  # positions that are not given count from 0
-            arrays.setdefault(spec["name"], np.arange(sizes[spec["axes"][1]], dtype=np.int64))
+            if spec["name"] not in arrays:
+                arrays[spec["name"]] = np.arange(sizes[spec["axes"][1]], dtype=np.int64)
         return {spec["name"]: arrays[spec["name"]] for spec in self._specs}, min(types)
 
     def _fields(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,7 +121,7 @@ class AttentionHandler:
     def _sizes(self, arrays: Arrays) -> Sizes:
         """The size of each symbolic axis of one sequence; inputs that share an axis must agree."""
         sizes: Sizes = {}
-        for spec in (spec for spec in self._specs if spec["name"] in arrays):
+        for spec in (spec for spec in self._specs if spec["name"] in arrays and is_sequence(spec)):
             axis, rows = spec["axes"][1], len(arrays[spec["name"]])
             most = min(self._max_rows, self._manifest.get("max_lengths", {}).get(axis, self._max_rows))
             if not 1 <= rows <= most:
@@ -131,13 +132,14 @@ class AttentionHandler:
 
     def _groups(self, sequences: Mapping[int, Arrays]) -> Iterator[list[int]]:
         """The sequences that run together: those of equal lengths, so that none is padded."""
+        names = [spec["name"] for spec in self._specs if is_sequence(spec)]
         by_lengths: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for index, arrays in sequences.items():
-            by_lengths[tuple(map(len, arrays.values()))].append(index)
+            by_lengths[tuple(len(arrays[name]) for name in names)].append(index)
         # In int8 models of earlier exporters, all rows of a run share one scale: sequences affect each other.
         alone = self._manifest["precision"] == "int8" and not self._manifest.get("activation_scales")
         for lengths, indices in by_lengths.items():
-            scores = max(self._manifest["num_heads"], 1) * lengths[0] * lengths[-1]
+            scores = max(self._manifest["num_heads"], 1) * math.prod((*lengths[:1], *lengths[-1:]))
             most = 1 if alone else max(1, MAX_SCORES // scores)
             yield from (indices[at : at + most] for at in range(0, len(indices), most))
 
@@ -146,6 +148,11 @@ class AttentionHandler:
         feed = {name: np.stack([arrays[name] for arrays in sequences]) for name in sequences[0]}
         outputs = self._session.run(self._outputs, feed)  # (B, T, ...) or (B, ...) each
         return [dict(zip(self._outputs, rows, strict=True)) for rows in zip(*outputs, strict=True)]
+
+
+def is_sequence(spec: Spec) -> bool:
+    """Whether the rows of an input vary: those of a vector (B, d) do not, and a scalar (B,) has none."""
+    return len(spec["axes"]) > 1 and isinstance(spec["axes"][1], str)
 
 
 def replay(session: Any, golden: Path, tolerance: Mapping[str, Any]) -> None:
@@ -175,17 +182,18 @@ def parse_body(value: Any) -> Any:
 
 def to_array(value: Any, spec: Spec) -> tuple[Any, str]:
     """The array of one input and the content type that it came in; raises ValueError if it does not fit."""
-    name, (_, *width), dtype = spec["name"], spec["axes"][1:], np.dtype(spec["data_type"])
+    name, shape, dtype = spec["name"], spec["axes"][1:], np.dtype(spec["data_type"])
     value = parse_body(value)
     if isinstance(value, bytes | bytearray):
         content_type = NPY if value.startswith(NPY_MAGIC) else RAW
-        array = from_npy(name, value) if content_type == NPY else from_raw(name, value, width, dtype)
+        array = from_npy(name, value) if content_type == NPY else from_raw(name, value, shape, dtype)
     else:
         content_type, array = JSON, from_json(name, value)
     if array.dtype.kind not in KINDS[spec["data_type"]]:
         raise ValueError(f"{name} has elements of type {array.dtype}; they must be {dtype}")
-    if array.ndim != 1 + len(width) or list(array.shape[1:]) != width:
-        expected = ", ".join(["T", *map(str, width)])
+    at = int(is_sequence(spec))
+    if array.ndim != len(shape) or list(array.shape[at:]) != shape[at:]:
+        expected = ", ".join(["T", *map(str, shape[1:])] if at else map(str, shape))
         raise ValueError(f"{name} has shape {list(array.shape)}; it must be one sequence, [{expected}]")
     bound = spec.get("exclusive_upper_bound")
     if bound is not None and array.size and not (array.min() >= 0 and array.max() < bound):
@@ -207,14 +215,16 @@ def from_json(name: str, value: Any) -> Any:
     raise ValueError(f"{name} must be a nested list of numbers, .npy bytes or raw bytes")
 
 
-def from_raw(name: str, value: bytes | bytearray, width: Sequence[int], dtype: Any) -> Any:
-    """An array of row-major little-endian bytes."""
+def from_raw(name: str, value: bytes | bytearray, shape: Sequence[str | int], dtype: Any) -> Any:
+    """An array of row-major little-endian bytes, of a shape whose first axis may vary."""
+    width = [axis for axis in shape if isinstance(axis, int)]
     row_bytes = dtype.itemsize * math.prod(width)
     if len(value) % row_bytes:
         raise ValueError(
             f"{name} has {len(value)} bytes: neither JSON, nor .npy, nor rows of {row_bytes} bytes ({dtype})"
         )
-    return np.frombuffer(value, dtype.newbyteorder("<")).reshape(-1, *width)
+    rows = np.frombuffer(value, dtype.newbyteorder("<")).reshape(-1, *width)
+    return rows[0] if len(width) == len(shape) and len(rows) == 1 else rows
 
 
 def from_npy(name: str, value: bytes | bytearray) -> Any:

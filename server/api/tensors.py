@@ -226,7 +226,7 @@ def mask_of(
     Raises:
         InvalidRequestError: The masks are not those of the sequences.
     """
-    lengths = {spec.axes[1]: inputs[spec.name].lengths for spec in model.inputs if spec.name in inputs}
+    lengths = {spec.length_axis: inputs[spec.name].lengths for spec in model.inputs if spec.name in inputs}
     *_, query_axis, key_axis = model.manifest.graphs[GraphKind.MASK].inputs[-1].axes
     if query_axis not in lengths or key_axis not in lengths:
         return None

@@ -17,6 +17,7 @@ from attention_serving.artifact.manifest import (
     GraphKind,
     Manifest,
     TensorSpec,
+    sequence_axes,
 )
 from attention_serving.server.engine.errors import InvalidRequestError
 
@@ -131,7 +132,7 @@ class ModelFacts:
         Rows of causal self-attention attend to earlier rows only, all of which belong to their sequence. The
         embedding of a text encoder, and the scores of a classifier, are made of all rows, or of the last.
         """
-        own_keys = len({spec.axes[1] for spec in self.inputs}) == 1
+        own_keys = len(self.axes) == 1
         takes_texts = (self.encoder or self.classifier) is not None
         return takes_texts or not (self.manifest.causal and own_keys)
 
@@ -150,22 +151,29 @@ class ModelFacts:
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
-        """The symbolic axes of the inputs: that of the query rows first, and others if they differ."""
-        return tuple(dict.fromkeys(str(spec.axes[1]) for spec in self.inputs))
+        """The length axes of the inputs, the first input's first. The name of a fixed one is its size."""
+        return tuple(dict.fromkeys(str(spec.length_axis) for spec in self.inputs))
+
+    @cached_property
+    def _sequence_axes(self) -> list[str]:
+        """The symbolic length axis of each input that has one."""
+        return sequence_axes(self.inputs)
+
+    def lengths(self, rows: int) -> tuple[int, ...]:
+        """The length on each of `axes` of a sequence of so many rows on all symbolic ones."""
+        return tuple(rows if axis in self._sequence_axes else int(axis) for axis in self.axes)
 
     @cached_property
     def axes_of_lengths(self) -> dict[str, str]:
         """The symbolic axes by the names of the inputs that hold their lengths."""
-        query_axis, key_axis = (str(self.inputs[at].axes[1]) for at in (0, -1))
-        names = {f"{axis}_lengths": axis for axis in self.axes} | {
-            QUERY_LENGTHS: query_axis,
-            KEY_LENGTHS: key_axis,
-        }
+        axes = self._sequence_axes
+        names = {f"{axis}_lengths": axis for axis in axes}
+        names |= dict(zip((QUERY_LENGTHS, KEY_LENGTHS), axes[:1] + axes[-1:], strict=False))
         return {name: axis for name, axis in names.items() if name not in self.inputs_by_name}
 
     def key_length(self, lengths: Sequence[int]) -> int:
-        """Rows of the last input, given the length on each of `axes`."""
-        return lengths[self.axes.index(str(self.inputs[-1].axes[1]))]
+        """Rows of the last input with a sequence axis, given the length on each of `axes`; 1 without one."""
+        return lengths[self.axes.index(self._sequence_axes[-1])] if self._sequence_axes else 1
 
     def run_size(
         self,
@@ -198,16 +206,24 @@ class ModelFacts:
         cost = self.manifest.cost
         per_query, per_key, per_pair = cost.flops_per_query, cost.flops_per_key, cost.flops_per_pair
         if not (per_query or per_key or per_pair):
-            return batch * sum(lengths), batch * self._pairs(lengths)
+            return batch * sum(self.rows(lengths)), batch * self._pairs(lengths)
         rows = lengths[0] * per_query + self.key_length(lengths) * per_key
         return batch * rows, batch * self._pairs(lengths) * per_pair
 
     def _pairs(self, lengths: Sequence[int]) -> int:
         """Pairs of query and key rows; of a module with more axes, those of the two longest."""
-        if len(lengths) == 1:
-            return lengths[0] * self.key_length(lengths)
-        *_, second, longest = sorted(lengths)
+        rows = self.rows(lengths)
+        if len(rows) == 1:
+            return rows[0] * self.key_length(lengths)
+        *_, second, longest = sorted(rows)
         return second * longest
+
+    def rows(self, lengths: Sequence[int]) -> Sequence[int]:
+        """The lengths on the symbolic ones of `axes`; one row for each sequence of a model without any."""
+        symbolic = self._sequence_axes
+        if len(lengths) == 1 and symbolic:  # the usual case
+            return lengths
+        return [rows for axis, rows in zip(self.axes, lengths, strict=True) if axis in symbolic] or [1]
 
     def run_bytes(self, graph: GraphKind, batch: int, lengths: Sequence[int]) -> int:
         """Expected memory of one run on this machine, in bytes; arguments as for `seconds`."""
@@ -229,7 +245,7 @@ class ModelFacts:
         rows = dict.fromkeys(self.axes, 0)
         for spec in self.inputs:
             width = math.prod(axis for axis in spec.axes[2:] if isinstance(axis, int))
-            rows[str(spec.axes[1])] += ROW_TENSORS * width
+            rows[str(spec.length_axis)] += ROW_TENSORS * width
         if facts := self.encoder or self.classifier:
             rows[self.axes[0]] += facts.row_elements
         return list(rows.values()), self.manifest.num_heads or UNKNOWN_HEADS

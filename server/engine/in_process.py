@@ -134,7 +134,8 @@ class InProcessModel:
         """Computes one request on a thread of the model.
 
         Args:
-            inputs: By name of the input, one array (T, ...) for each sequence.
+            inputs: By name of the input, one array (T, ...) for each sequence; of inputs without a
+                sequence axis, one without the batch axis, such as a vector (d,).
             return_weights: Whether the result contains `attention_weights`.
             dimensions: For text encoders: number of leading elements of each embedding; 0 for all.
             context: What the queries attend to, in place of keys and values: see `put_context`.
@@ -198,6 +199,7 @@ class InProcessModel:
 
 def _ragged(name: str, sequences: Sequence[Array]) -> Ragged:
     try:
-        return Ragged(np.concatenate(sequences), tuple(map(len, sequences)))
+        rows = [np.atleast_1d(sequence) for sequence in sequences]  # a scalar is one row
+        return Ragged(np.concatenate(rows), tuple(map(len, rows)))
     except ValueError as error:  # there are none, or their rows differ
         raise InvalidRequestError(name, str(error)) from error

@@ -10,7 +10,14 @@ from weakref import ref
 import numpy as np
 
 from attention_serving.artifact.golden import GoldenCase
-from attention_serving.artifact.manifest import BATCH_AXIS, IN_BLOCKS, Cost, Graph, GraphKind
+from attention_serving.artifact.manifest import (
+    BATCH_AXIS,
+    IN_BLOCKS,
+    Cost,
+    Graph,
+    GraphKind,
+    all_sizes,
+)
 from attention_serving.server.engine.costs import UNTIMED, Costs, Pace, RunCost
 from attention_serving.server.engine.errors import UnsupportedError
 from attention_serving.server.engine.events import ModelStatistics
@@ -215,7 +222,7 @@ class ContextModel(LoadedModel):
 def _plan(reference: Callable[[], Any], graph: GraphKind, lengths: tuple[int, ...]) -> SequencePlan:
     """A plan, by a reference to its model that does not keep it alive. References to one model are equal."""
     model: LoadedModel = reference()
-    sizes = dict(zip(model.axes, lengths, strict=True))
+    sizes = all_sizes(dict(zip(model.axes, lengths, strict=True)), model.manifest.derived_axes)
     graph_alone = model.sequence_graph(graph, lengths)
     result_bytes = 0
     for spec in model.manifest.graphs[graph].outputs:
@@ -229,6 +236,6 @@ def _plan(reference: Callable[[], Any], graph: GraphKind, lengths: tuple[int, ..
         call_seconds=model.cost(graph_alone).call,
         run_bytes=model.run_bytes(graph_alone, 1, lengths),
         result_bytes=result_bytes,
-        rows=sum(lengths),
+        rows=sum(model.rows(lengths)),
         runs_alone=model.manifest.runs_alone or graph_alone is not graph,
     )

@@ -135,7 +135,7 @@ class SequencePlan(NamedTuple):
     """Derived sizes of one sequence.
 
     Attributes:
-        sizes: Length by symbolic axis, such as {"query_length": 7}.
+        sizes: Length by axis, such as {"query_length": 7}; derived axes of outputs too.
         lengths: The same in the order of the model's axes. Sequences have equal shapes if all are equal.
         graph: The graph that computes it alone: that of its request, or the same in blocks.
         seconds: Expected duration of a run of it alone, on one thread, as measured at the load.

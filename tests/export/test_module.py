@@ -201,6 +201,11 @@ def returning(change: Callable[[Tensor], Any], **options: Any) -> dict[str, Any]
     return {"module": Takes(change), **options}
 
 
+class Joins(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([x, y], 1)
+
+
 SQUARE = ROWS | {"attn_mask": torch.zeros(2, 3, 3, dtype=torch.bool)}
 ARGUMENTS: dict[str, tuple[Mapping[str, Any], dict[str, Any], str]] = {
     "axis 0 of another name": (
@@ -226,7 +231,26 @@ ARGUMENTS: dict[str, tuple[Mapping[str, Any], dict[str, Any], str]] = {
     "unknown input": (ROWS | {"other": ROWS["x"]}, {}, r"example_inputs=\['x', 'other'\]: forward takes x"),
     "no ids": (ROWS | {"ids": torch.full((2, 3), -1)}, {}, "give at least one id, and none below 0"),
     "output names": (ROWS, {"output_names": ["a", "b"]}, r"1 outputs, of shapes \[2, 3, 8\]; name"),
-    "axis of no input": (ROWS, returning(lambda x: torch.cat([x, x], 1)), "is not an axis of an input"),
+    "axis of no input": (
+        ROWS,
+        returning(lambda x: x.new_ones(len(x), x.shape[1] ** 2)),
+        "axis 1 has the sizes 9, 289, .* does not follow from one sequence axis alone",
+    ),
+    "axis of two inputs": (
+        ROWS | {"y": torch.zeros(2, 3, 8)},
+        {"dynamic_axes": {"x": ROW_AXES, "y": {0: "batch", 1: "other"}}, "module": Joins()},
+        "does not follow from one sequence axis alone",
+    ),
+    "rows of a window": (
+        ROWS,
+        returning(lambda x: x[:, -2:]),
+        r"has the shape \[3, 1, 8\].* would be \[3, 2",
+    ),
+    "axis 2 varies": (
+        ROWS,
+        axes(x=ROW_AXES | {2: "width"}),
+        "axis 2 varies. Only axis 0, the batch, and axis 1",
+    ),
     "output without batch": (ROWS, returning(lambda x: x.mean(0)), "must begin with the batch axis"),
     "a reserved name": (ROWS | {"text": ROWS["x"]}, {}, r"meaning of its own .* inputs={'text': 'my_text'}"),
     "a name twice": (IDS, {"inputs": {"ids": "x"}, **axes(ids=ROW_AXES)}, "must be unique and match"),

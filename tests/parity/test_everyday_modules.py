@@ -17,9 +17,9 @@ from attention_client import AttentionClient
 from attention_serving.export import export_module
 from attention_serving.export.precision import Precision
 from scripts.local_server import serving
-from tests.support import everyday
+from tests.support import everyday, triton
 from tests.support.artifacts import ModelSet, cached_repositories
-from tests.support.eager import Array
+from tests.support.eager import Array, assert_parity
 from tests.support.everyday import IDS, ROWS, Input, Row
 
 pytestmark = pytest.mark.thorough
@@ -84,6 +84,26 @@ def eager(row: Row, tensors: dict[str, Array]) -> list[Array]:
     if not isinstance(outputs, tuple):
         outputs = (getattr(outputs, "last_hidden_state", outputs),)
     return [output[0].numpy() for output in outputs]
+
+
+@pytest.mark.parametrize("name", ["ranker", "columns", "patches", "strided", "class token, keys"])
+def test_equals_eager_over_the_open_inference_protocol(everyday_client: AttentionClient, name: str) -> None:
+    """One batch of equal lengths, odd and even, and one of a single sequence."""
+    row, rng = ROWS[name], np.random.default_rng(4)
+    masks = [each for each in row.inputs if each.endswith("mask")]
+    for batch, rows in ((3, 7), (2, 8), (1, 1)):
+        lengths = {"T": rows, "S": rows}
+        sent = {
+            each: np.stack([random_array(own, lengths, rng) for _ in range(batch)])
+            for each, own in row.inputs.items()
+            if each not in masks
+        }
+        found = triton.infer(everyday_client.target, f"{NAMES[name]}-fp32", sent)
+        for at in range(batch):
+            neutral = {each: neutral_mask(each, row.inputs[each], lengths) for each in masks}
+            answers = eager(row, {each: array[at : at + 1] for each, array in sent.items()} | neutral)
+            for output, answer in zip(row.outputs, answers, strict=True):
+                assert_parity(found[output][at], answer)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
@@ -132,6 +133,92 @@ class Translator(nn.Module):
         return logits
 
 
+class Ranker(nn.Module):
+    """A target item attends to a history of items, as in a deep interest network: one score."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(IDS, WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+        self.head = nn.Linear(2 * WIDTH + 1, 1)
+
+    def forward(self, history: Tensor, item: Tensor, price: Tensor, history_attention_mask: Tensor) -> Tensor:
+        target, hidden = self.embedding(item), history_attention_mask == 0  # (B, d), (B, T)
+        rows = self.embedding(history)
+        interest = self.attention(target[:, None], rows, rows, key_padding_mask=hidden)[0][:, 0]
+        score: Tensor = self.head(torch.cat([interest, target, price[:, None]], 1))[:, 0]
+        return score
+
+
+class Columns(nn.Module):
+    """Attention between the columns of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.randn(6, WIDTH))
+        self.layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True)
+
+    def forward(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+        rows = self.layer(columns[..., None] * self.weights)
+        return rows, rows.mean(1).argmax(-1).int()
+
+
+class Patches(nn.Module):
+    """Patches of an image of a fixed size, after a class token, and a vector for what is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, WIDTH, 4, 4)
+        self.token = nn.Parameter(torch.randn(1, 1, WIDTH))
+        self.layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True)
+
+    def forward(self, image: Tensor, question: Tensor) -> Tensor:
+        patches = self.patch(image).flatten(2).transpose(1, 2)
+        encoded: Tensor = self.layer(torch.cat([self.token + question[:, None], patches], 1))
+        return encoded
+
+
+class Strided(nn.Module):
+    """A convolution of stride 2 before attention, as for spectrograms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(WIDTH, WIDTH, 3, 2, 1)
+        self.layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        encoded: Tensor = self.layer(self.convolution(x.transpose(1, 2)).transpose(1, 2))
+        return encoded
+
+
+class ClassToken(nn.Module):
+    """A class token before the rows; keys and values that belong to the layer; the weights of heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, WIDTH))
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, add_bias_kv=True)
+
+    def forward(self, x: Tensor) -> Any:
+        rows = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
+        return self.attention(rows, rows, rows, average_attn_weights=False)
+
+
+class MaskedClassToken(nn.Module):
+    """A class token before rows that a mask may hide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, WIDTH))
+        self.layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True)
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor) -> Tensor:
+        rows = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
+        hidden = F.pad(key_padding_mask, (1, 0))
+        encoded: Tensor = self.layer(rows, src_key_padding_mask=hidden)
+        return encoded
+
+
 SIZES: dict[str, Any] = {
     "hidden_size": WIDTH,
     "num_hidden_layers": 1,
@@ -168,6 +255,13 @@ ROWS: dict[str, Row] = {
     "translator of ids": Row(
         Translator, "src: B S ids; tgt: B T ids; src_attention_mask: B S ids; tgt_attention_mask: B T ids"
     ),
+    # Inputs without a sequence axis, and outputs of other lengths
+    "ranker": Row(Ranker, "history: B T ids; item: B ids; price: B; history_attention_mask: B T ids"),
+    "columns": Row(Columns, "columns: B 6", outputs=("context_vectors", "best")),
+    "patches": Row(Patches, "image: B 3 8 8; question: B 16"),
+    "strided": Row(Strided, X),
+    "class token, weights of heads": Row(ClassToken, X, outputs=WITH_WEIGHTS),
+    "class token, keys": Row(MaskedClassToken, f"{X}; key_padding_mask: B T bool"),
     # Hugging Face
     "BERT, sdpa": Row(bert, "input_ids: B T ids; attention_mask: B T ids"),
 }

@@ -318,6 +318,7 @@ def _ragged(name: str, shapes: Sequence[Shape], elements: Array, rank: int, limi
     if (axes := len(shapes[0])) != rank:
         message = f"has a tensor of {axes} axes; one sequence has {rank}, and one batch has {rank + 1}"
         raise InvalidRequestError(name, message)
+    shapes = [shape or (1,) for shape in shapes]  # a scalar is one row
     width = shapes[0][1:]
     for index, shape in enumerate(shapes):
         if shape[1:] != width:

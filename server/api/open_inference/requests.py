@@ -118,14 +118,14 @@ def decode(
     sizes, mask = _sizes(arrays, model), extras.pop(ATTENTION_MASK, None)
     lengths = _lengths(extras, sizes, model)
     padded = {
-        spec.name: Ragged(array.reshape(-1, *array.shape[2:]), array.shape[1:2] * len(array))
+        spec.name: Ragged(array.reshape(-1, *array.shape[2:]), (array.shape[1:2] or (1,)) * len(array))
         for spec in model.inputs
         if (array := arrays.get(spec.name)) is not None
     }
     unpadded = {
         spec.name: Ragged(np.concatenate(_unpad(arrays[spec.name], spec.axes[1:2], lengths)), ends)
         for spec in model.inputs
-        if spec.name in arrays and (ends := lengths.get(str(spec.axes[1])))
+        if spec.name in arrays and (ends := lengths.get(str(spec.length_axis)))
     }
     dimensions = parameter(parameters, DIMENSIONS, int, "a positive integer")
     if dimensions is not None:

@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 
 from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, EMBEDDING
-from attention_serving.artifact.manifest import BATCH_AXIS, TensorSpec
+from attention_serving.artifact.manifest import BATCH_AXIS, TensorSpec, all_sizes
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.open_inference import requests
 from attention_serving.server.api.open_inference.requests import BYTES, Parameters, find_slice, value_of
@@ -121,7 +121,7 @@ def plan_reply(
         piece: Piece
         wire, location = output_type(field, parameters), find_slice(field, parameters, memory)
         if name == TOKENS and name not in model.outputs:
-            length = padded.get(str(model.inputs[0].axes[1]), 0)
+            length = padded.get(str(model.inputs[0].length_axis), 0)
             datatype, (shape, piece) = BYTES, token_texts(request, model, length, allowance)
             sent_bytes = len(piece)  # they have a limit of their own
         else:
@@ -185,13 +185,17 @@ def _padded_sizes(
 ) -> tuple[dict[str, int], set[str]]:
     """The size of each symbolic axis in a response; and the axes that are longer than some sequence."""
     lengths = {
-        str(spec.axes[1]): request.inputs[spec.name].lengths
+        str(spec.length_axis): request.inputs[spec.name].lengths
         for spec in reversed(model.inputs)
         if spec.name in request.inputs
     }
     longest = {axis: max(ends, default=0) for axis, ends in lengths.items()}
     padded = {**longest, **sizes, BATCH_AXIS: max(map(len, lengths.values()), default=0)}
-    return padded, {axis for axis, ends in lengths.items() if min(ends, default=0) < padded[axis]}
+    longer = {axis for axis, ends in lengths.items() if min(ends, default=0) < padded[axis]}
+    derived = model.manifest.derived_axes
+    return all_sizes(padded, derived), longer | {
+        name for name, axis in derived.items() if axis.axis in longer
+    }
 
 
 def _response(

@@ -158,7 +158,7 @@ def _prompt(request: DecodedRequest, model: LoadedModel) -> str:
 def _text_limits(model: LoadedModel, limits: Limits) -> TextLimits:
     """Bounds of texts whose token ids and results are within the limits."""
     bytes_of_one, bytes_of_two = (
-        model.plan(GraphKind.PLAIN, (rows,) * len(model.axes)).result_bytes for rows in (1, 2)
+        model.plan(GraphKind.PLAIN, model.lengths(rows)).result_bytes for rows in (1, 2)
     )
     tokens = limits.max_input_bytes // (TOKEN_BYTES * (1 + model.takes_token_types))
     if row_bytes := bytes_of_two - bytes_of_one:  # of outputs with a row for each token
@@ -197,9 +197,9 @@ def _sizes(request: DecodedRequest, model: LoadedModel, limits: Limits) -> list[
             if name in model.optional_inputs:
                 continue
             raise InvalidRequestError(name, f"is missing; model {model.name!r} takes {model.input_names}")
-        row_counts, axis = inputs[name].lengths, str(spec.axes[1])
-        _check_lengths(name, row_counts, model.manifest, axis, limits)
-        other, expected = bound.setdefault(axis, (name, row_counts))
+        row_counts = inputs[name].lengths
+        _check_lengths(name, row_counts, model.manifest, spec, limits)
+        other, expected = bound.setdefault(str(spec.length_axis), (name, row_counts))
         if row_counts != expected and len(row_counts) == len(expected):
             at = next(at for at, length in enumerate(row_counts) if length != expected[at])
             raise InvalidRequestError(
@@ -214,12 +214,17 @@ def _sizes(request: DecodedRequest, model: LoadedModel, limits: Limits) -> list[
 
 
 def _check_lengths(
-    name: str, lengths: tuple[int, ...], manifest: Manifest, axis: str, limits: Limits
+    name: str, lengths: tuple[int, ...], manifest: Manifest, spec: TensorSpec, limits: Limits
 ) -> None:
     limits.check_sequences(name, len(lengths))
     if not lengths:
         raise InvalidRequestError(name, "does not contain any sequence")
-    shortest, longest = min(lengths), max(lengths)
+    shortest, longest, axis = min(lengths), max(lengths), spec.length_axis
+    if isinstance(axis, int):
+        if (wrong := shortest if shortest < axis else longest) != axis:
+            size = f"the model takes {_width(spec.axes[1:])} in each"
+            raise InvalidRequestError(name, f"sequence {lengths.index(wrong)} has {wrong} rows; {size}")
+        return
     if shortest < 1:
         raise InvalidRequestError(name, f"sequence {lengths.index(shortest)} is empty")
     least, most = manifest.min_lengths.get(axis, 1), manifest.max_lengths.get(axis)

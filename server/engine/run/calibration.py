@@ -49,8 +49,7 @@ def _run_cost(model: LoadedModel, kind: GraphKind) -> RunCost:
     is_small = model.runs_on_host or kind is GraphKind.WEIGHTS
     sizes = TIMED_SIZES if is_small else TIMED_SIZES_ON_DEVICE
     timings = _time_graph(model, kind, TIMED_SIZES_ALONE if kind in IN_BLOCKS.values() else sizes)
-    axes = len(model.axes)
-    operations = [model.operations(count, (length,) * axes) for count, length in timings]
+    operations = [model.operations(count, model.lengths(length)) for count, length in timings]
     return RunCost(*fit(operations, list(timings.values())))
 
 
@@ -99,13 +98,14 @@ def _random_sequence(model: LoadedModel, graph: GraphKind, length: int) -> Seque
     rng = np.random.default_rng(length)
     inputs: dict[str, Array] = {}
     for spec in model.inputs:
-        shape = [length, *(axis for axis in spec.axes[2:] if isinstance(axis, int))]
+        rows = length if isinstance(spec.length_axis, str) else spec.length_axis
+        shape = [rows, *(axis for axis in spec.axes[2:] if isinstance(axis, int))]
         bound = spec.exclusive_upper_bound or length
         noise = rng.integers(bound, size=shape) if spec.data_type == "int64" else rng.random(shape)
         inputs[spec.name] = noise.astype(spec.data_type)
     masked = graph in (GraphKind.MASK, GraphKind.MASK_BLOCKS)
     mask = np.ones((1, length, length), np.bool_) if masked else None
-    return SequenceInputs(inputs, mask, model.plan(graph, (length,) * len(model.axes)))
+    return SequenceInputs(inputs, mask, model.plan(graph, model.lengths(length)))
 
 
 def fit(operations: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:

@@ -99,6 +99,8 @@ def _pad(model: LoadedModel, spec: TensorSpec, sequences: Sequence[SequenceInput
     """One input of a run: the sequences' own arrays stacked, or what the graph has in addition."""
     name = spec.name
     if name in sequences[0].inputs:
+        if len(spec.axes) == 1:
+            return np.concatenate([sequence.inputs[name] for sequence in sequences])  # (B,)
         if len(sequences) == 1:
             return sequences[0].inputs[name][np.newaxis]
         return _stack([sequence.inputs[name] for sequence in sequences])

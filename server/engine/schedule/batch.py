@@ -173,7 +173,8 @@ class Batch:
             self.run_bytes, self.rows = plan.run_bytes, plan.rows
         else:
             count, lengths = model.run_size(len(self.sequences), self._lengths, self._query_rows)
-            self.run_bytes, self.rows = model.run_bytes(self.graph, count, lengths), count * sum(lengths)
+            self.run_bytes = model.run_bytes(self.graph, count, lengths)
+            self.rows = count * sum(model.rows(lengths))
         # It waits its turn on a device, or pools spans.
         self.may_take_longer = not model.runs_on_host or (
             model.manifest.encoder is not None
