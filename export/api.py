@@ -37,7 +37,7 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
     sign_key: Path | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> tuple[Path, Manifest]:
-    """Exports any module with (batch, sequence, ...) inputs, such as a whole transformer encoder.
+    """Exports any module with (batch, ...) inputs, such as a whole transformer encoder.
 
     The server serves the artifact over both protocols. The typed API carries the first input as the query and
     the first output as the context vectors; the Open Inference Protocol carries all by name.
@@ -55,14 +55,14 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
 
     Args:
         module: Put into evaluation mode. Takes tensors; returns a tensor, or a tuple or mapping of tensors,
-            each (batch, sequence, ...) or, for pooled outputs, (batch, ...). The sequences of a batch must
-            not depend on each other.
+            each (batch, ...). The other axes of outputs are fixed, those of inputs, or follow from the length
+            of one sequence, such as T + 1. The sequences of a batch must not depend on each other.
         example_inputs: By parameter name of `forward`, or in its order. float32, int64 or bool. Integer
             inputs are ids: served and tested from 0 to the largest value of the example. Real numbers are
             tested in the range of the example, or as standard normal ones if it is constant or like them.
         dynamic_axes: By input name, the symbolic name of each dynamic axis. Axis 0 is "batch", axis 1 the
-            sequence; all others are fixed. Of masks, the last axis is that of the keys, and the one before
-            it may be that of the query rows. At most four different sequence axes.
+            sequence if the input has one; all others are fixed. Of masks, the last axis is that of the keys,
+            and the one before it may be that of the query rows. At most four different sequence axes.
         out: Model repository; made if it does not exist.
         name: Name of the model.
         version: Version of the model, from 1.

@@ -409,8 +409,8 @@ def _input(name: str, examples: Sequence[Tensor], dynamic_axes: DynamicAxes, ser
     if further := sorted(set(axis_names) - {0, 1}):
         raise ValueError(
             f"dynamic_axes[{name!r}]={dict(axis_names)}: axis {further[0]} varies. Only axis 0, the batch, "
-            f"and axis 1, the sequence, can vary in an input that is not a mask: leave the axis out, which fixes "
-            f"its size at that of the example, or move it to the second place"
+            f"and axis 1, the sequence, can vary in an input that is not a mask: leave the axis out, which "
+            f"fixes its size at that of the example, or move it to the second place"
         )
     if len(axis_names) > example.ndim:
         raise ValueError(f"dynamic_axes[{name!r}]={dict(axis_names)}: its shape is {tuple(example.shape)}")

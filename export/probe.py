@@ -40,7 +40,8 @@ ROUNDED = {torch.bfloat16: Precision.BF16, torch.float16: Precision.FP16}
 DATA_TYPES = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool"}
 # Sets of sizes without a common one: an axis of an output is fixed if its size is the same for all.
 FIRST_SIZES, SECOND_SIZES = (2, 3, 5, 7, 11, 12), (13, 17, 19, 23, 29, 31)
-THIRD_SIZES = (1, LONGEST, LONGEST + 8, LONGEST + 10, LONGEST + 28)
+# Further ones, if the module takes them.
+FURTHER_SIZES = (1,) * 6, (1, LONGEST, LONGEST + 8, LONGEST + 10, LONGEST + 28)
 # Lengths that a module is tried with, up to the largest that servers accept by default.
 TRIED_LENGTHS = (LONGEST, 2049, 4097, LONGEST_SERVED)
 # A length is not tried if it is expected to take longer, nor if it needs more than the free memory: three
@@ -66,9 +67,9 @@ def find_outputs(module: nn.Module, signature: Signature, names: Sequence[str]) 
     Raises:
         ValueError: The module does not run, or its outputs cannot be served under these names.
     """
-    tries = [first_sizes(signature), *(_clipped(signature, sizes) for sizes in (SECOND_SIZES, THIRD_SIZES))]
-    if not _takes(module, signature, tries[-1]):
-        tries.pop()
+    further = [_clipped(signature, sizes) for sizes in FURTHER_SIZES]
+    tries = [first_sizes(signature), _clipped(signature, SECOND_SIZES)]
+    tries += [sizes for sizes in further if _takes(module, signature, sizes)]
     by_sizes = {tuple(sizes[axis] for sizes in tries): axis for axis in signature.axes}
     if len(by_sizes) < len(signature.axes):
         raise ValueError(f"max_length={dict(signature.max_lengths)}: too small to tell the axes apart")

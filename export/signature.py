@@ -444,8 +444,8 @@ def named_outputs(signature: Signature, inputs: Arrays, outputs: Sequence[Tensor
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
             raise ExportError(
                 f"output {spec.name!r} has the shape {list(output.shape)} for {shapes}; by its axes at other "
-                f"lengths, {spec.axes}, it would be {list(shape)}. The size of an axis must be fixed, that of "
-                f"an axis of an input, or follow from one of these in the same way for all lengths"
+                f"lengths, {spec.axes}, it would be {list(shape)}. The size of an axis must be fixed, that "
+                f"of an axis of an input, or follow from one of these in the same way for all lengths"
             )
     return {spec.name: output.numpy() for spec, output in zip(signature.outputs, outputs, strict=True)}
 

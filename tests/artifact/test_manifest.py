@@ -38,6 +38,10 @@ def test_a_manifest_that_is_absent_or_does_not_parse_is_refused_by_path(
         Manifest.load(tmp_path)
 
 
+def derived_axis(name: str = "more", **formula: Any) -> Edit:
+    return lambda m: m.update(derived_axes={name: formula})
+
+
 CHANGES: dict[str, tuple[str, Edit]] = {
     "unknown-field": ("surprise", lambda m: m.update(surprise=1)),
     "missing-field": ("opset", lambda m: m.pop("opset")),
@@ -48,6 +52,10 @@ CHANGES: dict[str, tuple[str, Edit]] = {
     "cost-too-large": ("flops_per_pair", lambda m: m["cost"].update(flops_per_pair=2**63)),
     "name-with-a-slash": ("name", lambda m: m.update(name="../tiny")),
     "graph-outside": ("graphs.plain.file", lambda m: m["graphs"]["plain"].update(file="../model.onnx")),
+    "axis-derived-from-none": ("derived axis 'more'", derived_axis(axis="other")),
+    "axis-derived-by-stride-0": ("derived_axes.more.stride", derived_axis(axis="query_length", stride=0)),
+    "axis-derived-by-a-large-scale": ("scale", derived_axis(axis="query_length", scale=10**9)),
+    "axis-of-an-input-derived": ("query_length", derived_axis("query_length", axis="query_length")),
     "hash-of-a-file-outside": ("files", lambda m: m["files"].update({"../x": "0"})),
 }
 

@@ -234,18 +234,14 @@ ARGUMENTS: dict[str, tuple[Mapping[str, Any], dict[str, Any], str]] = {
     "axis of no input": (
         ROWS,
         returning(lambda x: x.new_ones(len(x), x.shape[1] ** 2)),
-        "axis 1 has the sizes 9, 289, .* does not follow from one sequence axis alone",
+        "axis 1 has the sizes 9, 289, 1, .* does not follow from one sequence axis alone",
     ),
     "axis of two inputs": (
         ROWS | {"y": torch.zeros(2, 3, 8)},
         {"dynamic_axes": {"x": ROW_AXES, "y": {0: "batch", 1: "other"}}, "module": Joins()},
         "does not follow from one sequence axis alone",
     ),
-    "rows of a window": (
-        ROWS,
-        returning(lambda x: x[:, -2:]),
-        r"has the shape \[3, 1, 8\].* would be \[3, 2",
-    ),
+    "rows of a window": (ROWS, returning(lambda x: x[:, -2:]), "axis 1 has the sizes 2, 2, 1, 2"),
     "axis 2 varies": (
         ROWS,
         axes(x=ROW_AXES | {2: "width"}),

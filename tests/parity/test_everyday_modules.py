@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from attention_client import AttentionClient
+from attention_client import AttentionClient, InvalidArgumentError
 
 from attention_serving.export import export_module
 from attention_serving.export.precision import Precision
@@ -104,6 +104,47 @@ def test_equals_eager_over_the_open_inference_protocol(everyday_client: Attentio
             answers = eager(row, {each: array[at : at + 1] for each, array in sent.items()} | neutral)
             for output, answer in zip(row.outputs, answers, strict=True):
                 assert_parity(found[output][at], answer)
+
+
+RANKER: dict[str, Array] = {
+    "history": np.zeros((2, 5), np.int64),
+    "item": np.zeros(2, np.int64),
+    "price": np.zeros(2, np.float32),
+}
+COLUMNS, IMAGE = np.zeros((2, 7), np.float32), np.zeros((2, 3, 8, 9), np.float32)
+# What is sent to which row, and the message over attention.v1 and over the Open Inference Protocol.
+REFUSALS: dict[str, tuple[str, dict[str, Array], str, str]] = {
+    "another batch": (
+        "ranker",
+        RANKER | {"item": np.zeros(3, np.int64)},
+        "item: contains 3 sequences; history contains 2",
+        "item: has batch 3; it must be 2",
+    ),
+    "scalars with an axis": (
+        "ranker",
+        RANKER | {"price": np.zeros((2, 1), np.float32)},
+        "one sequence has 0, and one batch has 1",
+        "has 2 axes; the model takes 1",
+    ),
+    "no such id": ("ranker", RANKER | {"item": np.full(2, IDS)}, *["item: contains id 20"] * 2),
+    "columns": ("columns", {"columns": COLUMNS}, *["sequence 0 has 7 rows; the model takes 6 in each"] * 2),
+    "size of an image": (
+        "patches",
+        {"image": IMAGE, "question": np.zeros((2, 16), np.float32)},
+        *["image: rows are 8x9 wide; the model takes 8x8"] * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "sent", "typed", "named"), REFUSALS.values(), ids=REFUSALS)
+def test_other_sizes_are_refused(
+    everyday_client: AttentionClient, name: str, sent: dict[str, Array], typed: str, named: str
+) -> None:
+    model = f"{NAMES[name]}-fp32"
+    with pytest.raises(InvalidArgumentError, match=typed):
+        everyday_client.infer(model, sent)
+    with pytest.raises(triton.TritonError, match=named):
+        triton.infer(everyday_client.target, model, sent)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -77,8 +77,8 @@ class JobModel(ModelInfo):
         """The model that a server describes, and the memory of the job: see `read_memory`.
 
         Raises:
-            EnrichError: The model is not ready, its server is too old to state its digest, or it cannot
-                attend to the memory.
+            EnrichError: The model is not ready, has an input without a sequence axis, or cannot attend to the
+                memory; or its server is too old to state its digest.
         """
         if info.state != "ready":
             raise EnrichError(f"model {info.name!r} is not ready: {info.state_reason}")
@@ -87,6 +87,12 @@ class JobModel(ModelInfo):
                 f"the server of model {info.name!r} does not state its digest, without which a table could "
                 "become that of two models: update the server"
             )
+        for tensor in info.inputs:
+            if not tensor.optional and not any(isinstance(axis, str) for axis in tensor.axes[1:2]):
+                raise EnrichError(
+                    f"input {tensor.name!r} of model {info.name!r} has no sequence axis; enrichment takes "
+                    "sequences and texts: call `infer` for each part of the table"
+                )
         values = {attribute.name: getattr(info, attribute.name) for attribute in fields(info)}
         output = info.outputs[0].axes
         if info.text_encoder is not None:
