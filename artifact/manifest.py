@@ -131,8 +131,8 @@ DerivedAxes = Mapping[str, DerivedAxis]
 
 def all_sizes(sizes: Mapping[str, int], derived: DerivedAxes) -> dict[str, int]:
     """The sizes of symbolic axes, with those of the axes that derive from them."""
-    known = {name: axis.size(sizes[axis.axis]) for name, axis in derived.items() if axis.axis in sizes}
-    return {**sizes, **known}
+    further = {name: axis.size(sizes[axis.axis]) for name, axis in derived.items() if axis.axis in sizes}
+    return {**sizes, **further}
 
 
 class Graph(Record):

@@ -16,7 +16,7 @@ from attention_client import AttentionClient, InvalidArgumentError
 
 from attention_serving.export import export_module
 from attention_serving.export.precision import Precision
-from scripts.local_server import serving
+from scripts.local_server import ServerProcess, serving
 from tests.support import everyday, triton
 from tests.support.artifacts import ModelSet, cached_repositories
 from tests.support.eager import Array, assert_parity
@@ -54,12 +54,15 @@ MODELS = ModelSet(
 
 
 @pytest.fixture(scope="module")
-def everyday_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttentionClient]:
+def everyday_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     (repository,) = cached_repositories(MODELS)
-    with (
-        serving(repository, tmp_path_factory.mktemp("everyday") / "log") as server,
-        AttentionClient(server.target) as client,
-    ):
+    with serving(repository, tmp_path_factory.mktemp("everyday") / "log") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def everyday_client(everyday_server: ServerProcess) -> Iterator[AttentionClient]:
+    with AttentionClient(everyday_server.target) as client:
         yield client
 
 
@@ -87,7 +90,7 @@ def eager(row: Row, tensors: dict[str, Array]) -> list[Array]:
 
 
 @pytest.mark.parametrize("name", ["ranker", "columns", "patches", "strided", "class token, keys"])
-def test_equals_eager_over_the_open_inference_protocol(everyday_client: AttentionClient, name: str) -> None:
+def test_equals_eager_over_the_open_inference_protocol(everyday_server: ServerProcess, name: str) -> None:
     """One batch of equal lengths, odd and even, and one of a single sequence."""
     row, rng = ROWS[name], np.random.default_rng(4)
     masks = [each for each in row.inputs if each.endswith("mask")]
@@ -98,7 +101,7 @@ def test_equals_eager_over_the_open_inference_protocol(everyday_client: Attentio
             for each, own in row.inputs.items()
             if each not in masks
         }
-        found = triton.infer(everyday_client.target, f"{NAMES[name]}-fp32", sent)
+        found = triton.infer(everyday_server.target, f"{NAMES[name]}-fp32", sent)
         for at in range(batch):
             neutral = {each: neutral_mask(each, row.inputs[each], lengths) for each in masks}
             answers = eager(row, {each: array[at : at + 1] for each, array in sent.items()} | neutral)
@@ -112,6 +115,8 @@ RANKER: dict[str, Array] = {
     "price": np.zeros(2, np.float32),
 }
 COLUMNS, IMAGE = np.zeros((2, 7), np.float32), np.zeros((2, 3, 8, 9), np.float32)
+OF_IDS, OF_COLUMNS = "item: contains id 20", "sequence 0 has 7 rows; the model takes 6 in each"
+OF_IMAGES = "image: rows are 8x9 wide; the model takes 8x8"
 # What is sent to which row, and the message over attention.v1 and over the Open Inference Protocol.
 REFUSALS: dict[str, tuple[str, dict[str, Array], str, str]] = {
     "another batch": (
@@ -126,25 +131,31 @@ REFUSALS: dict[str, tuple[str, dict[str, Array], str, str]] = {
         "one sequence has 0, and one batch has 1",
         "has 2 axes; the model takes 1",
     ),
-    "no such id": ("ranker", RANKER | {"item": np.full(2, IDS)}, *["item: contains id 20"] * 2),
-    "columns": ("columns", {"columns": COLUMNS}, *["sequence 0 has 7 rows; the model takes 6 in each"] * 2),
+    "no such id": ("ranker", RANKER | {"item": np.full(2, IDS)}, OF_IDS, OF_IDS),
+    "columns": ("columns", {"columns": COLUMNS}, OF_COLUMNS, OF_COLUMNS),
     "size of an image": (
         "patches",
         {"image": IMAGE, "question": np.zeros((2, 16), np.float32)},
-        *["image: rows are 8x9 wide; the model takes 8x8"] * 2,
+        OF_IMAGES,
+        OF_IMAGES,
     ),
 }
 
 
 @pytest.mark.parametrize(("name", "sent", "typed", "named"), REFUSALS.values(), ids=REFUSALS)
 def test_other_sizes_are_refused(
-    everyday_client: AttentionClient, name: str, sent: dict[str, Array], typed: str, named: str
+    everyday_client: AttentionClient,
+    everyday_server: ServerProcess,
+    name: str,
+    sent: dict[str, Array],
+    typed: str,
+    named: str,
 ) -> None:
     model = f"{NAMES[name]}-fp32"
     with pytest.raises(InvalidArgumentError, match=typed):
         everyday_client.infer(model, sent)
     with pytest.raises(triton.TritonError, match=named):
-        triton.infer(everyday_client.target, model, sent)
+        triton.infer(everyday_server.target, model, sent)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
