@@ -206,7 +206,9 @@ class Cutter:
             member_path: Path = (*path, member.name)
             for replaced in member.replaces:
                 self.places.pop((*path, *replaced), None)
-            parts += self._keep(self._message[kept_from:start])
+            if start > kept_from:  # a view takes more memory than a short text
+                parts.append(self._message[kept_from:start])
+                self._remainder += start - kept_from
             kept_from = stop
             if member.inner is None:
                 self.places.setdefault(member_path, []).append((content, stop))
@@ -216,15 +218,11 @@ class Cutter:
                 member_path = (*member_path, self._occurrences[member_path] - 1)
             inner = self.cut(member.inner, member_path, content, stop)
             parts += [head((number,), len(inner)), inner]
-        return b"".join([*parts, *self._keep(self._message[kept_from:end])])
-
-    def _keep(self, part: memoryview) -> list[Buffer]:
-        """A part that is not cut out, unless it is empty: a view takes more memory than a short text."""
-        self._remainder += len(part)
+        self._remainder += end - kept_from
         if self._remainder > self._max_remainder:
             size = f"has at least {self._remainder} bytes besides tensors, numbers and texts"
             raise LimitExceededError("message", f"{size}; the limit is {self._max_remainder}")
-        return [part] if part else []
+        return b"".join([*parts, self._message[kept_from:end]])
 
 
 def copy_fields(source: object, kind: type[M], **fields: object) -> M:

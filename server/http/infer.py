@@ -89,7 +89,7 @@ async def receive(request: HttpRequest, method: str) -> tuple[bytes, InferenceHe
     """
     data = await request.read(method)
     request.take_place()  # a body that does not arrive takes none
-    length, most = request.headers.get(HEADER_LENGTH), request.service.settings.max_message_bytes
+    length, most = request.headers.get(HEADER_LENGTH), request.backend.settings.max_message_bytes
     size = len(data) if length is None else _json_size(length, len(data))
     model, version = request.parameters["model"], request.parameters.get("version", "")
     return await request.decode_body(

@@ -129,7 +129,7 @@ def request(port: int, body: Body, rng: random.Random) -> str:
         parameters = {name: quote(rng.choice(WORDS), safe="") or "a" for name in ("model", "version")}
         parameters |= {"context": rng.choice(("a", "%00", "%2F")), "region": rng.choice(WORDS) or "a"}
         path = rng.choice(route.paths).format(**parameters)
-        verb = rng.choice((route.verb, "GET", "POST", "DELETE", "HEAD", "PUT"))
+        verb = rng.choice((route.http_method, "GET", "POST", "DELETE", "HEAD", "PUT"))
     try:
         return str(ask(port, path, sent.data, sent.headers, method=verb).status)
     except (HTTPException, OSError):  # the server closes connections of some bad requests

@@ -184,14 +184,15 @@ def _padded_sizes(
     request: DecodedRequest, model: LoadedModel, sizes: Mapping[str, int]
 ) -> tuple[dict[str, int], set[str]]:
     """The size of each symbolic axis in a response; and the axes that are longer than some sequence."""
-    lengths = {
-        str(spec.axes[1]): request.inputs[spec.name].lengths
-        for spec in reversed(model.inputs)
-        if spec.name in request.inputs
-    }
-    longest = {axis: max(ends, default=0) for axis, ends in lengths.items()}
-    padded = {**longest, **sizes, BATCH_AXIS: max(map(len, lengths.values()), default=0)}
-    return padded, {axis for axis, ends in lengths.items() if min(ends, default=0) < padded[axis]}
+    padded, unequal = {**sizes, BATCH_AXIS: 0}, set[str]()
+    for spec in model.inputs:
+        if (ragged := request.inputs.get(spec.name)) is not None and ragged.lengths:
+            axis = str(spec.axes[1])
+            padded[axis] = sizes.get(axis, max(ragged.lengths))
+            padded[BATCH_AXIS] = max(padded[BATCH_AXIS], len(ragged.lengths))
+            if min(ragged.lengths) < padded[axis]:
+                unequal.add(axis)
+    return padded, unequal
 
 
 def _response(
