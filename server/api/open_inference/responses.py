@@ -50,6 +50,7 @@ EMPTY = SIZE.pack(0)
 # Another: the number of tokens of each text.
 LENGTHS = "lengths"
 LENGTHS_SPEC = TensorSpec(name=LENGTHS, data_type="int64", axes=(BATCH_AXIS,))
+NO_PARAMETERS: Parameters = {}
 RAW_OUTPUT_CONTENTS = (pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER,)
 
 
@@ -66,7 +67,7 @@ def requested_outputs(message: pb.ModelInferRequest, model: LoadedModel) -> dict
     """
     names = default_outputs(model)
     if not message.outputs:
-        return {name: {} for name in names}
+        return dict.fromkeys(names, NO_PARAMETERS)
     outputs = list(dict.fromkeys((*names, *model.outputs, *([TOKENS] if model.text_encoder else []))))
     requested = dict[str, Parameters]()
     for output in message.outputs:
@@ -115,7 +116,7 @@ def plan_reply(
     """
     message, (padded, padded_axes) = parsed.message, _padded_sizes(request, model, sizes)
     response = _response(message, request, model, in_stream=in_stream)
-    planned, size = list[tuple[Piece, Slice | None]](), 0
+    planned, size, is_shared = list[tuple[Piece, Slice | None]](), 0, False
     for name, parameters in outputs.items():
         field = f"outputs[{name}]"
         piece: Piece
@@ -145,6 +146,7 @@ def plan_reply(
             tensor.parameters[requests.REGION].string_param = location.region.name
             tensor.parameters[requests.REGION_OFFSET].int64_param = location.offset
             tensor.parameters[requests.REGION_SIZE].int64_param = sent_bytes
+            is_shared = True
         planned.append((piece, location))
     with_id = size + len(parsed.id.encode())
     if with_id > (most := allowance.limits.max_result_bytes):
@@ -155,7 +157,6 @@ def plan_reply(
         # The outputs are copied to rectangles, which are then copied to the response.
         allowance.reservation.add(2 * size)
     # A timeout counts from the arrival of its request, and regions can be replaced.
-    is_shared = any(location is not None for _, location in planned)
     is_kept = requests.TIMEOUT not in message.parameters and not is_shared
     return ReplyTemplate(partial(_encode, response, planned), is_kept=is_kept)
 

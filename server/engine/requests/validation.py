@@ -7,11 +7,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from itertools import zip_longest
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_serving.artifact.manifest import TOKEN_TYPES, GraphKind, Manifest, TensorSpec
+from attention_serving.artifact.manifest import TOKEN_TYPES, GraphKind, TensorSpec
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
@@ -38,9 +39,13 @@ def validate(request: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
     """
     graph = _choose_graph(request, model)
     check_outputs(request, model)
-    sizes = _sizes(request, model, limits)
-    ragged = [_rows(spec, request, model) for spec in model.inputs]
-    shapes = [model.plan(graph, item) for item in sizes]
+    shapes = [model.plan(graph, sizes) for sizes in _sizes(request, model, limits)]
+    rows, lengths, input_bytes = dict[str, Array](), list[tuple[int, ...]](), 0
+    for spec in model.inputs:
+        ragged = _rows(spec, request, model)
+        rows[spec.name] = ragged.rows
+        lengths.append(ragged.lengths)
+        input_bytes += ragged.rows.nbytes
     result_bytes, work_bytes = output_bytes(request, model, shapes)
     if result_bytes > limits.max_result_bytes:
         field = model.inputs[0].name if request.spans is None else SPANS
@@ -48,17 +53,22 @@ def validate(request: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
         raise LimitExceededError(
             field, f"the result would be {result_bytes} bytes; the limit is {limits.max_result_bytes}"
         )
-    _check_runs(model.inputs[0].name, shapes, limits)
-    masks = _split_mask(request.mask, model, shapes)
+    largest = max(shapes, key=attrgetter("run_bytes"))
+    if (size := largest.run_bytes) > limits.max_run_bytes:
+        problem = (
+            f"sequence {shapes.index(largest)} needs about {size} bytes of memory for its run; the limit is"
+        )
+        advice = "send shorter sequences or raise max_memory"
+        raise LimitExceededError(model.inputs[0].name, f"{problem} {limits.max_run_bytes}; {advice}")
+    masks = [] if request.mask is None else _split_mask(request.mask, model, shapes)
     plan = Plan(
         graph=graph,
-        lengths=tuple([item.lengths for item in ragged]),
+        lengths=tuple(lengths),
         sequences=tuple(shapes),
-        input_bytes=sum([item.rows.nbytes for item in ragged]),
-        held_bytes=sum([mask.nbytes for mask in masks]) + 2 * result_bytes + work_bytes,
+        input_bytes=input_bytes,
+        held_bytes=sum(map(attrgetter("nbytes"), masks)) + 2 * result_bytes + work_bytes,
         dimensions=request.dimensions,
     )
-    rows = {name: item.rows for name, item in zip(model.inputs_by_name, ragged, strict=True)}
     validated = plan.fill(model, rows, request.deadline, request.caller)
     spans = [] if request.spans is None else split(request.spans.rows, request.spans.lengths)
     for sequence, mask, item in zip_longest(validated.sequences, masks, spans):
@@ -188,17 +198,17 @@ def _sizes(request: DecodedRequest, model: LoadedModel, limits: Limits) -> list[
 
     Lengths are checked before anything is made of them.
     """
-    inputs, specs = request.inputs, model.inputs_by_name
+    inputs = request.inputs
     for name in inputs:
         model.input(name)
     bound: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for name, spec in specs.items():
+    for name, spec in model.inputs_by_name.items():
         if name not in inputs:
             if name in model.optional_inputs:
                 continue
             raise InvalidRequestError(name, f"is missing; model {model.name!r} takes {model.input_names}")
         row_counts, axis = inputs[name].lengths, str(spec.axes[1])
-        _check_lengths(name, row_counts, model.manifest, axis, limits)
+        _check_lengths(name, row_counts, axis, model, limits)
         other, expected = bound.setdefault(axis, (name, row_counts))
         if row_counts != expected and len(row_counts) == len(expected):
             at = next(at for at, length in enumerate(row_counts) if length != expected[at])
@@ -214,7 +224,7 @@ def _sizes(request: DecodedRequest, model: LoadedModel, limits: Limits) -> list[
 
 
 def _check_lengths(
-    name: str, lengths: tuple[int, ...], manifest: Manifest, axis: str, limits: Limits
+    name: str, lengths: tuple[int, ...], axis: str, model: LoadedModel, limits: Limits
 ) -> None:
     limits.check_sequences(name, len(lengths))
     if not lengths:
@@ -222,14 +232,11 @@ def _check_lengths(
     shortest, longest = min(lengths), max(lengths)
     if shortest < 1:
         raise InvalidRequestError(name, f"sequence {lengths.index(shortest)} is empty")
-    least, most = manifest.min_lengths.get(axis, 1), manifest.max_lengths.get(axis)
-    if longest > limits.max_sequence_length:
-        raise LimitExceededError(
-            name, f"a sequence has {longest} rows; the limit is {limits.max_sequence_length}"
-        )
-    if most is not None and longest > most:
+    if longest > (limit := limits.max_sequence_length):
+        raise LimitExceededError(name, f"a sequence has {longest} rows; the limit is {limit}")
+    if longest > (most := model.manifest.max_lengths.get(axis, longest)):
         raise LimitExceededError(name, f"a sequence has {longest} rows; this model takes at most {most}")
-    if shortest < least:
+    if shortest < (least := model.manifest.min_lengths.get(axis, 1)):
         raise LimitExceededError(name, f"a sequence has {shortest} rows; this model takes at least {least}")
 
 
@@ -272,22 +279,8 @@ def _width(shape: Sequence[object]) -> str:
     return "x".join(map(str, shape)) or "1"
 
 
-def _check_runs(name: str, shapes: Sequence[SequencePlan], limits: Limits) -> None:
-    sizes = [shape.run_bytes for shape in shapes]
-    if (size := max(sizes)) > limits.max_run_bytes:
-        raise LimitExceededError(
-            name,
-            f"sequence {sizes.index(size)} needs about {size} bytes of memory for its run; the limit is "
-            f"{limits.max_run_bytes}; send shorter sequences or raise max_memory",
-        )
-
-
-def _split_mask(
-    mask: Mask | None, model: LoadedModel, sequences: list[SequencePlan]
-) -> list[NDArray[np.bool_]]:
-    """One mask for each sequence, broadcastable to (H, Tq, Tk); none if the request has none."""
-    if mask is None:
-        return []
+def _split_mask(mask: Mask, model: LoadedModel, sequences: list[SequencePlan]) -> list[NDArray[np.bool_]]:
+    """One mask for each sequence, broadcastable to (H, Tq, Tk)."""
     heads = model.manifest.num_heads if mask.kind is MaskKind.HEADS else 1
     query, key = model.manifest.graphs[GraphKind.MASK].inputs[-1].axes[2:]
     shapes = []
