@@ -41,8 +41,8 @@ from attention_serving.server.engine.model import ContextModel, LoadedModel
 from attention_serving.server.engine.types import CONTEXT_BYTES, Array, Context
 
 log = logging.getLogger(__name__)
+# The caller who may use a context, empty if all may, and its id.
 Key: TypeAlias = tuple[str, str]
-"""The caller who may use a context, empty if all may, and its id."""
 CONTEXT_ID = "context_id"
 DEFAULT_TTL_SECONDS = 3600
 NOT_REMOVED = "the file of the context cannot be removed from the folder of contexts; try again later"

@@ -129,13 +129,9 @@ def _trace_settings(reply: Any) -> dict[str, Any]:
     return {name: list(setting.value) for name, setting in reply.settings.items()}
 
 
-def _config(reply: Any) -> Any:
-    return to_json(reply.config)
-
-
 def _take(member: str) -> Callable[[Any], Any]:
     """What makes the JSON of one member of a reply."""
-    return lambda reply: to_json(reply)[member]
+    return lambda reply: to_json(reply).get(member, {})
 
 
 def _regions(reply: Any) -> list[Any]:
@@ -184,7 +180,7 @@ ROUTES = (
     _rpc("ModelStatistics", STATISTICS, "Statistics of a model, or of all."),
     _rpc("ModelReady", _after(MODEL, "/ready"), f"Whether a model is {NOT_READY}"),
     _rpc("ModelMetadata", MODEL, "Versions, inputs and outputs of a model."),
-    _rpc("ModelConfig", _after(MODEL, "/config"), "A model as Triton configures it.", answer=_config),
+    _rpc("ModelConfig", _after(MODEL, "/config"), "A model as Triton configures it.", answer=_take("config")),
     _rpc("RepositoryIndex", INDEX, "All models and their states.", schemas.RepositoryIndex, _take("models")),
     _rpc("RepositoryModelLoad", LOAD, "Loads a model, also again.", schemas.RepositoryChange),
     _rpc("RepositoryModelUnload", UNLOAD, "Unloads a model.", schemas.RepositoryChange),

@@ -58,14 +58,17 @@ class IndexEntry(NamedTuple):
 
 
 class ChangeKind(StrEnum):
-    """What happened to one version of a model."""
+    """What happened to one version of a model.
+
+    Attributes:
+        LOAD: It is served, and was not served before.
+        REPLACE: It is served in place of an artifact of the same version.
+        UNLOAD: It is not served any more.
+    """
 
     LOAD = "load"
-    """It is served, and was not served before."""
     REPLACE = "replace"
-    """It is served in place of an artifact of the same version."""
     UNLOAD = "unload"
-    """It is not served any more."""
 
 
 # Receives the name of a model of which a version changed or failed to, what happened or was to happen, and

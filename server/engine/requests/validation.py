@@ -17,7 +17,7 @@ from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.outputs import SPANS, check_outputs, output_bytes, token_spans
+from attention_serving.server.engine.requests.outputs import SPANS, output_bytes, token_spans
 from attention_serving.server.engine.requests.request import Plan, Request, split
 from attention_serving.server.engine.requests.tokenizer import TEXT, TextLimits
 from attention_serving.server.engine.types import Array, DecodedRequest, Mask, MaskKind, Ragged, SequencePlan
@@ -38,7 +38,6 @@ def validate(request: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
         LimitExceededError: The request or its result would be too large.
     """
     graph = _choose_graph(request, model)
-    check_outputs(request, model)
     shapes = [model.plan(graph, sizes) for sizes in _sizes(request, model, limits)]
     rows, lengths, input_bytes = dict[str, Array](), list[tuple[int, ...]](), 0
     for spec in model.inputs:
