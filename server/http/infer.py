@@ -132,7 +132,7 @@ def decode(
                     raise InvalidRequestError(name, f"has {BINARY_DATA_SIZE} {content}; {remaining}")
                 data = binary[used : used + content]
                 used += content
-            parts += wire.field(RAW_INPUT_CONTENTS, [data])
+            parts += wire.encode_field(RAW_INPUT_CONTENTS, [data])
         if used != len(body):
             sizes = f"has {len(body) - size} bytes of binary data; the inputs use {used - size}"
             raise InvalidRequestError("body", sizes)

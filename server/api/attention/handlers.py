@@ -16,7 +16,7 @@ from attention_serving.server.api.errors import code_of
 from attention_serving.server.api.inference import Inference
 from attention_serving.server.api.method import Method, find_model, of_names, of_service, parse, permitted
 from attention_serving.server.api.tensors import Allowance, ReplyTemplate
-from attention_serving.server.api.wire import Parsed, copy_fields, field, leading_text, reader
+from attention_serving.server.api.wire import Parsed, copy_fields, encode_field, leading_text, reader
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.contexts import DEFAULT_TTL_SECONDS, context_id, joined, projected_inputs
 from attention_serving.server.engine.engine import Engine
@@ -109,7 +109,7 @@ class AttendStream(Attend):
 
     def _encode(self, reply: ReplyTemplate, result: Result, request_id: str) -> bytes:
         start = pb.AttendStreamResponse(id=request_id).SerializeToString()
-        return b"".join([start, *field(RESPONSE, reply.parts(result))])
+        return b"".join([start, *encode_field(RESPONSE, reply.parts(result))])
 
     def _leading_id(self, message: bytes) -> str:
         return leading_text(message, pb.AttendStreamRequest.ID_FIELD_NUMBER)

@@ -17,7 +17,7 @@ from attention_serving.server.api.open_inference import requests, responses
 from attention_serving.server.api.open_inference.requests import BYTES
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.api.tensors import DATATYPES, Allowance, ReplyTemplate
-from attention_serving.server.api.wire import Parsed, copy_fields, field
+from attention_serving.server.api.wire import Parsed, copy_fields, encode_field
 from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.contexts import CONTEXT_ID
 from attention_serving.server.engine.engine import Engine
@@ -79,7 +79,7 @@ class ModelStreamInfer(ModelInfer):
 
     def _encode(self, reply: ReplyTemplate, result: Result, request_id: str) -> bytes:
         start = pb.ModelInferResponse(id=request_id).SerializeToString()
-        return b"".join(field(RESPONSE, [start, *reply.parts(result)]))
+        return b"".join(encode_field(RESPONSE, [start, *reply.parts(result)]))
 
     def _with_reply(self, error: EngineError, request_id: str) -> EngineError:
         response = pb.ModelInferResponse(id=request_id)

@@ -26,7 +26,7 @@ from attention_serving.server.api.tensors import (
     Shape,
     datatype_of,
 )
-from attention_serving.server.api.wire import Parsed, head
+from attention_serving.server.api.wire import Parsed, field_header
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Array, DecodedRequest, Result
@@ -174,10 +174,10 @@ def _encode(
             arrays = result.outputs[piece.name]
             tensor.datatype, size = datatype_of(arrays[0], piece.wire), piece.size(arrays)
         if location is None:
-            raw += [head(RAW_OUTPUT_CONTENTS, size), piece]
+            raw += [field_header(RAW_OUTPUT_CONTENTS, size), piece]
         else:
             location.write([piece] if isinstance(piece, bytes) else piece.parts(arrays))
-            raw += [head(RAW_OUTPUT_CONTENTS, 0), b""]
+            raw += [field_header(RAW_OUTPUT_CONTENTS, 0), b""]
     return [response.SerializeToString(), *raw]
 
 
