@@ -117,7 +117,7 @@ def decode(
     if texts and extras:
         raise InvalidRequestError(next(iter(extras)), "cannot be combined with text; send token ids instead")
     sizes, mask = _sizes(arrays, model), extras.pop(ATTENTION_MASK, None)
-    lengths = _lengths(extras, sizes, model)
+    lengths = _lengths(extras, sizes, model) if extras else {}
     padded, inputs = dict[str, Ragged](), dict[str, Ragged]()
     for name, array in arrays.items():
         axis = str(model.inputs_by_name[name].axes[1])

@@ -120,7 +120,9 @@ def plan_reply(
     for name, parameters in outputs.items():
         field = f"outputs[{name}]"
         piece: Piece
-        wire, location = output_type(field, parameters), find_slice(field, parameters, memory)
+        wire, location = "FP32", None
+        if parameters:
+            wire, location = output_type(field, parameters), find_slice(field, parameters, memory)
         if name == TOKENS and name not in model.outputs:
             length = padded.get(str(model.inputs[0].axes[1]), 0)
             datatype, (shape, piece) = BYTES, token_texts(request, model, length, allowance)

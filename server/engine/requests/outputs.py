@@ -12,7 +12,6 @@ vector.
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -33,16 +32,22 @@ LEAST_NORM = 1e-12
 
 
 def output_bytes(
-    request: DecodedRequest, model: LoadedModel, shapes: Sequence[SequencePlan]
+    request: DecodedRequest, model: LoadedModel, shapes: Sequence[SequencePlan], size: int
 ) -> tuple[int, int]:
     """Checks what a request selects; the size of its result, and the memory to make it, in bytes.
+
+    Args:
+        request: The request.
+        model: Its model.
+        shapes: The plans of its sequences.
+        size: The size of all outputs of its graph.
 
     Raises:
         InvalidRequestError: The model lacks a layer or head, or one is named twice; or its embeddings cannot
             be shortened to that number of elements, or be made of spans; or a span of tokens does not lie
             within its sequence.
     """
-    size, work = sum(map(attrgetter("result_bytes"), shapes)), 0
+    work = 0
     if request.dimensions:
         check_dimensions(request.dimensions, model)
     if request.head_selection is not None:

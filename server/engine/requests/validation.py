@@ -45,7 +45,9 @@ def validate(request: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
         rows[spec.name] = ragged.rows
         lengths.append(ragged.lengths)
         input_bytes += ragged.rows.nbytes
-    result_bytes, work_bytes = output_bytes(request, model, shapes)
+    result_bytes, work_bytes = sum(map(attrgetter("result_bytes"), shapes)), 0
+    if request.dimensions or request.head_selection or request.spans or request.offsets:
+        result_bytes, work_bytes = output_bytes(request, model, shapes, result_bytes)
     if result_bytes > limits.max_result_bytes:
         field = model.inputs[0].name if request.spans is None else SPANS
         field = RETURN_WEIGHTS if request.return_weights else field
