@@ -50,9 +50,8 @@ class Region:
         weakref.finalize(self, os.close, self.descriptor)
         length = os.fstat(self.descriptor).st_size
         if offset + size > length:
-            raise InvalidRequestError(
-                "byte_size", f"the region ends at byte {offset + size} of {key!r}, which has {length} bytes"
-            )
+            problem = f"the region ends at byte {offset + size} of {key!r}, which has {length} bytes"
+            raise InvalidRequestError("byte_size", problem)
 
 
 class Slice(NamedTuple):

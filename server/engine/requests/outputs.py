@@ -104,9 +104,8 @@ def check_dimensions(dimensions: int, model: LoadedModel) -> None:
         raise InvalidRequestError(DIMENSIONS, f"model {model.name!r} is not a text encoder")
     allowed = (*model.encoder.dimensions, model.encoder.embedding_width)
     if dimensions not in allowed:
-        raise InvalidRequestError(
-            DIMENSIONS, f"is {dimensions}; model {model.name!r} allows {', '.join(map(str, allowed))}"
-        )
+        problem = f"is {dimensions}; model {model.name!r} allows {', '.join(map(str, allowed))}"
+        raise InvalidRequestError(DIMENSIONS, problem)
 
 
 def shortened(outputs: dict[str, list[Array]], model: LoadedModel, dimensions: int) -> dict[str, list[Array]]:
@@ -168,16 +167,14 @@ def check_spans(
     starts, stops = spans.rows.T
     (wrong,) = np.nonzero(starts >= stops)
     if wrong.size:
-        raise InvalidRequestError(
-            SPANS, f"{_name(spans, wrong[0], noun)} has no {unit}s; its start must be below its end"
-        )
+        problem = f"{_name(spans, wrong[0], noun)} has no {unit}s; its start must be below its end"
+        raise InvalidRequestError(SPANS, problem)
     (beyond,) = np.nonzero(stops > np.repeat(np.asarray(ends, np.int64), spans.lengths))
     if beyond.size:
         name, sequence = _name(spans, beyond[0], noun), _sequence(spans, beyond[0])
         if sequence in truncated:
-            raise LimitExceededError(
-                SPANS, f"{name} ends beyond {unit} {ends[sequence]}, where the {noun} is cut"
-            )
+            problem = f"{name} ends beyond {unit} {ends[sequence]}, where the {noun} is cut"
+            raise LimitExceededError(SPANS, problem)
         raise InvalidRequestError(SPANS, f"{name} ends beyond the {ends[sequence]} {unit}s of its {noun}")
 
 

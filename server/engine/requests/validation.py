@@ -51,9 +51,8 @@ def validate(request: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
     if result_bytes > limits.max_result_bytes:
         field = model.inputs[0].name if request.spans is None else SPANS
         field = RETURN_WEIGHTS if request.return_weights else field
-        raise LimitExceededError(
-            field, f"the result would be {result_bytes} bytes; the limit is {limits.max_result_bytes}"
-        )
+        problem = f"the result would be {result_bytes} bytes; the limit is {limits.max_result_bytes}"
+        raise LimitExceededError(field, problem)
     largest = max(shapes, key=attrgetter("run_bytes"))
     if (size := largest.run_bytes) > limits.max_run_bytes:
         problem = (
@@ -100,13 +99,11 @@ def encode_texts(
                 raise InvalidRequestError(field, "needs text; the request has none")
         return request
     if request.inputs:
-        raise InvalidRequestError(
-            TEXT, f"cannot be combined with {', '.join(request.inputs)}; send one of them"
-        )
+        problem = f"cannot be combined with {', '.join(request.inputs)}; send one of them"
+        raise InvalidRequestError(TEXT, problem)
     if model.text_encoder is None:
-        raise InvalidRequestError(
-            TEXT, f"model {model.name!r} takes {', '.join(model.inputs_by_name)}, not text"
-        )
+        problem = f"model {model.name!r} takes {', '.join(model.inputs_by_name)}, not text"
+        raise InvalidRequestError(TEXT, problem)
     limits.check_sequences(TEXT, len(request.texts))
     bounds, prefix, truncates = _text_limits(model, limits), _prompt(request, model), request.truncate
     if truncates is None:
@@ -149,9 +146,8 @@ def _check_pairs(request: DecodedRequest, model: LoadedModel) -> None:
     if model.classifier is None:
         raise InvalidRequestError(PAIRS, f"model {model.name!r} is not a text classifier, and takes no pairs")
     if len(request.pairs) != len(request.texts):
-        raise InvalidRequestError(
-            PAIRS, f"has {len(request.pairs)} second texts; the request has {len(request.texts)} texts"
-        )
+        problem = f"has {len(request.pairs)} second texts; the request has {len(request.texts)} texts"
+        raise InvalidRequestError(PAIRS, problem)
     if request.return_offsets:
         raise InvalidRequestError(RETURN_OFFSETS, "needs single texts; the request has pairs")
 
@@ -213,14 +209,12 @@ def _sizes(request: DecodedRequest, model: LoadedModel, limits: Limits) -> list[
         other, expected = bound.setdefault(axis, (name, row_counts))
         if row_counts != expected and len(row_counts) == len(expected):
             at = next(at for at, length in enumerate(row_counts) if length != expected[at])
-            raise InvalidRequestError(
-                name, f"sequence {at} has {row_counts[at]} rows; {other} has {expected[at]}"
-            )
+            problem = f"sequence {at} has {row_counts[at]} rows; {other} has {expected[at]}"
+            raise InvalidRequestError(name, problem)
         first, lengths = next(iter(bound.values()))
         if len(row_counts) != len(lengths):
-            raise InvalidRequestError(
-                name, f"contains {len(row_counts)} sequences; {first} contains {len(lengths)}"
-            )
+            problem = f"contains {len(row_counts)} sequences; {first} contains {len(lengths)}"
+            raise InvalidRequestError(name, problem)
     return list(zip(*[row_counts for _, row_counts in bound.values()], strict=True))
 
 
@@ -263,9 +257,8 @@ def _rows(spec: TensorSpec, request: DecodedRequest, model: LoadedModel) -> Ragg
         raise InvalidRequestError(name, f"is {rows.dtype.name}; the model takes {spec.data_type}")
     width, expected_width = rows.shape[1:], spec.axes[2:]
     if width != expected_width:
-        raise InvalidRequestError(
-            name, f"rows are {_width(width)} wide; the model takes {_width(expected_width)}"
-        )
+        problem = f"rows are {_width(width)} wide; the model takes {_width(expected_width)}"
+        raise InvalidRequestError(name, problem)
     if model.manifest.refuses_nan and spec.data_type == "float32" and np.isnan(rows.min()):
         raise InvalidRequestError(name, "contains NaN, which this model does not carry to its results")
     if (bound := spec.exclusive_upper_bound) is not None:
@@ -292,8 +285,7 @@ def _split_mask(mask: Mask, model: LoadedModel, sequences: list[SequencePlan]) -
     counts = [math.prod(shape) for shape in shapes]
     if not mask.holds(sum(counts)):
         size = f"{mask.data.size} {'flags' if mask.data.dtype == np.bool_ else 'bytes of 8 flags each'}"
-        raise InvalidRequestError(
-            MASK, f"contains {size}; {mask.kind} masks of these sequences need {sum(counts)} flags"
-        )
+        problem = f"contains {size}; {mask.kind} masks of these sequences need {sum(counts)} flags"
+        raise InvalidRequestError(MASK, problem)
     parts: list[Array] = np.split(mask.flags(sum(counts)), np.cumsum(counts)[:-1])
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
