@@ -112,7 +112,7 @@ class Parsed(Generic[M]):
 
     def __init__(self, message: M, data: bytes, places: Places) -> None:
         self.message, self.data, self.places = message, data, places
-        self.id = str(self.last(ID), "utf-8")
+        self.id = str(self.last(ID), "utf-8") if (ID,) in places else ""
 
     def contents(self, *path: str | int) -> list[memoryview]:
         """The contents of a field, as views."""

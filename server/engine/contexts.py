@@ -103,15 +103,12 @@ class ContextStore:
             ContextNotFoundError: The context does not exist, or is another caller's.
         """
         view = self.existing(model, context_id, caller)
-        self._count(is_hit=view is not None)
+        with self._lock:
+            self.hits += view is not None
+            self.misses += view is None
         if view is None:
             raise _not_found(model, context_id, field)
         return view
-
-    def _count(self, *, is_hit: bool) -> None:
-        with self._lock:
-            self.hits += is_hit
-            self.misses += not is_hit
 
     def existing(self, model: LoadedModel, context_id: str, caller: str) -> ContextModel | None:
         """As `find`; None if there is no such context."""
@@ -125,8 +122,8 @@ class ContextStore:
     def use(self, context: Context, caller: str) -> bool:
         """Whether a request may still use the context that it found before."""
         is_there = self._may_use(context, caller)
-        if is_there:  # otherwise it is looked for again
-            self._count(is_hit=True)
+        with self._lock:
+            self.hits += is_there  # otherwise it is looked for again
         return is_there
 
     def _may_use(self, context: Context, caller: str) -> bool:

@@ -203,10 +203,9 @@ def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
         model = find_model(repository.find, call, Right.READ, request.name, request.version)
         return pb.GetModelResponse(model=responses.describe(model))
 
-    async def drop(request: pb.DropContextRequest, call: Call) -> pb.DropContextResponse:
+    async def drop(request: pb.DropContextRequest, call: Call) -> None:
         model = find_model(engine.model, call, Right.INFER, request.model_name, request.model_version)
         await threads.run(partial(contexts.drop, model, request.id, call.caller.name), call.deadline)
-        return pb.DropContextResponse()
 
     async def list_page(request: pb.ListContextsRequest, call: Call) -> pb.ListContextsResponse:
         model = find_model(engine.model, call, Right.INFER, request.model_name, request.model_version)
