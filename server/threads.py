@@ -82,11 +82,7 @@ class Watched(PeriodicThread, Generic[C, T]):
     """
 
     def __init__(
-        self,
-        name: str,
-        read: Callable[[], C],
-        parse: Callable[[C], T],
-        reloaded: Reloaded = unreported,
+        self, name: str, read: Callable[[], C], parse: Callable[[C], T], reloaded: Reloaded = unreported
     ) -> None:
         """Reads for the first time. The thread starts with `start`.
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, NamedTuple, Self, TypeVar, cast
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, cast
 from urllib.parse import unquote
 
 import httptools
@@ -31,6 +31,8 @@ from attention_serving.server.transport.create import METADATA_BYTES
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+# Names in lower case, and values.
+Headers: TypeAlias = Sequence[tuple[str, str]]
 JSON = "application/json"
 # How zlib is told the format: gzip, and what HTTP calls deflate.
 WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
@@ -121,11 +123,7 @@ class HttpRequest:
     arrival: "asyncio.Future[None] | None" = None
 
     def __init__(
-        self,
-        connection: "Connection",
-        http_method: str,
-        url: tuple[str, str],
-        headers: Sequence[tuple[str, str]],
+        self, connection: "Connection", http_method: str, url: tuple[str, str], headers: Headers
     ) -> None:
         """Reads nothing yet.
 

@@ -213,10 +213,7 @@ def versions(repository: Path, name: str) -> list[str]:
 
 
 def load_model(
-    folder: Path,
-    device: Device,
-    max_tolerance: float = MAX_TOLERANCE,
-    proof_keys: Sequence[PublicKey] = (),
+    folder: Path, device: Device, max_tolerance: float = MAX_TOLERANCE, proof_keys: Sequence[PublicKey] = ()
 ) -> LoadedModel:
     """Loads an artifact: verifies a copy of its files, opens its graphs, replays its golden vectors.
 
@@ -355,13 +352,7 @@ def _explain_errors(path: Path, what: str) -> Iterator[None]:
         raise ArtifactError(path, what, details=error) from error
 
 
-def replay(
-    case: GoldenCase,
-    session: Session,
-    tolerance: Tolerance,
-    *,
-    where: str,
-) -> Parity:
+def replay(case: GoldenCase, session: Session, tolerance: Tolerance, *, where: str) -> Parity:
     """Runs a golden case and compares every output that it contains.
 
     Args:
