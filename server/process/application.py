@@ -148,8 +148,8 @@ class Application:
 
     def start(self) -> dict[str, int]:
         """Begins to answer calls; returns the numbers of ready and of failed models, for the log."""
-        # Numbers only: a model that is replaced must not be kept.
-        ready = [isinstance(model, LoadedModel) for model in self._engine.repository]
+        repository = self._engine.repository
+        ready, count = len(repository.loaded_models), len(list(repository))
         # What was loaded is exempt from garbage collection: it stays until the process ends. What requests
         # allocate is freed by reference counting, so that the collector looks for cycles less often.
         gc.collect()
@@ -158,7 +158,7 @@ class Application:
         self.server.start(self._engine, self._control)
         if self.settings.model_control == "poll":
             self._control.poll(self.settings.repository_poll_seconds)
-        return {"models": ready.count(True), "failed": ready.count(False)}
+        return {"models": ready, "failed": count - ready}
 
     def drain(self, http: HttpProcess | None = None) -> None:
         """Waits for a request to stop, and then until the calls in progress have ended.
@@ -253,6 +253,6 @@ def load_models(
         return None
     loader.shutdown()
     repository = loading.result()
-    if settings.model_control == "none" and not any(isinstance(model, LoadedModel) for model in repository):
+    if settings.model_control == "none" and not repository.loaded_models:
         raise ServerError(f"no model of {store.folder} can be served; the log gives the reasons")
     return repository

@@ -150,7 +150,7 @@ class Audit(PeriodicThread):
         self.seconds = 0.0 if is_idle else (time.monotonic() - started) / MAX_TIME_FRACTION
 
     def _audit(self, sample: Sample) -> None:
-        models = [model for model in self._engine.repository if isinstance(model, LoadedModel)]
+        models = self._engine.repository.loaded_models
         served = [model for model in models if model.statistics is sample.model.statistics]
         if not served:  # it was unloaded meanwhile
             return

@@ -63,9 +63,7 @@ class Attend(Inference):
         name = super()._model_name(parsed, call)
         if name or not parsed.message.text.return_labels:
             return name
-        models = [
-            model for model in self._engine.repository if isinstance(model, LoadedModel) and model.classifier
-        ]
+        models = [model for model in self._engine.repository.loaded_models if model.classifier]
         names = {model.name for model in permitted(models, call, Right.INFER)}
         if len(names) != 1:
             raise InvalidRequestError("model_name", f"is required: {len(names)} text classifiers are ready")

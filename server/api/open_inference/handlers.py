@@ -258,10 +258,8 @@ class Handlers:
         self._engine.events.flush()
         models = [
             model
-            for model in permitted(self._engine.repository, call)
-            if isinstance(model, LoadedModel)
-            and request.name in ("", model.name)
-            and request.version in ("", model.version)
+            for model in permitted(self._engine.repository.loaded_models, call)
+            if request.name in ("", model.name) and request.version in ("", model.version)
         ]
         if not models and (request.name or call.identity is None):
             models = [find_model(self._engine.model, call, Right.READ, request.name, request.version)]

@@ -292,9 +292,7 @@ class ModelControl:
                 _log_when_freed(old)
             kind = ChangeKind.REPLACE if was_served else ChangeKind.LOAD
             self._report(name, kind if is_served else ChangeKind.UNLOAD, True)  # noqa: FBT003 - as above
-        versions = sorted(
-            (version for version, model in now.items() if isinstance(model, LoadedModel)), key=int
-        )
+        versions = [model.version for model in self.repository.loaded_models if model.name == name]
         log.info("models changed", extra={"model": name, "versions": versions})
         self._changed()
 

@@ -53,6 +53,11 @@ class Repository:
         """Every model, sorted by name and version."""
         return iter(self._snapshot[0].values())
 
+    @property
+    def loaded_models(self) -> list[LoadedModel]:
+        """Those that are ready, sorted by name and version."""
+        return [model for model in self if isinstance(model, LoadedModel)]
+
     def versions(self, name: str) -> Mapping[str, Model]:
         """The versions of a model, lowest first; empty if there is no such model."""
         return {model.version: model for model in self if model.name == name}
@@ -67,8 +72,8 @@ class Repository:
 
     def close(self) -> None:
         """Lets the copies of the artifacts go: the process ends."""
-        for model in self:
-            if isinstance(model, LoadedModel) and model.files is not None:
+        for model in self.loaded_models:
+            if model.files is not None:
                 model.files.close()
 
     def find(self, name: str, version: str = "") -> Model:
