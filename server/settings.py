@@ -216,8 +216,7 @@ class IdentityAndRights(Section):
                 rights_claim=self.jwt_rights_claim,
             )
         if path := self.tokens:
-            table = Watched("tokens", partial(read_bytes, path), partial(parse_table, path), reloaded)
-            table.start()
+            table = Watched("tokens", partial(read_bytes, path), partial(parse_table, path), reloaded).start()
         return Guard(table, web_tokens) if self.has_identities else None
 
     @property

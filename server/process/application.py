@@ -27,7 +27,6 @@ from attention_serving.server.process.grpc_server import GrpcServer
 from attention_serving.server.process.supervision import HttpProcess, private_socket
 from attention_serving.server.security.tls import watch
 from attention_serving.server.settings import Settings
-from attention_serving.server.threads import PeriodicThread
 
 log = logging.getLogger(__name__)
 # Allocated objects, minus those that are freed, between two garbage collections.
@@ -136,14 +135,10 @@ class Application:
             self._store, repository, changed, metrics.model_changed, is_explicit=is_explicit
         )
         self._stack.callback(control.close)
-        checks: list[PeriodicThread] = []
-        if settings.canary_seconds:
-            checks.append(Canary(repository, control.withdraw, metrics, settings.canary_seconds))
-        if settings.audit_fraction:
-            checks.append(Audit(engine, control.withdraw, metrics, settings.audit_fraction))
-        for check in checks:
-            self._stack.callback(check.close)
-            check.start()
+        if seconds := settings.canary_seconds:
+            self._stack.callback(Canary(repository, control.withdraw, metrics, seconds).start().close)
+        if fraction := settings.audit_fraction:
+            self._stack.callback(Audit(engine, control.withdraw, metrics, fraction).start().close)
         return True
 
     def start(self) -> dict[str, int]:

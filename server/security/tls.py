@@ -132,9 +132,7 @@ def watch(files: TlsFiles, reloaded: Reloaded = unreported) -> WatchedCertificat
     Raises:
         ServerError: The files cannot be used.
     """
-    watched = Watched(CERTIFICATES, files.read, partial(check, files), reloaded)
-    watched.start()
-    return watched
+    return Watched(CERTIFICATES, files.read, partial(check, files), reloaded).start()
 
 
 def server_context(contents: Contents) -> ssl.SSLContext:

@@ -144,8 +144,7 @@ class ModelControl:
 
     def poll(self, seconds: float) -> None:
         """Starts to poll the folder for changes, every so many seconds."""
-        self._poller = PeriodicThread("poll", self.poll_once, seconds)
-        self._poller.start()
+        self._poller = PeriodicThread("poll", self.poll_once, seconds).start()
 
     def close(self) -> None:
         """Ends the threads. A change that is being made is finished."""
