@@ -404,9 +404,8 @@ def joined(
         positions: (T,).
         projected: (Hkv, T, d) by name, as `GraphKind.PROJECT` returns them for one sequence.
     """
-    new = {name: projected[name][0][np.newaxis] for name in PROJECTED} | {
-        KEY_POSITIONS: positions[np.newaxis]
-    }
+    new: dict[str, Array] = {name: projected[name][0][np.newaxis] for name in PROJECTED}
+    new[KEY_POSITIONS] = positions[np.newaxis]
     if parent is None:
         return {name: array.copy() for name, array in new.items()}
     axes = dict.fromkeys(PROJECTED, 2) | {KEY_POSITIONS: 1}

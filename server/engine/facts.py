@@ -157,10 +157,8 @@ class ModelFacts:
     def axes_of_lengths(self) -> dict[str, str]:
         """The symbolic axes by the names of the inputs that hold their lengths."""
         query_axis, key_axis = (str(self.inputs[at].axes[1]) for at in (0, -1))
-        names = {f"{axis}_lengths": axis for axis in self.axes} | {
-            QUERY_LENGTHS: query_axis,
-            KEY_LENGTHS: key_axis,
-        }
+        names = {f"{axis}_lengths": axis for axis in self.axes}
+        names |= {QUERY_LENGTHS: query_axis, KEY_LENGTHS: key_axis}
         return {name: axis for name, axis in names.items() if name not in self.inputs_by_name}
 
     def key_length(self, lengths: Sequence[int]) -> int:

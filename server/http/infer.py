@@ -341,9 +341,8 @@ def encode_context(message: bytes) -> tuple[str, bytes]:
         InvalidRequestError: A parameter or an input is wrong.
     """
     body = pb.ModelInferRequest.FromString(message)
-    parameters = schemas.check(
-        {"parameters": values_of(body.parameters), "inputs": []}, ContextRequest
-    ).parameters
+    content = {"parameters": values_of(body.parameters), "inputs": []}
+    parameters = schemas.check(content, ContextRequest).parameters
     request: Any = attention_pb2.PutContextRequest(shared=parameters.shared)
     if parameters.append_to:
         request = attention_pb2.AppendContextRequest(id=parameters.append_to)

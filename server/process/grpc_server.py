@@ -106,9 +106,8 @@ class GrpcServer:
             limit = f"the limit of a socket's path is {MAX_SOCKET_BYTES}"
             raise ServerError(f"{failure}: its path has {size} bytes; {limit}; choose a shorter one")
         if "," in str(path):
-            raise ServerError(
-                f"{failure}: gRPC's clients take the comma for the end of the path; choose another"
-            )
+            reason = "gRPC's clients take the comma for the end of the path; choose another"
+            raise ServerError(f"{failure}: {reason}")
         try:
             with socket.socket(socket.AF_UNIX) as probe:
                 is_taken = path.exists() and (not path.is_socket() or probe.connect_ex(str(path)) == 0)

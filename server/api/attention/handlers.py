@@ -162,9 +162,8 @@ class PutContext:
             raise InvalidRequestError("mask", "hides every row")
         inputs = projected_inputs(projector, rows, positions)
         ragged = {name: Ragged(array, (len(array),)) for name, array in inputs.items()}
-        request = self._engine.validate(
-            projector, DecodedRequest(inputs=ragged, deadline=call.deadline, caller=caller)
-        )
+        decoded = DecodedRequest(inputs=ragged, deadline=call.deadline, caller=caller)
+        request = self._engine.validate(projector, decoded)
         new = Context(
             id=context_id(model, "" if parent is None else parent.id, {**rows, KEY_POSITIONS: positions}),
             nbytes=(CONTEXT_BYTES if parent is None else parent.nbytes)

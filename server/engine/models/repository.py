@@ -85,16 +85,13 @@ class Repository:
         by_key, newest = self._snapshot
         if name not in newest:
             names = ", ".join(sorted(newest)) or "none"
-            raise ModelNotFoundError(
-                f"model {quoted(name)} does not exist; there are: {names}", field="model_name"
-            )
+            problem = f"model {quoted(name)} does not exist; there are: {names}"
+            raise ModelNotFoundError(problem, field="model_name")
         model = by_key.get((name, version)) if version else newest[name]
         if model is None:
             versions = ", ".join(self.versions(name))
-            raise ModelNotFoundError(
-                f"model {name!r} does not have version {quoted(version)}; it has: {versions}",
-                field="model_version",
-            )
+            problem = f"model {name!r} does not have version {quoted(version)}; it has: {versions}"
+            raise ModelNotFoundError(problem, field="model_version")
         return model
 
     def ready(self, name: str, version: str = "") -> LoadedModel:

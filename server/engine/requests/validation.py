@@ -55,11 +55,9 @@ def validate(request: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
         raise LimitExceededError(field, problem)
     largest = max(shapes, key=attrgetter("run_bytes"))
     if (size := largest.run_bytes) > limits.max_run_bytes:
-        problem = (
-            f"sequence {shapes.index(largest)} needs about {size} bytes of memory for its run; the limit is"
-        )
-        advice = "send shorter sequences or raise max_memory"
-        raise LimitExceededError(model.inputs[0].name, f"{problem} {limits.max_run_bytes}; {advice}")
+        problem = f"sequence {shapes.index(largest)} needs about {size} bytes of memory for its run"
+        advice = f"the limit is {limits.max_run_bytes}; send shorter sequences or raise max_memory"
+        raise LimitExceededError(model.inputs[0].name, f"{problem}; {advice}")
     masks = [] if request.mask is None else _split_mask(request.mask, model, shapes)
     plan = Plan(
         graph=graph,
