@@ -34,8 +34,8 @@ from attention_client import (
     errors,
 )
 from attention_client._connection.settings import addresses_of
-from attention_client._connection.streams import encode_request
-from attention_client._values import Array, StreamItem
+from attention_client._connection.streams import StreamItem, encode_request
+from attention_client._values import Array
 from attention_client.enrich.memory import read_memory
 from attention_client.enrich.options import EnrichOptions, Role, check_values
 from attention_client.enrich.outcome import EnrichError, RefusedError, ServersUnavailableError
