@@ -209,6 +209,6 @@ if __name__ == "__main__":
     import signal
     import sys
 
-    # Each server has a process group of its own. Leaving by an exception stops all of them.
+    # Leaving by an exception stops the servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     app()

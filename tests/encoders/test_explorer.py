@@ -14,7 +14,6 @@ from attention_client._models import PatternInfo
 
 from scripts.local_server import ROOT, ServerProcess
 from tests.encoders.repository import INT8, SENTENCE
-from tests.server.http.clients import http_port
 from tests.server.samples import CROSS
 from tests.server.security.samples import entry, write_tokens
 from tests.support import node_package
@@ -58,7 +57,7 @@ def test_the_page_in_a_browser(explored: ServerProcess, tmp_path: Path) -> None:
     variables = {
         **os.environ,
         "EXPLORER_BROWSER": chromium,
-        "EXPLORER_URL": f"http://127.0.0.1:{http_port(explored.log)}/explore",
+        "EXPLORER_URL": f"http://127.0.0.1:{explored.http_port}/explore",
         "EXPLORER_TOKEN": TOKEN,
         "EXPLORER_FOLDER": str(tmp_path),
     }
