@@ -18,7 +18,7 @@ from benchmarks.processes import worker
 from benchmarks.systems import InProcess, Rounds, Served, agree, measure_in_rounds, median_of, percentiles
 from benchmarks.wire import Api
 from benchmarks.workload import MIXED, Array, Cell, Model, Plan
-from scripts.local_server import ROOT
+from scripts.local_server import ROOT, serving
 
 ONNX, EAGER, ECHO = "ONNX Runtime in process", "eager PyTorch in process", "bare gRPC echo"
 SERVICE, TYPED, STREAM = "service", "service, attention.v1", "service, stream"
@@ -78,7 +78,7 @@ def run(
     options = (f"--provider={plan.device}", *plan.server_options, *options)
     with ExitStack() as stack:
         generator, onnx, torch = (stack.enter_context(worker()) for _ in range(3))
-        server = stack.enter_context(Checkout().serving(repository, work / "service.log", *options))
+        server = stack.enter_context(serving(repository, work / "service.log", *options))
         service = server.target, server.process.pid
         window = MeasurementWindow(plan.seconds, plan.warm_seconds)
         served = [
