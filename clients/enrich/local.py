@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from attention_client import AttentionResult, ModelInfo
-from attention_client.enrich.backends import BackendRequest, BackendResult, JobModel
+from attention_client.enrich.backends import BackendRequest, BackendResult
+from attention_client.enrich.model import JobModel
 from attention_client.enrich.options import EnrichOptions, Role
 from attention_client.enrich.outcome import EnrichError, RefusedError
 

@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from attention_client._values import Array
 from attention_client.enrich import cells
-from attention_client.enrich.backends import Backend, BackendRequest, BackendResult, JobModel
+from attention_client.enrich.backends import Backend, BackendRequest, BackendResult
+from attention_client.enrich.model import JobModel
 from attention_client.enrich.options import OnError, PassageLayout, Pool, Role
 from attention_client.enrich.outcome import EnrichError, Figures, Refusal, RefusedError
 from attention_client.enrich.plan import PASSAGE_TYPES, JobPlan
