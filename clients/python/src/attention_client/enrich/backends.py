@@ -22,7 +22,6 @@ from attention_client import (
     AttendInputs,
     AttentionClient,
     AttentionClientError,
-    AttentionResult,
     Context,
     EmbeddingInputs,
     ModelInfo,
@@ -33,14 +32,13 @@ from attention_client import (
 )
 from attention_client._connection.settings import addresses_of
 from attention_client._connection.streams import StreamItem, encode_request
+from attention_client._values import AnyResult
 from attention_client.enrich.model import JobModel
 from attention_client.enrich.options import EnrichOptions, Role, check_values
 from attention_client.enrich.outcome import EnrichError, RefusedError, ServersUnavailableError
 
 # Sequences that are computed together, for each input: (T, d) float32, (T,) int64, or texts.
 BackendRequest: TypeAlias = "Mapping[Role, Sequence[Any]]"
-# Their results in the same order. A model that pools returns (d,) or (1, d) for each.
-BackendResult: TypeAlias = AttentionResult[Any]
 log = logging.getLogger(__name__)
 # Requests that one server computes at the same time.
 MAX_IN_FLIGHT = 8
@@ -86,12 +84,13 @@ class Backend(Protocol):
             EnrichError: The model refuses the text or the prompt.
         """
 
-    def submit(self, request: BackendRequest) -> Callable[[], BackendResult]:
+    def submit(self, request: BackendRequest) -> Callable[[], AnyResult]:
         """Starts to compute a request.
 
         Returns:
-            Waits for the result. It raises `RefusedError` if the model refuses the request, and any other
-            error if the job cannot continue.
+            Waits for the result, in the order of the request; a model that pools returns (d,) or (1, d) for
+            each sequence. It raises `RefusedError` if the model refuses the request, and any other error
+            if the job cannot continue.
         """
 
     def close(self) -> None:
@@ -147,7 +146,7 @@ class ServerBackend:
         self._options = options
         self.concurrency = MAX_IN_FLIGHT * len(self._clients)
         self._retry_seconds = retry_seconds
-        self._requests: queue.SimpleQueue[tuple[BackendRequest, Future[BackendResult]] | None]
+        self._requests: queue.SimpleQueue[tuple[BackendRequest, Future[AnyResult]] | None]
         self._requests = queue.SimpleQueue()
         self._answered_at = time.monotonic()
         self._ended = threading.Event()
@@ -172,9 +171,9 @@ class ServerBackend:
             raise EnrichError(f"{self.model.name}: {error.message}") from error
         return int(result.token_counts[0])
 
-    def submit(self, request: BackendRequest) -> Callable[[], BackendResult]:
+    def submit(self, request: BackendRequest) -> Callable[[], AnyResult]:
         """See Backend."""
-        future: Future[BackendResult] = Future()
+        future: Future[AnyResult] = Future()
         self._answered_at = time.monotonic()  # the servers may have had nothing to answer for long
         self._requests.put((request, future))
         return future.result
@@ -252,7 +251,7 @@ class ServerBackend:
         inputs: dict[str, Any] = {str(role): list(rows) for role, rows in request.items()}
         return AttendInputs(**inputs, context=context)
 
-    def _ask(self, target: str, inputs: StreamItem) -> BackendResult:
+    def _ask(self, target: str, inputs: StreamItem) -> AnyResult:
         """The answer of a server, which states the model that it is from; a refusal by the model does too."""
         client, model = self._clients[target], self.model
         options = client._options(model.name, model.version, weights=self._options.weights)
