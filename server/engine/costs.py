@@ -6,8 +6,10 @@ and on all.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import frexp
 from typing import NamedTuple
 
 from attention_serving.artifact.manifest import GraphKind
@@ -81,15 +83,9 @@ class Pace:
         Args:
             has_all_threads: Whether runs can have all threads.
         """
-        self._untried = 0.0 if has_all_threads else math.inf
-        # By powers of two of the expected seconds.
-        self._sizes: dict[int, _Size] = {}
-
-    def _size(self, expected: float) -> _Size:
-        magnitude = math.frexp(expected)[1]
-        if (size := self._sizes.get(magnitude)) is None:
-            size = self._sizes[magnitude] = _Size([1.0, self._untried])
-        return size
+        untried = 0.0 if has_all_threads else math.inf
+        # By the binary exponent of the expected seconds.
+        self._sizes = defaultdict[int, _Size](lambda: _Size([1.0, untried]))
 
     def least_seconds(self, expected: float) -> float:
         """Expected duration of a run now, on one thread or on all, whichever is faster.
@@ -100,7 +96,7 @@ class Pace:
         Returns:
             Seconds; 0 if all threads were not tried.
         """
-        return expected * min(self._size(expected).ratios)
+        return expected * min(self._sizes[frexp(expected)[1]].ratios)
 
     def choose(self, expected: float, *, is_alone: bool) -> tuple[bool, float]:
         """Whether a run has all threads, and its expected duration now.
@@ -110,7 +106,7 @@ class Pace:
             is_alone: Whether it has the machine to itself: only then it may have all threads, if they are
                 faster or tried again.
         """
-        size = self._size(expected)
+        size = self._sizes[frexp(expected)[1]]
         single, parallel = size.ratios
         takes_all = False
         if is_alone and parallel != math.inf:
@@ -124,7 +120,7 @@ class Pace:
 
     def observe(self, expected: float, seconds: float, *, parallel: bool) -> None:
         """Learns from a run that had the machine to itself."""
-        ratios, ratio = self._size(expected).ratios, seconds / expected if expected else 1.0
+        ratios, ratio = self._sizes[frexp(expected)[1]].ratios, seconds / expected if expected else 1.0
         before = ratios[parallel] or ratio
         slower = min(ratio, MOST_SLOWER * before) - before
         ratios[parallel] = before + (slower if slower < 0 else WEIGHT * slower)

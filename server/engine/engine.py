@@ -369,37 +369,33 @@ class Engine:
 
     def _run(self, batch: Batch, *, inline: bool = False) -> None:
         """Runs a batch, after which its requests have ended, and lets the next run start."""
+        model, sequences = batch.model, batch.sequences
         try:
             if batch.seconds >= TERMINABLE_SECONDS:
                 batch.control = RunControl()
-            self._run_whole(batch)
+            try:
+                outputs, moments = run_batch(
+                    model, batch.graph, sequences, batch.control, parallel=batch.is_parallel
+                )
+            except Exception as error:
+                self._run_failed(model, sequences, error)
+                if len(sequences) > 1:
+                    self._run_singly(batch)
+            else:
+                batch.run_seconds = moments[-1] - moments[0]
+                self._deliver(model, batch.graph, sequences, outputs, moments, batch.rows)
         except Exception:
-            log.exception("batch failed", extra={"model": batch.model.name})
+            log.exception("batch failed", extra={"model": model.name})
             for sequence in batch:
                 self.fail(sequence.request, RunFailedError(RUN_FAILED))
         finally:
             with self._lock:
                 now = time.monotonic()
-                if self._queue.running[batch] >= LARGE_RUN_BYTES:
-                    self._large, self._trim_at = batch.model, now + TRIM_SECONDS
+                if batch.run_bytes >= LARGE_RUN_BYTES:
+                    self._large, self._trim_at = model, now + TRIM_SECONDS
                 self._queue.ended(batch, now)
                 if inline:  # the threads ask for the next batch by themselves
                     self._notify_if_needed()
-
-    def _run_whole(self, batch: Batch) -> None:
-        """Runs the sequences of a batch together."""
-        model, sequences = batch.model, batch.sequences
-        try:
-            outputs, moments = run_batch(
-                model, batch.graph, sequences, batch.control, parallel=batch.is_parallel
-            )
-        except Exception as error:
-            self._run_failed(model, sequences, error)
-            if len(sequences) > 1:
-                self._run_singly(batch)
-            return
-        batch.run_seconds = moments[-1] - moments[0]
-        self._deliver(model, batch.graph, sequences, outputs, moments, batch.rows)
 
     def _run_singly(self, batch: Batch) -> None:
         """Runs each sequence of a batch alone, so that only the request at fault fails."""
@@ -447,7 +443,9 @@ class Engine:
                 rows += sequence.plan.rows
                 if request.timeline is not None:  # a request may have several sequences in the run
                     timelines[request.timeline] = None
-                if sequence.deliver(arrays) and self._queue.release(request):
+                request.outputs[sequence.index] = arrays
+                request.missing -= 1
+                if not request.missing and self._queue.release(request):
                     complete.append(request)
                     answered.append(ended - request.queued_at)
             names = model.name, model.version, model.manifest.precision
@@ -469,8 +467,9 @@ class Engine:
 
 def _outcome(request: Request) -> Result | EngineError:
     """What a complete request ends with. It has left the queue: an error must not leave it waiting."""
-    outputs, request.outputs = request.outputs, {}
+    sequences, request.outputs = request.outputs, []
     try:
+        outputs = {name: [arrays[name] for arrays in sequences] for name in sequences[0]}
         if request.plan.dimensions:
             outputs = shortened(outputs, request.model, request.plan.dimensions)
         return Result(outputs)

@@ -56,6 +56,11 @@ class LoadedModel(ModelFacts):
     files: ArtifactCopy | None = None
     context: Context | None = None
 
+    def __post_init__(self) -> None:
+        for graph in self.manifest.graphs:
+            pace = Pace(has_all_threads=graph in self.parallel_sessions)
+            self.costs.paces.setdefault(graph, pace)
+
     @cached_property
     def projector(self) -> "LoadedModel":
         """The same model as one that projects the rows of contexts: see `GraphKind.PROJECT`.
@@ -110,7 +115,7 @@ class LoadedModel(ModelFacts):
             {kind: opened[kinds[graph.file]] for kind, graph in graphs.items() if kinds[graph.file] in opened}
             for opened in (self.sessions, self.parallel_sessions)
         )
-        paces = {kind: self.pace(kinds[graph.file]) for kind, graph in graphs.items()}
+        paces = {kind: self.costs.paces[kinds[graph.file]] for kind, graph in graphs.items()}
         attributes = {attribute.name: getattr(self, attribute.name) for attribute in fields(LoadedModel)}
         return attributes | {
             "manifest": self.manifest.model_copy(update={"graphs": graphs, "cost": cost}),
@@ -159,16 +164,9 @@ class LoadedModel(ModelFacts):
         """
         return self.cost(graph).seconds(*self.operations(batch, lengths))
 
-    def pace(self, graph: GraphKind) -> Pace:
-        """How long runs of a graph take now in relation to what is expected of them."""
-        pace = self.costs.paces.get(graph)
-        if pace is None:  # two threads may find none, and share one all the same
-            pace = self.costs.paces.setdefault(graph, Pace(has_all_threads=graph in self.parallel_sessions))
-        return pace
-
     def least_seconds(self, plan: SequencePlan) -> float:
         """Expected duration of a run of a sequence now, on one thread or on all, whichever is faster."""
-        return self.pace(plan.graph).least_seconds(plan.seconds)
+        return self.costs.paces[plan.graph].least_seconds(plan.seconds)
 
     def cost(self, graph: GraphKind) -> RunCost:
         """Cost of runs of a graph on this machine."""

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,14 +55,6 @@ class SequenceInputs:
     def lengths(self) -> tuple[int, ...]:
         """Length on each of the model's axes."""
         return self.plan.lengths
-
-    def deliver(self, outputs: Mapping[str, Array]) -> bool:
-        """Adds the outputs of this sequence to its request; returns whether none is missing any more."""
-        request, count = self.request, len(self.request.plan.sequences)
-        for name, array in outputs.items():
-            request.outputs.setdefault(name, [None] * count)[self.index] = array
-        request.missing -= 1
-        return not request.missing
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -143,7 +134,7 @@ class Request:
         queued_seconds: Sum of the expected durations of its sequences that are in the queue.
         queued: Number of its sequences that are in the queue; of a request of one, at the start.
         missing: Number of sequences without a result.
-        outputs: The outputs so far by name: one array for each sequence, in their order.
+        outputs: The outputs of each sequence by name; empty for those that are missing.
         is_done: Whether it has ended or was withdrawn. Set by the queue, with the lock of the engine.
         outcome: The result or an error; None before, and if it was withdrawn.
     """
@@ -158,7 +149,7 @@ class Request:
     queued_seconds: float
     queued: int
     missing: int
-    outputs: dict[str, list[Any]]
+    outputs: list[Mapping[str, Array]]
 
     def __init__(
         self,

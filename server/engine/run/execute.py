@@ -72,17 +72,12 @@ def run_batch(
     return results, (started, prepared, computed, time.monotonic())
 
 
-def has_equal_shapes(sequences: Sequence[SequenceInputs]) -> bool:
-    """Whether a run of the sequences has no padding."""
-    first = sequences[0].plan
-    if all(map(is_, map(_plan, sequences), repeat(first))):  # fast path: no Python loop
-        return True
-    return all(sequence.sizes == first.sizes for sequence in sequences)
-
-
 def _split(graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInputs]) -> list[Outputs]:
     """The outputs of each sequence, without padding."""
-    is_whole, results = has_equal_shapes(sequences), [Outputs() for _ in sequences]
+    first, results = sequences[0].plan, [Outputs() for _ in sequences]
+    is_whole = all(map(is_, map(_plan, sequences), repeat(first))) or all(  # first: without a Python loop
+        sequence.sizes == first.sizes for sequence in sequences
+    )
     for spec in graph.outputs:
         values, is_batched = outputs[spec.name], is_whole and spec.axes[0] == BATCH_AXIS
         for at, sequence in enumerate(sequences):

@@ -26,10 +26,13 @@ class Batch:
         model: The model of all sequences.
         graph: The graph that runs them.
         sequences: The oldest first.
-        seconds: Expected duration of the run: as measured at the load until `choose_threads`, and then as
-            runs take now.
+        seconds: Expected duration of the run: as measured at the load until `close`, and then as runs take
+            now.
         seconds_alone: Sum of the expected durations of a run for each sequence.
+        run_bytes: Expected memory of the run, from `close` on.
+        rows: Rows that are computed, padding included; from `close` on.
         is_parallel: Whether all threads compute the run.
+        may_take_longer: Whether the run may take longer than expected.
         run_seconds: How long the run took; 0 before its end, and if it failed.
         control: Ends the run early; None if that is not worth it.
         number: Its place in the order in which batches start, from 1.
@@ -58,7 +61,8 @@ class Batch:
         self._max_sequences = 1 if plan.runs_alone else limits.max_batch_sequences
         self.sequences = [head]
         self.seconds = self.seconds_alone = plan.seconds
-        self.is_parallel = self._is_alone = False
+        self.is_parallel = self.may_take_longer = self._is_alone = False
+        self.run_bytes = self.rows = 0
         self.run_seconds = self._expected_seconds = 0.0
         self.control: RunControl | None = None
         self.number = 0
@@ -71,26 +75,6 @@ class Batch:
         return len(self.sequences)
 
     @property
-    def run_bytes(self) -> int:
-        """Expected memory of the run."""
-        if len(self.sequences) == 1:
-            return self.sequences[0].plan.run_bytes
-        return self.model.run_bytes(self.graph, *self._size)
-
-    @property
-    def _size(self) -> tuple[int, tuple[int, ...]]:
-        """Number of sequences that the graph sees, and their length on each axis."""
-        return self.model.run_size(len(self.sequences), self._lengths, self._query_rows)
-
-    @property
-    def rows(self) -> int:
-        """Rows that are computed, padding included."""
-        if len(self.sequences) == 1:
-            return self.sequences[0].plan.rows
-        count, lengths = self._size
-        return count * sum(lengths)
-
-    @property
     def is_full(self) -> bool:
         """Whether no further sequence may join."""
         return len(self.sequences) >= self._max_sequences
@@ -99,14 +83,6 @@ class Batch:
     def is_closed(self) -> bool:
         """Whether no sequence of another request may join."""
         return self.is_full or self._takes(FULL_AT_CALL_COSTS)
-
-    @property
-    def may_take_longer(self) -> bool:
-        """Whether the run may take longer than expected: it waits its turn on a device, or pools spans."""
-        return not self.model.runs_on_host or (
-            self.model.manifest.encoder is not None
-            and any(sequence.spans is not None for sequence in self.sequences)
-        )
 
     def take_same_shape(self, bucket: deque[SequenceInputs], now: float) -> None:
         """Takes the first sequences of a bucket as long as they are like that of the batch, and fit.
@@ -186,21 +162,32 @@ class Batch:
         self.seconds_alone += sequence.plan.seconds
         return True
 
-    def choose_threads(self, other_seconds: float) -> None:
-        """Runs the batch on all threads if that is faster and no other work needs them.
+    def close(self, other_seconds: float) -> None:
+        """Takes no further sequence, and is run on all threads if that is faster and nothing else needs them.
 
         Args:
             other_seconds: Work that is queued or running beside the batch.
         """
+        model, plan = self.model, self.sequences[0].plan
+        if len(self.sequences) == 1:
+            self.run_bytes, self.rows = plan.run_bytes, plan.rows
+        else:
+            count, lengths = model.run_size(len(self.sequences), self._lengths, self._query_rows)
+            self.run_bytes, self.rows = model.run_bytes(self.graph, count, lengths), count * sum(lengths)
+        # It waits its turn on a device, or pools spans.
+        self.may_take_longer = not model.runs_on_host or (
+            model.manifest.encoder is not None
+            and any(sequence.spans is not None for sequence in self.sequences)
+        )
         expected = self._expected_seconds = self.seconds
         self._is_alone = other_seconds <= OTHER_WORK_SHARE * expected
-        pace = self.model.pace(self.graph)
+        pace = model.costs.paces[self.graph]
         self.is_parallel, self.seconds = pace.choose(expected, is_alone=self._is_alone)
 
     def learn(self) -> None:
         """Lets what is expected of further runs follow this one, if it ran alone from beginning to end."""
         if self._is_alone and self.run_seconds:
-            pace = self.model.pace(self.graph)
+            pace = self.model.costs.paces[self.graph]
             pace.observe(self._expected_seconds, self.run_seconds, parallel=self.is_parallel)
 
     def _admits(self, sequence: SequenceInputs) -> bool:

@@ -264,7 +264,7 @@ class Queue:
         request.queued_at, request.number, request.queued_seconds = now, self._next_number, seconds
         self._next_number += 1
         request.missing = request.queued = count = len(sequences)
-        request.outputs = {}
+        request.outputs = [{}] * count
         turn = share.turn
         for index, sequence in enumerate(sequences):
             sequence.request, sequence.index, sequence.turn = request, index, turn
@@ -307,7 +307,8 @@ class Queue:
         )
 
     def _remove(self, request: Request) -> None:
-        self._try_memory()  # the sequence that did not fit may be gone
+        if self._next_step is NextStep.MEMORY:  # the sequence that did not fit may be gone
+            self._next_step = NextStep.ANY
         key = (request.model, request.plan.graph, request.share)
         bucket = self._buckets.pop(key, ())
         kept = deque(sequence for sequence in bucket if sequence.request is not request)
@@ -361,7 +362,8 @@ class Queue:
         del self.running[batch]
         # Rounding errors do not add up.
         self._running_seconds = self._running_seconds - batch.seconds_alone if self.running else 0.0
-        self._try_memory()
+        if self._next_step is NextStep.MEMORY:
+            self._next_step = NextStep.ANY
         self.latency.ended(batch.seconds_alone, now, busy=bool(self.running or self._buckets))
         if not self.running and batch.number == self._started:
             batch.learn()
@@ -391,7 +393,7 @@ class Queue:
                 self._subtract(unwanted)
         if batch is not None:
             self._subtract(batch.sequences, charge=True)
-            batch.choose_threads(self._queued_seconds + self._running_seconds)
+            batch.close(self._queued_seconds + self._running_seconds)
             self._started += 1
             batch.number = self._started
             self.running[batch] = batch.run_bytes
@@ -402,10 +404,6 @@ class Queue:
         elif self._next_step is NextStep.MEMORY:
             self._next_step = NextStep.ANY
         return batch, expired
-
-    def _try_memory(self) -> None:
-        if self._next_step is NextStep.MEMORY:
-            self._next_step = NextStep.ANY
 
     def _next_bucket(self) -> Bucket:
         if len(self._buckets) == 1:  # the usual case
