@@ -21,7 +21,7 @@ from attention_serving.server.http.backend import Backend
 from attention_serving.server.http.routes import ROUTES
 from attention_serving.server.settings import Settings
 from scripts.local_server import serving
-from tests.server.http.clients import HOST, INFER, REQUEST, ask, http_port, tensor
+from tests.server.http.clients import HOST, INFER, REQUEST, ask, tensor
 from tests.server.http.scripted import SERVICE, Scripted
 from tests.server.samples import ROOT
 from tests.support.artifacts import cached_repositories
@@ -219,7 +219,7 @@ def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
     python = "".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
     (models,) = cached_repositories(DEMO)
     with serving(models, tmp_path / "log", "--http-port=0") as server:
-        here = f"127.0.0.1:{http_port(server.log)}"
+        here = f"127.0.0.1:{server.http_port}"
         for command in (
             ["/bin/sh", "-e", "-c", shell.replace("curl ", "curl --fail ").replace("127.0.0.1:8000", here)],
             [sys.executable, "-c", python.replace("127.0.0.1:8000", here)],
