@@ -8,6 +8,7 @@ import hashlib
 import shutil
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -223,7 +224,7 @@ class Manifest(Record):
                 )
         return self
 
-    @property
+    @cached_property
     def runs_alone(self) -> bool:
         """Whether each sequence needs a run of its own.
 

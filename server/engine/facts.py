@@ -94,12 +94,12 @@ class ModelFacts:
             raise InvalidRequestError(name, f"is not an input; model {self.name!r} takes {self.input_names}")
         return self.inputs_by_name[name]
 
-    @property
+    @cached_property
     def encoder(self) -> EncoderFacts | None:
         """What sets a text encoder apart; None for any other model."""
         return self.manifest.encoder
 
-    @property
+    @cached_property
     def classifier(self) -> ClassifierFacts | None:
         """What sets a text classifier apart; None for any other model."""
         return self.manifest.classifier
