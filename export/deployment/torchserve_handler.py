@@ -199,7 +199,7 @@ def to_array(value: Any, spec: Spec) -> tuple[Any, str]:
     if bound is not None and array.size and not (array.min() >= 0 and array.max() < bound):
         raise ValueError(f"{name} must contain ids from 0 to {bound - 1}")
     with np.errstate(over="ignore"):
-        array = np.ascontiguousarray(array, dtype)
+        array = np.asarray(array, dtype, order="C")  # scalars stay scalars
     if content_type == JSON and not np.isfinite(array).all():
         raise ValueError(f"{name} has values that are not finite; send them as .npy or raw bytes")
     return array, content_type
