@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.server.api.attention.requests import DATA_TYPES, MASK_KINDS, input_names
-from attention_serving.server.api.attention.responses import encode, facts
+from attention_serving.server.api.attention.requests import DATA_TYPES, input_names
 from attention_serving.server.api.tensors import DTYPES as ELEMENTS
-from attention_serving.server.api.tensors import ReplyTemplate
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.types import DecodedRequest, Result
 from tests.server.api.messages import decode_attend
 from tests.support.eager import Array
 from tests.support.mutations import named
@@ -56,47 +52,6 @@ def test_vectors_become_rows_of_their_type_without_a_copy(
     assert list(found.lengths) == lengths
     assert not found.rows.flags.owndata
     assert not found.rows.flags.writeable
-
-
-@given(kind=st.sampled_from(sorted(MASK_KINDS)), flags=st.lists(st.booleans(), max_size=40))
-def test_mask_bits_become_flags(kind: "pb.AttentionMask.Kind.ValueType", flags: list[bool]) -> None:
-    """The lowest bit is the first flag."""
-    bits = np.packbits(np.array(flags, np.bool_), bitorder="little").tobytes()
-    mask = decode_attend(pb.AttendRequest(mask=pb.AttentionMask(kind=kind, bits=bits))).mask
-    assert mask is not None
-    assert mask.kind.name == pb.AttentionMask.Kind.Name(kind).removeprefix("KIND_")
-    assert mask.holds(len(flags))
-    assert mask.flags(len(flags)).tolist() == flags
-    assert mask.flags(len(flags)).dtype == np.bool_
-
-
-def encoded(result: Result, model: LoadedModel) -> bytes:
-    known, has_heads = facts(DecodedRequest(), model), bool(model.manifest.num_heads)
-    return b"".join(ReplyTemplate(partial(encode, prefix=known, has_heads=has_heads)).parts(result))
-
-
-pairs = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4)
-
-
-@given(lengths=pairs, weights=st.booleans())
-def test_a_result_is_serialized_without_padding(
-    self_model: LoadedModel, lengths: list[tuple[int, int]], *, weights: bool
-) -> None:
-    rng = np.random.default_rng(0)
-    outputs = {"context_vectors": [rng.standard_normal((tq, 3), np.float32) for tq, _ in lengths]}
-    if weights:
-        outputs["attention_weights"] = [rng.random((2, tq, tk), np.float32) for tq, tk in lengths]
-    response = pb.AttendResponse.FromString(encoded(Result(outputs), self_model))
-    context = response.context_vectors
-    assert (response.model_name, response.model_version) == (self_model.name, self_model.version)
-    assert (context.data_type, context.width, list(context.lengths)) == (1, 3, [tq for tq, _ in lengths])
-    assert context.data == b"".join(array.tobytes() for array in outputs["context_vectors"])
-    assert response.HasField("attention_weights") == weights
-    if weights:
-        found = response.attention_weights
-        assert (found.data_type, found.num_heads) == (1, 2)
-        assert list(zip(found.query_lengths, found.key_lengths, strict=True)) == lengths
-        assert found.data == b"".join(array.tobytes() for array in outputs["attention_weights"])
 
 
 def with_output(model: LoadedModel, *axes: str | int) -> LoadedModel:

@@ -193,18 +193,6 @@ def test_sequences_of_several_callers_run_together(model: LoadedModel) -> None:
     assert (bool(queue), queue.sequences, queue.work) == (False, 0, 0.0)
 
 
-def test_work_before_a_request_leaves_out_what_others_run_later(by_row: LoadedModel) -> None:
-    seconds = validated_of(by_row, [(2, 2)]).sequences[0].plan.seconds
-    queue = Queue(ONE_BY_ONE)
-    add(queue, by_row, GREEDY, count=100)
-    assert queue.work_before(seconds, GREEDY) == pytest.approx(100 * seconds)
-    assert queue.work_before(seconds, MODEST) == pytest.approx(seconds)
-    add(queue, by_row, MODEST)
-    # Its own run before, and two of the greedy one beside its two.
-    assert queue.work_before(seconds, MODEST) == pytest.approx(3 * seconds)
-    assert queue.work_before(seconds, HEAVY) == pytest.approx(2 * seconds / 3)
-
-
 # What runs of a module of 768 x 12 cost on one core of a server: seconds for a run, a row, a pair of rows.
 CALL, ROW, PAIR = 6e-5, 45e-6, 1e-7
 ALONE, ROWS = 512, 1
