@@ -1,5 +1,6 @@
 """Large requests and replies: handled on codec threads, and dropped when their call has ended."""
 
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from functools import partial
@@ -18,6 +19,7 @@ from attention_serving.server.engine.model import LoadedModel
 from tests.server.api.messages import attend_request
 from tests.server.api.scripted import started
 from tests.server.seams import WatchedEngine
+from tests.support.coroutines import run
 
 LARGE_REQUEST, LARGE_RESERVATION = 200, 1500
 SMALL, LARGE = attend_request([2]), attend_request([20])
@@ -132,3 +134,10 @@ def test_work_that_is_too_late_is_not_done() -> None:
     Task(late(), lambda callback: callback()).resume()
     stepped.work()
     assert done == ["refused"]
+
+
+def test_work_for_threads_that_have_ended_fails_where_it_is_awaited() -> None:
+    threads = CodecThreads()
+    threads.close()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        run(threads.run(int, math.inf))

@@ -10,7 +10,6 @@ from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionSe
 from attention_serving.protos.inference import open_inference_pb2 as oip
 from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from attention_serving.server.api.admission import check_share
-from attention_serving.server.engine.budget import Account, MemoryBudget
 from attention_serving.server.engine.errors import IdentityLimitError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.security.guard import Guard
@@ -135,17 +134,3 @@ def test_an_identity_gets_its_share_of_the_places(others: int, places: int, limi
         check_share("calls", held, others + held, places, limit)
     with pytest.raises(IdentityLimitError, match=f"{most} calls of this identity are open, which is its"):
         check_share("calls", most, others + most, places, limit)
-
-
-def test_an_identity_gets_its_share_of_the_memory() -> None:
-    """A request that alone exceeds it is granted."""
-    budget, greedy, modest = MemoryBudget(1000), Account(0), Account(50)
-    budget.reserve(600, greedy).add(300)
-    with pytest.raises(IdentityLimitError, match="is more than its share while 100 are free"):
-        budget.reserve(10, greedy)
-    held = [budget.reserve(10, modest) for _ in range(5)]
-    with pytest.raises(IdentityLimitError, match="would hold 51 bytes; its limit is 50"):
-        budget.reserve(1, modest)
-    assert modest.held_bytes == 50
-    held[0].release()
-    assert modest.held_bytes == 40

@@ -176,25 +176,6 @@ def test_callbacks_run_in_order_on_the_transports_thread(listening: Listening) -
     assert ran == [(name, "calls") for name in (*range(100), "inner", "outer")]
 
 
-class NotWaking:
-    """In place of a call of the core that takes no batch any more."""
-
-    def start_server_batch(self, *_arguments: object) -> None:
-        raise ValueError("CallError.ALREADY_FINISHED")
-
-
-def test_a_callback_that_cannot_wake_the_thread_runs_soon_and_the_next_wakes_it(listening: Listening) -> None:
-    sent, call = listening.hold()
-    core_call, ran = call._call, threading.Event()  # type: ignore[attr-defined]
-    call._call = NotWaking()  # type: ignore[attr-defined]
-    call.post(ran.set)
-    assert not call.transport.is_woken  # type: ignore[attr-defined]
-    assert ran.wait(PATIENCE_SECONDS)
-    call._call = core_call  # type: ignore[attr-defined]
-    call.post(lambda: call.finish(grpc.StatusCode.OK, message=REPLY))
-    assert sent.result() == REPLY
-
-
 def test_an_ended_call_is_not_resumed(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
 
