@@ -98,10 +98,7 @@ def inputs(*tensors: pb.NamedTensors, **options: Any) -> pb.AttendRequest:
 INVALID = (
     (pb.AttendRequest(query=UNTYPED), "query.data_type: is 0; must be one of FP32, FP16, BF16, INT64, BOOL"),
     (pb.AttendRequest(query=sequences(width=0)), "query.width: must be at least 1"),
-    (
-        pb.AttendRequest(key=LONGEST),
-        TOO_SHORT,
-    ),
+    (pb.AttendRequest(key=LONGEST), TOO_SHORT),
     (pb.AttendRequest(token_ids=THREE_OF_FOUR), "token_ids.ids: has 3 ids; the lengths sum to 4"),
     (pb.AttendRequest(positions=[1]), "positions: need a query of vectors or token ids; the request has"),
     (pb.AttendRequest(query=sequences([1]), output_names=["x"]), "output_names: needs inputs, which name"),

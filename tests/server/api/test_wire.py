@@ -28,7 +28,7 @@ from attention_serving.server.api.wire import (
     field,
     leading_text,
 )
-from attention_serving.server.engine.budget import MemoryBudget
+from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.types import Array
@@ -228,7 +228,7 @@ def test_bytes_of_an_array_become_that_array(array: Array) -> None:
 
 @pytest.mark.parametrize("wire", HALVES)
 def test_every_value_is_read_as_pytorch_reads_it(wire: str) -> None:
-    reservation, size = MemoryBudget(1 << 20).reserve(0), 4 * EVERY_VALUE.size
+    reservation, size = Reservation(MemoryBudget(1 << 20)), 4 * EVERY_VALUE.size
     allowance = Allowance(Limits(max_input_bytes=size), reservation)
     found = from_bytes("query", EVERY_VALUE.tobytes(), wire, EVERY_VALUE.shape, allowance)
     expected = torch.from_numpy(EVERY_VALUE.copy()).view(HALVES[wire]).float().numpy()

@@ -8,6 +8,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import DeadlineExceededError, ShuttingDownError
 from attention_serving.server.engine.events import (
@@ -53,12 +54,12 @@ def test_a_refusal_is_raised_and_reported_with_the_model(self_model: LoadedModel
     recorder = Recorder()
     engine = Engine(Repository([self_model]), events=recorder)
     engine.close()
-    reservation = engine.budget.reserve(0)
-    reservation.timeline = Timeline()
+    reservation = Reservation(engine.budget, timeline=Timeline())
     with pytest.raises(ShuttingDownError, match="shutting down"):
         coroutines.run(engine.run(validated_of(self_model, [(2, 2)]), reservation))
     assert recorder.failed == [(SELF, "UNAVAILABLE")]
     timeline = reservation.timeline
+    assert timeline is not None
     assert (timeline.model, timeline.version, timeline.queued_at) == (SELF, "1", 0.0)
 
 

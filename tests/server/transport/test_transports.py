@@ -2,8 +2,6 @@
 
 import math
 import queue
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -19,8 +17,8 @@ from attention_serving.server.settings import TransportKind
 from attention_serving.server.transport import completion_queue
 from attention_serving.server.transport.call import Call, Transport
 from attention_serving.server.transport.create import create_transport
-from tests.server.samples import ROOT
 from tests.server.seams import PATIENCE_SECONDS, settings_of, wait_until
+from tests.support.processes import run_python
 
 METHOD = "/any/Method"
 REPLY = b"reply"
@@ -283,7 +281,7 @@ def test_a_port_is_in_use_until_the_transport_stops_also_without_a_start(kind: T
 
 
 def test_the_threaded_server_does_not_load_the_adapter_on_the_internal_api() -> None:
-    """It works with a grpcio that has another one: only one file depends on it."""
+    """It works with a grpcio that has another one: tests/test_structure.py confines the dependency."""
     code = """if True:
         import sys
         import attention_serving.server.process.grpc_server
@@ -294,10 +292,7 @@ def test_the_threaded_server_does_not_load_the_adapter_on_the_internal_api() -> 
         transport.stop(0, list)
         print("attention_serving.server.transport.completion_queue" in sys.modules)
     """
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["False"]
-    internal = [path for path in (ROOT / "server").rglob("*.py") if "grpc._" in path.read_text()]
-    assert internal == [ROOT / "server/transport/completion_queue.py"]
+    assert run_python("-c", code).stdout.split() == ["False"]
 
 
 UNPOLLED = """
@@ -320,5 +315,4 @@ __import__("os")._exit(0)
 
 def test_the_core_leaves_the_sockets_to_the_threads_that_poll() -> None:
     """Holds the switch that `server/__init__.py` sets: a later core may not know it."""
-    done = subprocess.run([sys.executable, "-c", UNPOLLED], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "True"]
+    assert run_python("-c", UNPOLLED).stdout.split() == ["True", "True"]

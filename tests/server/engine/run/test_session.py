@@ -3,7 +3,6 @@
 import dataclasses
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,8 @@ from attention_serving.server.engine.run import cuda, session
 from attention_serving.server.engine.run.cuda import ask_driver
 from attention_serving.server.engine.run.provider import RUNTIME_PROVIDERS, Device, Provider, ProviderError
 from attention_serving.server.engine.run.session import SHAPE_OPERATORS, Session, host_operators
-from tests.server.samples import CROSS, ROOT, SELF
+from tests.server.samples import CROSS, SELF
+from tests.support.processes import run_python
 
 WITHOUT_CUDA = pytest.mark.skipif(
     "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this runtime has CUDA"
@@ -112,10 +112,8 @@ print(run(8))
 @pytest.mark.thorough
 def test_the_arena_is_bounded_and_gives_memory_back(artifacts: Path, self_model: LoadedModel) -> None:
     """The scores of one sequence of 4,096 rows and two heads take 128 MiB."""
-    folder = artifacts / self_model.name / self_model.version
-    command = [sys.executable, "-c", ARENA, str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=True)
-    assert done.stdout.decode().splitlines() == ["(1, 4096, 4) True", "True", "refused", "(1, 8, 4)"]
+    done = run_python("-c", ARENA, artifacts / self_model.name / self_model.version)
+    assert done.stdout.splitlines() == ["(1, 4096, 4) True", "True", "refused", "(1, 8, 4)"]
 
 
 def test_the_probe_computes_on_every_provider(monkeypatch: pytest.MonkeyPatch) -> None:
