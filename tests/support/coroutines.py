@@ -46,7 +46,7 @@ def reserve(budget: MemoryBudget, size: int = 0, account: Account | None = None)
 def submitted(engine: Engine, model: LoadedModel, request: DecodedRequest) -> "Future[Result]":
     """Queues a request as a call does, and raises its refusal. Cancelling the future withdraws it."""
     validated = engine.validate(model, request)
-    reservation = reserve(engine.budget, validated.plan.input_bytes)
+    reservation = reserve(engine.budget, sum(ragged.rows.nbytes for ragged in request.inputs.values()))
     future: Future[Result] = Future()
 
     async def work() -> None:

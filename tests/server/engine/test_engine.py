@@ -42,7 +42,7 @@ def asked(held: Held, seed: int) -> tuple[DecodedRequest, "Future[Result]"]:
 def test_each_coroutine_gets_its_own_result_and_holds_memory_until_then(held: Held) -> None:
     callers = [asked(held, seed) for seed in range(3)]
     plan = validated_of(held.model, [(2, 2)]).plan
-    assert held.engine.budget.held_bytes == 3 * (plan.input_bytes + plan.held_bytes)
+    assert held.engine.budget.held_bytes == 3 * (2 * 4 * 4 + plan.held_bytes)  # 2 rows of 4 floats are sent
     held.gate.open()
     for seed, (_, future) in enumerate(callers):
         assert_answers(validated_of(held.model, [(2, 2)], seed=seed), future.result(PATIENCE_SECONDS))
