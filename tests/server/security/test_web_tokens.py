@@ -60,8 +60,8 @@ def tokens(keys: FixedKeys) -> WebTokens:
     return issuer_tokens(keys)
 
 
-def identity_of(tokens: WebTokens, token: str, client: str = "10.0.0.1:1") -> Identity:
-    return tokens.of_token(token, digest_of(token), lambda: client)
+def identity_of(tokens: WebTokens, token: str) -> Identity:
+    return tokens.of_token(token, digest_of(token))
 
 
 ALGORITHM = "The specified alg value is not allowed"

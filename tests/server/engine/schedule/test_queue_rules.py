@@ -122,12 +122,8 @@ def add(queue: Queue, model: LoadedModel, caller: Caller, *, count: int = 1, len
 
 def served(queue: Queue, count: int) -> list[str]:
     """Names of the callers of the next runs."""
-    names = []
-    for _ in range(count):
-        batch, _ = take(queue)
-        assert batch is not None
-        names.append(batch.sequences[0].request.caller.name)
-    return names
+    batches = [take(queue)[0] for _ in range(count)]
+    return [batch.sequences[0].request.caller.name for batch in batches if batch]
 
 
 @pytest.mark.parametrize(
