@@ -19,7 +19,7 @@ from tritonclient import http as triton
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.http.routes import ROUTES
 from scripts.local_server import serving
-from tests.server.http.clients import HOST, INFER, REQUEST, ask, http_port, tensor
+from tests.server.http.clients import HOST, INFER, REQUEST, ask, tensor
 from tests.server.http.scripted import SERVICE, Scripted
 from tests.server.samples import ROOT
 from tests.support.artifacts import cached_repositories
@@ -180,8 +180,8 @@ def test_every_method_of_the_service_has_a_route() -> None:
 def test_the_description_names_every_route_and_its_references_exist(port: int) -> None:
     answer = ask(port, "/openapi.json")
     described, components = answer.json["paths"], answer.json["components"]
-    expected = {(path, route.verb.lower()) for route in ROUTES for path in route.paths}
-    assert {(path, verb) for path, verbs in described.items() for verb in verbs} == expected
+    expected = {(path, route.http_method.lower()) for route in ROUTES for path in route.paths}
+    assert {(path, method) for path, methods in described.items() for method in methods} == expected
     names = [operation["operationId"] for verbs in described.values() for operation in verbs.values()]
     assert len(set(names)) == len(names)
     references = re.findall(r'"\$ref": ?"#/components/(\w+)/(\w+)"', answer.body.decode())
@@ -206,7 +206,7 @@ def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
     python = "".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
     (models,) = cached_repositories(DEMO)
     with serving(models, tmp_path / "log", "--http-port=0") as server:
-        here = f"127.0.0.1:{http_port(server.log)}"
+        here = f"127.0.0.1:{server.http_port}"
         for command in (
             ["/bin/sh", "-e", "-c", shell.replace("curl ", "curl --fail ").replace("127.0.0.1:8000", here)],
             [sys.executable, "-c", python.replace("127.0.0.1:8000", here)],
