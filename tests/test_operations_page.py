@@ -8,13 +8,15 @@ import yaml
 from attention_client import AttentionClient
 from pydantic import ByteSize
 
+from attention_serving.server.api import admission  # noqa: F401 - defines some of the errors
+from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.engine.limits import MIB
 from attention_serving.server.http.server import STATUSES
 from attention_serving.server.process.command_line import CONFIG
+from attention_serving.server.security import web_tokens  # noqa: F401 - defines others
 from attention_serving.server.settings import Settings
 from scripts.generate_operations_page import SUPERVISOR, generated, metrics
 from scripts.local_server import ServerProcess
-from tests.server.api.test_status import EXPECTED as ERRORS
 from tests.support import prometheus
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,9 +59,18 @@ def test_metrics_in_the_text_exist() -> None:
         assert known or name == "attention_client", name
 
 
+def errors_below(parent: type[EngineError]) -> list[type[EngineError]]:
+    """A class of errors, and all that are derived from it."""
+    return [parent, *(error for child in parent.__subclasses__() for error in errors_below(child))]
+
+
 def test_every_reason_has_a_row_with_its_status_and_what_to_do() -> None:
+    """Clients rely on codes and reasons: the page states them, and errors have no other ones."""
     found = re.findall(r"^\| `([A-Z_]+)` \| `([A-Z_]+)`, (\d+) \| .+ \| .+ \|$", PAGE, re.MULTILINE)
-    statuses = {(reason, code, str(STATUSES.get(code, 500))) for code, reason in ERRORS.values()}
+    statuses = {
+        (error.reason, error.code.name, str(STATUSES.get(error.code.name, 500)))
+        for error in errors_below(EngineError)
+    }
     assert found == sorted(statuses)
 
 

@@ -44,22 +44,6 @@ class MemoryBudget:
         self.held_bytes = 0
         self.lock = threading.Lock()
 
-    def reserve(self, size: int, account: "Account | None" = None) -> "Reservation":
-        """Reserves bytes until they are released.
-
-        A reservation that alone exceeds the limit is granted if nothing else is reserved.
-
-        Args:
-            size: Number of bytes.
-            account: Whose reservation it is; None without an identity.
-
-        Raises:
-            OverloadedError: The limit is reached, or that of the account.
-        """
-        reservation = Reservation(self, account)
-        reservation.add(size)
-        return reservation
-
 
 class Account:
     """What the requests of one identity hold.
@@ -132,6 +116,8 @@ class Reservation:
 
     def add(self, size: int) -> None:
         """Reserves more bytes.
+
+        A reservation that alone exceeds the limit is granted if nothing else is reserved.
 
         Raises:
             OverloadedError: The limit of the budget is reached, or that of the account; nothing has changed.

@@ -16,7 +16,7 @@ from attention_serving.export.signature import AttentionModule
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.config import AttentionConfig
 from attention_serving.model.presets import build_preset
-from attention_serving.server.engine.limits import MAX_TOLERANCE, Limits
+from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import Repository
@@ -62,9 +62,9 @@ def eager_module(name: str) -> AttentionModule:
         return MultiHeadAttention(CONFIGS[name]).eval()
 
 
-def load_repository(folder: Path, device: Device, *, max_tolerance: float = MAX_TOLERANCE) -> Repository:
+def load_repository(folder: Path, device: Device) -> Repository:
     """Loads every artifact of a folder."""
-    store = ModelStore(folder, device, max_tolerance)
+    store = ModelStore(folder, device)
     return Repository(store.load(*key) for key in store.artifacts())
 
 

@@ -173,13 +173,11 @@ class Held:
         self,
         model: LoadedModel,
         tap: Tap = lambda _: None,
-        *,
-        cost: RunCost = SAME_FOR_ALL,
         **limits: int,
     ) -> None:
         self.gate = Gate()
         self.recorder = Recorder()
-        self.model = tapped(costing(model, cost), tap)
+        self.model = tapped(costing(model, SAME_FOR_ALL), tap)
         self.engine = engine_of(Limits(**limits), self.recorder, parallel_runs=1)
         self.first = self.submit([(1, 1)], model=tapped(model, self.gate))
         assert self.gate.entered.wait(PATIENCE_SECONDS)
@@ -189,20 +187,12 @@ class Held:
         self.engine.submit(request)
         return request
 
-    def finish(self) -> None:
-        self.gate.open()
-        self.engine.close()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.finish()
-
-    @property
-    def later_sizes(self) -> list[int]:
-        """Sequences of each run after the held one."""
-        return self.recorder.sizes[1:]
+        self.gate.open()
+        self.engine.close()
 
 
 def wait(request: Request, callback: Callable[[], object]) -> None:
@@ -297,7 +287,6 @@ class Served:
         self,
         *models: LoadedModel,
         limits: Limits | None = None,
-        events: EventLog | None = None,
         guard: Guard | None = None,
         recorder: CallsRecorder | None = None,
         **options: Any,
@@ -306,7 +295,7 @@ class Served:
         self.engine = WatchedEngine([*models], limits or Limits())
         defaults = {"max_concurrent_calls": 8, "max_streams": 2, "stream_window": 3}
         settings = settings_of(**defaults | options)
-        self.server = GrpcServer(settings, events or self.calls, guard=guard, recorder=recorder)
+        self.server = GrpcServer(settings, self.calls, guard=guard, recorder=recorder)
         self.address = (settings.host, self.server.bind())
         self.target = f"{settings.host}:{self.address[1]}"
         self.server.start(self.engine, unchanged(self.engine.repository))

@@ -2,12 +2,9 @@
 
 import os
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from attention_serving.server import machine
 
@@ -85,16 +82,3 @@ def test_the_least_of_the_limits_of_machine_and_groups_applies(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{text}\n")
     assert function(tmp_path) == expected
-
-
-@given(count=st.integers(1, 256), workers=st.integers(1, 64))
-def test_every_core_is_used_and_shares_differ_by_at_most_one(count: int, workers: int) -> None:
-    parts = [machine.share_of_cores(range(count), workers, worker) for worker in range(workers)]
-    sizes = {len(part) for part in parts}
-    assert min(sizes) >= 1
-    assert max(sizes) - min(sizes) <= 1
-    if workers <= count:
-        assert list(chain(*parts)) == list(range(count))
-    else:
-        users = [sum(core in part for part in parts) for core in range(count)]
-        assert max(users) - min(users) <= 1

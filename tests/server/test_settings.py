@@ -16,7 +16,7 @@ from attention_serving.server.process.command_line import create_command, unknow
 from attention_serving.server.security.tls import TlsFiles
 from attention_serving.server.settings import AWAKE_SECONDS, SECTIONS, Settings
 from attention_serving.server.transport.create import channel_options
-from tests.server.engine.run.test_cuda import WITHOUT_CUDA
+from tests.server.engine.run.test_session import WITHOUT_CUDA
 
 REPOSITORY = ["--model-repository", "models"]
 MIB = 1 << 20

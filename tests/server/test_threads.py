@@ -83,13 +83,6 @@ def test_what_cannot_be_used_changes_nothing_and_is_reported_once_it_stays(
     assert followed.reported[-1] == "two"
 
 
-def test_the_thread_looks_by_itself(followed: Followed) -> None:
-    followed.watched.start()
-    followed.path.write_text("two")
-    wait_until(lambda: followed.reported == ["two"])
-    followed.watched.close()
-
-
 def test_work_is_repeated_after_a_time_and_after_an_error(caplog: pytest.LogCaptureFixture) -> None:
     calls: queue.Queue[str] = queue.Queue()
 

@@ -1,4 +1,4 @@
-"""Drives the coroutines of the server in tests, where no transport does."""
+"""Drives the coroutines of the server in tests, and reserves their memory, where no transport does."""
 
 from collections.abc import Coroutine
 from concurrent.futures import Future, InvalidStateError
@@ -7,6 +7,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from attention_serving.server.coroutines import Callback, Task, Wait
+from attention_serving.server.engine.budget import Account, MemoryBudget, Reservation
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.engine.model import LoadedModel
@@ -35,10 +36,17 @@ def run(work: Coroutine[Wait, Any, T]) -> T:
     return ended.result()
 
 
+def reserve(budget: MemoryBudget, size: int = 0, account: Account | None = None) -> Reservation:
+    """The reservation of a new request."""
+    reservation = Reservation(budget, account)
+    reservation.add(size)
+    return reservation
+
+
 def submitted(engine: Engine, model: LoadedModel, request: DecodedRequest) -> "Future[Result]":
     """Queues a request as a call does, and raises its refusal. Cancelling the future withdraws it."""
     validated = engine.validate(model, request)
-    reservation = engine.budget.reserve(validated.plan.input_bytes)
+    reservation = reserve(engine.budget, sum(ragged.rows.nbytes for ragged in request.inputs.values()))
     future: Future[Result] = Future()
 
     async def work() -> None:

@@ -15,7 +15,7 @@ from attention_serving.server.api.open_inference.responses import plan_reply, re
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.api.tensors import DATATYPES, Allowance, ReplyTemplate
 from attention_serving.server.api.wire import Parsed, reader
-from attention_serving.server.engine.budget import MemoryBudget
+from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Array, DecodedRequest
@@ -24,7 +24,7 @@ from tests.server.samples import SELF, WIDTHS
 
 def allowing(limits: Limits | None = None) -> Allowance:
     """What a request may take that is the only one."""
-    return Allowance(limits or Limits(), MemoryBudget(1 << 40).reserve(0))
+    return Allowance(limits or Limits(), Reservation(MemoryBudget(1 << 40)))
 
 
 UNCOUNTED = allowing()

@@ -1,8 +1,8 @@
 """Large requests and replies: handled on codec threads, and dropped when their call has ended."""
 
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,13 +11,13 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api import inference
 from attention_serving.server.api.attention.handlers import Attend, AttendStream
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.coroutines import Task
 from attention_serving.server.engine.errors import DeadlineExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from tests.server.api.messages import attend_request
 from tests.server.api.scripted import started
 from tests.server.seams import WatchedEngine
+from tests.support.coroutines import reserve, run
 
 LARGE_REQUEST, LARGE_RESERVATION = 200, 1500
 SMALL, LARGE = attend_request([2]), attend_request([20])
@@ -113,7 +113,7 @@ def test_what_a_call_that_has_ended_gave_to_a_codec_thread_is_dropped(world: Wor
 
 def test_a_request_of_a_stream_without_memory_is_refused_in_its_place(world: World) -> None:
     """Before anything of it is decoded."""
-    world.engine.budget.reserve(world.engine.limits.max_in_flight_bytes)
+    reserve(world.engine.budget, world.engine.limits.max_in_flight_bytes)
     call = started(world.stream.method())
     call.deliver(pb.AttendStreamRequest(id="first", request=LARGE).SerializeToString())
     reply = pb.AttendStreamResponse.FromString(call.sent[0])
@@ -121,14 +121,12 @@ def test_a_request_of_a_stream_without_memory_is_refused_in_its_place(world: Wor
     assert world.threads.work() == 0
 
 
-def test_work_that_is_too_late_is_not_done() -> None:
-    stepped, done = Stepped(), list[str]()
+def test_work_that_is_too_late_is_not_done(threads: CodecThreads) -> None:
+    with pytest.raises(DeadlineExceededError):
+        run(threads.run(pytest.fail, 0.0))
 
-    async def late() -> None:
-        with pytest.raises(DeadlineExceededError):
-            await CodecThreads(stepped).run(partial(done.append, "late"), 0.0)
-        done.append("refused")
 
-    Task(late(), lambda callback: callback()).resume()
-    stepped.work()
-    assert done == ["refused"]
+def test_work_for_threads_that_have_ended_fails_where_it_is_awaited(threads: CodecThreads) -> None:
+    threads.close()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        run(threads.run(int, math.inf))

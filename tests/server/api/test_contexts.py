@@ -182,6 +182,10 @@ def test_a_context_that_is_gone_is_not_found_even_if_the_request_is_recognised(s
     own, shared = put(stub, caller="all-token"), put(stub, caller="all-token", shared=True, ttl_seconds=5)
     gone = ("NOT_FOUND", "CONTEXT_NOT_FOUND", "context_id")
 
+    def listed(caller: str) -> list[str]:
+        request = pb.ListContextsRequest(model_name=CROSS)
+        return [context.id for context in stub.ListContexts(request, metadata=bearer(caller)).contexts]
+
     def ask(context: pb.Context, caller: str) -> pb.AttendResponse:
         request = pb.AttendRequest(model_name=CROSS, context_id=context.id, query=vectors(QUERIES[0]))
         return stub.Attend(request, metadata=bearer(caller))
@@ -190,6 +194,7 @@ def test_a_context_that_is_gone_is_not_found_even_if_the_request_is_recognised(s
     drop = pb.DropContextRequest(model_name=CROSS, id=own.id)
     for _ in range(2):  # the second is recognised
         assert ask(own, "all-token") == ask(shared, "caller-token")
+    assert listed("caller-token") == [shared.id]
     assert refusal(lambda: stub.DropContext(drop, metadata=bearer("caller-token")))[1] == "CONTEXT_NOT_FOUND"
     stub.DropContext(drop, metadata=bearer("all-token"))
     assert ask(own, "all-token")
@@ -199,8 +204,7 @@ def test_a_context_that_is_gone_is_not_found_even_if_the_request_is_recognised(s
     for _ in range(2):
         assert ask(again, "all-token")
         assert refusal(lambda: ask(again, "caller-token")) == gone
-    listed = stub.ListContexts(pb.ListContextsRequest(model_name=CROSS), metadata=bearer("caller-token"))
-    assert not listed.contexts
+    assert (listed("all-token"), listed("caller-token")) == ([again.id], [])
     assert refusal(lambda: put(stub, caller="reader-token"))[0] == "PERMISSION_DENIED"
 
 

@@ -20,7 +20,7 @@ from attention_serving.server.api.attention import requests as attention
 from attention_serving.server.api.open_inference import requests as open_inference
 from attention_serving.server.api.tensors import Allowance
 from attention_serving.server.api.wire import encode_field, reader
-from attention_serving.server.engine.budget import MemoryBudget
+from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.errors import Code, EngineError, InvalidRequestError, OverloadedError
 from attention_serving.server.engine.limits import MIB, Limits
 from attention_serving.server.engine.model import LoadedModel
@@ -38,6 +38,7 @@ from tests.encoders.repository import SENTENCE
 from tests.server.api.messages import decode_infer, read_attend, read_infer
 from tests.server.samples import SELF, TEXT
 from tests.support.contradictions import Made, good_and_changed
+from tests.support.coroutines import reserve
 from tests.support.encoders import WIDTH
 from tests.support.mutations import ATTEND, INFER
 
@@ -59,10 +60,10 @@ def decode(
     if made.method not in (ATTEND, INFER):
         size, body = (made.headers or {}).get(JSON_SIZE, ""), bytearray(made.data)
         own = min(int(size), len(body)) if size.isdecimal() else len(body)
-        budget.reserve(schemas.memory_of(body, own))
-        http_infer.decode(body, own, "m", "", 64 * MIB, budget.reserve(0))
+        reserve(budget, schemas.memory_of(body, own))
+        http_infer.decode(body, own, "m", "", 64 * MIB, Reservation(budget))
         return None
-    allowance = Allowance(limits, budget.reserve(len(made.data)))
+    allowance = Allowance(limits, reserve(budget, len(made.data)))
     parsed: Any = (read_attend if made.method == ATTEND else read_infer)(made.data, limits)
     message: typed.AttendRequest | pb.ModelInferRequest = parsed.message
     model = models(message.model_name, message.model_version)
@@ -192,7 +193,7 @@ def test_the_memory_of_spans_is_reserved(ready: Models) -> None:
     count = 6000
     made = spans(count)
     budget = MemoryBudget(len(made.data) + 8 * count)
-    other = budget.reserve(1)
+    other = reserve(budget, 1)
     with pytest.raises(OverloadedError):
         decode(made, ready, budget=budget)
     other.release()

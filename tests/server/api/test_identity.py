@@ -1,6 +1,5 @@
 """Which identity may call which method, with which model, and how much of the server it may hold."""
 
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -10,16 +9,11 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.protos.inference import open_inference_pb2 as oip
 from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from attention_serving.server.api.admission import AdmissionControl, check_share
-from attention_serving.server.engine.budget import Account, MemoryBudget
+from attention_serving.server.api.admission import check_share
 from attention_serving.server.engine.errors import IdentityLimitError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.http.backend import access_question as question
 from attention_serving.server.security.guard import Guard
-from attention_serving.server.security.peers import ACCESS_CHECK as CHECK
-from attention_serving.server.security.rights import Identity, Rights
 from attention_serving.server.transport.call import Metadata
-from tests.server.api.scripted import UNLIMITED
 from tests.server.api.served import ATTEND, STREAM, Opened, OpenStream, Secured, attend, bearer, refusal
 from tests.server.samples import CROSS, SELF
 from tests.server.seams import PATIENCE_SECONDS, Served, wait_until
@@ -104,24 +98,6 @@ def test_a_reader_sees_the_models_of_its_pattern(secured: Secured) -> None:
     assert refusal(typed.GetModel.future(pb.GetModelRequest(name=CROSS), **options))[0] is DENIED
 
 
-@pytest.mark.parametrize(
-    ("token", "method", "model", "code"),
-    [
-        ("caller-token", ATTEND, SELF, OK),
-        ("caller-token", ATTEND, "absent", DENIED),
-        ("caller-token", LOAD, "", DENIED),
-        (None, ATTEND, SELF, UNAUTHENTICATED),
-        ("all-token", "/other.Service/Method", "", grpc.StatusCode.INVALID_ARGUMENT),
-    ],
-)
-def test_the_question_of_the_http_process_is_answered_as_the_method_would_be(
-    secured: Secured, token: str | None, method: str, model: str, code: grpc.StatusCode
-) -> None:
-    check: Any = secured.served.channel.unary_unary(CHECK)
-    call = check.future(question(method, model), metadata=bearer(token), timeout=PATIENCE_SECONDS)
-    assert call.code() is code
-
-
 def test_a_token_that_is_revoked_ends_its_streams_with_the_next_message(secured: Secured) -> None:
     channel = secured.served.channel
     stream = OpenStream(channel, "caller-token")
@@ -147,9 +123,6 @@ def test_only_the_identity_at_its_limit_is_refused(self_model: LoadedModel, guar
         assert "IDENTITY_LIMIT" in served.calls.refusals
 
 
-GREEDY = Identity(source="token", name="greedy", rights=Rights.parse(()))
-
-
 @pytest.mark.parametrize(
     ("others", "places", "limit", "most"),
     [(0, 100, 0, 80), (80, 100, 0, 16), (0, 100, 3, 3), (1, 2, 0, 1), (2, 2, 0, 1)],
@@ -161,26 +134,3 @@ def test_an_identity_gets_its_share_of_the_places(others: int, places: int, limi
         check_share("calls", held, others + held, places, limit)
     with pytest.raises(IdentityLimitError, match=f"{most} calls of this identity are open, which is its"):
         check_share("calls", most, others + most, places, limit)
-
-
-def test_an_identity_gets_its_share_of_the_memory() -> None:
-    """A request that alone exceeds it is granted."""
-    budget, greedy, modest = MemoryBudget(1000), Account(0), Account(50)
-    budget.reserve(600, greedy).add(300)
-    with pytest.raises(IdentityLimitError, match="is more than its share while 100 are free"):
-        budget.reserve(10, greedy)
-    held = [budget.reserve(10, modest) for _ in range(5)]
-    with pytest.raises(IdentityLimitError, match="would hold 51 bytes; its limit is 50"):
-        budget.reserve(1, modest)
-    assert modest.held_bytes == 50
-    held[0].release()
-    assert modest.held_bytes == 40
-
-
-def test_an_account_is_kept_while_something_is_held() -> None:
-    budget, shares = MemoryBudget(1000), AdmissionControl(UNLIMITED, lambda *_: None)
-    held = budget.reserve(10, shares.account_of(GREEDY))
-    shares.account_of(replace(GREEDY, name="other"))
-    assert shares.account_of(GREEDY).held_bytes == 10
-    assert len(shares._accounts) == 1
-    held.release()

@@ -1,10 +1,8 @@
 """The methods: complete, of the kinds that the protos state; and how models are described."""
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
-from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
@@ -34,19 +32,13 @@ KINDS = {
 }
 
 
-def services() -> Iterator[ServiceDescriptor]:
-    for file in FILES:
-        yield from file.DESCRIPTOR.services_by_name.values()
-
-
 def test_every_method_of_every_service_is_answered_as_its_kind(engine: Engine, threads: CodecThreads) -> None:
-    control = unchanged(engine.repository)
-    table = all_methods(
-        engine, threads, HealthService(), control, SharedMemory(), authenticate=lambda *_: None
-    )
+    services = HealthService(), unchanged(engine.repository), SharedMemory()
+    table = all_methods(engine, threads, *services, authenticate=lambda *_: None)
     expected = {
         f"/{service.full_name}/{method.name}": KINDS[method.client_streaming, method.server_streaming]
-        for service in services()
+        for file in FILES
+        for service in file.DESCRIPTOR.services_by_name.values()
         for method in service.methods
     }
     expected[f"/{REFLECTION_V1}/ServerReflectionInfo"] = "ordered stream"

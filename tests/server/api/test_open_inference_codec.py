@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.open_inference.requests import BYTES, CONTENTS
 from attention_serving.server.api.tensors import DTYPES, Allowance
-from attention_serving.server.engine.budget import MemoryBudget
+from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
@@ -248,7 +248,7 @@ REFUSED: tuple[tuple[Any, ...], ...] = (*INVALID, *LIMITED)
 @pytest.mark.parametrize("row", REFUSED, ids=[row[2] for row in REFUSED])
 def test_a_wrong_request_is_refused(models: dict[str, LoadedModel], row: Any) -> None:
     (name, build, message, *limits), budget = row, MemoryBudget(10**6)
-    allowance = Allowance(limits[0] if limits else Limits(), budget.reserve(0))
+    allowance = Allowance(limits[0] if limits else Limits(), Reservation(budget))
     with expect_refusal(message, LimitExceededError if limits else InvalidRequestError):
         decode_infer(build(models[name]), models[name], allowance=allowance)
     assert not limits or budget.held_bytes == 0  # what is too large is not made
@@ -256,5 +256,5 @@ def test_a_wrong_request_is_refused(models: dict[str, LoadedModel], row: Any) ->
 
 def test_the_padding_of_a_response_is_reserved_before_the_run(self_model: LoadedModel) -> None:
     budget = MemoryBudget(1000)
-    decode_infer(lengths(1, 3)(self_model), self_model, allowance=Allowance(Limits(), budget.reserve(0)))
+    decode_infer(lengths(1, 3)(self_model), self_model, allowance=Allowance(Limits(), Reservation(budget)))
     assert budget.held_bytes == 96 + 96  # the rectangle, and the serialized response

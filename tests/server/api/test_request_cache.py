@@ -31,7 +31,7 @@ from tests.server.api.messages import decode_infer, raw_request, rectangles, tex
 from tests.server.api.scripted import ScriptedCall
 from tests.server.samples import CROSS, SELF, TEXT, WIDTHS
 from tests.server.seams import SAME_FOR_ALL, costing
-from tests.support.coroutines import run
+from tests.support.coroutines import reserve, run
 from tests.support.mutations import Good, mutated, named
 
 rng = np.random.default_rng(0)
@@ -50,7 +50,7 @@ class Method(NamedTuple):
 
     def answer(self, data: bytes) -> bytes:
         """Handles a request."""
-        return run(self.method.handle(data, CALL, MemoryBudget(64 * MIB).reserve(len(data))))
+        return run(self.method.handle(data, CALL, reserve(MemoryBudget(64 * MIB), len(data))))
 
     def hits(self, data: bytes) -> bool:
         """Whether the cache has the request."""

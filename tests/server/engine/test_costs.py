@@ -33,15 +33,20 @@ class Server:
         self._model = dataclasses.replace(model, costs=costs)
         self.queue = Queue(Limits(), 2)
 
-    def take(self, deadline: float = float("inf")) -> Batch | None:
-        """Takes the batch of a request that arrives."""
+    def arrive(self, deadline: float = float("inf")) -> Batch | None:
+        """The batch of a request that arrives; None if it expires."""
         self.queue.add(validated_of(self._model, [(2, 2)], deadline=deadline), 0.0)
         return self.queue.next(0.0)[0]
+
+    def take(self) -> Batch:
+        """The batch of a request without a deadline."""
+        batch = self.arrive()
+        assert batch is not None
+        return batch
 
     def run(self, seconds: tuple[float, float]) -> Batch:
         """Answers a request, alone."""
         batch = self.take()
-        assert batch is not None
         batch.run_seconds = seconds[batch.is_parallel]
         self.queue.ended(batch, 0.0)
         return batch
@@ -74,24 +79,19 @@ def test_a_server_gives_way_when_the_machine_becomes_busy_and_no_longer(self_mod
 def test_only_runs_that_were_alone_and_did_not_fail_count(self_model: LoadedModel) -> None:
     server = Server(self_model)
     first, second = server.take(), server.take()
-    assert first is not None
-    assert second is not None
     first.run_seconds = second.run_seconds = 9.0
     server.queue.ended(first, 0.0)  # beside the second
     server.queue.ended(second, 0.0)  # began beside the first
-    failed = server.take()
-    assert failed is not None
-    server.queue.ended(failed, 0.0)
+    server.queue.ended(server.take(), 0.0)  # failed
     assert server.run(QUIET).seconds == pytest.approx(EXPECTED)
 
 
 def test_a_deadline_is_compared_with_what_runs_take_now(self_model: LoadedModel) -> None:
     server = Server(self_model)
     server.run(BUSY)
-    assert server.take(deadline=EXPECTED / 2) is None
+    assert server.arrive(deadline=EXPECTED / 2) is None
     server.run((EXPECTED / 4, EXPECTED))
-    batch = server.take(deadline=EXPECTED / 2)
-    assert batch is not None
+    assert server.arrive(deadline=EXPECTED / 2)
 
 
 def test_sizes_have_paces_of_their_own() -> None:

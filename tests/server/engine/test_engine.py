@@ -8,6 +8,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import DeadlineExceededError, ShuttingDownError
 from attention_serving.server.engine.events import (
@@ -20,7 +21,7 @@ from attention_serving.server.engine.events import (
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.types import DecodedRequest, Result
+from attention_serving.server.engine.types import Result
 from tests.server.samples import CROSS, SELF, assert_answers, request_of, validated_of
 from tests.server.seams import PATIENCE_SECONDS, Gate, Held, Recorder, engine_of, outcome, tapped, withdraw
 from tests.support import coroutines
@@ -33,17 +34,16 @@ def held(self_model: LoadedModel) -> Iterator[Held]:
         yield held
 
 
-def asked(held: Held, seed: int) -> tuple[DecodedRequest, "Future[Result]"]:
-    request = request_of(held.model, [(2, 2)], seed=seed)
-    return request, submitted(held.engine, held.model, request)
+def ask(held: Held, seed: int) -> "Future[Result]":
+    return submitted(held.engine, held.model, request_of(held.model, [(2, 2)], seed=seed))
 
 
 def test_each_coroutine_gets_its_own_result_and_holds_memory_until_then(held: Held) -> None:
-    callers = [asked(held, seed) for seed in range(3)]
+    futures = [ask(held, seed) for seed in range(3)]
     plan = validated_of(held.model, [(2, 2)]).plan
-    assert held.engine.budget.held_bytes == 3 * (plan.input_bytes + plan.held_bytes)
+    assert held.engine.budget.held_bytes == 3 * (2 * 4 * 4 + plan.held_bytes)  # 2 rows of 4 floats are sent
     held.gate.open()
-    for seed, (_, future) in enumerate(callers):
+    for seed, future in enumerate(futures):
         assert_answers(validated_of(held.model, [(2, 2)], seed=seed), future.result(PATIENCE_SECONDS))
     assert held.recorder.answered == [SELF] * 4
     assert held.engine.budget.held_bytes == 0
@@ -53,12 +53,12 @@ def test_a_refusal_is_raised_and_reported_with_the_model(self_model: LoadedModel
     recorder = Recorder()
     engine = Engine(Repository([self_model]), events=recorder)
     engine.close()
-    reservation = engine.budget.reserve(0)
-    reservation.timeline = Timeline()
+    reservation = Reservation(engine.budget, timeline=Timeline())
     with pytest.raises(ShuttingDownError, match="shutting down"):
         coroutines.run(engine.run(validated_of(self_model, [(2, 2)]), reservation))
     assert recorder.failed == [(SELF, "UNAVAILABLE")]
     timeline = reservation.timeline
+    assert timeline is not None
     assert (timeline.model, timeline.version, timeline.queued_at) == (SELF, "1", 0.0)
 
 
@@ -98,11 +98,11 @@ def test_a_request_expires_once_at_a_deadline_of_its_own(held: Held, place: Expi
 def test_whoever_waits_may_submit_and_withdraw_when_told(held: Held) -> None:
     """No lock is held, on whichever thread that is."""
     told: SimpleQueue[Future[Result]] = SimpleQueue()
-    (_, first), (_, second) = asked(held, 0), asked(held, 0)
+    first, second = ask(held, 0), ask(held, 0)
 
     def react(_: "Future[Result]") -> None:
         assert second.cancel()
-        told.put(asked(held, 3)[1])
+        told.put(ask(held, 3))
 
     first.add_done_callback(react)
     held.gate.open()

@@ -117,7 +117,7 @@ def test_a_failing_result_fails_one_request(self_model: LoadedModel, monkeypatch
         requests = [held.submit([(2, 2)], seed=seed) for seed in range(3)]
         # The held run is the first to end.
         monkeypatch.setattr("attention_serving.server.engine.engine.Result", unmade)
-    assert held.later_sizes == [3]
+    assert held.recorder.sizes[1:] == [3]
     for request in (held.first, requests[0]):
         with pytest.raises(RunFailedError):
             outcome(request)

@@ -121,10 +121,6 @@ class Front(NamedTuple):
     port: int
     server: HttpServer
 
-    def drain(self) -> None:
-        """Asks it to end."""
-        self.server.stop()
-
 
 @contextmanager
 def front(target: str | Scripted, **settings: Any) -> Iterator[Front]:
@@ -144,5 +140,5 @@ def front(target: str | Scripted, **settings: Any) -> Iterator[Front]:
     try:
         yield running
     finally:
-        running.drain()
+        running.server.stop()
         thread.join()

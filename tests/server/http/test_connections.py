@@ -271,7 +271,7 @@ def test_a_drain_answers_what_is_in_progress(scripted: Scripted, blocked: Blocke
         assert answer_on(idle).status == 200
         slow.sendall(head("/v2/repository/index", "Content-Length: 2") + b"{")
         assert ask(running.port, "/v2/health/live").status == 200  # so that the head before has been read
-        running.drain()
+        running.server.stop()
         assert is_closed(idle)
         with pytest.raises(ConnectionError):
             ask(running.port, "/v2")
@@ -284,7 +284,7 @@ def test_a_drain_answers_what_is_in_progress(scripted: Scripted, blocked: Blocke
 
 def test_the_grace_ends(scripted: Scripted, blocked: Blocked) -> None:
     with front(scripted, grace_seconds=0) as running, busy(running.port, scripted, 1) as (connection,):
-        running.drain()
+        running.server.stop()
         answer = answer_on(connection)
         assert (answer.status, answer.error) == (503, "the server is shutting down; retry on another server")
     assert blocked.cancelled.wait(PATIENCE_SECONDS)

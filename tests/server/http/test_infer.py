@@ -31,7 +31,7 @@ MANY = 257
 
 
 def memory() -> Reservation:
-    return MemoryBudget(64 * MAX_BYTES).reserve(0)
+    return Reservation(MemoryBudget(64 * MAX_BYTES))
 
 
 def decoded(

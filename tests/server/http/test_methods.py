@@ -17,9 +17,7 @@ from google.rpc import error_details_pb2, status_pb2
 from tritonclient import http as triton
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.http.backend import Backend
 from attention_serving.server.http.routes import ROUTES
-from attention_serving.server.settings import Settings
 from scripts.local_server import serving
 from tests.server.http.clients import HOST, INFER, REQUEST, ask, tensor
 from tests.server.http.scripted import SERVICE, Scripted
@@ -162,17 +160,6 @@ def test_retry_info_becomes_retry_after(scripted: Scripted, port: int) -> None:
     scripted.behaviours["ServerMetadata"] = fail
     answer = ask(port, "/v2")
     assert (answer.status, answer.headers["retry-after"]) == (429, "7")
-
-
-async def test_the_connection_with_the_fewest_calls_is_next_and_equal_ones_take_turns() -> None:
-    settings = Settings.model_validate({"model_repository": "."})
-    backend = Backend(settings, ["unix:a", "unix:b"])
-    first, second = backend.channel(), backend.channel()
-    assert first is not second
-    assert backend.channel() is first
-    backend.calls[first] += 1
-    assert [backend.channel() for _ in range(2)] == [second, second]
-    await backend.close()
 
 
 def test_rights_and_traces_are_passed_on_and_no_other_headers(scripted: Scripted, port: int) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from attention_serving.server.observe import logs
 from attention_serving.server.observe.logs import JsonFormatter, TextFormatter
 from tests.server.samples import ROOT, SELF
+from tests.support.processes import run_python
 
 # What readers may take for the end of a line.
 ENDS = [f"a{end}forged" for end in "\r\x0b\x0c\x85\u2028"]
@@ -80,9 +81,8 @@ def test_a_traceback_follows_its_event() -> None:
 
 def logged(code: str) -> str:
     """Standard error of a process that logs."""
-    code = f"import logging; from attention_serving.server.observe import logs\n{code}"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == ""
+    done = run_python("-c", f"import logging; from attention_serving.server.observe import logs\n{code}")
+    assert (done.returncode, done.stdout) == (0, "")
     return done.stderr
 
 

@@ -24,7 +24,7 @@ from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import DecodedRequest, MaskKind
 from attention_serving.server.observe.metrics import AuditResult, Metrics
 from attention_serving.server.process import audit as audits
-from attention_serving.server.process.audit import Audit, comparison_graph
+from attention_serving.server.process.audit import Audit
 from tests.server.engine.test_contexts import put
 from tests.server.samples import CROSS, SELF, ragged, validated_of
 from tests.server.seams import PATIENCE_SECONDS, SAME_FOR_ALL, Held, costing, wait_until
@@ -163,31 +163,6 @@ def test_samples_wait_for_an_idle_moment_at_most_some_seconds_and_then_take_a_pa
         busy = audit.seconds
         audit.audit_next()
     assert (0 < busy < PATIENCE_SECONDS, audit.seconds) == (True, audits.POLL_SECONDS)
-
-
-def test_a_sequence_is_compared_on_the_graph_that_computes_it_alone(cross_model: LoadedModel) -> None:
-    model = cross_model
-    (masked,) = validated_of(model, UNEQUAL[:1], kind=MaskKind.KEYS).asked
-    (plain,) = validated_of(model, UNEQUAL[:1]).asked
-    compared = [
-        (graph, comparison_graph(model, graph, sequence, count))
-        for graph, sequence, count in (
-            (GraphKind.LENGTHS, plain, 2),
-            (GraphKind.WEIGHTS, plain, 1),
-            (GraphKind.WEIGHTS, masked, 1),
-            (GraphKind.PLAIN, plain, 1),
-            (GraphKind.MASK, masked, 1),
-            (GraphKind.BLOCKS, plain, 1),
-        )
-    ]
-    assert compared == [
-        (GraphKind.LENGTHS, GraphKind.PLAIN),
-        (GraphKind.WEIGHTS, GraphKind.PLAIN),
-        (GraphKind.WEIGHTS, GraphKind.MASK),
-        (GraphKind.PLAIN, None),
-        (GraphKind.MASK, None),
-        (GraphKind.BLOCKS, None),
-    ]
 
 
 def test_a_fraction_is_sampled_unless_inputs_are_not_finite_or_memory_lacks(

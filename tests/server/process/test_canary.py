@@ -69,14 +69,8 @@ class Watched:
         self.canary = Canary(self.repository, self.control.withdraw, metrics, SECONDS)
         self.canary.start()
 
-    def ratio(self, model: str) -> float:
-        return value(published(self.registry), RATIO, model=model, version="1")
-
-    def replayed_at(self, model: str) -> float:
-        return value(published(self.registry), REPLAYED_AT, model=model, version="1")
-
-    def failures(self, model: str = SELF) -> float:
-        return value(published(self.registry), FAILURES, model=model, version="1")
+    def metric(self, name: str, model: str = SELF) -> float:
+        return value(published(self.registry), name, model=model, version="1")
 
     @property
     def entry(self) -> IndexEntry:
@@ -111,11 +105,11 @@ def test_a_healthy_model_is_measured_and_a_damaged_one_is_withdrawn_until_it_is_
     watched: Watched, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     damaged, started = weakref.ref(watched.repository.ready(SELF)), time.time()
-    wait_until(lambda: max(map(watched.replayed_at, (SELF, CROSS))) < math.inf)
+    wait_until(lambda: max(watched.metric(REPLAYED_AT, name) for name in (SELF, CROSS)) < math.inf)
     for name in (SELF, CROSS):
-        assert watched.ratio(name) <= 1
-        assert started - 1 < watched.replayed_at(name) <= time.time()
-        assert watched.failures(name) == 0
+        assert watched.metric(RATIO, name) <= 1
+        assert started - 1 < watched.metric(REPLAYED_AT, name) <= time.time()
+        assert watched.metric(FAILURES, name) == 0
         ask(watched, name)
     watched.session.stays_damaged = True
     wait_until(lambda: watched.entry.state is ModelState.UNAVAILABLE)
@@ -125,15 +119,15 @@ def test_a_healthy_model_is_measured_and_a_damaged_one_is_withdrawn_until_it_is_
     assert str(tmp_path) not in reason
     with pytest.raises(ModelNotReadyError, match=rf"model '{SELF}' version 1 was taken out of service: "):
         watched.engine.model(SELF)
-    assert watched.ratio(SELF) > 1
-    assert (watched.failures(), watched.failures(CROSS)) == (1, 0)
+    assert watched.metric(RATIO) > 1
+    assert (watched.metric(FAILURES), watched.metric(FAILURES, CROSS)) == (1, 0)
     ask(watched, CROSS)
     wait_until(lambda: "model taken out of service" in caplog.text)
     wait_until(lambda: damaged() is None)
     watched.control.load(SELF)
     ask(watched, SELF)
-    wait_until(lambda: watched.ratio(SELF) <= 1)
-    assert watched.failures() == 1
+    wait_until(lambda: watched.metric(RATIO) <= 1)
+    assert watched.metric(FAILURES) == 1
     assert watched.entry == IndexEntry(SELF, "1", ModelState.READY)
 
 
@@ -142,11 +136,11 @@ def test_a_fault_of_one_computation_is_reported_and_the_model_stays(
 ) -> None:
     wait_until(lambda: watched.session.runs > 0)
     watched.session.damaged_run = watched.session.runs + 5
-    wait_until(lambda: watched.failures() == 1)
+    wait_until(lambda: watched.metric(FAILURES) == 1)
     wait_until(lambda: watched.session.runs > 10)
-    assert watched.failures() == 1
+    assert watched.metric(FAILURES) == 1
     assert watched.entry.state is ModelState.READY
-    assert watched.ratio(SELF) <= 1
+    assert watched.metric(RATIO) <= 1
     assert "golden vectors missed" in caplog.text
 
 
@@ -164,12 +158,12 @@ def test_a_graph_that_no_longer_runs_is_withdrawn_unless_it_lacks_memory(
     watched.changed()
     if error is MemoryError:
         wait_until(lambda: len(tries) > 5)
-        assert watched.failures() == 0
+        assert watched.metric(FAILURES) == 0
         assert watched.entry.state is ModelState.READY
     else:
         wait_until(lambda: watched.entry.state is ModelState.UNAVAILABLE)
         assert watched.entry.reason.endswith("does not run in service any more")
-        assert watched.ratio(SELF) == float("inf")
+        assert watched.metric(RATIO) == float("inf")
 
 
 def test_every_case_is_replayed_on_each_session_of_its_graph_once_in_a_period(artifacts: Path) -> None:

@@ -2,8 +2,6 @@
 
 import math
 import queue
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -19,8 +17,8 @@ from attention_serving.server.settings import TransportKind
 from attention_serving.server.transport import completion_queue
 from attention_serving.server.transport.call import Call, Transport
 from attention_serving.server.transport.create import create_transport
-from tests.server.samples import ROOT
 from tests.server.seams import PATIENCE_SECONDS, settings_of, wait_until
+from tests.support.processes import run_python
 
 METHOD = "/any/Method"
 REPLY = b"reply"
@@ -176,25 +174,6 @@ def test_callbacks_run_in_order_on_the_transports_thread(listening: Listening) -
     assert ran == [(name, "calls") for name in (*range(100), "inner", "outer")]
 
 
-class NotWaking:
-    """In place of a call of the core that takes no batch any more."""
-
-    def start_server_batch(self, *_arguments: object) -> None:
-        raise ValueError("CallError.ALREADY_FINISHED")
-
-
-def test_a_callback_that_cannot_wake_the_thread_runs_soon_and_the_next_wakes_it(listening: Listening) -> None:
-    sent, call = listening.hold()
-    core_call, ran = call._call, threading.Event()  # type: ignore[attr-defined]
-    call._call = NotWaking()  # type: ignore[attr-defined]
-    call.post(ran.set)
-    assert not call.transport.is_woken  # type: ignore[attr-defined]
-    assert ran.wait(PATIENCE_SECONDS)
-    call._call = core_call  # type: ignore[attr-defined]
-    call.post(lambda: call.finish(grpc.StatusCode.OK, message=REPLY))
-    assert sent.result() == REPLY
-
-
 def test_an_ended_call_is_not_resumed(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
 
@@ -302,7 +281,7 @@ def test_a_port_is_in_use_until_the_transport_stops_also_without_a_start(kind: T
 
 
 def test_the_threaded_server_does_not_load_the_adapter_on_the_internal_api() -> None:
-    """It works with a grpcio that has another one: only one file depends on it."""
+    """It works with a grpcio that has another one: tests/test_structure.py confines the dependency."""
     code = """if True:
         import sys
         import attention_serving.server.process.grpc_server
@@ -313,10 +292,7 @@ def test_the_threaded_server_does_not_load_the_adapter_on_the_internal_api() -> 
         transport.stop(0, list)
         print("attention_serving.server.transport.completion_queue" in sys.modules)
     """
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["False"]
-    internal = [path for path in (ROOT / "server").rglob("*.py") if "grpc._" in path.read_text()]
-    assert internal == [ROOT / "server/transport/completion_queue.py"]
+    assert run_python("-c", code).stdout.split() == ["False"]
 
 
 UNPOLLED = """
@@ -339,5 +315,4 @@ __import__("os")._exit(0)
 
 def test_the_core_leaves_the_sockets_to_the_threads_that_poll() -> None:
     """Holds the switch that `server/__init__.py` sets: a later core may not know it."""
-    done = subprocess.run([sys.executable, "-c", UNPOLLED], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "True"]
+    assert run_python("-c", UNPOLLED).stdout.split() == ["True", "True"]

@@ -75,6 +75,11 @@ class Control(ModelControl):
             self.load(SELF)
         return caught.value.message
 
+    def poll_times(self, count: int) -> None:
+        """Polls the folder several times."""
+        for _ in range(count):
+            self.poll_once()
+
     def withdraw_served(self) -> None:
         """Takes the version out of service that requests get which name none."""
         assert self.withdraw(self.repository.ready(SELF), REASON)
@@ -160,20 +165,17 @@ def test_polling_waits_until_a_slow_copy_rests_and_tries_again_when_more_arrives
 ) -> None:
     target = folder / SELF / "1"
     copied = target.rename(folder / "copied")
-    control.poll_once()
-    control.poll_once()
+    control.poll_times(2)
     assert (control.reported, list(control.repository)) == ([UNLOADED], [])
     target.mkdir()
     first, *others, last = sorted(copied.iterdir(), key=lambda path: path.name == MANIFEST_FILE)
     for file in (*others, last):
         assert control.changed_on_disk() == {}  # an artifact without a manifest waits
         shutil.copy(file, target)
-    for _ in range(4):
-        control.poll_once()
+    control.poll_times(4)
     assert control.reported == [UNLOADED, NOT_LOADED]
     shutil.copy(first, target)
-    for _ in range(4):
-        control.poll_once()
+    control.poll_times(4)
     assert control.reported == [UNLOADED, NOT_LOADED, LOADED]
     shutil.rmtree(folder)
     control.poll_once()
@@ -215,18 +217,15 @@ def test_polling_tries_again_when_a_failure_may_have_passed(
     assert control.states == ["1 UNAVAILABLE"]
     monkeypatch.undo()
     before = len(control.reported)
-    for _ in range(control_module.MAX_POLLS):
-        control.poll_once()
+    control.poll_times(control_module.MAX_POLLS)
     assert control.states == ["1 READY"]
     assert control.reported[before:] == [LOADED]
     add_version(folder, "2")
     monkeypatch.setattr(machine, "free_bytes", lambda: 0)
-    for _ in range(2):
-        control.poll_once()
+    control.poll_times(2)
     monkeypatch.undo()
     add_version(folder, "3")
-    for _ in range(2):
-        control.poll_once()
+    control.poll_times(2)
     assert control.states == ["1 READY", "2 READY", "3 READY"]
     control.close()
 

@@ -7,7 +7,6 @@ that it serves. It is a process of its own: a process that maps a file that is c
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -35,7 +34,6 @@ from attention_serving.server.engine.models.loading import ModelStore, load_mode
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import DecodedRequest, Mask, MaskKind, Ragged
-from scripts.local_server import ROOT
 from tests.server.seams import wait_until
 from tests.support.coroutines import submitted
 from tests.support.processes import run_python
@@ -123,8 +121,7 @@ def main(exported: Path) -> None:
 def test_an_artifact_that_is_overwritten_or_cut_under_load_serves_the_old_or_the_new_and_no_mixture(
     exported: Path,
 ) -> None:
-    command = [sys.executable, "-m", "tests.server.engine.models.test_copies", str(exported)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_python("-m", "tests.server.engine.models.test_copies", exported)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"its files in the repository were changed; {WEIGHTS_FILE}: SHA-256 is")
 
@@ -212,8 +209,8 @@ def test_an_artifact_that_crashed_two_processes_is_set_aside_until_it_changes(
         load_model(served, DEVICE)
 
     overwrite(exported / "new" / NAME / "1", served)
-    control.poll_once()
-    control.poll_once()
+    for _ in range(2):
+        control.poll_once()
     assert control.repository.ready(NAME)
     overwrite(exported / "old" / NAME / "1", served)
     error.value.path.unlink()

@@ -1,6 +1,5 @@
 """Sequences that run together, or in blocks of query rows, get the results that each would get alone."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
+from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine import facts as facts_module
 from attention_serving.server.engine import model as model_module
 from attention_serving.server.engine.model import LoadedModel
@@ -94,9 +93,6 @@ def test_a_single_sequence_is_not_copied(cross_model: LoadedModel) -> None:
         assert np.shares_memory(array, sequence.inputs[name])
 
 
-# With two heads: the scores of this length need exactly the memory above which sequences run in blocks.
-LONGEST_WHOLE = math.isqrt(model_module.WHOLE_SCORE_BYTES // (4 * HEADS))
-
 # For tests whose sequences are short.
 SMALL_BLOCK, SMALL_WHOLE = 8, 20
 
@@ -107,18 +103,6 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts_module, "MOST_BLOCK_ROWS", SMALL_BLOCK)
     monkeypatch.setattr(facts_module, "LEAST_BLOCK_ROWS", 1)
     monkeypatch.setattr(model_module, "WHOLE_SCORE_BYTES", 4 * HEADS * SMALL_WHOLE**2)
-
-
-@pytest.mark.parametrize(("whole", "blocks"), IN_BLOCKS.items(), ids=IN_BLOCKS)
-def test_long_sequences_need_blocks(cross_model: LoadedModel, whole: GraphKind, blocks: GraphKind) -> None:
-    graph_of = cross_model.sequence_graph
-    assert graph_of(whole, (LONGEST_WHOLE, LONGEST_WHOLE)) is whole
-    assert graph_of(whole, (LONGEST_WHOLE, LONGEST_WHOLE + 1)) is blocks
-    weights = GraphKind.WEIGHTS  # which has none
-    assert graph_of(weights, (2 * LONGEST_WHOLE, LONGEST_WHOLE)) is weights
-    keys = LONGEST_WHOLE**2
-    rows = cross_model.block_rows(keys)
-    assert (graph_of(whole, (rows, keys)), graph_of(whole, (rows + 1, keys))) == (whole, blocks)
 
 
 @pytest.mark.usefixtures("short_blocks")

@@ -1,8 +1,8 @@
-"""Sessions: providers, their options, and the memory of runs."""
+"""Sessions: providers, whether CUDA can be used, and the memory of runs."""
 
 import dataclasses
+import shutil
 import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +16,15 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import FailedModel
 from attention_serving.server.engine.run import cuda, session
-from attention_serving.server.engine.run.provider import RUNTIME_PROVIDERS, Device, Provider
+from attention_serving.server.engine.run.cuda import ask_driver
+from attention_serving.server.engine.run.provider import RUNTIME_PROVIDERS, Device, Provider, ProviderError
 from attention_serving.server.engine.run.session import SHAPE_OPERATORS, Session, host_operators
-from tests.server.engine.run.test_cuda import WITHOUT_CUDA
-from tests.server.samples import CROSS, ROOT, SELF
+from tests.server.samples import CROSS, SELF
+from tests.support.processes import run_python
+
+WITHOUT_CUDA = pytest.mark.skipif(
+    "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this runtime has CUDA"
+)
 
 
 def _find_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +112,57 @@ print(run(8))
 @pytest.mark.thorough
 def test_the_arena_is_bounded_and_gives_memory_back(artifacts: Path, self_model: LoadedModel) -> None:
     """The scores of one sequence of 4,096 rows and two heads take 128 MiB."""
-    folder = artifacts / self_model.name / self_model.version
-    command = [sys.executable, "-c", ARENA, str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=True)
-    assert done.stdout.decode().splitlines() == ["(1, 4096, 4) True", "True", "refused", "(1, 8, 4)"]
+    done = run_python("-c", ARENA, artifacts / self_model.name / self_model.version)
+    assert done.stdout.splitlines() == ["(1, 4096, 4) True", "True", "refused", "(1, 8, 4)"]
+
+
+def test_the_probe_computes_on_every_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the host takes the place of the device: the same session, another provider."""
+    monkeypatch.setattr(cuda, "CUDA", Provider.CPU.runtime)
+    cuda._compute()
+
+
+@WITHOUT_CUDA
+def test_a_session_that_silently_runs_on_the_cpu_is_noticed() -> None:
+    with pytest.raises(
+        ProviderError, match=r"the libraries of CUDA do not load: .*; onnxruntime was built for CUDA"
+    ):
+        cuda._compute()
+
+
+# Functions of the CUDA Driver API with its signatures, for two devices.
+DRIVER = """
+#include <string.h>
+int cuInit(unsigned flags) { return flags ? 1 : INIT; }
+int cuDeviceGetCount(int *count) { *count = COUNT; return 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = 100 + ordinal; return ordinal < COUNT ? 0 : 101; }
+int cuDeviceGetName(char *name, int length, int device) {
+    if (length < 16) return 1;
+    strcpy(name, device == 100 ? "First" : "Second");
+    return 0;
+}
+int cuGetErrorString(int error, const char **text) { *text = "no CUDA-capable device is detected"; return 0; }
+"""
+
+
+def build(folder: Path, *, count: int, init: int = 0) -> str:
+    source, library = folder / "driver.c", folder / f"driver-{init}.so"
+    source.write_text(DRIVER)
+    options = [f"-DCOUNT={count}", f"-DINIT={init}", "-shared", "-fPIC"]
+    subprocess.run(["cc", *options, source, "-o", library], check=True, timeout=60)  # noqa: S607 - from PATH
+    return str(library)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_the_first_device_of_the_driver_is_found(tmp_path: Path) -> None:
+    assert ask_driver(build(tmp_path, count=2)) == "First"
+
+
+def test_why_there_is_no_device(tmp_path: Path) -> None:
+    with pytest.raises(ProviderError, match=r"driver is not installed, or not visible.*libabsent"):
+        ask_driver("libabsent.so.1")
+    if shutil.which("cc"):
+        with pytest.raises(ProviderError, match="offers no device to this process; see CUDA_VISIBLE_DEVICES"):
+            ask_driver(build(tmp_path, count=0))
+        with pytest.raises(ProviderError, match="cuInit returned 100, no CUDA-capable device is detected"):
+            ask_driver(build(tmp_path, count=1, init=100))

@@ -122,12 +122,8 @@ def add(queue: Queue, model: LoadedModel, caller: Caller, *, count: int = 1, len
 
 def served(queue: Queue, count: int) -> list[str]:
     """Names of the callers of the next runs."""
-    names = []
-    for _ in range(count):
-        batch, _ = take(queue)
-        assert batch is not None
-        names.append(batch.sequences[0].request.caller.name)
-    return names
+    batches = [take(queue)[0] for _ in range(count)]
+    return [batch.sequences[0].request.caller.name for batch in batches if batch]
 
 
 @pytest.mark.parametrize(
@@ -191,18 +187,6 @@ def test_sequences_of_several_callers_run_together(model: LoadedModel) -> None:
     assert batch is not None
     assert Counter(own.request.caller.name for own in batch) == {"greedy": 2, "modest": 2, "heavy": 2}
     assert (bool(queue), queue.sequences, queue.work) == (False, 0, 0.0)
-
-
-def test_work_before_a_request_leaves_out_what_others_run_later(by_row: LoadedModel) -> None:
-    seconds = validated_of(by_row, [(2, 2)]).sequences[0].plan.seconds
-    queue = Queue(ONE_BY_ONE)
-    add(queue, by_row, GREEDY, count=100)
-    assert queue.work_before(seconds, GREEDY) == pytest.approx(100 * seconds)
-    assert queue.work_before(seconds, MODEST) == pytest.approx(seconds)
-    add(queue, by_row, MODEST)
-    # Its own run before, and two of the greedy one beside its two.
-    assert queue.work_before(seconds, MODEST) == pytest.approx(3 * seconds)
-    assert queue.work_before(seconds, HEAVY) == pytest.approx(2 * seconds / 3)
 
 
 # What runs of a module of 768 x 12 cost on one core of a server: seconds for a run, a row, a pair of rows.
