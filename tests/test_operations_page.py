@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from attention_client import AttentionClient
 from pydantic import ByteSize
 
 from attention_serving.server.api import admission  # noqa: F401 - defines some of the errors
@@ -14,7 +15,9 @@ from attention_serving.server.http.server import STATUSES
 from attention_serving.server.process.command_line import CONFIG
 from attention_serving.server.security import web_tokens  # noqa: F401 - defines others
 from attention_serving.server.settings import Settings
-from scripts.generate_operations_page import generated, metrics
+from scripts.generate_operations_page import SUPERVISOR, generated, metrics
+from scripts.local_server import ServerProcess
+from tests.support import prometheus
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/operations.md").read_text()
@@ -24,6 +27,24 @@ ALERTS = ROOT / "deploy/dashboards/prometheus/rules/alerts.yml"
 
 def test_the_page_is_current() -> None:
     assert generated(REFERENCE) == REFERENCE
+
+
+MOST_SERIES_OF_A_MODEL = 100
+FAMILY = re.compile(r"^# TYPE (\S+) (\S+)$", re.MULTILINE)
+DOCUMENTED = re.compile(r"^\| `(\w+)` \| (\w+) \| [^|]* \| ([\w ]+) \|", re.MULTILINE)
+
+
+def test_the_metrics_of_a_server_are_those_of_the_page(
+    server: ServerProcess, client: AttentionClient
+) -> None:
+    client.attend_text("sentence-self-attention", "Life is short")
+    text = prometheus.page(server.metrics_port)
+    documented = {
+        (name, kind) for name, kind, workers in DOCUMENTED.findall(REFERENCE) if workers != SUPERVISOR
+    }
+    assert set(FAMILY.findall(text)) == documented
+    series = re.findall(r'^attention_\w+\{.*\bmodel="sentence-self-attention"', text, re.MULTILINE)
+    assert 0 < len(series) <= MOST_SERIES_OF_A_MODEL
 
 
 def test_every_mentioned_setting_exists() -> None:

@@ -166,8 +166,8 @@ class AdmissionControl:
         identity.require(method.right)
         call.identity, call.caller = identity, identity.caller
 
-    def received(self, call: Call, method: Method) -> None:
-        """The first message arrived.
+    def admit(self, call: Call, method: Method) -> None:
+        """Gives a call whose first message arrived its place.
 
         Raises:
             OverloadedError: All places are taken.

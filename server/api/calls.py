@@ -94,8 +94,8 @@ class Calls:
                     if message is None:
                         call.finish(grpc.StatusCode.UNIMPLEMENTED, NO_MESSAGE)
                         return
-                    self._admission.received(call, method)
-                    record = None if call.record is None else call.record.received(len(message))
+                    self._admission.admit(call, method)
+                    record = None if call.record is None else call.record.begin_request(len(message))
                     if method.budget is not None:
                         reservation = Reservation(method.budget, call.account, record)
                     reply = await method.handle(message, call, reservation)
@@ -124,7 +124,7 @@ class Calls:
         try:
             message = await call.message()
             if message is not None:
-                self._admission.received(call, method)
+                self._admission.admit(call, method)
             while message is not None:
                 self._admission.authenticate(call, method)
                 if not replies:  # it was idle
@@ -144,7 +144,7 @@ class Calls:
 
     async def _answer(self, call: Call, method: Method, message: bytes, replies: "OrderedReplies") -> None:
         """Answers one request of a stream, when its turn comes. An error of the method ends the stream."""
-        record = None if call.record is None else call.record.received(len(message))
+        record = None if call.record is None else call.record.begin_request(len(message))
         reservation = None if method.budget is None else Reservation(method.budget, call.account, record)
         end: Callback | None = None
         try:
@@ -152,7 +152,7 @@ class Calls:
                 reply: bytes = await method.handle(message, call, reservation)
             except Exception as error:
                 if record is not None:
-                    record.failed(error)
+                    record.fail(error)
                 if isinstance(error, EngineError) and (reply := error.reply):
                     self._count_refusal(error.reason)
                 else:
@@ -169,8 +169,8 @@ class Calls:
                 reservation.release()
         if record is not None and call.record is not None:
             record.sent_bytes = len(reply)
-            call.record.request_ended(record)
-        replies.sent()
+            call.record.end_request(record)
+        replies.end_turn()
         if not replies:
             self._admission.idle(call)
 
@@ -180,7 +180,7 @@ class Calls:
         if message is None:
             call.finish(grpc.StatusCode.UNIMPLEMENTED, NO_MESSAGE)
             return
-        self._admission.received(call, method)
+        self._admission.admit(call, method)
         replies = method.handle(message)
         del message
         async for reply in replies:
@@ -213,7 +213,7 @@ class Calls:
         if call.record is not None:
             # After success, an id that the caller did not choose is of no use.
             call.record.request_id = call.known_request_id if code is OK else call.request_id
-            call.record.ended(name, call.reason)
+            call.record.end(name, call.reason)
 
     def _count_refusal(self, reason: str) -> None:
         """Counts a call, or a request of a stream that goes on, unless the server took it."""
@@ -260,7 +260,7 @@ class OrderedReplies:
         self._ready.add(task)
         self._next()
 
-    def sent(self) -> None:
+    def end_turn(self) -> None:
         """The reply whose turn it was has been sent."""
         self._answering.popleft()
         if self._waiting is not None and len(self._answering) < self._most:

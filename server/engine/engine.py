@@ -393,7 +393,7 @@ class Engine:
                 now = time.monotonic()
                 if batch.run_bytes >= LARGE_RUN_BYTES:
                     self._large, self._trim_at = model, now + TRIM_SECONDS
-                self._queue.ended(batch, now)
+                self._queue.end_batch(batch, now)
                 if inline:  # the threads ask for the next batch by themselves
                     self._notify_if_needed()
 

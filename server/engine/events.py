@@ -343,7 +343,7 @@ class Timeline:
         if self.encoded_at:
             yield "encode", self.encode_started_at, self.encoded_at
 
-    def failed(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         """Notes what the request failed with."""
         refusal = error if isinstance(error, EngineError) else EngineError("")
         self.code, self.reason = refusal.code.name, refusal.reason

@@ -112,7 +112,7 @@ class CallRecord:
         """A moment in nanoseconds since 1970."""
         return self.arrived_ns + int((moment - self.arrived_at) * 1_000_000_000)
 
-    def received(self, size: int) -> Timeline:
+    def begin_request(self, size: int) -> Timeline:
         """A request of the call arrived, in a message of so many bytes."""
         record = Timeline(size)
         self.requests += 1
@@ -131,18 +131,18 @@ class CallRecord:
         """The subject of a report: a request of a stream, or else the call."""
         return request if self.is_stream and request is not None else self
 
-    def request_ended(self, record: Timeline) -> None:
+    def end_request(self, record: Timeline) -> None:
         """The reply to a request of a stream was sent. Does nothing for other calls, which end with it."""
         if self._open.pop(record, record) is None:
             record.ended_at = time.monotonic()
             self.sent_bytes += record.sent_bytes
             self._report(self, record)
 
-    def ended(self, code: str, reason: str) -> None:
+    def end(self, code: str, reason: str) -> None:
         """The core is done with the call; its requests that have no reply end as it did."""
         for record in tuple(self._open):
             record.code, record.reason = code, reason
-            self.request_ended(record)
+            self.end_request(record)
         self.ended_at = time.monotonic()
         self.code, self.reason = code, reason
         if self.request is not None:

@@ -8,18 +8,27 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch.nn.functional as F
 from attention_client import AttentionClient
+from numpy.testing import assert_allclose
+from starlette.testclient import TestClient
 
-from examples import late_interaction, rag_late_chunking, replace_a_layer, stored_context
+from examples import late_interaction, rag_late_chunking, replace_a_layer, retry_job, stored_context
+from examples.asyncio_service import make_app
 from scripts.local_server import ROOT, ServerProcess
+from tests.clients.enrich.tables import write
 from tests.encoders.repository import SENTENCE
-from tests.encoders.texts import expected_of
+from tests.encoders.texts import ATOL, RTOL, TEXTS, expected_of
 from tests.examples.conftest import LAYER
-from tests.server.samples import CROSS
+from tests.server.samples import CROSS, SELF
 
 EXAMPLES = ROOT / "examples"
+# A port on which nothing listens.
+NOWHERE = "127.0.0.1:9"
+PATIENCE_SECONDS = 60
+JOB_ROWS = 500
 # Packages that examples need and the project does not install.
 NEEDED = {"langchain_embeddings": "langchain_openai", "llama_index_embeddings": "llama_index"}
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.name != "__init__.py")
@@ -115,3 +124,39 @@ def test_a_project_with_a_model_of_its_own_exports_and_serves_it(tmp_path: Path)
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     command = [sys.executable, "main.py"]
     assert subprocess.check_output(command, cwd=project, env=environment, text=True).startswith("3 answers; ")
+
+
+@pytest.mark.thorough
+def test_embeddings_of_the_service_are_those_of_the_server(example_server: ServerProcess) -> None:
+    with TestClient(make_app(example_server.target, SENTENCE, timeout=PATIENCE_SECONDS)) as web:
+        answer = web.post("/embed", json={"texts": TEXTS})
+        assert web.get("/ready").json() == {"ready": True}
+    assert answer.status_code == 200
+    with AttentionClient(example_server.target) as client:
+        expected = client.embed(SENTENCE, list(TEXTS))
+    assert_allclose(answer.json()["embeddings"], expected, rtol=RTOL, atol=ATOL)
+
+
+@pytest.mark.thorough
+def test_the_service_answers_503_without_a_server() -> None:
+    with TestClient(make_app(NOWHERE, SENTENCE, timeout=PATIENCE_SECONDS)) as web:
+        for answer in (web.post("/embed", json={"texts": ["dessert"]}), web.get("/ready")):
+            assert answer.status_code == 503
+            assert answer.headers["retry-after"] == "1"
+
+
+@pytest.mark.thorough
+def test_the_scheduler_learns_whether_to_run_the_job_again(
+    example_server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = write(tmp_path, JOB_ROWS), tmp_path / "out.parquet"
+    command = [str(source), str(output), f"--model={SELF}", "--column=query"]
+    nowhere = [f"--server={NOWHERE}", "--retry-seconds=0"]
+    assert retry_job.main([*command, *nowhere]) == os.EX_TEMPFAIL
+    assert not output.exists()
+    command.append(f"--server={example_server.target}")
+    for computed in (JOB_ROWS, 0):
+        assert retry_job.main(command) == 0
+        assert f"{output}: {JOB_ROWS} rows, {computed} of them computed now" in capsys.readouterr().out
+    assert pq.read_table(output)["context_vectors"].null_count == 0
+    assert retry_job.main([*command, "--column=absent"]) == 1

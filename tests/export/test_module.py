@@ -319,6 +319,7 @@ def test_a_mask_that_the_caller_declines_is_an_input_of_another_name(tmp_path: P
 BOUNDS: dict[str, tuple[nn.Module, dict[str, int], dict[str, int]]] = {
     "a branch": (Takes(lambda x: x * 2 if x.shape[1] > 1024 else x), {}, {"sequence": 1024}),
     "a table": (Positioned(700), {}, {"sequence": 700}),
+    "a configuration": (Positioned(700, max_position_embeddings=40), {}, {"sequence": 40}),
     "a convolution": (
         Takes(lambda x: F.avg_pool1d(x.transpose(1, 2), 5, 1).sum(2)), {"sequence": 5}, {"sequence": 8192}
     ),
@@ -387,13 +388,6 @@ def test_what_pytorchs_fused_layers_return_is_stated_if_it_differs(
     (note,) = json.loads((folder / manifest.parity_report).read_bytes())["notes"]
     assert "fused kernels" in note
     assert note in caplog.text
-
-
-def test_the_largest_length_is_kept_and_never_exceeded(tmp_path: Path) -> None:
-    folder, manifest = export(Positioned(40, max_position_embeddings=40), ROWS, tmp_path)
-    assert manifest.max_lengths == {"sequence": 40}
-    report = json.loads((folder / manifest.parity_report).read_bytes())
-    assert max(case["sizes"]["sequence"] for case in report["cases"]) == 40
 
 
 def test_the_largest_length_is_that_of_the_caller_or_of_the_configuration() -> None:

@@ -1,21 +1,15 @@
-"""Every attention system on every path: eager, each graph alone, attention.v1, Open Inference Protocol."""
+"""Every attention system on every path: eager, attention.v1, Open Inference Protocol."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
 import torch
 from attention_client import AttentionClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_serving.artifact.manifest import ATTENTION_GRAPHS, ATTENTION_MASK, GraphKind, Manifest
-from attention_serving.export.signature import random_inputs, run_eager, signatures
 from attention_serving.model.text import TextAttention
-from attention_serving.server.engine.facts import MOST_BLOCK_ROWS
 from scripts.local_server import ServerProcess
 from tests.parity import paths
 from tests.support.eager import Array, assert_parity, attend
@@ -24,32 +18,6 @@ from tests.support.systems import SYSTEMS, build
 EACH = pytest.mark.parametrize("name", SYSTEMS.values(), ids=SYSTEMS)
 BATCH, QUERY_LENGTH, KEY_LENGTH = 3, 9, 14
 LENGTHS = st.lists(st.tuples(st.integers(1, 17), st.integers(1, 17)), min_size=1, max_size=5)
-
-
-@pytest.mark.parametrize("kind", ATTENTION_GRAPHS)
-@EACH
-def test_a_graph_alone_equals_eager(repository: Path, name: str, kind: GraphKind) -> None:
-    """In a bare session, with masks for all heads and for each, and rows that may attend to nothing."""
-    module, folder = build(name), repository / name / "1"
-    signature = next((each for each in signatures(module) if each.kind is kind), None)
-    if signature is None:
-        pytest.skip("no context of texts is stored")
-    path = folder / Manifest.load(folder).graphs[kind].file
-    operators = {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
-    assert not [each for each in operators if "Dropout" in each or "Random" in each]
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    sizes = {"batch": BATCH, "query_length": QUERY_LENGTH, "key_length": KEY_LENGTH}
-    if kind in (GraphKind.BLOCKS, GraphKind.MASK_BLOCKS):  # two blocks, one of which has fewer rows
-        sizes = {"batch": 1, "query_length": MOST_BLOCK_ROWS + 45, "key_length": MOST_BLOCK_ROWS + 17}
-        sizes["block_rows"] = MOST_BLOCK_ROWS
-    has_mask = any(spec.name == ATTENTION_MASK for spec in signature.inputs)
-    for mask_heads in {1, module.config.num_heads} if has_mask else {1}:
-        inputs = random_inputs(signature, sizes | {"mask_heads": mask_heads}, np.random.default_rng(5))
-        if has_mask:
-            inputs[ATTENTION_MASK][:, :, [2, sizes["query_length"] - 1]] = False
-        expected = run_eager(module, signature, inputs)
-        for output, found in zip(expected, session.run(list(expected), inputs), strict=True):
-            assert_parity(found, expected[output])
 
 
 def sequences(name: str, rng: np.random.Generator, lengths: list[tuple[int, int]]) -> list[list[Array]]:

@@ -123,7 +123,7 @@ def take(queue: Queue, now: float = 0.0) -> Next:
     """Takes the next batch, whose run ends at once."""
     batch, expired = queue.next(now)
     if batch:
-        queue.ended(batch, now)
+        queue.end_batch(batch, now)
     return batch, expired
 
 

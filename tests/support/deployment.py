@@ -17,7 +17,7 @@ from tests.support.artifacts import cached_repositories, link_tree
 
 SELF, CROSS, TEXT = samples.SELF, samples.CROSS, samples.TEXT
 # These are exported for thorough tests only.
-ROTARY, INT8, ENCODER = repository.ROTARY, repository.INT8, repository.ENCODER
+ROTARY, ENCODER = repository.ROTARY, repository.ENCODER
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -25,12 +25,12 @@ Arrays = dict[str, NDArray[Any]]
 def eager_module(name: str) -> nn.Module:
     """The module behind a model."""
     made = {ROTARY: repository.rotary, ENCODER: repository.encoder}
-    return made[name]() if name in made else samples.eager_module(name.removesuffix("-int8"))
+    return made[name]() if name in made else samples.eager_module(name)
 
 
 def link_model(name: str, folder: Path) -> Path:
     """Puts a model into a repository. Returns its artifact, which must not be written to."""
-    further = name in (ROTARY, INT8, ENCODER)
+    further = name in (ROTARY, ENCODER)
     (cached,) = cached_repositories(repository.FURTHER if further else samples.MODELS)
     link_tree(cached / name, folder / name)
     return folder / name / "1"

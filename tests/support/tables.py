@@ -1,7 +1,6 @@
 """The published worked examples of tests/data/attention_tables.json."""
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from attention_serving.model.attention import MultiHeadAttention
-from attention_serving.model.config import AttentionConfig
+from attention_serving.model.config import DERIVED, AttentionConfig
 from attention_serving.model.projections import SeparateProjections
 
 FILE = Path(__file__).parents[1] / "data/attention_tables.json"
@@ -30,11 +29,6 @@ class GoldenTable:
     def id(self) -> str:
         """Name of the example."""
         return str(self.case["id"])
-
-    @property
-    def model(self) -> str:
-        """Name of the model that the tests export it as."""
-        return f"table-{self.id}"
 
     @property
     def inputs(self) -> list[NDArray[np.float32]]:
@@ -66,22 +60,13 @@ class GoldenTable:
         return module.eval()
 
     def _config(self) -> AttentionConfig:
-        config = self.case["config"]
-        scale = config["scale"]
-        bias = self.case["weights"].get("b_o")
-        return AttentionConfig(
-            d_query=config["d_query"],
-            d_key=config["d_key"],
-            num_heads=config["num_heads"],
-            d_k=config["d_k"],
-            d_v=config["d_v"],
-            causal=config["causal"],
-            qkv_bias=config["qkv_bias"],
-            out_proj=config["out_proj"],
-            d_out=len(bias) if bias else config["num_heads"] * config["d_v"],
-            cross="key" in self.case["inputs"],
-            scale=float(scale) if isinstance(scale, float) else 1 / math.sqrt(config["d_k"]),
-        )
+        config, bias = self.case["config"], self.case["weights"].get("b_o")
+        derived = {
+            "cross": "key" in self.case["inputs"],
+            "d_out": len(bias) if bias else DERIVED,
+            "scale": config["scale"] if isinstance(config["scale"], float) else DERIVED,
+        }
+        return AttentionConfig(**config | derived)
 
 
 def linear_layers(module: MultiHeadAttention) -> tuple[nn.Linear, nn.Linear, nn.Linear]:

@@ -65,7 +65,6 @@ class Plan:
         graph: The graph that computes its sequences, of which long ones run in blocks.
         lengths: Rows of each sequence, for each of the model's inputs.
         sequences: The plan of each sequence.
-        input_bytes: Size of the inputs, which may be views of the received message.
         held_bytes: Memory that a request takes in addition: its masks at one byte for each flag, the result,
             and the serialized reply.
         dimensions: Number of leading elements of each embedding; 0 for all.
@@ -76,7 +75,6 @@ class Plan:
     graph: GraphKind
     lengths: tuple[tuple[int, ...], ...]
     sequences: tuple[SequencePlan, ...]
-    input_bytes: int
     held_bytes: int
     dimensions: int = 0
     seconds: float = field(init=False)

@@ -39,12 +39,11 @@ def validate(request: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
     """
     graph = _choose_graph(request, model)
     shapes = [model.plan(graph, sizes) for sizes in _sizes(request, model, limits)]
-    rows, lengths, input_bytes = dict[str, Array](), list[tuple[int, ...]](), 0
+    rows, lengths = dict[str, Array](), list[tuple[int, ...]]()
     for spec in model.inputs:
         ragged = _rows(spec, request, model)
         rows[spec.name] = ragged.rows
         lengths.append(ragged.lengths)
-        input_bytes += ragged.rows.nbytes
     result_bytes, work_bytes = sum(map(attrgetter("result_bytes"), shapes)), 0
     if request.dimensions or request.head_selection or request.spans or request.offsets:
         result_bytes, work_bytes = output_bytes(request, model, shapes, result_bytes)
@@ -63,7 +62,6 @@ def validate(request: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
         graph=graph,
         lengths=tuple(lengths),
         sequences=tuple(shapes),
-        input_bytes=input_bytes,
         held_bytes=sum(map(attrgetter("nbytes"), masks)) + 2 * result_bytes + work_bytes,
         dimensions=request.dimensions,
     )

@@ -89,12 +89,12 @@ class LatencyEstimator:
         self._busy_since: float | None = None
         self._completed = 0.0
 
-    def started(self, now: float) -> None:
+    def record_start(self, now: float) -> None:
         """Records that a batch starts."""
         if self._busy_since is None:
             self._busy_since, self._completed = now, 0.0
 
-    def ended(self, work: float, now: float, *, busy: bool) -> None:
+    def record_end(self, work: float, now: float, *, busy: bool) -> None:
         """Records that a batch ended.
 
         Args:
@@ -357,14 +357,14 @@ class Queue:
             self._next_step = NextStep.INLINE
         return batch, expired
 
-    def ended(self, batch: Batch, now: float) -> None:
+    def end_batch(self, batch: Batch, now: float) -> None:
         """Frees the slot and the memory of a batch."""
         del self.running[batch]
         # Rounding errors do not add up.
         self._running_seconds = self._running_seconds - batch.seconds_alone if self.running else 0.0
         if self._next_step is NextStep.MEMORY:
             self._next_step = NextStep.ANY
-        self.latency.ended(batch.seconds_alone, now, busy=bool(self.running or self._buckets))
+        self.latency.record_end(batch.seconds_alone, now, busy=bool(self.running or self._buckets))
         if not self.running and batch.number == self._started:
             batch.learn()
 
@@ -398,7 +398,7 @@ class Queue:
             batch.number = self._started
             self.running[batch] = batch.run_bytes
             self._running_seconds += batch.seconds_alone
-            self.latency.started(now)
+            self.latency.record_start(now)
         if batch is None and self._buckets:
             self._next_step = NextStep.MEMORY
         elif self._next_step is NextStep.MEMORY:

@@ -48,7 +48,7 @@ class Server:
         """Answers a request, alone."""
         batch = self.take()
         batch.run_seconds = seconds[batch.is_parallel]
-        self.queue.ended(batch, 0.0)
+        self.queue.end_batch(batch, 0.0)
         return batch
 
     def choices(self, seconds: tuple[float, float], count: int) -> list[bool]:
@@ -80,9 +80,9 @@ def test_only_runs_that_were_alone_and_did_not_fail_count(self_model: LoadedMode
     server = Server(self_model)
     first, second = server.take(), server.take()
     first.run_seconds = second.run_seconds = 9.0
-    server.queue.ended(first, 0.0)  # beside the second
-    server.queue.ended(second, 0.0)  # began beside the first
-    server.queue.ended(server.take(), 0.0)  # failed
+    server.queue.end_batch(first, 0.0)  # beside the second
+    server.queue.end_batch(second, 0.0)  # began beside the first
+    server.queue.end_batch(server.take(), 0.0)  # failed
     assert server.run(QUIET).seconds == pytest.approx(EXPECTED)
 
 

@@ -212,7 +212,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.inline, self.inline_will_ask = None, True
 
     def _ended(self, batch: Batch) -> None:
-        self.queue.ended(batch, self.now)
+        self.queue.end_batch(batch, self.now)
         for queued in batch:
             request = queued.request
             assert isinstance(request, Sample)

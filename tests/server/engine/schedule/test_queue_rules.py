@@ -94,9 +94,9 @@ def test_other_requests_are_admitted(waiting: float, deadline: float) -> None:
 def test_the_rate_follows_what_is_measured_while_busy(pause: float) -> None:
     latency, now = LatencyEstimator(), 0.0
     for _ in range(60):
-        latency.started(now)
+        latency.record_start(now)
         now += 2 * WINDOW_SECONDS
-        latency.ended(work=6 * WINDOW_SECONDS, now=now, busy=not pause)
+        latency.record_end(work=6 * WINDOW_SECONDS, now=now, busy=not pause)
         now += pause
     assert latency.rate == pytest.approx(3, rel=1e-3)
     assert latency.seconds(6) == pytest.approx(2, rel=1e-3)
