@@ -1,5 +1,6 @@
 """Exports a module as one ONNX graph with named symbolic axes and standard operators."""
 
+import builtins
 import gc
 import io
 import logging
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import onnx
 import onnx_ir
@@ -48,10 +50,12 @@ def trace(module: nn.Module, signature: Signature) -> Traced:
         quiet("onnxscript"),
         redirect_stdout(log),
         redirect_stderr(log),
+        _symbolic_len(),
         record_assumptions(signature) as assumptions,
     ):
+        size = module.return_to_start() if isinstance(module, AdaptedModule) else 0
         try:
-            program = _export(SignedModule(module, signature), signature)
+            program = _export(SignedModule(module, signature), signature, size)
         except ExportError:
             raise
         except Exception as error:  # the tracer and the module may raise anything
@@ -134,10 +138,10 @@ def finish(model: onnx_ir.Model, signature: Signature) -> onnx.ModelProto:
     return proto
 
 
-def _export(module: nn.Module, signature: Signature) -> torch.onnx.ONNXProgram:
+def _export(module: nn.Module, signature: Signature, size: int) -> torch.onnx.ONNXProgram:
     dtypes = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
     examples, names = [], []
-    sizes = _example_sizes(signature)
+    sizes = _example_sizes(signature, size)
     for spec in signature.inputs:
         shape = [sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes]
         examples.append(torch.zeros(shape, dtype=dtypes[spec.data_type]))
@@ -172,8 +176,9 @@ def _export(module: nn.Module, signature: Signature) -> torch.onnx.ONNXProgram:
     return program
 
 
-def _example_sizes(signature: Signature) -> dict[str, int]:
-    lengths = zip(signature.sequence_axes, EXAMPLE_LENGTHS, strict=False)
+def _example_sizes(signature: Signature, size: int = 0) -> dict[str, int]:
+    """A size for each symbolic axis; lengths are larger than `size`."""
+    lengths = [(axis, size + length) for axis, length in zip(signature.sequence_axes, EXAMPLE_LENGTHS, strict=False)]
     # A mask is traced with one head for all.
     fixed = {BATCH_AXIS: EXAMPLE_BATCH, MASK_HEADS_AXIS: 1}
     least = signature.min_lengths
@@ -204,6 +209,18 @@ def quiet(name: str) -> Iterator[io.StringIO]:
     finally:
         for logger, handlers, propagate in before:
             logger.handlers, logger.propagate = handlers, propagate
+
+
+@contextmanager
+def _symbolic_len() -> Iterator[None]:
+    """Lets `len` of a tensor return a symbol while the block runs. Python's own returns numbers only."""
+    original = len
+
+    def symbolic(value: Any) -> Any:
+        return value.shape[0] if isinstance(value, torch.Tensor) and value.ndim else original(value)
+
+    with patch.object(builtins, "len", symbolic):
+        yield
 
 
 @contextmanager

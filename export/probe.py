@@ -25,11 +25,14 @@ from attention_serving.export.parity import LONGEST
 from attention_serving.export.signature import (
     MASK_HEADS_AXIS,
     Signature,
+    SignedModule,
     call_eager,
     output_tensors,
     random_inputs,
+    standard_layers,
     tensor,
 )
+from attention_serving.export.state import Writes
 
 DATA_TYPES = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool"}
 # Two sets of sizes without a common one: an axis of an output is fixed if its size is the same for both.
@@ -220,20 +223,71 @@ def _magnitude(results: Arrays) -> float:
     return math.sqrt(max(float(values.mean()) for values in squares))
 
 
-def check_repeatable(module: nn.Module, signature: Signature) -> None:
-    """Refuses modules that draw random numbers.
+def check_repeatable(module: AdaptedModule, signature: Signature, example: Mapping[str, int]) -> None:
+    """Refuses modules that change their inputs, keep memory between calls, or draw random numbers.
+
+    Args:
+        module: The module, in the state that it had before any call.
+        signature: The signature of its plain graph.
+        example: Lengths that the caller ran it with.
 
     Raises:
-        ExportError: Two runs on the same inputs differ.
+        ExportError: A run changes its inputs, or depends on the runs before it.
     """
-    inputs = random_inputs(signature, first_sizes(signature), rng())
-    first, second = (outputs(module, signature, inputs) for _ in range(2))
-    for name in first:
-        if not np.array_equal(first[name], second[name], equal_nan=True):
+    sizes = {**first_sizes(signature), **example}
+    inputs = random_inputs(signature, sizes, rng())
+    try:
+        first = _try(module, signature, inputs, accepts_nan=True)
+    except ExportError:  # the next probe says why
+        return
+    for name, unchanged in random_inputs(signature, sizes, rng()).items():
+        if not np.array_equal(inputs[name], unchanged, equal_nan=True):
+            place = _writes(module, signature, sizes, name)
             raise ExportError(
-                f"output {name!r}: two runs on the same inputs differ; the module draws random numbers in "
-                f"evaluation mode. Use nn.Dropout, or F.dropout(..., training=self.training)"
+                f"the module changes its input {name!r} in place{place}. Requests of others may share its "
+                f"memory: compute on a copy, as {name} = {name}.clone()"
             )
+    others = {axis: size + 1 for axis, size in sizes.items()}
+    _takes(module, signature, others)
+    kept = module.start.changes()
+    if _repeats(module, signature, inputs, first):
+        return
+    module.start.restore()
+    if _repeats(module, signature, inputs, first):
+        name = next(iter(kept), "state")
+        place = _writes(module, signature, sizes, name.rpartition(".")[2])
+        raise ExportError(
+            f"the result depends on the calls before: the module keeps self.{name} between calls{place}. "
+            f"Requests are independent of each other: take it as an input and return it, or do not change "
+            f"it in evaluation mode"
+        )
+    raise ExportError(
+        "two runs on the same inputs differ: the module draws random numbers in evaluation mode. Use "
+        "nn.Dropout, or F.dropout(..., training=self.training)"
+    )
+
+
+def _repeats(
+    module: nn.Module, signature: Signature, inputs: Arrays, results: Sequence[Tensor]
+) -> bool:
+    """Whether a run returns the same results again."""
+    try:
+        again = _try(module, signature, inputs, accepts_nan=True)
+    except ExportError:
+        return False
+    pairs = zip(again, results, strict=True)
+    return all(np.array_equal(*map(Tensor.numpy, pair), equal_nan=True) for pair in pairs)
+
+
+def _writes(module: AdaptedModule, signature: Signature, sizes: Mapping[str, int], name: str) -> str:
+    """Where a run writes an input, a buffer or an attribute: the end of a sentence."""
+    inputs = random_inputs(signature, sizes, rng())
+    tensors = {key: torch.from_numpy(array) for key, array in inputs.items()}
+    buffers = {path.rpartition(".")[2]: buffer for path, buffer in module.named_buffers()}
+    writes = Writes({**buffers, **tensors})
+    with writes.recording(), torch.inference_mode(), standard_layers():
+        SignedModule(module, signature)(*(tensors[spec.name] for spec in signature.module_inputs))
+    return f", at {writes.places[name]}" if name in writes.places else ""
 
 
 def check_independence(module: nn.Module, signature: Signature, tolerance: Tolerance) -> None:
