@@ -9,9 +9,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import flex_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -250,6 +252,8 @@ class TracedCalls(TorchFunctionMode):
         self._values = InputValues(inputs) if is_small and not torch.compiler.is_exporting() else None
         if self._values is not None:
             stack.enter_context(self._values)
+        # flex_attention calls its operator itself, in place of a compiler that has no part in a trace.
+        stack.enter_context(patch.object(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", new=True))
         stack.enter_context(self)
         return stack
 

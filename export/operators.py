@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._higher_order_ops.flex_attention import flex_attention as flexible_attention
 
+from attention_serving.export.errors import ExportError
+
 HEADS_FORM = 4  # (B, H, T, d)
 OPSET = 23
 # The gates of PyTorch in the order of ONNX: LSTM i, f, g, o to i, o, f, g; GRU r, z, n to z, r, n.
@@ -80,11 +82,9 @@ def recurrent(kind: str, **attributes: Any) -> Callable[..., Any]:
         weights: Any,
         has_bias: Any,
         num_layers: int,
-        dropout: float,
-        train: bool,  # noqa: FBT001 - the order of torch.lstm
-        bidirectional: bool,  # noqa: FBT001
-        batch_first: bool,  # noqa: FBT001
+        *modes: Any,  # dropout, train, bidirectional, batch_first
     ) -> tuple[Tensor, ...]:
+        batch_first = modes[-1]
         rows = rows.transpose(0, 1) if batch_first else rows  # (T, B, width)
         rows, last = _layers(kind, attributes, rows, None, state, weights, has_bias, num_layers)
         return (rows.transpose(0, 1) if batch_first else rows), *last
@@ -107,12 +107,14 @@ def _layers(
     directions = states[0].shape[0] // num_layers
     step = len(weights) // (num_layers * directions)
     if step != (4 if has_bias else 2):
-        raise NotImplementedError(f"{kind} with proj_size has no ONNX form: use a Linear after it")
+        raise ExportError(f"ONNX has no {kind} with proj_size: use a Linear after it")
     sets = [weights[at : at + step] for at in range(0, len(weights), step)]
     last: list[list[Tensor]] = [[] for _ in states]
     for layer in range(num_layers):
         span = slice(layer * directions, (layer + 1) * directions)
-        inputs = [torch.stack([_gates(tensor, kind) for tensor in part]) for part in zip(*sets[span], strict=True)]
+        inputs = [
+            torch.stack([_gates(tensor, kind) for tensor in part]) for part in zip(*sets[span], strict=True)
+        ]
         biases = [torch.cat(inputs[2:], 1)] if has_bias else [None]
         initial = [values[span] for values in states]
         sizes = (*rows.shape[:2], initial[0].shape[2])  # T, B, h

@@ -93,7 +93,7 @@ def _output(name: str, small: Tensor, large: Tensor, by_sizes: Mapping[tuple[int
 
 
 def find_least_lengths(module: nn.Module, signature: Signature, example: Mapping[str, int]) -> Signature:
-    """The signature with the smallest length on each axis, from 1, that the module takes.
+    """The signature with the smallest length on each axis, from 1, and what all lengths are a multiple of.
 
     Args:
         module: The module.
@@ -114,12 +114,21 @@ def find_least_lengths(module: nn.Module, signature: Signature, example: Mapping
                 f". Inputs are (batch, sequence, ...): if the module takes (sequence, batch, ...), "
                 f"{BATCH_FIRST}"
             ) from error
-    least = dict[str, int]()
+    least, multiples = dict[str, int](), dict[str, int]()
     for axis in signature.sequence_axes:
-        takes = partial(_takes_length, module, signature, sizes, axis)
-        if not takes(1):
-            least[axis] = 1 + bisect_left(range(1, sizes[axis]), True, key=takes)  # noqa: FBT003
-    return replace(signature, min_lengths=least)
+        takes, size = partial(_takes_length, module, signature, sizes, axis), sizes[axis]
+        if takes(1):
+            continue
+        if not takes(size + 1) and not takes(size - 1):
+            divisors = (n for n in range(2, size + 1) if size % n == 0)
+            # One sequence: the rows of several may fill a multiple together.
+            alone = partial(_takes_length, module, signature, {**sizes, BATCH_AXIS: 1}, axis)
+            step = next((n for n in divisors if all(alone(times * n) for times in (1, 2, 3))), None)
+            if step is not None:
+                least[axis] = multiples[axis] = step
+                continue
+        least[axis] = 1 + bisect_left(range(1, size), True, key=takes)  # noqa: FBT003
+    return replace(signature, min_lengths=least, length_multiples=multiples)
 
 
 def find_largest_lengths(
@@ -171,7 +180,10 @@ class _Reach:
     def extend(self, most: int) -> None:
         """Tries longer sequences, up to a length, as far as time and memory allow."""
         free, seconds = _free_bytes(), 0.0
-        for length in (*(tried for tried in TRIED_LENGTHS if self.length < tried < most), most):
+        tries = (self._signature.clip(self._axis, tried) for tried in TRIED_LENGTHS)
+        step = self._signature.length_multiples.get(self._axis, 1)
+        most = most // step * step
+        for length in (*(tried for tried in tries if self.length < tried < most), most):
             expected = seconds * (length / self.length) ** 2
             if PAIR_BYTES * length**2 > free or expected > LONG_RUN_SECONDS:
                 return
@@ -183,8 +195,8 @@ class _Reach:
             except ExportError as error:
                 self.error = error
                 takes = partial(_takes_length, self._module, self._signature, self._sizes, self._axis)
-                longer = range(self.length + 1, length)
-                self._run(self.length + bisect_left(longer, True, key=lambda rows: not takes(rows)))  # noqa: FBT003
+                longer = range(self.length + step, length, step)
+                self._run(self.length + step * bisect_left(longer, True, key=lambda rows: not takes(rows)))  # noqa: FBT003
                 return
             seconds = time.monotonic() - started
 
@@ -247,10 +259,11 @@ def check_repeatable(module: AdaptedModule, signature: Signature, example: Mappi
                 f"the module changes its input {name!r} in place{place}. Requests of others may share its "
                 f"memory: compute on a copy, as {name} = {name}.clone()"
             )
-    others = {axis: size + 1 for axis, size in sizes.items()}
-    _takes(module, signature, others)
     kept = module.start.changes()
-    if _repeats(module, signature, inputs, first):
+    repeats = _repeats(module, signature, inputs, first)  # before other sizes, which may reset what is kept
+    _takes(module, signature, {axis: size + 1 for axis, size in sizes.items()})
+    kept |= module.start.changes()
+    if repeats and _repeats(module, signature, inputs, first):
         return
     module.start.restore()
     if _repeats(module, signature, inputs, first):
@@ -267,9 +280,7 @@ def check_repeatable(module: AdaptedModule, signature: Signature, example: Mappi
     )
 
 
-def _repeats(
-    module: nn.Module, signature: Signature, inputs: Arrays, results: Sequence[Tensor]
-) -> bool:
+def _repeats(module: nn.Module, signature: Signature, inputs: Arrays, results: Sequence[Tensor]) -> bool:
     """Whether a run returns the same results again."""
     try:
         again = _try(module, signature, inputs, accepts_nan=True)
@@ -315,7 +326,11 @@ def first_sizes(signature: Signature) -> dict[str, int]:
     sizes = _above_least(signature, FIRST_SIZES)
     if MASK_HEADS_AXIS in sizes:  # modules take one mask for all heads
         sizes[MASK_HEADS_AXIS] = 1
-    return {axis: min(size, signature.max_lengths.get(axis, size + 1) - 1) for axis, size in sizes.items()}
+    steps = signature.length_multiples
+    return {
+        axis: min(size, signature.max_lengths.get(axis, size + steps.get(axis, 1)) - steps.get(axis, 1))
+        for axis, size in sizes.items()
+    }
 
 
 def _second_sizes(signature: Signature) -> dict[str, int]:
@@ -324,9 +339,14 @@ def _second_sizes(signature: Signature) -> dict[str, int]:
 
 
 def _above_least(signature: Signature, sizes: Sequence[int]) -> dict[str, int]:
-    """Sizes of the axes, each as far above the smallest one as it would be above 1."""
+    """Sizes of the axes, each as far above the smallest one, or times the multiple, as above 1."""
     pairs = zip(signature.axes, sizes, strict=False)
-    return {axis: size + signature.min_lengths.get(axis, 1) - 1 for axis, size in pairs}
+    return {
+        axis: size * signature.length_multiples[axis]
+        if axis in signature.length_multiples
+        else size + signature.min_lengths.get(axis, 1) - 1
+        for axis, size in pairs
+    }
 
 
 def outputs(module: nn.Module, signature: Signature, inputs: Arrays, *, accepts_nan: bool = False) -> Arrays:
