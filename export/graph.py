@@ -29,10 +29,10 @@ from attention_serving.export.assumptions import (
     Place,
     record_assumptions,
 )
-from attention_serving.export.complex import add_complex_operators
 from attention_serving.export.errors import ExportError
 from attention_serving.export.rewrite import expand_masks, expand_rotary, merge_heads, read_sizes_once
 from attention_serving.export.signature import MASK_HEADS_AXIS, Signature, SignedModule, standard_layers
+from attention_serving.export.translations import add_operators
 
 OPSET = 23
 # Sizes at export: of the batch, and of the sequence axes in their order. They differ from each other, so
@@ -305,7 +305,7 @@ _from_torchlib = ONNXRegistry.from_torchlib
 @cache
 def _operators(opset_version: int = OPSET) -> ONNXRegistry:
     registry = _from_torchlib(opset_version)
-    add_complex_operators(registry)
+    add_operators(registry)
     return registry
 
 

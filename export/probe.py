@@ -275,7 +275,7 @@ def check_repeatable(module: AdaptedModule, signature: Signature, example: Mappi
             f"it in evaluation mode"
         )
     raise ExportError(
-        "two runs on the same inputs differ: the module draws random numbers in evaluation mode. Use "
+        "two runs on the same inputs differ; the module draws random numbers in evaluation mode. Use "
         "nn.Dropout, or F.dropout(..., training=self.training)"
     )
 

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from attention_serving.export.assumptions import Place, user_place
 
 CONTAINERS = ("_buffers", "_modules", "_parameters")
+INTERNAL = frozenset(vars(nn.Module()))
 
 
 class ModuleState:
@@ -73,7 +74,7 @@ def _flat(parts: Mapping[str, tuple[nn.Module, Mapping[str, Any]]]) -> dict[str,
     for path, (_, attributes) in parts.items():
         prefix = f"{path}." if path else ""
         flat = {**attributes, **attributes["_buffers"]}
-        values |= {f"{prefix}{name}": value for name, value in flat.items() if not name.startswith("_")}
+        values |= {f"{prefix}{name}": value for name, value in flat.items() if name not in INTERNAL}
     return values
 
 

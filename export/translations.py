@@ -1,4 +1,4 @@
-"""Operators on complex tensors that the exporter lacks: it represents them by a last axis of 2."""
+"""Operators that the exporter lacks, most of them on complex tensors, which have a last axis of 2 in ONNX."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -19,7 +19,7 @@ BY_PARTS = (
 SPLITS = (aten.split_with_sizes.default, aten.split.Tensor)
 
 
-def add_complex_operators(registry: ONNXRegistry) -> None:
+def add_operators(registry: ONNXRegistry) -> None:
     """Adds them to the exporter's table of operators."""
     for targets, form in ((BY_PARTS, _by_parts), (SPLITS, _by_axis)):
         for target in targets:
@@ -28,6 +28,7 @@ def add_complex_operators(registry: ONNXRegistry) -> None:
                 registry.register_op(target, form(real.onnx_function), is_complex=True)
     registry.register_op(aten.exp.default, _exp, is_complex=True)
     registry.register_op(aten.mul.Scalar, _scale, is_complex=True)
+    registry.register_op(aten.sort.stable, _stable(registry.get_decomps(aten.sort.default)[0].onnx_function))
     convert = torch.ops.prims.convert_element_type.default
     registry.register_op(convert, _conversion(registry.get_decomps(convert)[0].onnx_function))
 
@@ -76,6 +77,15 @@ def _scale(self: onnx_ir.Value, other: Any) -> onnx_ir.Value:
         op.Sub(op.Mul(real, factors[0]), op.Mul(imaginary, factors[1])),
         op.Add(op.Mul(real, factors[1]), op.Mul(imaginary, factors[0])),
     )
+
+
+def _stable(function: Any) -> Callable[..., Any]:
+    """A stable sort. ONNX sorts by TopK, which takes equal values in their order."""
+
+    def sort(self: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:  # noqa: ARG001, FBT001, FBT002
+        return function(self, dim, descending)
+
+    return sort
 
 
 def _conversion(function: Any) -> Callable[..., Any]:
