@@ -30,7 +30,9 @@ def attention(
     """
     tensors = [query, key, value]
     fixed = -3 if keywords.get("enable_gqa") else -2
-    outer = torch.broadcast_shapes(*(rows.shape[:fixed] for rows in tensors))
+    outer = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
+        *(rows.shape[:fixed] for rows in tensors)
+    )
     tensors = [
         rows if rows.shape[:fixed] == outer else rows.expand(*outer, *rows.shape[fixed:]) for rows in tensors
     ]
@@ -38,7 +40,8 @@ def attention(
     if attn_mask is not None and len(batch) != HEADS_FORM - 2 and attn_mask.ndim > 2:  # noqa: PLR2004
         attn_mask = attn_mask.expand(*batch, *attn_mask.shape[-2:])
         attn_mask = _with_heads(attn_mask)
-    result = F.scaled_dot_product_attention(*map(_with_heads, tensors), attn_mask, *options, **keywords)
+    query, key, value = map(_with_heads, tensors)
+    result = F.scaled_dot_product_attention(query, key, value, attn_mask, *options, **keywords)
     return result if len(batch) == HEADS_FORM - 2 else result.reshape(*batch, *result.shape[-2:])
 
 

@@ -287,7 +287,7 @@ def _repeats(module: nn.Module, signature: Signature, inputs: Arrays, results: S
     except ExportError:
         return False
     pairs = zip(again, results, strict=True)
-    return all(np.array_equal(*map(Tensor.numpy, pair), equal_nan=True) for pair in pairs)
+    return all(np.array_equal(first.numpy(), second.numpy(), equal_nan=True) for first, second in pairs)
 
 
 def _writes(module: AdaptedModule, signature: Signature, sizes: Mapping[str, int], name: str) -> str:

@@ -6,10 +6,11 @@ from typing import Any
 
 import onnx_ir
 import torch
-from onnxscript.onnx_opset import opset18 as op
+from onnxscript.onnx_opset import opset18
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 aten = torch.ops.aten
+op: Any = opset18  # its types know no values of a trace
 # They are the same for the real and the imaginary part.
 BY_PARTS = (
     aten.unsqueeze.default, aten.expand.default, aten.select.int, aten.index.Tensor, aten.repeat.default,
@@ -51,16 +52,17 @@ def _by_axis(function: Any) -> Callable[..., Any]:
 
 def _parts(value: onnx_ir.Value) -> list[onnx_ir.Value]:
     """The real and the imaginary part of a complex tensor."""
-    parts = [op.Squeeze(op.Slice(value, [at], [at + 1], [-1]), [-1]) for at in range(2)]
+    parts: list[onnx_ir.Value] = [op.Squeeze(op.Slice(value, [at], [at + 1], [-1]), [-1]) for at in range(2)]
     for part in parts:
-        part.dtype = value.dtype
+        part.type = value.type
         if value.shape is not None:
             part.shape = onnx_ir.Shape(list(value.shape)[:-1])
     return parts
 
 
 def _join(real: onnx_ir.Value, imaginary: onnx_ir.Value) -> onnx_ir.Value:
-    return op.Concat(op.Unsqueeze(real, [-1]), op.Unsqueeze(imaginary, [-1]), axis=-1)
+    pair: onnx_ir.Value = op.Concat(op.Unsqueeze(real, [-1]), op.Unsqueeze(imaginary, [-1]), axis=-1)
+    return pair
 
 
 def _exp(self: onnx_ir.Value) -> onnx_ir.Value:
