@@ -109,7 +109,7 @@ def _untraceable(
     elif "data-dependent" in text:
         place = f", at {undecided[0]}" if undecided else line
         reason = (
-            f"the module branches on the values of a tensor, or makes a size of them{place}. A graph cannot: "
+            f"the module branches on the values of a tensor{place}, or makes a size of them. A graph cannot: "
             f"compute both sides and choose with torch.where, pass is_causal=False to PyTorch's own layers, "
             f"or branch on what does not depend on the inputs"
         )
