@@ -192,6 +192,8 @@ class Manifest(Record):
     """By symbolic axis, the smallest number of rows that the model takes; axes without a limit are absent."""
     derived_axes: dict[str, DerivedAxis] = Field(default_factory=dict)
     """By symbolic axis of outputs that is not an axis of an input, how its size follows from one."""
+    length_multiples: dict[str, Size] = Field(default_factory=dict)
+    """By symbolic axis, what every number of rows must be a multiple of; axes of any number are absent."""
     refuses_nan: bool = False
     """Whether servers refuse NaN in inputs: it makes NaN of other results than in eager PyTorch."""
     branches_as_traced: tuple[str, ...] = ()

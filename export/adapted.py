@@ -9,16 +9,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import flex_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from attention_serving.artifact.manifest import ATTENTION_MASK
 from attention_serving.export.assumptions import Place, innermost_place, user_place
+from attention_serving.export.operators import REPLACEMENTS
+from attention_serving.export.state import ModuleState
 
 
 class Meaning(StrEnum):
@@ -103,6 +106,8 @@ class AdaptedModule(nn.Module):
         self.module = module
         self.masks = tuple(masks)
         self.calls = TracedCalls()
+        self.start = ModuleState(module)
+        self._kept_size = 0
         self._rows = dict(rows)
         self._lengths = dict(lengths)
         self._names = dict(parameters or {})
@@ -114,7 +119,30 @@ class AdaptedModule(nn.Module):
         rows = [max(inputs[name].shape[:2]) for name in self._rows.values()]
         is_small = max(rows) <= MOST_FOLLOWED_ROWS if rows else len(tensors[0]) <= MOST_FOLLOWED_ALONE
         with self.calls.following(tensors, is_small=is_small):
-            return self.module(**arguments)
+            if not torch.compiler.is_exporting():
+                return self.module(**arguments)
+            before = ModuleState(self.module, copy=False)
+            try:
+                return self.module(**arguments)
+            finally:  # what the module keeps of a trace are symbols
+                before.restore()
+
+    def return_to_start(self) -> int:
+        """Gives the module the state that it had before any call.
+
+        Returns:
+            The largest size of what the module has made anew since: a trace of longer sequences follows how
+            it makes it.
+        """
+        grown = [value for value in tree_leaves(self.start.changes()) if isinstance(value, Tensor)]
+        self._kept_size = max([self._kept_size, *(size for tensor in grown for size in tensor.shape)])
+        self.start.restore()
+        return self._kept_size
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a trace of the bare module differs."""
+        return bool(self.masks or self._names or self.calls.is_needed or self.start.changes())
 
     @contextmanager
     def using(self, masks: Sequence[Mask]) -> Iterator[None]:
@@ -156,7 +184,6 @@ class AdaptedModule(nn.Module):
         return torch.arange(length, device=rows.device) < lengths[:, None]
 
 
-WITH_HEADS = 4  # (B, H, T, d)
 # In longer sequences, the tensors that depend on inputs are not followed: they take memory until the end.
 MOST_FOLLOWED_ROWS = 64
 # The same of batches of a module without a sequence axis, whose sequences may be as large as images.
@@ -174,6 +201,8 @@ class InputValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     A tensor depends on them if an operator has computed its memory, or a part of it, from one that does.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -194,8 +223,9 @@ class InputValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls an operator. In-place ones return the tensor that they change."""
         result = func(*args, **(kwargs or {}))
+        name = getattr(func, "_schema", func).name  # that of an operator with functions is its own
         tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-        if func._schema.name not in SHAPE_OPERATORS and any(map(self.reach, tensors)):
+        if name not in SHAPE_OPERATORS and any(map(self.reach, tensors)):
             self._add(result)
         return result
 
@@ -204,8 +234,8 @@ class TracedCalls(TorchFunctionMode):
     """Records the decisions of branches while eager PyTorch runs, and repeats them in a trace.
 
     A branch on the values of tensors that decides the same for every input and length is a constant of the
-    module, and the tracer is told its decision. Attention without heads is traced as that of one head. The
-    parity report proves the graph.
+    module, and the tracer is told its decision. Operators that the exporter does not know in every form are
+    replaced. The parity report proves the graph.
 
     Attributes:
         decisions: By place of a branch such as `if mask.all()`, what it has decided.
@@ -229,6 +259,8 @@ class TracedCalls(TorchFunctionMode):
         self._values = InputValues(inputs) if is_small and not torch.compiler.is_exporting() else None
         if self._values is not None:
             stack.enter_context(self._values)
+        # flex_attention calls its operator itself, in place of a compiler that has no part in a trace.
+        stack.enter_context(patch.object(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", new=True))
         stack.enter_context(self)
         return stack
 
@@ -237,9 +269,9 @@ class TracedCalls(TorchFunctionMode):
     ) -> Any:
         """Calls an operator; decides a branch."""
         options = kwargs or {}
-        if func is F.scaled_dot_product_attention and (*args, options.get("query"))[0].ndim < WITH_HEADS:
+        if func in REPLACEMENTS:
             self.is_needed = True
-            return _with_heads(*args, **options)
+            return (REPLACEMENTS[func] if torch.compiler.is_exporting() else func)(*args, **options)
         if func is not torch.Tensor.__bool__:
             return func(*args, **options)
         place = innermost_place()
@@ -257,14 +289,3 @@ class TracedCalls(TorchFunctionMode):
     def undecided(self) -> list[Place]:
         """Branches that depend on the inputs or on their lengths."""
         return [place for place, decisions in self.decisions.items() if len(decisions) > 1]
-
-
-def _with_heads(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, *options: Any, **keywords: Any
-) -> Any:
-    """Attention over (B, T, d) as attention of one head: the exporter knows no other form."""
-    mask = keywords.pop("attn_mask", attn_mask)
-    query, key, value = (rows.unsqueeze(-3) for rows in (query, key, value))
-    if mask is not None and mask.ndim > 2:  # noqa: PLR2004 - (Tq, Tk) has no batch
-        mask = mask.unsqueeze(-3)
-    return F.scaled_dot_product_attention(query, key, value, mask, *options, **keywords).squeeze(-3)

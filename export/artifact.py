@@ -314,6 +314,7 @@ class ArtifactWriter:
             max_lengths=dict(signatures[0].max_lengths),
             min_lengths=dict(signatures[0].min_lengths),
             derived_axes=dict(signatures[0].derived_axes),
+            length_multiples=dict(signatures[0].length_multiples),
             refuses_nan=refuses_nan,
             branches_as_traced=tuple(spec.branches),
             encoder=spec.encoder,

@@ -105,10 +105,11 @@ class Assumption:
     def _sizes(self, axis: str, signature: Signature) -> Sequence[int]:
         least = signature.min_lengths.get(axis, 1)
         most = MOST_SEQUENCES if axis == BATCH_AXIS else signature.max_lengths.get(axis, LONGEST_SERVED)
+        step = signature.length_multiples.get(axis, 1)
         if len(self.axes) == 1:
-            return range(least, most + 1)
+            return range(least, most + 1, step)
         around = {number + step for number in self.numbers for step in (-1, 0, 1)} | {*COMBINED}
-        sizes = sorted(size for size in around if least <= size <= most)
+        sizes = sorted(size for size in around if least <= size <= most and size % step == 0)
         return sizes[:: 1 + len(sizes) // MOST_COMBINED[len(self.axes)]]
 
 

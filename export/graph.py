@@ -1,15 +1,18 @@
 """Exports a module as one ONNX graph with named symbolic axes and standard operators."""
 
+import builtins
 import gc
 import io
 import logging
 import re
+import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import onnx
 import onnx_ir
@@ -19,10 +22,17 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from attention_serving.artifact.manifest import BATCH_AXIS
 from attention_serving.export.adapted import AdaptedModule
-from attention_serving.export.assumptions import Assumption, record_assumptions
+from attention_serving.export.assumptions import (
+    EXPORT_FOLDER,
+    TORCH_FOLDER,
+    Assumption,
+    Place,
+    record_assumptions,
+)
 from attention_serving.export.errors import ExportError
 from attention_serving.export.rewrite import expand_masks, expand_rotary, merge_heads, read_sizes_once
 from attention_serving.export.signature import MASK_HEADS_AXIS, Signature, SignedModule, standard_layers
+from attention_serving.export.translations import add_operators
 
 OPSET = 23
 # Sizes at export: of the batch, and of the sequence axes in their order. They differ from each other, so
@@ -48,10 +58,12 @@ def trace(module: nn.Module, signature: Signature) -> Traced:
         quiet("onnxscript"),
         redirect_stdout(log),
         redirect_stderr(log),
+        _symbolic_len(),
         record_assumptions(signature) as assumptions,
     ):
+        size = module.return_to_start() if isinstance(module, AdaptedModule) else 0
         try:
-            program = _export(SignedModule(module, signature), signature)
+            program = _export(SignedModule(module, signature), signature, size)
         except ExportError:
             raise
         except Exception as error:  # the tracer and the module may raise anything
@@ -61,6 +73,10 @@ def trace(module: nn.Module, signature: Signature) -> Traced:
         # becomes symbolic. The parity report covers both sizes.
         if MASK_HEADS_AXIS in spec.axes:
             value.shape = onnx_ir.Shape(spec.axes)
+    for value, spec in zip(program.model.graph.outputs, signature.outputs, strict=True):
+        # A size such as Min(length, 8 * ceil(length / 8)) is that of an axis: the parity report proves it.
+        sizes = zip(_sizes(value), spec.axes, strict=True)
+        value.shape = onnx_ir.Shape([axis if isinstance(size, str) else size for size, axis in sizes])
     _rename_inner_values(program.model)
     read_sizes_once(program.model)
     expand_masks(program.model)
@@ -81,24 +97,38 @@ def _untraceable(
     while cause.__cause__ is not None:
         cause = cause.__cause__
     text = f"{error}\n{cause}"
+    details = "\n".join(traceback.format_exception(error)) + log
     undecided = module.calls.undecided if isinstance(module, AdaptedModule) else []
-    place = "".join(f", at {where}" for where in undecided[:1])
-    reason = f"{type(cause).__name__}: {next(iter(str(cause).strip().splitlines()), '')}"
-    if operator := re.search(r"Error when translating node.*?target=torch\.ops\.([\w.]+)", text):
-        reason = f"the exporter has no ONNX form of {operator[1]}; compute it with other operators"
+    line = _user_line(details)
+    message = f"{type(cause).__name__}: {next(iter(str(cause).strip().splitlines()), '')}"
+    if isinstance(cause, ExportError):
+        reason = f"{cause}{line}"
+    elif operator := re.search(r"Error when translating node.*?target=torch\.ops\.([\w.]+)", text):
+        lacks = "has no ONNX form of" if "DispatchError" in details else "fails to convert"
+        reason = f"the exporter {lacks} {operator[1]}{line}; compute it with other operators"
     elif "data-dependent" in text:
+        place = f", at {undecided[0]}" if undecided else line
         reason = (
-            f"the module branches on the values of a tensor{place}. A graph cannot: compute both sides and "
-            f"choose with torch.where, pass is_causal=False to PyTorch's own layers, or branch on what does "
-            f"not depend on the inputs"
+            f"the module branches on the values of a tensor{place}, or makes a size of them. A graph cannot: "
+            f"compute both sides and choose with torch.where, pass is_causal=False to PyTorch's own layers, "
+            f"or branch on what does not depend on the inputs"
         )
     elif re.search(
         r"pecialized|onstraints violated|generated guard|not all values|inferred ranges", text, re.I
     ):
-        place = "".join(f", at {assumption.place}" for assumption in assumptions[-1:])
+        last = assumptions[-1] if assumptions else None
+        place = f", at {last.place}" if last else line
+        axes = " and ".join(last.axes) if last else "an axis"
         reason = (
-            f"the module branches on a length, or fixes it{place}. Compute the same for all lengths; if only "
-            f"short sequences are allowed, pass the largest length as max_length"
+            f"the module fixes the size of {axes}, or branches on it{place}. Compute the same for all sizes: "
+            f"take them from x.shape without int() or a Python list of that many elements"
+        )
+        if last and last.axes[0] in signature.sequence_axes:
+            reason += "; if only short sequences are allowed, pass the largest length as max_length"
+    else:
+        reason = (
+            f"it raises {message}{line}. It runs in eager PyTorch, and why the tracer fails is not known; "
+            f"compute that line with other operators, or report the details"
         )
     sizes = _example_sizes(signature)
     shapes = ", ".join(
@@ -107,8 +137,20 @@ def _untraceable(
     )
     return ExportError(
         f"graph {signature.kind}: the module cannot be traced over {shapes}: {reason}",
-        "\n".join(traceback.format_exception(error)) + log,
+        details,
     )
+
+
+def _user_line(details: str) -> str:
+    """The last line of the user's code that a traceback names: the end of a phrase."""
+    lines = re.findall(r'File "([^"<]+)", line (\d+)', details)
+    skipped = (sys.prefix, sys.base_prefix, TORCH_FOLDER, EXPORT_FOLDER)
+    places = [Place(file, int(line)) for file, line in lines if not file.startswith(skipped)]
+    return f", at {places[-1]}" if places else ""
+
+
+def _sizes(value: onnx_ir.Value) -> list[int | str | None]:
+    return [size if isinstance(size, int) else size.value for size in value.shape or ()]
 
 
 def _rename_inner_values(model: onnx_ir.Model) -> None:
@@ -135,10 +177,10 @@ def finish(model: onnx_ir.Model, signature: Signature) -> onnx.ModelProto:
     return proto
 
 
-def _export(module: nn.Module, signature: Signature) -> torch.onnx.ONNXProgram:
+def _export(module: nn.Module, signature: Signature, size: int) -> torch.onnx.ONNXProgram:
     dtypes = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
     examples, names = [], []
-    sizes = _example_sizes(signature)
+    sizes = _example_sizes(signature, size)
     for spec in signature.inputs:
         shape = [sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes]
         examples.append(torch.zeros(shape, dtype=dtypes[spec.data_type]))
@@ -173,12 +215,18 @@ def _export(module: nn.Module, signature: Signature) -> torch.onnx.ONNXProgram:
     return program
 
 
-def _example_sizes(signature: Signature) -> dict[str, int]:
-    lengths = zip(signature.sequence_axes, EXAMPLE_LENGTHS, strict=False)
+def _example_sizes(signature: Signature, size: int = 0) -> dict[str, int]:
+    """A size for each symbolic axis; lengths are larger than `size`."""
+    lengths = [
+        (axis, size + length) for axis, length in zip(signature.sequence_axes, EXAMPLE_LENGTHS, strict=False)
+    ]
     # A mask is traced with one head for all.
     fixed = {BATCH_AXIS: EXAMPLE_BATCH, MASK_HEADS_AXIS: 1}
-    least = signature.min_lengths
-    return fixed | {axis: signature.clip(axis, length + least.get(axis, 1) - 1) for axis, length in lengths}
+    least, steps = signature.min_lengths, signature.length_multiples
+    return fixed | {
+        axis: signature.clip(axis, length * steps[axis] if axis in steps else length + least.get(axis, 1) - 1)
+        for axis, length in lengths
+    }
 
 
 def _dimension(signature: Signature, axis: str) -> Any:
@@ -205,6 +253,18 @@ def quiet(name: str) -> Iterator[io.StringIO]:
     finally:
         for logger, handlers, propagate in before:
             logger.handlers, logger.propagate = handlers, propagate
+
+
+@contextmanager
+def _symbolic_len() -> Iterator[None]:
+    """Lets `len` of a tensor return a symbol while the block runs. Python's own returns numbers only."""
+    original = len
+
+    def symbolic(value: Any) -> Any:
+        return value.shape[0] if isinstance(value, torch.Tensor) and value.ndim else original(value)
+
+    with patch.object(builtins, "len", symbolic):
+        yield
 
 
 @contextmanager
@@ -240,7 +300,14 @@ def _operators_parsed_once() -> Iterator[None]:
         ONNXRegistry.from_torchlib = original  # type: ignore[method-assign]
 
 
-_operators = cache(ONNXRegistry.from_torchlib)
+_from_torchlib = ONNXRegistry.from_torchlib
+
+
+@cache
+def _operators(opset_version: int = OPSET) -> ONNXRegistry:
+    registry = _from_torchlib(opset_version)
+    add_operators(registry)
+    return registry
 
 
 def _strip(proto: onnx.ModelProto) -> None:

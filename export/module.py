@@ -222,13 +222,13 @@ def module_spec(
         ranges=inputs.ranges,
         lengths={name: axis for axis, name in inputs.lengths.items()},
     )
+    check_repeatable(adapted, plain, inputs.example_sizes)
     try:
         plain = find_least_lengths(adapted, plain, inputs.example_sizes)
     except NotANumberError:  # standard normal values are not what the module takes
         plain = replace(plain, ranges=inputs.narrow_ranges)
         plain = find_least_lengths(adapted, plain, inputs.example_sizes)
     plain = find_outputs(adapted, plain, output_names)
-    check_repeatable(adapted, plain)
     plain, long_cases = find_largest_lengths(adapted, plain, inputs.stated_lengths)
     scale = output_scale(adapted, plain, long_cases)
     tolerances = {precision: usual.scaled(scale) for precision, usual in TOLERANCES.items()}
@@ -251,7 +251,7 @@ def module_spec(
         check_masks(adapted, padded, tolerance)
         if all(can_be_padded(adapted, signed, tolerance) for signed in (padded, *signatures[1:])):
             signatures.append(padded)
-    is_adapted = inputs.masks or inputs.parameters or adapted.calls.is_needed
+    is_adapted = adapted.is_needed
     return ExportSpec(
         module=adapted if is_adapted else module,
         signatures=tuple(signatures),

@@ -28,6 +28,7 @@ from attention_serving.export.precision import Precision
 from attention_serving.export.signature import (
     MASK_HEADS_AXIS,
     Signature,
+    SignedModule,
     call_eager,
     named_outputs,
     output_tensors,
@@ -35,6 +36,7 @@ from attention_serving.export.signature import (
     standard_layers,
     tensor,
 )
+from attention_serving.export.state import Writes
 
 ROUNDED = {torch.bfloat16: Precision.BF16, torch.float16: Precision.FP16}
 DATA_TYPES = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool"}
@@ -144,7 +146,7 @@ def _shapes(
 
 
 def find_least_lengths(module: nn.Module, signature: Signature, example: Mapping[str, int]) -> Signature:
-    """The signature with the smallest length on each axis, from 1, that the module takes.
+    """The signature with the smallest length on each axis, from 1, and what all lengths are a multiple of.
 
     Args:
         module: The module.
@@ -165,12 +167,21 @@ def find_least_lengths(module: nn.Module, signature: Signature, example: Mapping
                 f". Inputs are (batch, sequence, ...): if the module takes (sequence, batch, ...), "
                 f"{BATCH_FIRST}"
             ) from error
-    least = dict[str, int]()
+    least, multiples = dict[str, int](), dict[str, int]()
     for axis in signature.sequence_axes:
-        takes = partial(_takes_length, module, signature, sizes, axis)
-        if not takes(1):
-            least[axis] = 1 + bisect_left(range(1, sizes[axis]), True, key=takes)  # noqa: FBT003
-    return replace(signature, min_lengths=least)
+        takes, size = partial(_takes_length, module, signature, sizes, axis), sizes[axis]
+        if takes(1):
+            continue
+        if not takes(size + 1) and not takes(size - 1):
+            divisors = (n for n in range(2, size + 1) if size % n == 0)
+            # One sequence: the rows of several may fill a multiple together.
+            alone = partial(_takes_length, module, signature, {**sizes, BATCH_AXIS: 1}, axis)
+            step = next((n for n in divisors if all(alone(times * n) for times in (1, 2, 3))), None)
+            if step is not None:
+                least[axis] = multiples[axis] = step
+                continue
+        least[axis] = 1 + bisect_left(range(1, size), True, key=takes)  # noqa: FBT003
+    return replace(signature, min_lengths=least, length_multiples=multiples)
 
 
 def find_largest_lengths(
@@ -222,7 +233,10 @@ class _Reach:
     def extend(self, most: int) -> None:
         """Tries longer sequences, up to a length, as far as time and memory allow."""
         free, seconds = _free_bytes(), 0.0
-        for length in (*(tried for tried in TRIED_LENGTHS if self.length < tried < most), most):
+        tries = (self._signature.clip(self._axis, tried) for tried in TRIED_LENGTHS)
+        step = self._signature.length_multiples.get(self._axis, 1)
+        most = most // step * step
+        for length in (*(tried for tried in tries if self.length < tried < most), most):
             expected = seconds * (length / self.length) ** 2
             if PAIR_BYTES * length**2 > free or expected > LONG_RUN_SECONDS:
                 return
@@ -234,8 +248,8 @@ class _Reach:
             except ExportError as error:
                 self.error = error
                 takes = partial(_takes_length, self._module, self._signature, self._sizes, self._axis)
-                longer = range(self.length + 1, length)
-                self._run(self.length + bisect_left(longer, True, key=lambda rows: not takes(rows)))  # noqa: FBT003
+                longer = range(self.length + step, length, step)
+                self._run(self.length + step * bisect_left(longer, True, key=lambda rows: not takes(rows)))  # noqa: FBT003
                 return
             seconds = time.monotonic() - started
 
@@ -284,20 +298,70 @@ def _magnitude(results: Arrays) -> float:
     return math.sqrt(max(float(values.mean()) for values in squares))
 
 
-def check_repeatable(module: nn.Module, signature: Signature) -> None:
-    """Refuses modules that draw random numbers.
+def check_repeatable(module: AdaptedModule, signature: Signature, example: Mapping[str, int]) -> None:
+    """Refuses modules that change their inputs, keep memory between calls, or draw random numbers.
+
+    Args:
+        module: The module, in the state that it had before any call.
+        signature: The signature of its plain graph.
+        example: Lengths that the caller ran it with.
 
     Raises:
-        ExportError: Two runs on the same inputs differ.
+        ExportError: A run changes its inputs, or depends on the runs before it.
     """
-    inputs = random_inputs(signature, first_sizes(signature), rng())
-    first, second = (outputs(module, signature, inputs) for _ in range(2))
-    for name in first:
-        if not np.array_equal(first[name], second[name], equal_nan=True):
+    sizes = {**first_sizes(signature), **example}
+    inputs = random_inputs(signature, sizes, rng())
+    try:
+        first = _try(module, signature, inputs, accepts_nan=True)
+    except ExportError:  # the next probe says why
+        return
+    for name, unchanged in random_inputs(signature, sizes, rng()).items():
+        if not np.array_equal(inputs[name], unchanged, equal_nan=True):
+            place = _writes(module, signature, sizes, name)
             raise ExportError(
-                f"output {name!r}: two runs on the same inputs differ; the module draws random numbers in "
-                f"evaluation mode. Use nn.Dropout, or F.dropout(..., training=self.training)"
+                f"the module changes its input {name!r} in place{place}. Requests of others may share its "
+                f"memory: compute on a copy, as {name} = {name}.clone()"
             )
+    kept = module.start.changes()
+    repeats = _repeats(module, signature, inputs, first)  # before other sizes, which may reset what is kept
+    _takes(module, signature, {axis: size + 1 for axis, size in sizes.items()})
+    kept |= module.start.changes()
+    if repeats and _repeats(module, signature, inputs, first):
+        return
+    module.start.restore()
+    if _repeats(module, signature, inputs, first):
+        name = next(iter(kept), "state")
+        place = _writes(module, signature, sizes, name.rpartition(".")[2])
+        raise ExportError(
+            f"the result depends on the calls before: the module keeps self.{name} between calls{place}. "
+            f"Requests are independent of each other: take it as an input and return it, or do not change "
+            f"it in evaluation mode"
+        )
+    raise ExportError(
+        "two runs on the same inputs differ; the module draws random numbers in evaluation mode. Use "
+        "nn.Dropout, or F.dropout(..., training=self.training)"
+    )
+
+
+def _repeats(module: nn.Module, signature: Signature, inputs: Arrays, results: Sequence[Tensor]) -> bool:
+    """Whether a run returns the same results again."""
+    try:
+        again = _try(module, signature, inputs, accepts_nan=True)
+    except ExportError:
+        return False
+    pairs = zip(again, results, strict=True)
+    return all(np.array_equal(first.numpy(), second.numpy(), equal_nan=True) for first, second in pairs)
+
+
+def _writes(module: AdaptedModule, signature: Signature, sizes: Mapping[str, int], name: str) -> str:
+    """Where a run writes an input, a buffer or an attribute: the end of a sentence."""
+    inputs = random_inputs(signature, sizes, rng())
+    tensors = {key: torch.from_numpy(array) for key, array in inputs.items()}
+    buffers = {path.rpartition(".")[2]: buffer for path, buffer in module.named_buffers()}
+    writes = Writes({**buffers, **tensors})
+    with writes.recording(), torch.inference_mode(), standard_layers():
+        SignedModule(module, signature)(*(tensors[spec.name] for spec in signature.module_inputs))
+    return f", at {writes.places[name]}" if name in writes.places else ""
 
 
 def check_independence(module: nn.Module, signature: Signature, tolerance: Tolerance) -> None:
@@ -325,7 +389,11 @@ def first_sizes(signature: Signature) -> dict[str, int]:
     sizes = _above_least(signature, FIRST_SIZES)
     if MASK_HEADS_AXIS in sizes:  # modules take one mask for all heads
         sizes[MASK_HEADS_AXIS] = 1
-    return {axis: min(size, signature.max_lengths.get(axis, size + 1) - 1) for axis, size in sizes.items()}
+    steps = signature.length_multiples
+    return {
+        axis: min(size, signature.max_lengths.get(axis, size + steps.get(axis, 1)) - steps.get(axis, 1))
+        for axis, size in sizes.items()
+    }
 
 
 def _clipped(signature: Signature, sizes_above: Sequence[int]) -> dict[str, int]:
@@ -334,9 +402,14 @@ def _clipped(signature: Signature, sizes_above: Sequence[int]) -> dict[str, int]
 
 
 def _above_least(signature: Signature, sizes: Sequence[int]) -> dict[str, int]:
-    """Sizes of the axes, each as far above the smallest one as it would be above 1."""
+    """Sizes of the axes, each as far above the smallest one, or times the multiple, as above 1."""
     pairs = zip(signature.axes, sizes, strict=False)
-    return {axis: size + signature.min_lengths.get(axis, 1) - 1 for axis, size in pairs}
+    return {
+        axis: size * signature.length_multiples[axis]
+        if axis in signature.length_multiples
+        else size + signature.min_lengths.get(axis, 1) - 1
+        for axis, size in pairs
+    }
 
 
 def outputs(module: nn.Module, signature: Signature, inputs: Arrays, *, accepts_nan: bool = False) -> Arrays:

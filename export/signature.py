@@ -63,6 +63,7 @@ class Signature:
             sequence without keys; other modules need not.
         max_lengths: By symbolic axis, the largest size that the module takes.
         min_lengths: By symbolic axis, the smallest size that the module takes; 1 if absent.
+        length_multiples: By symbolic axis, what every size is a multiple of; 1 if absent.
         ranges: By input, the values that it is tested with; standard normal ones if absent.
         lengths: By input that holds lengths, the axis.
         derived_axes: By symbolic axis of outputs that the inputs lack, how its size follows from theirs.
@@ -78,6 +79,7 @@ class Signature:
     least_key_length: int = 0
     max_lengths: Mapping[str, int] = field(default_factory=dict)
     min_lengths: Mapping[str, int] = field(default_factory=dict)
+    length_multiples: Mapping[str, int] = field(default_factory=dict)
     ranges: Mapping[str, "ValueRange"] = field(default_factory=dict)
     lengths: Mapping[str, str] = field(default_factory=dict)
     derived_axes: Mapping[str, DerivedAxis] = field(default_factory=dict)
@@ -103,8 +105,10 @@ class Signature:
         return module if self.method == "forward" else _MethodOf(module, self.method)
 
     def clip(self, axis: str, size: int) -> int:
-        """The size, or the nearest one that the module takes on that axis."""
-        return min(max(size, self.min_lengths.get(axis, 1)), self.max_lengths.get(axis, size))
+        """The size, or one near it that the module takes on that axis."""
+        step = self.length_multiples.get(axis, 1)
+        size = -(-size // step) * step
+        return min(max(size, self.min_lengths.get(axis, 1)), self.max_lengths.get(axis, size) // step * step)
 
     def axis_of_lengths(self, name: str) -> str:
         """The axis whose lengths an input holds."""

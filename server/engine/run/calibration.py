@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
@@ -66,19 +67,20 @@ def _context_cost(model: LoadedModel) -> ContextCost:
 
 def _time_graph(model: LoadedModel, kind: GraphKind, sizes: Iterable[Size]) -> dict[Size, float]:
     """The duration of runs of noise, with the nearest sizes that the graph takes, in seconds."""
-    # Batches of the lengths graph have unequal lengths: the first sequence is one row shorter.
+    # Batches of the lengths graph have unequal lengths: the first sequence is a row or a multiple shorter.
     is_ragged = kind is GraphKind.LENGTHS
-    shortest = max(model.manifest.min_lengths.values(), default=1) + is_ragged
-    longest = min(model.manifest.max_lengths.values(), default=math.inf)
+    step = math.lcm(*model.manifest.length_multiples.values())
+    shortest = max(model.manifest.min_lengths.values(), default=1) + step * is_ragged
+    longest = min(model.manifest.max_lengths.values(), default=sys.maxsize) // step * step
     # To make noise can take longer than to run it.
     sequence = cache(partial(_random_sequence, model, kind))
 
     def run(count: int, length: int) -> None:
-        lengths = [length - is_ragged, *[length] * (count - 1)]
+        lengths = [length - step * is_ragged, *[length] * (count - 1)]
         run_batch(model, kind, [sequence(rows) for rows in lengths])
 
     possible = [
-        (max(count, 1 + is_ragged), int(min(max(length + is_ragged, shortest), longest)))
+        (max(count, 1 + is_ragged), min(max(-(-length // step) * step + step * is_ragged, shortest), longest))
         for count, length in sizes
     ]
     return time_runs(possible, run, time.thread_time if model.runs_on_host else time.perf_counter)

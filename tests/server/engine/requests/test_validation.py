@@ -146,11 +146,16 @@ def test_a_refusal_names_field_value_and_limit(row: Any, models: dict[str, Loade
         ((5, 6), "query: a sequence has 5 rows; this model takes at most 4"),
         ((4, 7), "key: a sequence has 7 rows; this model takes at most 6"),
         ((4, 1), "key: a sequence has 1 rows; this model takes at least 2"),
+        ((4, 5), "key: a sequence has 5 rows; this model takes multiples of 2"),
     ],
-    ids=["query", "key", "short key"],
+    ids=["query", "key", "short key", "odd key"],
 )
 def test_the_lengths_of_a_model_are_limits(cross_model: LoadedModel, lengths: Any, message: str) -> None:
-    bounds = {"max_lengths": {"query_length": 4, "key_length": 6}, "min_lengths": {"key_length": 2}}
+    bounds = {
+        "max_lengths": {"query_length": 4, "key_length": 6},
+        "min_lengths": {"key_length": 2},
+        "length_multiples": {"key_length": 2},
+    }
     model = dataclasses.replace(cross_model, manifest=cross_model.manifest.model_copy(update=bounds))
     validate(request_of(model, [(4, 6), (1, 2)]), model, Limits())
     with expect_refusal(message, LimitExceededError) as caught:

@@ -1,0 +1,170 @@
+"""Modules with operators that the exporter does not know in every form, and modules with a memory."""
+
+# ruff: noqa: ARG001, ARG005
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from attention_serving.export import ExportError, export_module
+from attention_serving.server.engine.errors import LimitExceededError
+from attention_serving.server.engine.in_process import InProcessModel
+
+AXES = {"x": {0: "batch", 1: "sequence"}}
+WIDTH, LONGEST = 8, 36
+
+
+class Computes(nn.Module):
+    """A function with layers and state."""
+
+    def __init__(
+        self, function: Callable[..., Tensor], *layers: nn.Module, kept: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.layers, self.function, self.kept = nn.ModuleList(layers), function, kept
+        self.queries = nn.Parameter(torch.randn(1, 3, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def learned_queries(module: Computes, x: Tensor) -> Tensor:
+    queries = module.queries.expand(len(x), -1, -1)
+    return queries @ x.mT @ x / x.shape[1]
+
+
+def shared_key_head(module: Computes, x: Tensor) -> Tensor:
+    query = x.unflatten(-1, (4, 2)).transpose(1, 2)
+    key = x[:, None, :, :2]
+    return F.scaled_dot_product_attention(query, key, key).transpose(1, 2).flatten(2)
+
+
+def windows(module: Computes, x: Tensor) -> Tensor:
+    """Shifted windows of 4 rows in 5-D, padded."""
+    batch, length, width = x.shape
+    padding = -length % 4
+    rows = torch.roll(F.pad(x, (0, 0, 0, padding)), -2, 1).view(batch, -1, 4, 2, width // 2).transpose(2, 3)
+    mask = (torch.arange(length + padding) < length).view(1, -1, 1, 1, 4)
+    rows = F.scaled_dot_product_attention(rows, rows, rows, attn_mask=mask | torch.eye(4).bool())
+    return torch.roll(rows.transpose(2, 3).reshape(batch, length + padding, width), 2, 1)[:, :length]
+
+
+def rotary(module: Computes, x: Tensor) -> Tensor:
+    angles = torch.outer(torch.arange(x.shape[1]).float(), torch.tensor([1.0, 0.1]))
+    turn = torch.exp(1j * angles)[None, :, None]
+    rows = torch.view_as_complex(x.reshape(*x.shape[:2], 2, 2, 2)) * turn.expand(len(x), -1, 2, -1)
+    rows = torch.view_as_real(rows * 0.5).flatten(3).transpose(1, 2)
+    return F.scaled_dot_product_attention(rows, rows, rows).transpose(1, 2).flatten(2)
+
+
+def recurrent(module: Computes, x: Tensor) -> Tensor:
+    lstm, gru, rnn = module.layers
+    x, (hidden, cell) = lstm(x)
+    x, _ = gru(x.transpose(0, 1), torch.zeros(1, x.shape[0], 5))
+    return rnn(x.transpose(0, 1))[0] + hidden[-1][:, None] + cell[0][:, None]
+
+
+def kept_mask(module: Computes, x: Tensor) -> Tensor:
+    if module.kept is None or module.kept.size(0) != x.size(1):
+        module.kept = torch.ones(x.size(1), x.size(1)).tril().bool()
+    return F.scaled_dot_product_attention(x, x, x, attn_mask=module.kept)
+
+
+def growing_table(module: Computes, x: Tensor) -> Tensor:
+    if module.kept is None or x.size(1) > module.kept.size(0):
+        module.kept = torch.arange(2.0 * x.size(1)).sin()
+    return x * module.kept[: x.size(1), None]
+
+
+def flexible(module: Computes, x: Tensor) -> Tensor:
+    rows, length = x.unflatten(-1, (2, 4)).transpose(1, 2), x.shape[1]
+    mask = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < 5), None, None, length, length, "cpu")
+    result = flex_attention(rows, rows, rows, lambda s, b, h, i, j: s - (i - j) * 0.1 * h, mask)
+    assert isinstance(result, Tensor)
+    return result.transpose(1, 2).flatten(2)
+
+
+FORMS = {
+    "learned queries": lambda: Computes(learned_queries),
+    "shared key head": lambda: Computes(shared_key_head),
+    "windows": lambda: Computes(windows),
+    "complex rotary": lambda: Computes(rotary),
+    "recurrent": lambda: Computes(
+        recurrent,
+        nn.LSTM(WIDTH, 3, 2, bidirectional=True, batch_first=True),
+        nn.GRU(6, 5, bias=False),
+        nn.RNN(5, 3, nonlinearity="relu", batch_first=True),
+    ),
+    "kept mask": lambda: Computes(kept_mask),
+    "growing table": lambda: Computes(growing_table, kept=torch.arange(8.0).sin()),
+    "flexible": lambda: Computes(flexible),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_module_is_served_as_it_is(form: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = FORMS[form]().eval()
+    export_module(module, {"x": torch.randn(2, 3, WIDTH)}, AXES, out=tmp_path, name="m", max_length=LONGEST)
+    model = InProcessModel.load(tmp_path, "m", parallel_runs=1)
+    rows = [torch.randn(length, WIDTH) for length in (1, 2, 9, LONGEST - 3, LONGEST)]
+    served = model.submit({"x": [x.numpy() for x in rows]}).result().outputs["context_vectors"]
+    model.close()
+    for x, result in zip(rows, served, strict=True):
+        np.testing.assert_allclose(result, module(x[None])[0].detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_lengths_are_multiples_if_a_module_takes_no_others(tmp_path: Path) -> None:
+    module = Computes(lambda module, x: x.reshape(-1, 4, WIDTH).cumsum(1).reshape(x.shape))
+    _, manifest = export_module(
+        module, {"x": torch.randn(2, 8, WIDTH)}, AXES, out=tmp_path, name="m", max_length=LONGEST
+    )
+    assert manifest.length_multiples == {"sequence": 4}
+    model = InProcessModel.load(tmp_path, "m", parallel_runs=1)
+    rows = np.ones((7, WIDTH), np.float32)
+    with pytest.raises(LimitExceededError, match="a sequence has 7 rows; this model takes multiples of 4"):
+        model.submit({"x": [rows]}).result()
+    model.close()
+
+
+def changes_input(module: Computes, x: Tensor) -> Tensor:
+    return x.mul_(2.0)
+
+
+def keeps_rows(module: Computes, x: Tensor) -> Tensor:
+    module.kept = x if module.kept is None else torch.cat([module.kept, x], 1)
+    return F.scaled_dot_product_attention(x, module.kept, module.kept)
+
+
+def draws(module: Computes, x: Tensor) -> Tensor:
+    return F.dropout(x, 0.5)
+
+
+def repeats_a_list(module: Computes, x: Tensor) -> Tensor:
+    return torch.cat([module.queries] * len(x)) @ x.mT @ x
+
+
+REFUSALS = {
+    "changes its input": (Computes(changes_input), "changes its input 'x' in place, at .*x.mul_"),
+    "keeps rows": (Computes(keeps_rows), "keeps self.kept between calls, at .*module.kept = x"),
+    "draws": (Computes(draws), "draws random numbers"),
+    "projection": (
+        Computes(lambda module, x: module.layers[0](x)[0], nn.LSTM(WIDTH, 6, proj_size=3, batch_first=True)),
+        "ONNX has no LSTM with proj_size: use a Linear after it, at ",
+    ),
+    "list": (Computes(repeats_a_list), "fixes the size of .* a Python list"),
+}
+
+
+@pytest.mark.parametrize(("module", "message"), REFUSALS.values(), ids=REFUSALS)
+def test_a_refusal_names_cause_and_line(module: nn.Module, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=message):
+        export_module(
+            module, {"x": torch.randn(2, 3, WIDTH)}, AXES, out=tmp_path, name="m", max_length=LONGEST
+        )
