@@ -94,6 +94,12 @@ class TensorSpec(Record):
     exclusive_upper_bound: Size | None = None
     """For ids, which count from 0: each is below this bound."""
 
+    @property
+    def row_axis(self) -> str | None:
+        """The axis of the rows of a sequence; None if every sequence has the same size."""
+        axis = self.axes[1] if len(self.axes) > 1 else None
+        return axis if isinstance(axis, str) else None
+
 
 class Graph(Record):
     """One ONNX file of a model."""

@@ -4,7 +4,7 @@ Shapes: B batch, H heads, T rows of a sequence, Tq query rows, Tk key rows, d wi
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from attention_serving.artifact.manifest import ATTENTION_MASK
 from attention_serving.export.assumptions import Place, innermost_place, user_place
+from attention_serving.export.signature import output_tensors
 
 
 class Meaning(StrEnum):
@@ -89,6 +90,9 @@ class AdaptedModule(nn.Module):
         lengths: Mapping[str, str],
         masks: Sequence[Mask] = (),
         parameters: Mapping[str, str] | None = None,
+        batch_second: Collection[str] = (),
+        output_axes: Sequence[int] = (),
+        positional: Sequence[str] = (),
     ) -> None:
         """Wraps a module.
 
@@ -98,6 +102,9 @@ class AdaptedModule(nn.Module):
             lengths: By sequence axis, the input that holds its lengths.
             masks: What the module takes and its graphs do not.
             parameters: By input, the parameter of the module if its name differs.
+            batch_second: The parameters that the module takes as (T, B, ...).
+            output_axes: The batch axis of each output of the module; empty if it is the first of all.
+            positional: The order of the parameters if the module takes them by position.
         """
         super().__init__()
         self.module = module
@@ -106,12 +113,31 @@ class AdaptedModule(nn.Module):
         self._rows = dict(rows)
         self._lengths = dict(lengths)
         self._names = dict(parameters or {})
+        self._batch_second, self._output_axes = frozenset(batch_second), tuple(output_axes)
+        self._positional = tuple(positional)
+
+    @property
+    def changes_calls(self) -> bool:
+        """Whether the module takes its tensors in another form than its graphs."""
+        return bool(self.masks or self._names or self._batch_second or self._positional) or any(
+            self._output_axes
+        )
 
     def forward(self, **inputs: Tensor) -> object:
         """Calls the module; without lengths or `attention_mask`, every row may be attended to."""
         arguments, masks = self.arguments(inputs), {mask.name for mask in self.masks}
         with self.calls.following([values for name, values in arguments.items() if name not in masks]):
-            return self.module(**arguments)
+            return self.call(arguments)
+
+    def call(self, arguments: Mapping[str, Tensor]) -> object:
+        """Calls the module with its arguments; its outputs begin with the batch axis."""
+        if self._positional:
+            arguments = {name: arguments[name] for name in self._positional}
+        outputs = call_module(self.module, arguments, positional=bool(self._positional))
+        if not any(self._output_axes):
+            return outputs
+        pairs = zip(output_tensors(outputs), self._output_axes, strict=True)
+        return tuple(tensor.movedim(axis, 0) for tensor, axis in pairs)
 
     @contextmanager
     def using(self, masks: Sequence[Mask]) -> Iterator[None]:
@@ -133,7 +159,10 @@ class AdaptedModule(nn.Module):
             allowed = self._allowed(mask, inputs)
             if allowed is not None:
                 arguments[mask.name] = mask.encoded(allowed, real)
-        return arguments
+        return {
+            name: values.transpose(0, 1) if name in self._batch_second else values
+            for name, values in arguments.items()
+        }
 
     def _allowed(self, mask: Mask, inputs: Mapping[str, Tensor]) -> Tensor | None:
         """(B, Tk) or (B, 1, Tq, Tk), True = may attend; None if the module computes the same without."""
@@ -151,6 +180,11 @@ class AdaptedModule(nn.Module):
         if lengths is None:
             return torch.ones(batch, length, dtype=torch.bool, device=rows.device)
         return torch.arange(length, device=rows.device) < lengths[:, None]
+
+
+def call_module(module: nn.Module, arguments: Mapping[str, Tensor], *, positional: bool) -> Any:
+    """Calls a module with arguments by name, or by their position."""
+    return module(*arguments.values()) if positional else module(**arguments)
 
 
 WITH_HEADS = 4  # (B, H, T, d)

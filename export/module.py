@@ -1,9 +1,8 @@
 """The signatures of any module with (batch, sequence, ...) inputs, from examples and names of axes."""
 
-import inspect
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -23,10 +22,11 @@ from attention_serving.artifact.manifest import (
 from attention_serving.artifact.names import NAME_PATTERN
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export.adapted import AdaptedModule, Mask, Meaning
+from attention_serving.export.axes import Understanding, understand
 from attention_serving.export.errors import ExportError
+from attention_serving.export.parity import LONGEST
 from attention_serving.export.precision import TOLERANCES, Precision
 from attention_serving.export.probe import (
-    BATCH_SECOND,
     DATA_TYPES,
     NotANumberError,
     check_independence,
@@ -46,6 +46,15 @@ from attention_serving.export.signature import (
     ValueRange,
     tensor,
 )
+from attention_serving.export.source import (
+    Examples,
+    are_positional,
+    copy_module,
+    copy_state,
+    forward_parameters,
+    name_inputs,
+    to_float32,
+)
 
 DynamicAxes = Mapping[str, Mapping[int, str]]
 # Requests give these names a meaning of their own.
@@ -54,6 +63,8 @@ RESERVED = frozenset(
 )
 # Names of masks that say what they mean: those of PyTorch's layers, and those of Hugging Face.
 HIDING, ATTENDING = "key_padding_mask", "attention_mask"
+# Such as the global_attention_mask of Longformer, which hides nothing.
+GLOBAL = "global_"
 FEW_AXES = 2
 # Attributes by which configurations of other projects state it, such as those of Hugging Face models.
 CONFIG_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
@@ -75,6 +86,8 @@ class ModuleInputs:
         example_sizes: By sequence axis, the number of rows in the first example.
         ranges: By input, the values that it is tested with; absent if they are standard normal.
         narrow_ranges: The same for every input of real numbers, whatever its examples.
+        understanding: What was found by runs of the module.
+        positional: The parameters in their order if `forward` takes them by position.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -85,26 +98,30 @@ class ModuleInputs:
     example_sizes: Mapping[str, int]
     ranges: Mapping[str, ValueRange]
     narrow_ranges: Mapping[str, ValueRange]
+    # Not part of the digest of the source, which artifacts of earlier versions record.
+    understanding: Understanding = field(repr=False)
+    positional: tuple[str, ...] = field(repr=False, default=())
 
     @classmethod
     def of(
         cls,
         module: nn.Module,
-        example_inputs: Mapping[str, Tensor] | Sequence[Tensor],
-        dynamic_axes: DynamicAxes,
+        example_inputs: Examples,
+        dynamic_axes: DynamicAxes | None,
         max_length: MaxLength,
         masks: Mapping[str, str | None] | None = None,
         inputs: Mapping[str, str] | None = None,
-        further_examples: Sequence[Mapping[str, Tensor] | Sequence[Tensor]] = (),
+        further_examples: Sequence[Examples] = (),
     ) -> Self:
-        """Reads the arguments of `export_module`.
+        """Reads the arguments of `export_module`, and finds what they leave out by runs of the module.
 
         Raises:
             ValueError: They do not fit each other or the module.
         """
-        examples = _by_name(module, example_inputs)
+        examples = _to_float32(name_inputs(module, example_inputs))
         all_examples = _all_examples(module, examples, further_examples)
-        meanings, renamed = dict(masks or {}), dict(inputs or {})
+        renamed, dynamic_axes = dict(inputs or {}), dynamic_axes or {}
+        meanings: Mapping[str, str | None] = dict(masks or {})
         for argument, names in (("dynamic_axes", dynamic_axes), ("masks", meanings), ("inputs", renamed)):
             if unknown := sorted(set(names) - set(examples)):
                 raise ValueError(
@@ -116,6 +133,20 @@ class ModuleInputs:
                     f"dynamic_axes[{name!r}]={axes_of_input!r}: must be a mapping such as "
                     f"{{0: 'batch', 1: 'sequence'}}"
                 )
+        positional = are_positional(module, [*examples])
+        understanding = understand(
+            copy_state(module), all_examples, dynamic_axes, meanings, positional=positional
+        )
+        meanings, batch_second = understanding.masks, understanding.batch_second
+        dynamic_axes = {
+            name: {
+                1 - at if name in batch_second and at < FEW_AXES else at: axis for at, axis in axes.items()
+            }
+            for name, axes in understanding.axes.items()
+        }
+        for name in batch_second:
+            all_examples[name] = [values.transpose(0, 1) for values in all_examples[name]]
+        examples = {name: values[0] for name, values in all_examples.items()}
         candidates = [
             _mask(name, example, dynamic_axes.get(name, {}), meanings) for name, example in examples.items()
         ]
@@ -123,8 +154,11 @@ class ModuleInputs:
         mask_names = {mask.name for mask in mask_inputs}
         names = {name: renamed.get(name, name) for name in examples if name not in mask_names}
         _check_names(names)
-        tensors = tuple(_input(name, all_examples[name], dynamic_axes, names[name]) for name in names)
-        axes = list(dict.fromkeys(str(spec.axes[1]) for spec in tensors))
+        tensors = tuple(
+            _input(name, all_examples[name], dynamic_axes, names[name], understanding.id_bounds.get(name))
+            for name in names
+        )
+        axes = list(dict.fromkeys(spec.row_axis for spec in tensors if spec.row_axis is not None))
         if len(axes) > MAX_SEQUENCE_AXES:
             raise ValueError(
                 f"dynamic_axes: {len(axes)} sequence axes ({', '.join(axes)}); at most {MAX_SEQUENCE_AXES} "
@@ -148,12 +182,35 @@ class ModuleInputs:
             max_lengths=max_lengths,
             stated_lengths={} if max_length is None else max_lengths,
             example_sizes={
-                str(spec.axes[1]): examples[name].shape[1]
+                spec.row_axis: examples[name].shape[1]
                 for spec, name in reversed([*zip(tensors, names, strict=True)])
+                if spec.row_axis is not None
             },
             ranges=ranges[0],
             narrow_ranges=ranges[1],
+            understanding=understanding,
+            positional=tuple(examples) if positional else (),
         )
+
+    def output_names(self, dynamic_axes: DynamicAxes) -> Sequence[str]:
+        """Names of the outputs. If the caller gives all axes, a single output is the context vectors."""
+        names = self.understanding.output_names
+        is_single = len(names) == 1 and set(dynamic_axes) == set(self.understanding.axes)
+        return ("context_vectors",) if is_single else names
+
+    def describe(self, output_names: Sequence[str]) -> str:
+        """The arguments of `export_module` that say what was understood, and notes."""
+        return str(replace(self.understanding, output_names=output_names))
+
+    def shortened(self) -> Self:
+        """The same inputs, of short sequences."""
+        largest = {axis: min(self.max_lengths.get(axis, LONGEST), LONGEST) for axis in self.row_axes}
+        return replace(self, max_lengths=largest)
+
+    @property
+    def row_axes(self) -> list[str]:
+        """The sequence axis of each input that has one."""
+        return [spec.row_axis for spec in self.tensors if spec.row_axis is not None]
 
     @property
     def lengths(self) -> dict[str, str]:
@@ -162,8 +219,8 @@ class ModuleInputs:
         Raises:
             ValueError: An axis has the name that requests give another one.
         """
-        first, last = (str(self.tensors[at].axes[1]) for at in (0, -1))
-        names = {first: QUERY_LENGTHS, last: KEY_LENGTHS}
+        names = dict.fromkeys(self.row_axes[:1], QUERY_LENGTHS)
+        names |= dict.fromkeys(self.row_axes[-1:], KEY_LENGTHS)
         masked = [mask.sequence_axes[0] for mask in self.masks if len(mask.sequence_axes) == 1]
         lengths = {axis: names.get(axis, f"{axis}_lengths") for axis in masked}
         inputs = {spec.name for spec in self.tensors}
@@ -174,10 +231,36 @@ class ModuleInputs:
 
     def adapted(self, module: nn.Module) -> AdaptedModule:
         """The module as its graphs call it."""
-        rows = {str(spec.axes[1]): spec.name for spec in reversed(self.tensors)}
+        rows = {spec.row_axis: spec.name for spec in reversed(self.tensors) if spec.row_axis is not None}
         return AdaptedModule(
-            module, rows=rows, lengths=self.lengths, masks=self.masks, parameters=self.parameters
+            module,
+            rows=rows,
+            lengths=self.lengths,
+            masks=self.masks,
+            parameters=self.parameters,
+            batch_second=self.understanding.batch_second,
+            output_axes=self.understanding.output_axes,
+            positional=self.positional,
         )
+
+
+def read_inputs(
+    module: nn.Module,
+    example: Examples,
+    dynamic_axes: DynamicAxes | None,
+    max_length: MaxLength,
+    masks: Mapping[str, str | None] | None,
+    inputs: Mapping[str, str] | None,
+    examples: Sequence[Examples],
+) -> tuple[nn.Module, ModuleInputs, list[str]]:
+    """The module to export, which is a copy, its inputs, and notes on both.
+
+    Raises:
+        ValueError: The arguments do not fit each other or the module, or it cannot be copied.
+    """
+    source, notes = copy_module(module, example)
+    module_inputs = ModuleInputs.of(source, example, dynamic_axes, max_length, masks, inputs, examples)
+    return source, module_inputs, notes
 
 
 def module_spec(
@@ -209,7 +292,7 @@ def module_spec(
         kind=GraphKind.PLAIN,
         inputs=inputs.tensors,
         outputs=(),
-        key_axis=str(inputs.tensors[-1].axes[1]),
+        key_axis=next(reversed(inputs.row_axes), ""),
         least_key_length=1,
         max_lengths=inputs.max_lengths,
         ranges=inputs.ranges,
@@ -242,7 +325,7 @@ def module_spec(
         check_masks(adapted, padded, tolerance)
         if all(can_be_padded(adapted, signed, tolerance) for signed in (padded, *signatures[1:])):
             signatures.append(padded)
-    is_adapted = inputs.masks or inputs.parameters or adapted.calls.is_needed
+    is_adapted = adapted.changes_calls or adapted.calls.is_needed
     return ExportSpec(
         module=adapted if is_adapted else module,
         signatures=tuple(signatures),
@@ -273,35 +356,19 @@ def _followed_branches(module: AdaptedModule, statement: str | None) -> list[str
     return [f"{Path(line.file).name}:{line.line}" for line in places.values()]
 
 
-def _by_name(module: nn.Module, examples: Mapping[str, Tensor] | Sequence[Tensor]) -> dict[str, Tensor]:
-    parameters = inspect.signature(module.forward).parameters
-    if isinstance(examples, Tensor):
-        raise ValueError("example_inputs: give tensors by name, or a sequence of them")  # noqa: TRY004
-    if not isinstance(examples, Mapping):
-        if len(examples) > len(parameters):
-            raise ValueError(f"{len(examples)} example_inputs; forward takes {', '.join(parameters)}")
-        examples = dict(zip(parameters, examples, strict=False))
-    required = [name for name, parameter in parameters.items() if _is_required(parameter)]
-    if not examples or set(examples) - set(parameters) or set(required) - set(examples):
-        raise ValueError(f"example_inputs={list(examples)}: forward takes {', '.join(parameters)}")
-    for name, example in examples.items():
-        if not isinstance(example, Tensor):
-            raise ValueError(  # noqa: TRY004 - as for all other arguments
-                f"example_inputs[{name!r}] is {type(example).__name__}, not a tensor: wrap the module to "
-                f"fix it"
-            )
-    return dict(examples)
+def _to_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: to_float32(tensor) for name, tensor in tensors.items()}
 
 
 def _all_examples(
     module: nn.Module,
     examples: Mapping[str, Tensor],
-    further: Sequence[Mapping[str, Tensor] | Sequence[Tensor]],
+    further: Sequence[Examples],
 ) -> dict[str, list[Tensor]]:
     """The values of each input in all examples."""
     columns = {name: [example] for name, example in examples.items()}
     for index, values in enumerate(further):
-        for name, value in _by_name(module, values).items():
+        for name, value in _to_float32(name_inputs(module, values)).items():
             first = columns[name][0] if name in columns else value
             if name not in columns or (value.dtype, value.shape[2:]) != (first.dtype, first.shape[2:]):
                 raise ValueError(f"examples[{index}][{name!r}]: differs from example_inputs in type or width")
@@ -312,13 +379,9 @@ def _all_examples(
     return columns
 
 
-def _is_required(parameter: inspect.Parameter) -> bool:
-    variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    return parameter.default is parameter.empty and not variadic
-
-
 def _has_default(module: nn.Module, name: str) -> bool:
-    return inspect.signature(module.forward).parameters[name].default is None
+    parameter = forward_parameters(module).get(name)
+    return parameter is not None and parameter.default is None
 
 
 def _check_names(names: Mapping[str, str]) -> None:
@@ -341,6 +404,7 @@ def _mask(
     lengths = [axis for axis in axes[1:] if isinstance(axis, str)]
     is_mask = axes[:1] == (BATCH_AXIS,) and (axes[-1:] == tuple(lengths) or axes[-2:] == tuple(lengths))
     is_usual_name = name.endswith((HIDING, ATTENDING)) and example.ndim == FEW_AXES
+    is_usual_name = is_usual_name and not name.startswith(GLOBAL)
     if name in meanings:
         if meanings[name] is None:
             return None
@@ -388,7 +452,9 @@ def _check_masks(masks: Sequence[Mask], axes: Sequence[str]) -> None:
         raise ValueError(f"{', '.join(pairs)}: requests carry one mask of query and key rows; combine them")
 
 
-def _input(name: str, examples: Sequence[Tensor], dynamic_axes: DynamicAxes, served: str) -> TensorSpec:
+def _input(
+    name: str, examples: Sequence[Tensor], dynamic_axes: DynamicAxes, served: str, bound: int | None
+) -> TensorSpec:
     example = examples[0]
     if example.dtype not in DATA_TYPES:
         types = ", ".join(DATA_TYPES.values())
@@ -396,33 +462,23 @@ def _input(name: str, examples: Sequence[Tensor], dynamic_axes: DynamicAxes, ser
     axis_names = dynamic_axes.get(name, {})
     if (
         axis_names.get(0) != BATCH_AXIS
-        or set(axis_names) != {0, 1}
-        or axis_names[1] == BATCH_AXIS
+        or not {0} <= set(axis_names) <= {0, 1}
+        or axis_names.get(1) == BATCH_AXIS
         or example.ndim < len(axis_names)
     ):
-        raise ValueError(_about_axes(name, example, axis_names))
-    shape = (BATCH_AXIS, axis_names[1], *example.shape[2:])
-    is_ids = example.dtype is torch.int64
-    bound = max(_id_bound(name, values) for values in examples) if is_ids else None
+        raise ValueError(_about_axes(name, axis_names))
+    shape = (BATCH_AXIS, *(axis_names.get(at, example.shape[at]) for at in range(1, example.ndim)))
+    if example.dtype is torch.int64:
+        bound = max(bound or 0, *(_id_bound(name, values) for values in examples))
     return tensor(served, DATA_TYPES[example.dtype], *shape, exclusive_upper_bound=bound)
 
 
-def _about_axes(name: str, example: Tensor, axis_names: Mapping[int, str]) -> str:
+def _about_axes(name: str, axis_names: Mapping[int, str]) -> str:
     """What is wrong with the names of the axes of an input."""
-    argument = (
-        f"dynamic_axes[{name!r}]={dict(axis_names)}"
-        if axis_names
-        else f"dynamic_axes has no entry for {name!r}"
+    return (
+        f"dynamic_axes[{name!r}]={dict(axis_names)}: name axis 0 {BATCH_AXIS!r} and axis 1 the sequence, as "
+        f"{{0: 'batch', 1: 'sequence'}}; or the batch alone if every sequence has the same size"
     )
-    message = (
-        f"{argument}: name axis 0 {BATCH_AXIS!r} and axis 1 the sequence, as {{0: 'batch', 1: 'sequence'}}"
-    )
-    if axis_names.get(1) == BATCH_AXIS:
-        message += f"; {BATCH_SECOND}"
-    if example.dtype == torch.bool and not name.endswith((HIDING, ATTENDING)):
-        choices = " or ".join(f"{{{name!r}: '{meaning}'}}" for meaning in (Meaning.HIDES, Meaning.ATTENDS))
-        message += f"; if it is a mask, state what it means: masks={choices}"
-    return message
 
 
 def _id_bound(name: str, example: Tensor) -> int:

@@ -212,7 +212,9 @@ class GraphRunner:
         )
         for name in self._real_inputs:
             damaged = inputs[name].copy()
-            damaged[(0, damaged.shape[1] // 2, *(0 for _ in damaged.shape[2:]))] = np.nan
+            damaged[(0, *(size // 2 for size in damaged.shape[1:2]), *(0 for _ in damaged.shape[2:]))] = (
+                np.nan
+            )
             names = [spec.name for spec in self._signature.outputs]
             try:
                 eager = run_eager(self._module, self._signature, {**inputs, name: damaged})
@@ -293,7 +295,7 @@ class GraphRunner:
 
 
 def _repeat_first_row(rows: NDArray[Any]) -> NDArray[Any]:
-    return np.broadcast_to(rows[:, :1], rows.shape).copy()
+    return np.broadcast_to(rows[:, :1] if rows.ndim > 1 else rows, rows.shape).copy()
 
 
 def _enlarge(rows: NDArray[Any]) -> NDArray[Any]:

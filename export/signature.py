@@ -1,9 +1,9 @@
 """What is exported: the inputs and outputs of each graph, and calls of eager PyTorch with them."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -43,6 +43,8 @@ MAX_POSITION = 4096
 # The sizes that modules are traced and probed with are distinct for the batch and up to four lengths.
 MAX_SEQUENCE_AXES = 4
 UNKNOWN_COST = Cost(flops_per_query=0, flops_per_key=0, flops_per_pair=0)
+# The output of Hugging Face models that only the next step of a generation needs.
+CACHE_FIELD = "past_key_values"
 AttentionModule = MultiHeadAttention | TextAttention
 
 
@@ -102,7 +104,7 @@ class Signature:
 
     def axis_of_lengths(self, name: str) -> str:
         """The axis whose lengths an input holds."""
-        usual = {KEY_LENGTHS: self.key_axis, QUERY_LENGTHS: str(self.inputs[0].axes[1])}
+        usual = {KEY_LENGTHS: self.key_axis, QUERY_LENGTHS: next(iter(self.sequence_axes), "")}
         return self.lengths.get(name) or usual[name]
 
 
@@ -132,7 +134,8 @@ class ValueRange:
             examples: The values.
             usual: Whether constant and standard normal examples have none.
         """
-        tables = [example.detach().flatten(0, 1).double().numpy() for example in examples]
+        rows = [example if example.ndim > 1 else example[:, None] for example in examples]
+        tables = [example.detach().flatten(0, 1).double().numpy() for example in rows]
         if not all(table.size for table in tables) or (usual and all(map(_is_usual, tables))):
             return None
         return cls(tuple(map(_bounds, tables)))
@@ -140,8 +143,7 @@ class ValueRange:
     def draw(self, shape: Sequence[int], rng: np.random.Generator) -> np.ndarray[Any, np.dtype[Any]]:
         """Random values of a shape (B, T, ...)."""
         values = [rng.uniform(low, high, shape) for low, high in self.bounds]
-        batch, rows, *width = shape
-        chosen = rng.integers(len(values), size=(batch, rows, *(1 for _ in width)))
+        chosen = rng.integers(len(values), size=(*shape[:2], *(1 for _ in shape[2:])))
         return np.choose(chosen, values).astype(np.float32)
 
 
@@ -347,18 +349,56 @@ class _MethodOf(nn.Module):
 
 
 def output_tensors(outputs: Any) -> tuple[Tensor, ...]:
-    """The outputs of a module as a tuple: of a tensor, a sequence or a mapping; None is skipped.
+    """The outputs of a module as a tuple; see `named_outputs`.
 
     Raises:
         TypeError: An output is not a tensor.
     """
-    if isinstance(outputs, Tensor):
-        return (outputs,)
-    values = outputs.values() if isinstance(outputs, Mapping) else outputs
-    tensors = tuple(output for output in values if output is not None)
-    if kinds := [type(output).__name__ for output in tensors if not isinstance(output, Tensor)]:
-        raise TypeError(f"the module returns {', '.join(kinds)}; outputs must be tensors")
-    return tensors
+    return tuple(named_outputs(outputs)[0].values())
+
+
+def named_outputs(outputs: Any) -> tuple[dict[str, Tensor], list[str]]:
+    """The outputs of a module by their path, such as `scores.left`, and the paths of caches, left out.
+
+    Args:
+        outputs: A tensor, or a sequence, mapping or dataclass of outputs. None is skipped.
+
+    Raises:
+        TypeError: An output is not a tensor, or there is none.
+    """
+    tensors, caches = dict[str, Tensor](), list[str]()
+    for path, output in _leaves(outputs, ()):
+        name = ".".join(path)
+        if CACHE_FIELD in path or type(output).__name__.endswith("Cache"):
+            caches.append(name)
+        elif isinstance(output, Tensor):
+            tensors[name] = output
+        else:
+            raise TypeError(f"the module returns {type(output).__name__}; outputs must be tensors")
+    if not tensors:
+        raise TypeError("the module returns no tensor")
+    return tensors, list(dict.fromkeys(caches))
+
+
+def _leaves(output: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    parts: Iterable[tuple[object, Any]]
+    if isinstance(output, Mapping):
+        parts = output.items()
+    elif is_dataclass(output):
+        parts = ((part.name, getattr(output, part.name)) for part in fields(output))
+    elif isinstance(output, tuple) and hasattr(output, "_fields"):
+        parts = zip(output._fields, output, strict=True)
+    elif isinstance(output, Sequence) and not isinstance(output, str):
+        parts = enumerate(output)
+    else:
+        if output is not None:
+            yield path, output
+        return
+    for name, part in parts:
+        if name == CACHE_FIELD and part is not None:
+            yield (*path, CACHE_FIELD), part
+        else:
+            yield from _leaves(part, (*path, str(name)))
 
 
 @contextmanager
