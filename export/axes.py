@@ -4,7 +4,7 @@ Shapes: B batch, T rows of a sequence.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations, count, product
 from typing import Any, NamedTuple
 
@@ -15,10 +15,11 @@ from torch.overrides import TorchFunctionMode
 
 from attention_serving.artifact.manifest import BATCH_AXIS
 from attention_serving.export.adapted import Meaning, call_module
+from attention_serving.export.errors import ExportError
 from attention_serving.export.probe import failure
 from attention_serving.export.signature import ValueRange, named_outputs, standard_layers
 
-SEQUENCE_AXIS = "sequence"
+SEQUENCE_AXIS, CONTEXT_VECTORS = "sequence", "context_vectors"
 TRIED_BATCH = 3
 # Rows of a sequence that a mask is tried with, of which it hides the last ones.
 TRIED_ROWS, HIDDEN_ROWS = 11, 3
@@ -57,10 +58,10 @@ class Understanding:
 
     axes: Mapping[str, Mapping[int, str]]
     masks: Mapping[str, str | None]
-    id_bounds: Mapping[str, int]
-    output_axes: tuple[int, ...]
-    output_names: Sequence[str]
-    notes: Sequence[str]
+    id_bounds: Mapping[str, int] = field(default_factory=dict)
+    output_axes: tuple[int, ...] = ()
+    output_names: Sequence[str] = (CONTEXT_VECTORS,)
+    notes: Sequence[str] = ()
 
     @property
     def batch_second(self) -> frozenset[str]:
@@ -98,7 +99,12 @@ def understand(
         ExportError: The module does not run on its example.
         ValueError: The inputs have no common batch axis.
     """
-    trials = _Trials(module, examples, positional=positional)
+    try:
+        trials = _Trials(module, examples, positional=positional)
+    except ExportError:
+        if set(dynamic_axes) < set(examples):
+            raise
+        return Understanding(axes=dynamic_axes, masks=masks)  # other sizes may run
     names, omitted = trials.names, [f"output {path}: left out, not a tensor" for path in trials.omitted]
     batch, output_axes = _batch_axes(trials, dynamic_axes)
     groups = _row_groups(trials, dynamic_axes, batch)
@@ -195,14 +201,14 @@ class _Trials:
     def _names(outputs: Any) -> tuple[list[str], list[str]]:
         tensors, omitted = named_outputs(outputs)
         if isinstance(outputs, Tensor):
-            return ["context_vectors"], omitted
+            return [CONTEXT_VECTORS], omitted
         return [f"output_{path}" if path.isdecimal() else path for path in tensors], omitted
 
     def _draw(self, name: str, tensor: Tensor) -> Tensor:
         """Other values, in the range of the examples; a mask stays as it is."""
         if tensor.dtype is torch.int64 and not is_mask_name(name):
             most = self.id_bounds.get(name, int(self.first[name].max()) + 1)
-            return torch.randint(most, tensor.shape, generator=self._random)
+            return torch.randint(max(most, 1), tensor.shape, generator=self._random)
         if not tensor.is_floating_point() or is_mask_name(name):
             return tensor
         low, high = float(self.first[name].min()), float(self.first[name].max())
@@ -269,8 +275,8 @@ def _batch_axes(
     """The batch axis of each input and of each output: those that keep sequences independent."""
     choices = []
     for name, tensor in trials.first.items():
-        stated = [at for at, axis in dynamic_axes.get(name, {}).items() if axis == BATCH_AXIS]
-        choices.append(stated or range(0 if name in dynamic_axes else min(tensor.ndim, 2)))
+        ats = [at for at, axis in dynamic_axes.get(name, {}).items() if axis == BATCH_AXIS]
+        choices.append(ats or range(0 if name in dynamic_axes else min(tensor.ndim, 2)))
     names = [*trials.first]
     if missing := [name for name, choice in zip(names, choices, strict=True) if not choice]:
         if missing[0] in dynamic_axes:  # ModuleInputs refuses it
@@ -306,15 +312,15 @@ def _independent_outputs(trials: _Trials, batch: Mapping[str, int]) -> tuple[int
         alone = trials.run({name: tensor.narrow(batch[name], index, 1) for name, tensor in inputs.items()})
         if alone is None or len(alone) != len(together):
             return None
-        for at, (one, many) in enumerate(zip(alone, together, strict=True)):
+        for at, (single, many) in enumerate(zip(alone, together, strict=True)):
             different = [
-                axis for axis, size in enumerate(one.shape) if many.shape[axis : axis + 1] != (size,)
+                axis for axis, size in enumerate(single.shape) if many.shape[axis : axis + 1] != (size,)
             ]
-            if one.ndim != many.ndim or len(different) > 1:
+            if single.ndim != many.ndim or len(different) > 1:
                 return None
             axes[at] = different[0] if different else 0
             part = many.narrow(axes[at], index, 1) if different else many
-            if one.shape != part.shape or not _are_close(one, part):
+            if single.shape != part.shape or not _are_close(single, part):
                 return None
     return tuple(axes.values())
 
@@ -329,12 +335,12 @@ def _row_groups(
     trials: _Trials, dynamic_axes: Mapping[str, Mapping[int, str]], batch: Mapping[str, int]
 ) -> list[Group]:
     """The axes that vary, with those that vary together: the smallest sets with which the module runs."""
-    stated = dict[str, set[Axis]]()
+    named_axes = dict[str, set[Axis]]()
     for name, axes in dynamic_axes.items():
         for at, axis in axes.items():
             if axis != BATCH_AXIS:
-                stated.setdefault(axis, set()).add(Axis(name, at))
-    groups = [Group(axes) for axes in stated.values()]
+                named_axes.setdefault(axis, set()).add(Axis(name, at))
+    groups = [Group(axes) for axes in named_axes.values()]
     free = [
         axis
         for name, tensor in trials.first.items()
@@ -343,14 +349,14 @@ def _row_groups(
     ]
     base = _grown(trials, free)
     for accepts in (_varies, _varies_in_one_direction):
-        for size in (*range(1, MOST_TOGETHER), len(free) + len(stated)):
+        for size in (*range(1, MOST_TOGETHER), len(free) + len(named_axes)):
             for units in combinations([*groups, *(Group([axis]) for axis in free)], size):
                 group = Group().union(*units)
                 has_rows = any(not is_mask_name(axis.name) for axis in group)
                 is_candidate = has_rows and not group.isdisjoint(free) and _are_one_size(trials, group)
                 if is_candidate and accepts(trials, base, group):
-                    group = group.union(*(known for known in groups if not known.isdisjoint(group)))
-                    groups = [known for known in groups if known.isdisjoint(group)] + [group]
+                    group = group.union(*(other for other in groups if not other.isdisjoint(group)))
+                    groups = [other for other in groups if other.isdisjoint(group)] + [group]
                     free = [axis for axis in free if axis not in group]
     return groups
 
@@ -410,17 +416,17 @@ def _name_axes(
     """By input, the name of each axis that varies."""
     axes = {name: dict(dynamic_axes.get(name) or {batch[name]: BATCH_AXIS}) for name in trials.first}
     ordinary = [name for name in trials.first if not is_mask_name(name)] or [*trials.first]
-    reserved = {axis for stated in dynamic_axes.values() for axis in stated.values()}
+    reserved = {axis for axis_names in dynamic_axes.values() for axis in axis_names.values()}
     for group in groups:
-        stated = {dynamic_axes[axis.name][axis.at] for axis in group if axis.name in dynamic_axes}
+        callers_names = {dynamic_axes[axis.name][axis.at] for axis in group if axis.name in dynamic_axes}
         inputs = [name for name in ordinary if any(axis.name == name for axis in group)]
         usual = SEQUENCE_AXIS if len(groups) == 1 else f"{(inputs or [next(iter(group)).name])[0]}_length"
-        name = next(iter(stated), None) or _unused(usual, reserved)
+        name = next(iter(callers_names), None) or _unused(usual, reserved)
         reserved.add(name)
         for axis in group:
             if axis.name not in dynamic_axes:
                 axes[axis.name][axis.at] = name
-    return {name: dict(sorted(named.items())) for name, named in axes.items()}
+    return {name: dict(sorted(axis_names.items())) for name, axis_names in axes.items()}
 
 
 def _unused(name: str, reserved: set[str]) -> str:
@@ -447,16 +453,18 @@ def _masks(
             continue
         if group is None or len(group) == 1:
             continue
-        shown = [m for m in (Meaning.HIDES, Meaning.ATTENDS) if _hides(trials, group, name, m)]
-        meaning = shown[0] if len(shown) == 1 else None
-        if name.endswith(KEY_PADDING) or (name.endswith(ATTENTION) and Meaning.ATTENDS in shown):
+        matches = [m for m in (Meaning.HIDES, Meaning.ATTENDS) if _hides(trials, group, name, m)]
+        meaning = matches[0] if len(matches) == 1 else None
+        if name.endswith(KEY_PADDING) or (name.endswith(ATTENTION) and Meaning.ATTENDS in matches):
             continue  # a mask by its name
-        if name.endswith(PADDING) and Meaning.HIDES in shown:
+        if name.endswith(PADDING) and Meaning.HIDES in matches:
             meanings[name] = Meaning.HIDES
             continue
         if name.endswith(ATTENTION):
             meanings[name] = None
-        tried = f"{meaning.value!r} hides rows" if meaning else TRIED_BOTH if shown else "neither hides rows"
+        tried = (
+            f"{meaning.value!r} hides rows" if meaning else TRIED_BOTH if matches else "neither hides rows"
+        )
         advice = f"masks={{{name!r}: {(meaning or Meaning.HIDES).value!r}}} makes it a mask"
         notes.append(f"input {name}: an ordinary input; {advice} (tried: {tried})")
     return meanings, notes

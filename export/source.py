@@ -126,6 +126,8 @@ def _from_script(module: torch.jit.ScriptModule, example: Examples) -> nn.Module
         # Sizes of 1 would become constants.
         tensors = [_without_single_rows(to_float32(tensor)) for tensor in examples.values()]
         graph = TS2EPConverter(module, tuple(tensors)).convert().module()
+        for name in ("train", "eval"):  # which would raise
+            vars(graph).pop(name)
     except Exception as error:  # the converter raises many types
         first = str(error).strip().partition("\n")[0]
         raise ExportError(
