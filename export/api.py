@@ -147,9 +147,10 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
     )
     target.check(digest)
     progress("runs in eager PyTorch")
-    spec = module_spec(source, module_inputs, names, description, tolerance, branches)
-    accepted = tolerance or spec.tolerances[precision]
-    return ArtifactWriter(spec, target, precision, accepted, digest, progress).publish(key)
+    with module_inputs.advise_masks():
+        spec = module_spec(source, module_inputs, names, description, tolerance, branches)
+        accepted = tolerance or spec.tolerances[precision]
+        return ArtifactWriter(spec, target, precision, accepted, digest, progress).publish(key)
 
 
 @details_in_file()
@@ -195,7 +196,8 @@ def check_module(
     names = output_names or module_inputs.output_names(dynamic_axes or {})
     for note in (module_inputs.describe(names), *notes):
         progress(note)
-    spec = module_spec(source, module_inputs.shortened(), names, "", None, branches)
+    with module_inputs.advise_masks():
+        spec = module_spec(source, module_inputs.shortened(), names, "", None, branches)
     plain = spec.signatures[0]
     for direction, tensors in (("input", plain.inputs), ("output", plain.outputs)):
         for tensor in tensors:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from attention_serving.artifact.manifest import BATCH_AXIS
@@ -24,7 +25,6 @@ TRIED_BATCH = 3
 # Rows of a sequence that a mask is tried with, of which it hides the last ones.
 TRIED_ROWS, HIDDEN_ROWS = 11, 3
 PADDING, KEY_PADDING, ATTENTION = "padding_mask", "key_padding_mask", "attention_mask"
-TRIED_BOTH = "either meaning hides rows"
 # Sets of more inputs are tried only as a whole.
 MOST_TOGETHER = 4
 # Close results are compared with eager PyTorch again before anything is exported.
@@ -54,6 +54,7 @@ class Understanding:
         output_axes: The batch axis of each output.
         output_names: Names of the outputs, if they have any.
         notes: What else is to be known.
+        flags: Inputs that could be masks, and what makes them masks.
     """
 
     axes: Mapping[str, Mapping[int, str]]
@@ -62,6 +63,7 @@ class Understanding:
     output_axes: tuple[int, ...] = ()
     output_names: Sequence[str] = (CONTEXT_VECTORS,)
     notes: Sequence[str] = ()
+    flags: Sequence[str] = ()
 
     @property
     def batch_second(self) -> frozenset[str]:
@@ -75,7 +77,9 @@ class Understanding:
             self.masks
         )
         arguments.append(f"output_names={list(self.output_names)}")
-        return "\n".join(["understood: " + ", ".join(arguments), *(f"  {note}" for note in self.notes)])
+        return "\n".join(
+            ["understood: " + ", ".join(arguments), *(f"  {note}" for note in (*self.notes, *self.flags))]
+        )
 
 
 def understand(
@@ -109,7 +113,7 @@ def understand(
     batch, output_axes = _batch_axes(trials, dynamic_axes)
     groups = _row_groups(trials, dynamic_axes, batch)
     axes = _name_axes(trials, dynamic_axes, batch, groups)
-    meanings, notes = _masks(trials, masks, batch, groups, set(examples) - set(dynamic_axes))
+    meanings, flags = _masks(trials, masks, batch, groups, set(examples) - set(dynamic_axes))
     fixed = [
         f"input {name}: {tuple(tensor.shape[1:])} is fixed in each sequence"
         for name, tensor in trials.first.items()
@@ -121,7 +125,8 @@ def understand(
         id_bounds=trials.id_bounds,
         output_axes=output_axes,
         output_names=names,
-        notes=[*fixed, *notes, *omitted],
+        notes=[*fixed, *omitted],
+        flags=flags,
     )
 
 
@@ -194,13 +199,14 @@ class _Trials:
 
     def _call(self, inputs: Mapping[str, Tensor]) -> Any:
         copies = {name: tensor.clone() for name, tensor in inputs.items()}
-        with torch.inference_mode(), standard_layers():
+        # Fused kernels do not check that keys and values have one length.
+        with torch.inference_mode(), standard_layers(), sdpa_kernel(SDPBackend.MATH):
             return call_module(self._module, copies, positional=self._positional)
 
     @staticmethod
     def _names(outputs: Any) -> tuple[list[str], list[str]]:
         tensors, omitted = named_outputs(outputs)
-        if isinstance(outputs, Tensor):
+        if len(tensors) == 1 and next(iter(tensors)) in ("", "0"):
             return [CONTEXT_VECTORS], omitted
         return [f"output_{path}" if path.isdecimal() else path for path in tensors], omitted
 
@@ -443,7 +449,7 @@ def _masks(
     names: set[str],
 ) -> tuple[dict[str, str | None], list[str]]:
     """What masks mean: as the caller says, or of (B, T) as a run shows; and notes on other flags."""
-    meanings, notes = dict(masks), list[str]()
+    meanings, flags = dict(masks), list[str]()
     for name, tensor in trials.first.items():
         group = next((group for group in groups if Axis(name, 1 - batch[name]) in group), None)
         is_flag = tensor.dtype is torch.bool or (
@@ -462,12 +468,10 @@ def _masks(
             continue
         if name.endswith(ATTENTION):
             meanings[name] = None
-        tried = (
-            f"{meaning.value!r} hides rows" if meaning else TRIED_BOTH if matches else "neither hides rows"
-        )
+        tried = " and ".join(repr(match.value) for match in matches) or "no meaning"
         advice = f"masks={{{name!r}: {(meaning or Meaning.HIDES).value!r}}} makes it a mask"
-        notes.append(f"input {name}: an ordinary input; {advice} (tried: {tried})")
-    return meanings, notes
+        flags.append(f"input {name}: an ordinary input; {advice} ({tried} was found to hide rows)")
+    return meanings, flags
 
 
 def _hides(trials: _Trials, group: Group, name: str, meaning: Meaning) -> bool:

@@ -1,7 +1,8 @@
 """The signatures of any module with (batch, sequence, ...) inputs, from examples and names of axes."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
@@ -201,6 +202,19 @@ class ModuleInputs:
     def describe(self, output_names: Sequence[str]) -> str:
         """The arguments of `export_module` that say what was understood, and notes."""
         return str(replace(self.understanding, output_names=output_names))
+
+    @contextmanager
+    def advise_masks(self) -> Iterator[None]:
+        """Ends an ExportError of the block with the inputs that could be masks.
+
+        Any values of such an input are tried: a module need not define a result if it hides all rows.
+        """
+        try:
+            yield
+        except ExportError as error:
+            if self.understanding.flags:
+                error.args = (". ".join([str(error), *self.understanding.flags]),)
+            raise
 
     def shortened(self) -> Self:
         """The same inputs, of short sequences."""

@@ -125,7 +125,7 @@ def _from_script(module: torch.jit.ScriptModule, example: Examples) -> nn.Module
     try:
         # Sizes of 1 would become constants.
         tensors = [_without_single_rows(to_float32(tensor)) for tensor in examples.values()]
-        graph = TS2EPConverter(module, tuple(tensors)).convert().module()
+        graph = TS2EPConverter(module, tuple(tensors)).convert().module(check_guards=False)
         for name in ("train", "eval"):  # which would raise
             vars(graph).pop(name)
     except Exception as error:  # the converter raises many types
@@ -135,7 +135,8 @@ def _from_script(module: torch.jit.ScriptModule, example: Examples) -> nn.Module
             f"Python module that it was compiled from",
             traceback.format_exc(),
         ) from error
-    return ConvertedScript(graph, inspect.Signature([*forward_parameters(module).values()][: len(tensors)]))
+    signature = inspect.Signature([*forward_parameters(module).values()][: len(tensors)])
+    return ConvertedScript(graph, signature).eval()
 
 
 def _without_single_rows(tensor: Tensor) -> Tensor:

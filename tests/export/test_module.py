@@ -210,9 +210,9 @@ ARGUMENTS: dict[str, tuple[Mapping[str, Any], dict[str, Any], str]] = {
     ),
     "no mapping": (ROWS, {"dynamic_axes": {"x": [0, 1]}}, "must be a mapping such as {0: 'batch', 1"),
     "no batch": (
-        ROWS | {"shown": torch.ones(5, 3)},
+        ROWS | {"shown": torch.ones(5, 4)},
         {"dynamic_axes": None},
-        r"x \(2, 3, 8\), shown \(5, 3\) have no common batch axis",
+        r"x \(2, 3, 8\), shown \(5, 4\) have no common batch axis",
     ),
     "axes of no input": (ROWS, axes(other=ROW_AXES), "not an input; the inputs are x"),
     "mask of another axis": (
