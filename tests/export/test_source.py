@@ -45,8 +45,7 @@ class Positional(nn.Module):
     """Takes inputs by position alone."""
 
     def forward(self, *args: Tensor) -> Tensor:
-        rows: Tensor = args[0] + args[1].mean(1, keepdim=True)
-        return rows
+        return torch.cat([args[0], args[1].mean(1, keepdim=True)], 1)
 
 
 def compile_module(module: nn.Module) -> nn.Module:
@@ -168,7 +167,7 @@ class Reads(nn.Module):
         self.words, self.kinds, self.items = nn.Embedding(40, 8), nn.Embedding(7, 8), nn.Embedding(21, 8)
 
     def forward(self, words: Tensor, kinds: Tensor, items: Tensor) -> Tensor:
-        return self.words(words) + self.kinds(kinds) + self.items(items + 1)
+        return torch.stack([self.words(words), self.kinds(kinds), self.items(items + 1)]).sum(0)
 
 
 class Masked(nn.Module):
