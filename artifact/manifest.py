@@ -7,6 +7,7 @@ differ in their inputs and outputs, so that a request pays only for what it uses
 import hashlib
 import shutil
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -177,7 +178,7 @@ class Manifest(Record):
     source: str = ""
     """SHA-256 of the weights, configuration and options that were exported."""
 
-    @property
+    @cached_property
     def runs_alone(self) -> bool:
         """Whether each sequence needs a run of its own.
 

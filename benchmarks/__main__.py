@@ -23,6 +23,7 @@ from benchmarks.processes import environment, worker
 from benchmarks.systems import MeasurementError, Served, agree, measure_in_rounds, median_of, ratio
 from benchmarks.wire import Api
 from benchmarks.workload import BATCH_REQUEST, FULL, MIDDLE, MIXED, NARROW, QUICK, SHORT, WIDE, Cell, Plan
+from scripts.local_server import serving
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help=__doc__)
 console = Console(highlight=False)
@@ -169,7 +170,8 @@ def compare(
         servers = {}
         for name, checkout in checkouts.items():
             repository, log = checkout.models((NARROW, WIDE), cache), work / f"{name}.log"
-            server = stack.enter_context(checkout.serving(repository, log, *(server_option or ())))
+            program = {"root": checkout.root, "python": checkout.python}
+            server = stack.enter_context(serving(repository, log, *(server_option or ()), **program))
             servers[name] = server.target, server.process.pid
         table = Table("load", "system", title=f"medians of {rounds} rounds")
         for column in ("sequences/s", "this / other (range)", "server µs each", "failed rounds"):
@@ -209,6 +211,6 @@ if __name__ == "__main__":
     import signal
     import sys
 
-    # Each server has a process group of its own. Leaving by an exception stops all of them.
+    # Leaving by an exception stops the servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     app()

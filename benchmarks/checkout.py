@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -11,8 +10,7 @@ from pathlib import Path
 from benchmarks.compute import VERSION, save_weights
 from benchmarks.processes import worker
 from benchmarks.workload import Model
-from scripts import local_server
-from scripts.local_server import ROOT, ServerProcess
+from scripts.local_server import ROOT
 
 
 @dataclass(frozen=True)
@@ -63,12 +61,3 @@ class Checkout:
             raise RuntimeError(
                 f"exporting {model.name} in {self.root} failed:\n{result.stdout}{result.stderr}"
             )
-
-    def serving(self, repository: Path, log: Path, *options: str) -> AbstractContextManager[ServerProcess]:
-        """Runs `python -m server` on loopback until the block ends.
-
-        Raises:
-            RuntimeError: The server ended before it was ready; the message holds its log.
-            TimeoutError: The server was not ready in time.
-        """
-        return local_server.serving(repository, log, *options, root=self.root, python=self.python)

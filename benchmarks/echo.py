@@ -2,10 +2,9 @@
 
 One thread handles all events of one completion queue. This file uses `grpc._cython`, the private core of
 grpcio, on purpose: grpcio's public servers cost more than the service's own transport, so they are not a
-ceiling for it. `python -m benchmarks.echo PORT` serves on loopback until it is stopped.
+ceiling for it. `python -m benchmarks.echo` prints its port, and serves on loopback until it is stopped.
 """
 
-import sys
 from functools import partial
 from typing import Any
 
@@ -19,18 +18,18 @@ WITHOUT_XDS = False
 
 
 class EchoServer:
-    """Serves every method: returns the request."""
+    """Serves every method: returns the request. The system chooses its port."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self) -> None:
         self._queue = cygrpc.CompletionQueue()
         self._server = cygrpc.Server(OPTIONS, WITHOUT_XDS)
         self._server.register_completion_queue(self._queue)
-        if not self._server.add_http2_port(f"127.0.0.1:{port}".encode()):
-            raise OSError(f"port {port} is in use; choose another")
+        self._port = self._server.add_http2_port(b"127.0.0.1:0")
 
     def serve(self) -> None:
         """Handles events until the process is stopped."""
         self._server.start()
+        print(self._port, flush=True)  # noqa: T201
         for _ in range(ACCEPT_AHEAD):
             self._accept_next()
         while True:
@@ -61,4 +60,4 @@ def _reply(call: Any, operation: Any, _event: Any) -> None:
 
 
 if __name__ == "__main__":
-    EchoServer(int(sys.argv[1])).serve()
+    EchoServer().serve()

@@ -33,7 +33,7 @@ from benchmarks import encoder_process
 from benchmarks.channel import EncodedRequest, UnaryCaller
 from benchmarks.load import MeasurementWindow, measure
 from benchmarks.markdown import table, text
-from benchmarks.processes import cores, free_ports
+from benchmarks.processes import cores
 from benchmarks.wire import METHODS, Api
 from scripts.local_server import ROOT, serving
 
@@ -90,10 +90,9 @@ def main(
                 label: stack.enter_context(_library(work, *program)) for label, program in programs.items()
             }
             typer.echo(f"In process, texts per second\n\n{compare(libraries, calls, rounds)}\n")
-        (port,) = free_ports()
-        url = urlsplit(f"http://127.0.0.1:{port}/v1/embeddings")
-        endpoints |= {label: (url, precision.value) for label, precision in OURS.items()}
-        with serving(work / "models", work / "log", f"--http-port={port}") as process:
+        with serving(work / "models", work / "log", "--http-port=0") as process:
+            url = urlsplit(f"http://127.0.0.1:{process.http_port}/v1/embeddings")
+            endpoints |= {label: (url, precision.value) for label, precision in OURS.items()}
             posts = {label: partial(_post, *endpoint) for label, endpoint in endpoints.items()}
             typer.echo(f"Over HTTP, texts per second\n\n{compare(posts, calls, rounds)}\n")
             singles = {

@@ -1,66 +1,23 @@
-"""Processes of a benchmark: starts and stops them, and reads their processor time and memory from /proc."""
+"""Processes of a benchmark: workers, the processor time of servers, and the machine."""
 
 import multiprocessing
 import os
 import platform
 import re
-import signal
-import socket
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
 
 LIBRARIES = ("grpcio", "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "protobuf", "torch")
-STOP_SECONDS = 30
 PROC = Path("/proc")
 TICKS = os.sysconf("SC_CLK_TCK")
-STATE, PARENT, USER_TICKS, SYSTEM_TICKS = 0, 1, 11, 12  # fields of /proc/PID/stat after the name
+PARENT, USER_TICKS, SYSTEM_TICKS = 1, 11, 12  # fields of /proc/PID/stat after the name
 
 
 def worker() -> ProcessPoolExecutor:
     """Returns an executor with one new process, which keeps what it has loaded between its jobs."""
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-
-
-@contextmanager
-def running(
-    command: Sequence[str | Path], log: Path, environment: Mapping[str, str], folder: Path | None = None
-) -> Iterator["subprocess.Popen[bytes]"]:
-    """Runs a process with its output in a file. Leaving the block stops it and its child processes."""
-    with log.open("wb") as file:
-        process = subprocess.Popen(  # noqa: S603 - commands of this package
-            command,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=dict(environment),
-            cwd=folder,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        _stop(process)
-
-
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """Sends SIGTERM to the process group, then SIGKILL to the processes that remain."""
-    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(STOP_SECONDS)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait(STOP_SECONDS)
-
-
-def free_ports(count: int = 1) -> list[int]:
-    """Returns TCP ports that are free on loopback."""
-    with ExitStack() as stack:
-        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [listener.getsockname()[1] for listener in listeners]
 
 
 def process_tree(pid: int) -> list[int]:
@@ -73,12 +30,6 @@ def process_tree(pid: int) -> list[int]:
     for parent in tree:  # also those that this appends
         tree += children.get(parent, [])
     return tree
-
-
-def is_running(pid: int) -> bool:
-    """Returns whether the process exists and has not ended."""
-    fields = _stat(pid)
-    return bool(fields) and fields[STATE] != "Z"
 
 
 def processor_seconds(pids: list[int]) -> float:

@@ -1,11 +1,10 @@
 """A run: starts the systems, measures every cell in rounds, and keeps the results."""
 
+import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from os import environ
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +12,13 @@ import numpy as np
 from benchmarks import compute, load
 from benchmarks.channel import CallFailedError
 from benchmarks.checkout import Checkout
-from benchmarks.load import Endpoint, MeasurementWindow
+from benchmarks.load import MeasurementWindow
 from benchmarks.markdown import text
-from benchmarks.processes import free_ports, running, worker
+from benchmarks.processes import worker
 from benchmarks.systems import InProcess, Rounds, Served, agree, measure_in_rounds, median_of, percentiles
 from benchmarks.wire import Api
-from benchmarks.workload import MIXED, NARROW, SHORT, Array, Cell, Model, Plan
-from scripts.local_server import ROOT
+from benchmarks.workload import MIXED, Array, Cell, Model, Plan
+from scripts.local_server import ROOT, serving
 
 ONNX, EAGER, ECHO = "ONNX Runtime in process", "eager PyTorch in process", "bare gRPC echo"
 SERVICE, TYPED, STREAM = "service", "service, attention.v1", "service, stream"
@@ -44,18 +43,15 @@ class Findings:
 
 
 @contextmanager
-def echo(work: Path) -> Iterator[tuple[str, int]]:
+def echo() -> Iterator[tuple[str, int]]:
     """Runs the transport ceiling, and yields its address and process."""
-    (port,) = free_ports()
-    address, command = f"127.0.0.1:{port}", [sys.executable, "-m", "benchmarks.echo", str(port)]
-    with running(command, work / "echo.log", environ, ROOT) as process:
-        for _ in range(100):
-            try:
-                load.first_response(Endpoint(address, process.pid, Api.ECHO, NARROW, SHORT))
-                break
-            except CallFailedError:
-                time.sleep(0.1)
-        yield address, process.pid
+    command = [sys.executable, "-m", "benchmarks.echo"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+        try:
+            port = process.stdout.readline().strip() if process.stdout else ""
+            yield f"127.0.0.1:{port}", process.pid
+        finally:
+            process.kill()
 
 
 def run(
@@ -82,11 +78,11 @@ def run(
     options = (f"--provider={plan.device}", *plan.server_options, *options)
     with ExitStack() as stack:
         generator, onnx, torch = (stack.enter_context(worker()) for _ in range(3))
-        server = stack.enter_context(Checkout().serving(repository, work / "service.log", *options))
+        server = stack.enter_context(serving(repository, work / "service.log", *options))
         service = server.target, server.process.pid
         window = MeasurementWindow(plan.seconds, plan.warm_seconds)
         served = [
-            Served(ECHO, *stack.enter_context(echo(work)), Api.ECHO, generator, window),
+            Served(ECHO, *stack.enter_context(echo()), Api.ECHO, generator, window),
             Served(SERVICE, *service, Api.OPEN_INFERENCE, generator, window),
             Served(TYPED, *service, Api.ATTENTION, generator, window),
             Served(STREAM, *service, Api.ATTENTION_STREAM, generator, window),

@@ -1,11 +1,16 @@
-"""Encodes sequences as requests, and decodes responses to context vectors, for each measured API."""
+"""Encodes sequences as requests, and decodes responses to context vectors, for each measured API.
+
+Requests of attention.v1 are those of the Python client.
+"""
 
 from collections.abc import Sequence
 from enum import StrEnum
 
 import numpy as np
+from attention_client._calls.attention import AttendInputs, encode_vectors
+from attention_client._generated.attention.v1 import attention_pb2
+from attention_client._values import RequestOptions
 
-from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.inference import open_inference_pb2
 from benchmarks.workload import Array, Model
 
@@ -67,13 +72,8 @@ def _open_inference(model: Model, sequence: Array) -> open_inference_pb2.ModelIn
 
 
 def _attention(model: Model, sequences: Sequence[Array]) -> attention_pb2.AttendRequest:
-    query = attention_pb2.VectorSequences(
-        data_type=attention_pb2.DATA_TYPE_FP32,
-        width=model.width,
-        lengths=[len(sequence) for sequence in sequences],
-        data=b"".join(sequence.tobytes() for sequence in sequences),
-    )
-    return attention_pb2.AttendRequest(model_name=model.name, query=query)
+    (request,) = encode_vectors(RequestOptions(model=model.name), AttendInputs(list(sequences))).requests
+    return request
 
 
 def _ragged(message: attention_pb2.VectorSequences) -> list[Array]:

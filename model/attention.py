@@ -78,7 +78,7 @@ class MultiHeadAttention(nn.Module):
         # Kernels refuse their causal flag together with a mask.
         is_causal = may_attend is None and score_bias is None and self.score_rules.only_causal
         if is_causal and not return_weights:
-            return self._join_heads(self._attend(q, k, v, None, is_causal=True)), None
+            return self._context(q, k, v, None, None, return_weights=False, is_causal=True)
         mask, bias = self.score_rules.mask(may_attend, q, k), self.score_rules.bias(q, k, score_bias)
         return self._context(q, k, v, mask, bias, return_weights=return_weights)
 
@@ -147,32 +147,28 @@ class MultiHeadAttention(nn.Module):
         bias: Tensor | None,
         *,
         return_weights: bool,
+        is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Context vectors, and weights or None, from heads and all masks and biases of pairs of rows."""
-        if not return_weights:
-            return self._join_heads(self._attend(q, k, v, fuse(mask, bias))), None
-        weights = self._weights(q, k, mask, bias)  # (B, H, Tq, Tk)
-        return self._join_heads(weights @ self._for_each_query_head(v)), weights
+        if return_weights:
+            weights = self._weights(q, k, mask, bias)  # (B, H, Tq, Tk)
+            return self._join_heads(weights @ self._for_each_query_head(v)), weights
+        heads = F.scaled_dot_product_attention(  # (B, H, Tq, d_v)
+            q,
+            k,
+            v,
+            attn_mask=fuse(mask, bias),
+            dropout_p=self.config.dropout if self.training else 0.0,
+            is_causal=is_causal,
+            scale=self.config.scale,
+            enable_gqa=self.config.num_kv_heads != self.config.num_heads,
+        )
+        return self._join_heads(heads), None
 
     def _join_heads(self, heads: Tensor) -> Tensor:
         """(B, H, Tq, d_v) to (B, Tq, d_out)."""
         context = heads.transpose(1, 2).flatten(2)  # (B, Tq, H * d_v)
         return context if self.output is None else self.output(context)
-
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, *, is_causal: bool = False
-    ) -> Tensor:
-        config = self.config
-        return F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=attn_mask,
-            dropout_p=config.dropout if self.training else 0.0,
-            is_causal=is_causal,
-            scale=config.scale,
-            enable_gqa=config.num_kv_heads != config.num_heads,
-        )
 
     def _weights(self, q: Tensor, k: Tensor, may_attend: Tensor | None, bias: Tensor | None) -> Tensor:
         k = self._for_each_query_head(k)  # (B, H, Tk, d_k)

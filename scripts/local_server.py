@@ -32,6 +32,12 @@ class ServerProcess:
         """host:port of the gRPC server."""
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def http_port(self) -> int:
+        """Port of the HTTP listener, if it has one."""
+        (port,) = re.findall(r" serving .*\bhttp_port=(\d+)", self.log.read_text())
+        return int(port)
+
     def stop(self) -> int:
         """Stops the server as an orchestrator does, and returns its exit status."""
         self.process.send_signal(signal.SIGTERM)

@@ -1,22 +1,30 @@
-"""Command line: `python -m server --model-repository FOLDER`."""
+"""Command line: `python -m server --model-repository FOLDER`, and a service from its ports to its end."""
 
 import logging
 import os
 import resource
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attention_serving.server.addresses import check_exposure
 from attention_serving.server.errors import ServerError
 from attention_serving.server.lifecycle import Inbox, end, handle_signals
+from attention_serving.server.machine import temporary_folder
 from attention_serving.server.observe import logs
-from attention_serving.server.process.command_line import make_application, unknown_variables
+from attention_serving.server.process.command_line import create_command, unknown_variables
 from attention_serving.server.settings import Settings
+
+if TYPE_CHECKING:  # a supervisor needs neither ONNX Runtime nor gRPC, and --help none of them
+    from attention_serving.server.process.application import Application
+    from attention_serving.server.process.workers import Workers
 
 log = logging.getLogger(__name__)
 
 
 def main() -> None:
     """Runs the server and ends the process with its status."""
-    make_application(lambda settings: end(serve(settings)))()
+    create_command(lambda settings: end(serve(settings)))()
 
 
 def serve(settings: Settings) -> int:
@@ -31,9 +39,6 @@ def serve(settings: Settings) -> int:
         check_exposure(settings.host, encrypted=settings.tls_files is not None, insecure=settings.insecure)
         inbox = Inbox()
         handle_signals(inbox.put)
-        # ONNX Runtime and gRPC are imported here: --help and a supervisor need neither.
-        from attention_serving.server.process.service import run  # noqa: PLC0415
-
         if settings.workers > 1:
             from attention_serving.server.process.workers import Workers  # noqa: PLC0415
 
@@ -49,6 +54,53 @@ def serve(settings: Settings) -> int:
         log.exception("failed")
         return 1
     return 0
+
+
+def run(service: "Application | Workers") -> None:
+    """Serves until a `StopRequest` arrives and every accepted call has been answered.
+
+    If one arrives while models load, this returns without waiting for the load: no call has been accepted,
+    and a load cannot be interrupted.
+
+    Args:
+        service: Is bound, loaded, started, drained and closed.
+
+    Raises:
+        ServerError: The service cannot serve.
+    """
+    from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector  # noqa: PLC0415
+    from attention_serving.server.process.supervision import HttpProcess  # noqa: PLC0415
+
+    settings = service.settings
+    with ExitStack() as stack:
+        folder = Path()  # unused if there is one process
+        if settings.workers > 1 or settings.http_port is not None:
+            folder = Path(stack.enter_context(temporary_folder()))
+        stack.callback(service.close)
+        ports: dict[str, object] = {"host": settings.host, "port": service.bind(folder)}
+        endpoint = MetricsEndpoint(
+            service.registry,
+            settings.host,
+            settings.metrics_port,
+            service.refresh,
+            certificates=service.certificates,
+            guard=service.guard if settings.protect_metrics else None,
+        )
+        http = HttpProcess(settings, folder, service.refusals)
+        stack.callback(http.close)
+        service.registry.register(ProcessesCollector(lambda: service.pids() | {"http": http.pid}))
+        ports |= {"metrics_port": endpoint.port, **http.ports}
+        if settings.unix_socket is not None:
+            ports["unix_socket"] = settings.unix_socket
+        log.info("ports bound", extra=ports)
+        if not service.load():
+            return
+        counts = service.start()
+        if settings.http_port is not None:
+            http.start()
+        log.info("serving", extra=ports | counts)
+        service.drain(http)
+    log.info("stopped")
 
 
 if __name__ == "__main__":

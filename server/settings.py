@@ -39,6 +39,8 @@ PAIR = "is needed with tls_certificate, and tls_certificate with it"
 NO_PAIR = "needs tls_certificate and tls_key too"
 NO_TOKENS = "needs identities; set tokens or jwt_jwks"
 NO_ISSUER = "needs jwt_issuer and jwt_audience"
+NO_MEMORY = "must be below max_memory"
+NO_RUNS = "must leave a part of max_memory beside max_in_flight_bytes"
 # A process that serves reports so every second.
 MIN_TIMEOUT, SHORT = 2.0, "must be 0, or at least 2"
 # How long the thread that receives calls stays awake after a run if latency matters most.
@@ -209,15 +211,12 @@ class IdentityAndRights(Section):
             # Their libraries take time and memory that a server without them need not spend.
             from attention_serving.server.security.web_tokens import Keys, WebTokens  # noqa: PLC0415
 
+            keys, claim = Keys(self.jwt_jwks, reloaded), self.jwt_rights_claim
             web_tokens = WebTokens(
-                Keys(self.jwt_jwks, reloaded),
-                issuer=self.jwt_issuer,
-                audience=self.jwt_audience,
-                rights_claim=self.jwt_rights_claim,
+                keys, issuer=self.jwt_issuer, audience=self.jwt_audience, rights_claim=claim
             )
         if path := self.tokens:
-            table = Watched("tokens", partial(read_bytes, path), partial(parse_table, path), reloaded)
-            table.start()
+            table = Watched("tokens", partial(read_bytes, path), partial(parse_table, path), reloaded).start()
         return Guard(table, web_tokens) if self.has_identities else None
 
     @property
@@ -289,16 +288,8 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
             ("worker_timeout_seconds", 0 < self.worker_timeout_seconds < MIN_TIMEOUT, SHORT),
             ("protect_metrics", self.protect_metrics and not (self.tokens or self.jwt_jwks), NO_TOKENS),
             ("jwt_jwks", self.jwt_jwks and not (self.jwt_issuer and self.jwt_audience), NO_ISSUER),
-            (
-                "max_in_flight_bytes",
-                0 < self.max_memory <= self.max_in_flight_bytes,
-                "must be below max_memory",
-            ),
-            (
-                "max_context_bytes",
-                self.max_context_bytes and self.memory_for_runs <= 0,
-                "must leave a part of max_memory beside max_in_flight_bytes",
-            ),
+            ("max_in_flight_bytes", 0 < self.max_memory <= self.max_in_flight_bytes, NO_MEMORY),
+            ("max_context_bytes", self.max_context_bytes and self.memory_for_runs <= 0, NO_RUNS),
         )
         problems = [
             InitErrorDetails(type=PydanticCustomError("rule", rule), loc=(name,), input=getattr(self, name))

@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, Self, TypeAlias, TypeVar
 
 from attention_serving.server.errors import ServerError
 
@@ -52,9 +52,10 @@ class PeriodicThread:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def start(self) -> None:
-        """Starts the thread."""
+    def start(self) -> Self:
+        """Starts the thread; returns this."""
         self._thread.start()
+        return self
 
     def close(self) -> None:
         """Ends the thread after a call that is under way. Does nothing if it was not started."""
@@ -82,11 +83,7 @@ class Watched(PeriodicThread, Generic[C, T]):
     """
 
     def __init__(
-        self,
-        name: str,
-        read: Callable[[], C],
-        parse: Callable[[C], T],
-        reloaded: Reloaded = unreported,
+        self, name: str, read: Callable[[], C], parse: Callable[[C], T], reloaded: Reloaded = unreported
     ) -> None:
         """Reads for the first time. The thread starts with `start`.
 

@@ -1,7 +1,6 @@
 """Command line: `python -m server.tokens create|list|revoke`, which edits the file of --tokens."""
 
 import fcntl
-import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from attention_serving.artifact.locks import lock
 from attention_serving.server.errors import ServerError
 from attention_serving.server.security import token_file
 from attention_serving.server.security.token_file import Entry, TokenFile
@@ -98,14 +98,10 @@ def revoke(name: Name, file: File) -> None:
 def _locked(file: Path) -> Iterator[None]:
     """Lets one command at a time change the files of a folder."""
     try:
-        folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+        with lock(file.parent, fcntl.LOCK_EX):
+            yield
     except OSError as error:
         raise ServerError(f"{file.parent}: cannot be opened: {error.strerror}") from error
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from attention_client import AttentionResult, ModelInfo
-from attention_client.enrich.backends import BackendRequest, BackendResult, JobModel
+from attention_client.enrich.backends import BackendRequest
+from attention_client.enrich.model import JobModel
 from attention_client.enrich.options import EnrichOptions, Role
 from attention_client.enrich.outcome import EnrichError, RefusedError
 
@@ -84,7 +85,7 @@ class LocalBackend:
             raise EnrichError(error.message) from error
         return len(ids)
 
-    def submit(self, request: BackendRequest) -> Callable[[], BackendResult]:
+    def submit(self, request: BackendRequest) -> Callable[[], AttentionResult[Any]]:
         """As of Backend. Texts are encoded before."""
         sequences = [request[role] for role in Role if role in request]
         inputs = dict(zip([spec.name for spec in self._model.inputs], sequences, strict=False))
@@ -96,7 +97,7 @@ class LocalBackend:
         )
         return partial(self._result, future)
 
-    def _result(self, future: "Future[Result]") -> BackendResult:
+    def _result(self, future: "Future[Result]") -> AttentionResult[Any]:
         """A result or an error of the engine in the terms of a job."""
         try:
             outputs = future.result().outputs

@@ -3,7 +3,6 @@
 `python -m scripts.interop --repository model_repository`. The SDK is installed under build/interop/.
 """
 
-import re
 import subprocess
 import sys
 import tempfile
@@ -34,8 +33,7 @@ def main() -> int:
         data, log = Path(name, "data.npz"), Path(name, "log")
         with serving(repository, log, "--http-port=0") as server, AttentionClient(server.target) as client:
             np.savez(data, query=rows, context_vectors=client.attend(MODEL, rows).context_vectors)
-            (http_port,) = re.findall(r" serving .*\bhttp_port=(\d+)", log.read_text())
-            where = (server.target, f"http://127.0.0.1:{http_port}", MODEL, data)
+            where = (server.target, f"http://127.0.0.1:{server.http_port}", MODEL, data)
             command: list[str | Path] = [python, CLIENT, *where]
             return subprocess.run(command, timeout=CLIENT_SECONDS, check=False).returncode  # noqa: S603
 

@@ -21,7 +21,7 @@ from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import engine_error_of
 from attention_serving.server.api.method import LARGE_BYTES, Method, find_model, parse
 from attention_serving.server.api.tensors import Allowance, ReplyTemplate
-from attention_serving.server.api.wire import Parsed, head, reader
+from attention_serving.server.api.wire import Parsed, field_header, reader
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import EngineError
@@ -135,7 +135,7 @@ class Inference(ABC):
         parts = reply.parts(result)
         if request_id:
             content = request_id.encode()
-            parts[:0] = head(self.id_path, len(content)), content
+            parts[:0] = field_header(self.id_path, len(content)), content
         return b"".join(parts)
 
     def _with_reply(self, error: EngineError, request_id: str) -> EngineError:

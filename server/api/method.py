@@ -141,7 +141,8 @@ def find_model(find: Callable[[str, str], M], call: Call, right: Right, name: st
         ModelNotFoundError: The model or version does not exist.
         ModelNotReadyError: The model failed to load.
     """
-    require(call, right, name)
+    if call.identity is not None:
+        call.identity.require_model(right, name)
     try:
         return find(name, version)
     except ModelNotFoundError as error:

@@ -45,14 +45,23 @@ class Region:
             InvalidRequestError: The key is not a name of shared memory, or the file is not one of this user,
                 or it is smaller than the region.
         """
+        if not KEY.fullmatch(key):
+            raise InvalidRequestError("key", f"{key[:MAX_NAME]!r} is not a name such as /vectors")
         self.name, self.key, self.offset, self.size = name, key, offset, size
-        self.descriptor = _open(key)
-        weakref.finalize(self, os.close, self.descriptor)
-        length = os.fstat(self.descriptor).st_size
-        if offset + size > length:
-            raise InvalidRequestError(
-                "byte_size", f"the region ends at byte {offset + size} of {key!r}, which has {length} bytes"
-            )
+        path, flags = FOLDER / key.removeprefix("/"), os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            self.descriptor = os.open(path, os.O_RDWR | flags)
+        except OSError as error:
+            raise InvalidRequestError("key", f"{key!r} cannot be opened: {error.strerror}") from error
+        close = weakref.finalize(self, os.close, self.descriptor)
+        status = os.fstat(self.descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            close()
+            problem = f"{key!r} is not shared memory of the user that the server runs as"
+            raise InvalidRequestError("key", problem)
+        if (end := offset + size) > status.st_size:
+            problem = f"the region ends at byte {end} of {key!r}, which has {status.st_size} bytes"
+            raise InvalidRequestError("byte_size", problem)
 
 
 class Slice(NamedTuple):
@@ -194,18 +203,3 @@ class SharedMemory:
             message = f"{field}: shared memory {name[:MAX_NAME]!r} is not registered"
             raise RegionNotFoundError(message, field=field)
         return self._regions[name]
-
-
-def _open(key: str) -> int:
-    if not KEY.fullmatch(key):
-        raise InvalidRequestError("key", f"{key[:MAX_NAME]!r} is not a name such as /vectors")
-    path = FOLDER / key.removeprefix("/")
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise InvalidRequestError("key", f"{key!r} cannot be opened: {error.strerror}") from error
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-        os.close(descriptor)
-        raise InvalidRequestError("key", f"{key!r} is not shared memory of the user that the server runs as")
-    return descriptor

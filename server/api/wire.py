@@ -112,7 +112,7 @@ class Parsed(Generic[M]):
 
     def __init__(self, message: M, data: bytes, places: Places) -> None:
         self.message, self.data, self.places = message, data, places
-        self.id = str(self.last(ID), "utf-8")
+        self.id = str(self.last(ID), "utf-8") if (ID,) in places else ""
 
     def contents(self, *path: str | int) -> list[memoryview]:
         """The contents of a field, as views."""
@@ -206,7 +206,9 @@ class Cutter:
             member_path: Path = (*path, member.name)
             for replaced in member.replaces:
                 self.places.pop((*path, *replaced), None)
-            parts += self._keep(self._message[kept_from:start])
+            if start > kept_from:  # a view takes more memory than a short text
+                parts.append(self._message[kept_from:start])
+                self._remainder += start - kept_from
             kept_from = stop
             if member.inner is None:
                 self.places.setdefault(member_path, []).append((content, stop))
@@ -215,16 +217,12 @@ class Cutter:
                 self._occurrences[member_path] += 1
                 member_path = (*member_path, self._occurrences[member_path] - 1)
             inner = self.cut(member.inner, member_path, content, stop)
-            parts += [head((number,), len(inner)), inner]
-        return b"".join([*parts, *self._keep(self._message[kept_from:end])])
-
-    def _keep(self, part: memoryview) -> list[Buffer]:
-        """A part that is not cut out, unless it is empty: a view takes more memory than a short text."""
-        self._remainder += len(part)
+            parts += [field_header((number,), len(inner)), inner]
+        self._remainder += end - kept_from
         if self._remainder > self._max_remainder:
             size = f"has at least {self._remainder} bytes besides tensors, numbers and texts"
             raise LimitExceededError("message", f"{size}; the limit is {self._max_remainder}")
-        return [part] if part else []
+        return b"".join([*parts, self._message[kept_from:end]])
 
 
 def copy_fields(source: object, kind: type[M], **fields: object) -> M:
@@ -246,7 +244,7 @@ def leading_text(message: bytes, number: int) -> str:
     return str(message[first[3] : first[4]], "utf-8", "replace") if is_text else ""
 
 
-def field(path: tuple[int, ...], content: Sequence[Buffer]) -> list[Buffer]:
+def encode_field(path: tuple[int, ...], content: Sequence[Buffer]) -> list[Buffer]:
     """Encodes a `bytes` field, to be appended to a serialized message, without copying its content.
 
     Args:
@@ -254,11 +252,11 @@ def field(path: tuple[int, ...], content: Sequence[Buffer]) -> list[Buffer]:
         content: The parts of the field's content.
     """
     size = sum([len(part) if isinstance(part, bytes) else part.nbytes for part in content])
-    return [head(path, size), *content]
+    return [field_header(path, size), *content]
 
 
 @lru_cache(maxsize=CACHED_HEADERS)
-def head(path: tuple[int, ...], size: int) -> bytes:
+def field_header(path: tuple[int, ...], size: int) -> bytes:
     """The bytes before the content of a field: its key and size, and those of the submessages around it.
 
     Args:
@@ -333,7 +331,7 @@ class PackedNumbers:
             content = self._occurrences[0] if len(self._occurrences) == 1 else b"".join(self._occurrences)
             return np.frombuffer(content, self._dtype)
         number = FIELDS[self._dtype]
-        parts = [part for content in self._occurrences for part in field((number,), [content])]
+        parts = [part for content in self._occurrences for part in encode_field((number,), [content])]
         try:
             message = Numbers.FromString(b"".join(parts))
         except DecodeError as error:

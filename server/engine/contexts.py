@@ -41,8 +41,8 @@ from attention_serving.server.engine.model import ContextModel, LoadedModel
 from attention_serving.server.engine.types import CONTEXT_BYTES, Array, Context
 
 log = logging.getLogger(__name__)
+# The caller who may use a context, empty if all may, and its id.
 Key: TypeAlias = tuple[str, str]
-"""The caller who may use a context, empty if all may, and its id."""
 CONTEXT_ID = "context_id"
 DEFAULT_TTL_SECONDS = 3600
 NOT_REMOVED = "the file of the context cannot be removed from the folder of contexts; try again later"
@@ -103,15 +103,12 @@ class ContextStore:
             ContextNotFoundError: The context does not exist, or is another caller's.
         """
         view = self.existing(model, context_id, caller)
-        self._count(is_hit=view is not None)
+        with self._lock:
+            self.hits += view is not None
+            self.misses += view is None
         if view is None:
             raise _not_found(model, context_id, field)
         return view
-
-    def _count(self, *, is_hit: bool) -> None:
-        with self._lock:
-            self.hits += is_hit
-            self.misses += not is_hit
 
     def existing(self, model: LoadedModel, context_id: str, caller: str) -> ContextModel | None:
         """As `find`; None if there is no such context."""
@@ -125,8 +122,8 @@ class ContextStore:
     def use(self, context: Context, caller: str) -> bool:
         """Whether a request may still use the context that it found before."""
         is_there = self._may_use(context, caller)
-        if is_there:  # otherwise it is looked for again
-            self._count(is_hit=True)
+        with self._lock:
+            self.hits += is_there  # otherwise it is looked for again
         return is_there
 
     def _may_use(self, context: Context, caller: str) -> bool:
@@ -407,9 +404,8 @@ def joined(
         positions: (T,).
         projected: (Hkv, T, d) by name, as `GraphKind.PROJECT` returns them for one sequence.
     """
-    new = {name: projected[name][0][np.newaxis] for name in PROJECTED} | {
-        KEY_POSITIONS: positions[np.newaxis]
-    }
+    new: dict[str, Array] = {name: projected[name][0][np.newaxis] for name in PROJECTED}
+    new[KEY_POSITIONS] = positions[np.newaxis]
     if parent is None:
         return {name: array.copy() for name, array in new.items()}
     axes = dict.fromkeys(PROJECTED, 2) | {KEY_POSITIONS: 1}

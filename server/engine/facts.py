@@ -93,12 +93,12 @@ class ModelFacts:
             raise InvalidRequestError(name, f"is not an input; model {self.name!r} takes {self.input_names}")
         return self.inputs_by_name[name]
 
-    @property
+    @cached_property
     def encoder(self) -> EncoderFacts | None:
         """What sets a text encoder apart; None for any other model."""
         return self.manifest.encoder
 
-    @property
+    @cached_property
     def classifier(self) -> ClassifierFacts | None:
         """What sets a text classifier apart; None for any other model."""
         return self.manifest.classifier
@@ -157,10 +157,8 @@ class ModelFacts:
     def axes_of_lengths(self) -> dict[str, str]:
         """The symbolic axes by the names of the inputs that hold their lengths."""
         query_axis, key_axis = (str(self.inputs[at].axes[1]) for at in (0, -1))
-        names = {f"{axis}_lengths": axis for axis in self.axes} | {
-            QUERY_LENGTHS: query_axis,
-            KEY_LENGTHS: key_axis,
-        }
+        names = {f"{axis}_lengths": axis for axis in self.axes}
+        names |= {QUERY_LENGTHS: query_axis, KEY_LENGTHS: key_axis}
         return {name: axis for name, axis in names.items() if name not in self.inputs_by_name}
 
     def key_length(self, lengths: Sequence[int]) -> int:

@@ -159,10 +159,9 @@ class InProcessModel:
         positions, projector = np.arange(len(key)), self.model.projector
         rows = {"key": key} if value is None else {"key": key, "value": value}
         inputs = projected_inputs(projector, rows, positions)
-        outputs = self._compute(
-            projector, DecodedRequest(), {name: [rows] for name, rows in inputs.items()}
-        ).outputs
-        tensors = joined(None, positions, outputs)
+        sequences = {name: [array] for name, array in inputs.items()}
+        result = self._compute(projector, DecodedRequest(), sequences)
+        tensors = joined(None, positions, result.outputs)
         return self.model.with_context(Context(id="", nbytes=0, tensors=tensors, length=len(key)))
 
     def close(self) -> None:

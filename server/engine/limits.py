@@ -17,28 +17,32 @@ MAX_TOLERANCE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bounds in rows of a sequence, sequences, bytes and seconds."""
+    """Bounds in rows of a sequence, sequences, bytes and seconds.
+
+    Attributes:
+        max_sequence_length: Rows of one sequence.
+        max_sequences: Sequences of one request.
+        max_text_bytes: UTF-8 bytes of one text.
+        max_input_bytes: Size of each decoded input of one request; a flag of a mask takes one byte.
+        max_run_bytes: Expected memory of all runs at a time, and so of each: inputs, projections and scores.
+        max_result_bytes: Size of the result of one request.
+        max_in_flight_bytes: Messages, masks, results and replies of all requests, from arrival until the
+            reply is sent.
+        max_context_bytes: Stored contexts; 0 switches them off.
+        max_batch_sequences: Sequences of one batch.
+        max_batch_bytes: Expected memory of the run of several sequences together; a single one may need more.
+    """
 
     max_sequence_length: int = 8192
-    """Rows of one sequence."""
     max_sequences: int = 4096
-    """Sequences of one request."""
     max_text_bytes: int = MIB
-    """UTF-8 bytes of one text."""
     max_input_bytes: int = 64 * MIB
-    """Size of each decoded input of one request; a flag of a mask takes one byte."""
     max_run_bytes: int = 4096 * MIB
-    """Expected memory of all runs at a time, and so of each: inputs, projections and attention scores."""
     max_result_bytes: int = 64 * MIB
-    """Size of the result of one request."""
     max_in_flight_bytes: int = 1024 * MIB
-    """Messages, masks, results and replies of all requests, from arrival until the reply is sent."""
     max_context_bytes: int = 1024 * MIB
-    """Stored contexts; 0 switches them off."""
     max_batch_sequences: int = 64
-    """Sequences of one batch."""
     max_batch_bytes: int = 256 * MIB
-    """Expected memory of the run of several sequences together; a single one may need more."""
 
     def check_sequences(self, field: str, count: int) -> None:
         """Checks the number of sequences of a request.

@@ -14,7 +14,7 @@ from contextlib import suppress
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, NamedTuple, Self, TypeVar, cast
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, cast
 from urllib.parse import unquote
 
 import httptools
@@ -24,13 +24,15 @@ from attention_serving.server.api.errors import UNEXPECTED
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError, OverloadedError
 from attention_serving.server.http import schemas
-from attention_serving.server.http.service import Service, access_question
+from attention_serving.server.http.backend import Backend, access_question
 from attention_serving.server.observe import logs, records
 from attention_serving.server.security import peers
 from attention_serving.server.transport.create import METADATA_BYTES
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+# Names in lower case, and values.
+Headers: TypeAlias = Sequence[tuple[str, str]]
 JSON = "application/json"
 # How zlib is told the format: gzip, and what HTTP calls deflate.
 WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
@@ -93,8 +95,8 @@ class HttpRequest:
 
     Attributes:
         connection: The connection that it came on.
-        service: What all requests share.
-        verb: The verb; empty if the head is not valid.
+        backend: What all requests share.
+        http_method: Such as GET; empty if the head is not valid.
         path: The path, without escapes.
         query: The part of the URL after the path.
         headers: The headers by their names in lower case; of several with one name, the first.
@@ -121,21 +123,21 @@ class HttpRequest:
     arrival: "asyncio.Future[None] | None" = None
 
     def __init__(
-        self, connection: "Connection", verb: str, url: tuple[str, str], headers: Sequence[tuple[str, str]]
+        self, connection: "Connection", http_method: str, url: tuple[str, str], headers: Headers
     ) -> None:
         """Reads nothing yet.
 
         Args:
             connection: The connection that it came on.
-            verb: The verb.
+            http_method: Such as GET.
             url: The path and the query.
             headers: All headers, with their names in lower case.
         """
-        self.connection, self.service = connection, connection.service
-        self.verb, (self.path, self.query) = verb, url
+        self.connection, self.backend = connection, connection.backend
+        self.http_method, (self.path, self.query) = http_method, url
         self._header_list, self.headers = headers, dict(reversed(headers))
         self.request_id = records.sent_request_id(headers) or records.new_request_id()
-        self.memory = Reservation(self.service.budget)
+        self.memory = Reservation(self.backend.budget)
         self._arrived_at = time.monotonic()
         self.body = bytearray()
 
@@ -146,7 +148,7 @@ class HttpRequest:
             HttpError: The body is too large.
             OverloadedError: The memory is not available.
         """
-        if len(self.body) + len(data) > self.service.settings.max_message_bytes:
+        if len(self.body) + len(data) > self.backend.settings.max_message_bytes:
             raise self._too_large()
         self.memory.add(len(data))
         self.body += data
@@ -160,11 +162,11 @@ class HttpRequest:
     def close(self) -> None:
         """Frees what the request holds, notes its end, and leaves the connection to the next one."""
         self.memory.release()
-        self.service.places += self._has_place
-        log_requests = self.service.settings.log_requests
+        self.backend.places += self._has_place
+        log_requests = self.backend.settings.log_requests
         has_failed = self.status >= HTTPStatus.BAD_REQUEST
-        if self.verb and (log_requests == "all" or (log_requests == "failed" and has_failed)):
-            fields: dict[str, object] = {"request_id": self.request_id, "method": self.verb}
+        if self.http_method and (log_requests == "all" or (log_requests == "failed" and has_failed)):
+            fields: dict[str, object] = {"request_id": self.request_id, "method": self.http_method}
             if trace := records.callers_trace(self._header_list):
                 fields["trace_id"] = trace[0]
             total = logs.milliseconds(time.monotonic() - self._arrived_at)
@@ -178,10 +180,10 @@ class HttpRequest:
         Raises:
             OverloadedError: There is none.
         """
-        if not self.service.places:
-            limit = f"{self.service.max_requests} requests are in progress, which is this server's limit"
+        if not self.backend.places:
+            limit = f"{self.backend.max_requests} requests are in progress, which is this server's limit"
             raise OverloadedError(f"{limit}; try again later")
-        self.service.places -= 1
+        self.backend.places -= 1
         self._has_place = True
 
     async def call(self, method: str, message: bytes, timeout: float | None = TIMEOUT_SECONDS) -> bytes:
@@ -197,7 +199,7 @@ class HttpRequest:
             HttpError: The client left, which cancels the call.
         """
         metadata = self._metadata()
-        channel, calls = self.service.channel(), self.service.calls
+        channel, calls = self.backend.channel(), self.backend.calls
         unary: Any = channel.unary_unary(method)
         calls[channel] += 1
         try:
@@ -221,7 +223,7 @@ class HttpRequest:
                 metadata.append((name, text))
         if names := self.connection.peer_identities:
             metadata.append((peers.FORWARDED, orjson.dumps(names)))
-        if self.service.settings.has_identities:  # tokens that fail count for it
+        if self.backend.settings.has_identities:  # tokens that fail count for it
             metadata.append((peers.CLIENT, self.connection.client))
         size = sum(len(name) + len(value) + HEADER_BYTES for name, value in metadata)
         if size > MAX_FORWARDED_BYTES:
@@ -236,7 +238,7 @@ class HttpRequest:
             HttpError: The JSON could take more memory than there is.
             OverloadedError: The memory is not available.
         """
-        scratch, limit = Reservation(self.service.budget), self.service.budget.limit_bytes
+        scratch, limit = Reservation(self.backend.budget), self.backend.budget.limit_bytes
 
         def work() -> T:
             memory = schemas.memory_of(data, json_size)
@@ -260,7 +262,7 @@ class HttpRequest:
             InvalidRequestError: It cannot be decompressed.
             OverloadedError: The memory is not available.
         """
-        settings, size = self.service.settings, int(self.headers.get("content-length", 0))
+        settings, size = self.backend.settings, int(self.headers.get("content-length", 0))
         may_be_large = size > LARGE_BYTES or not UNKNOWN_SIZE.isdisjoint(self.headers)
         if settings.has_identities and may_be_large:  # a small body is sent on, and refused there
             await self.call(peers.ACCESS_CHECK, access_question(method, self.parameters.get("model", "")))
@@ -300,7 +302,7 @@ class HttpRequest:
             raise InvalidRequestError("Content-Encoding", "the compressed body ends too early")
 
     def _too_large(self) -> HttpError:
-        limit = int(self.service.settings.max_message_bytes)
+        limit = int(self.backend.settings.max_message_bytes)
         return HttpError(413, f"the body is larger than the limit of {limit} bytes")
 
     async def send(self, reply: Reply) -> None:
@@ -310,7 +312,7 @@ class HttpRequest:
             HttpError: The client has left, or did not read on in time.
         """
         connection, self.status = self.connection, reply.status
-        is_last = self.service.is_draining and len(connection.requests) == 1
+        is_last = self.backend.is_draining and len(connection.requests) == 1
         self.keep_alive = self.keep_alive and self.has_arrived and not is_last
         size = sum(map(len, reply.parts))
         is_empty, is_small = self.status == HTTPStatus.NO_CONTENT, size <= LARGE_BYTES
@@ -320,7 +322,7 @@ class HttpRequest:
         lines = [f"HTTP/1.1 {self.status} {PHRASES[self.status]}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-        parts = [] if self.verb == "HEAD" else reply.parts
+        parts = [] if self.http_method == "HEAD" else reply.parts
         await connection.write(b"".join([head, *parts]) if is_small else head)
         for part in () if is_small else parts:
             for at in range(0, len(part), PIECE_BYTES):
@@ -334,7 +336,7 @@ class Connection(asyncio.Protocol):
     """One connection of a client. Its requests are answered one after another.
 
     Attributes:
-        service: What all requests share.
+        backend: What all requests share.
         loop: The event loop.
         transport: Reads and writes.
         requests: The request that is answered, and those that wait for it.
@@ -355,23 +357,23 @@ class Connection(asyncio.Protocol):
     _unparsed = _chunks = 0
     _url = b""
     # The part of a request that must arrive in time, and since when the connection waits for its client.
-    _expected, _since = "", 0.0
+    _read_part, _since = "", 0.0
     _read_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     # Has a result when the client has read enough; None if it has.
     _writable: "asyncio.Future[None] | None" = None
 
     def __init__(
-        self, service: Service, answer: Callable[[HttpRequest], Any], connections: "set[Connection]"
+        self, backend: Backend, answer: Callable[[HttpRequest], Any], connections: "set[Connection]"
     ) -> None:
         """Begins without a transport.
 
         Args:
-            service: What all requests share.
+            backend: What all requests share.
             answer: Answers a request.
             connections: All open connections.
         """
-        self.service, self._answer, self._connections = service, answer, connections
+        self.backend, self._answer, self._connections = backend, answer, connections
         self.loop = asyncio.get_running_loop()
         self.closed = self.loop.create_future()
         self._headers: list[tuple[str, str]] = []
@@ -391,9 +393,9 @@ class Connection(asyncio.Protocol):
         encryption = transport.get_extra_info("ssl_object")
         if certificate := encryption and encryption.getpeercert(binary_form=True):
             self.peer_identities = peers.names_in(certificate)
-        self._expect(HEAD)
+        self._set_read_timer(HEAD)
         self._connections.add(self)
-        if len(self._connections) > self.service.settings.max_connections:
+        if len(self._connections) > self.backend.settings.max_connections:
             oldest = min(self._connections, key=lambda open_: open_._waits_since)
             self._connections.discard(oldest)
             oldest.transport.abort()
@@ -401,7 +403,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's name
         """Cancels what is done for the client."""
         self._connections.discard(self)
-        self._expect("")
+        self._set_read_timer("")
         if self._awaited is not None:
             self._awaited.cancel()
         self.resume_writing()
@@ -450,7 +452,7 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client has to read on in time."""
         self._writable = self.loop.create_future()
-        if seconds := self.service.settings.message_timeout_seconds:
+        if seconds := self.backend.settings.message_timeout_seconds:
             self._write_timer = self.loop.call_later(seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
@@ -470,22 +472,22 @@ class Connection(asyncio.Protocol):
             while self.requests:  # they are not answered
                 self.requests.popleft().memory.release()
         elif not request.keep_alive:
-            self._expect(END)
+            self._set_read_timer(END)
             self._unparsed = 0
             with suppress(OSError, NotImplementedError):  # the client has left; TLS
                 self.transport.write_eof()
         elif self.requests:
             self._start()
             if not self._in_head:
-                self._expect(BODY)
-        elif not self._expected:
-            self._expect(NEXT_REQUEST)
+                self._set_read_timer(BODY)
+        elif not self._read_part:
+            self._set_read_timer(NEXT_REQUEST)
 
     def close(self) -> None:
         """Closes the connection once the client has read what was written, for which it has a time."""
-        self._expect("")
+        self._set_read_timer("")
         self.transport.close()
-        if seconds := self.service.settings.message_timeout_seconds:
+        if seconds := self.backend.settings.message_timeout_seconds:
             self._write_timer = self.loop.call_later(seconds, self.transport.abort)
 
     def _start(self) -> None:
@@ -499,9 +501,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Parses what has arrived."""
         self._unparsed += len(data)
-        if self._expected == END and self._unparsed > self.service.settings.max_message_bytes:
+        if self._read_part == END and self._unparsed > self.backend.settings.max_message_bytes:
             self.transport.abort()
-        if self._expected == END or self.transport.is_closing():  # TLS may bring more
+        if self._read_part == END or self.transport.is_closing():  # TLS may bring more
             return
         try:
             self._parser.feed_data(data)
@@ -519,8 +521,8 @@ class Connection(asyncio.Protocol):
         except HttpError as error:
             self._refuse(error)
         is_paused = len(self.requests) > 1
-        if self._expected in ("", NEXT_REQUEST) and (self._unparsed or not self._in_head) and not is_paused:
-            self._expect(HEAD if self._in_head else BODY)
+        if self._read_part in ("", NEXT_REQUEST) and (self._unparsed or not self._in_head) and not is_paused:
+            self._set_read_timer(HEAD if self._in_head else BODY)
 
     def on_message_begin(self) -> None:
         """Begins a request."""
@@ -539,20 +541,20 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Checks the head, and begins to answer the request."""
-        version, verb = self._parser.get_http_version(), self._parser.get_method().decode()
-        self._check_head(version, verb)
+        version, http_method = self._parser.get_http_version(), self._parser.get_method().decode()
+        self._check_head(version, http_method)
         if self._parser.should_upgrade():
             return
         url = httptools.parse_url(self._url)
         target = unquote((url.path or b"/").decode("latin-1")), (url.query or b"").decode("latin-1")
-        request = HttpRequest(self, verb, target, self._headers)
+        request = HttpRequest(self, http_method, target, self._headers)
         request.keep_alive = version == "1.1" and self._parser.should_keep_alive()
         expects = request.headers.get("expect", "").lower()
         request.expects_continue = version == "1.1" and expects == "100-continue"
         self._url, self._headers = b"", []
         self._add(request)
         self._in_head, self._unparsed, self._chunks = False, 0, 0
-        self._expect("")
+        self._set_read_timer("")
 
     def on_chunk_header(self) -> None:
         """Counts the chunks of a body."""
@@ -573,7 +575,7 @@ class Connection(asyncio.Protocol):
         if self._parser.should_upgrade():
             return
         self._in_head, self._unparsed = True, 0
-        self._expect("")
+        self._set_read_timer("")
         self.requests[-1].end()
         # A large body has paused the reading. Without it, a client that leaves would not be noticed.
         if len(self.requests) == 1:
@@ -587,15 +589,15 @@ class Connection(asyncio.Protocol):
         else:
             self.transport.pause_reading()
 
-    def _expect(self, part: str) -> None:
+    def _set_read_timer(self, part: str) -> None:
         """Ends the connection if a part of a request does not arrive in time; empty expects nothing."""
-        self._expected, self._since = part, time.monotonic()
+        self._read_part, self._since = part, time.monotonic()
         if self._read_timer is not None:
             self._read_timer.cancel()
         if part in (NEXT_REQUEST, END):
             seconds = DISCARD_SECONDS if part == END else IDLE_SECONDS
             self._read_timer = self.loop.call_later(seconds, self.close)
-        elif part and (seconds := self.service.settings.message_timeout_seconds):
+        elif part and (seconds := self.backend.settings.message_timeout_seconds):
             self._read_timer = self.loop.call_later(seconds, self._end_wait, part, seconds)
 
     def _end_wait(self, part: str, seconds: float) -> None:
@@ -610,21 +612,21 @@ class Connection(asyncio.Protocol):
 
         The parser would take the body for the other protocol, and the bytes after that for a request.
         """
-        verb, version = self._parser.get_method(), self._parser.get_http_version().encode()
+        http_method, version = self._parser.get_method(), self._parser.get_http_version().encode()
         lines = "".join(f"{name}: {value}\r\n" for name, value in self._headers if name != "upgrade")
         self._create_parser()
-        head = b"%s %s HTTP/%s\r\n%s\r\n" % (verb, self._url, version, lines.encode("latin-1"))
+        head = b"%s %s HTTP/%s\r\n%s\r\n" % (http_method, self._url, version, lines.encode("latin-1"))
         self.data_received(head + body)
 
-    def _check_head(self, version: str, verb: str) -> None:
+    def _check_head(self, version: str, http_method: str) -> None:
         """Refuses what the parser takes and HTTP forbids, or a proxy may understand in another way.
 
         Raises:
             HttpError: It is refused.
         """
         self._check_size(len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers))
-        if version not in ("1.0", "1.1") or verb == "CONNECT":
-            raise _invalid(400, f"{verb} of HTTP/{version} is not supported")
+        if version not in ("1.0", "1.1") or http_method == "CONNECT":
+            raise _invalid(400, f"{http_method} of HTTP/{version} is not supported")
         hosts = sum(name == "host" for name, _ in self._headers)
         if hosts > 1 or (not hosts and version == "1.1"):
             raise _invalid(400, f"it has {hosts} Host headers; must have one")
@@ -646,7 +648,7 @@ class Connection(asyncio.Protocol):
         """
         if self.transport.is_closing():
             return
-        self._expect("")
+        self._set_read_timer("")
         self.transport.pause_reading()
         is_head, self._in_head, self._unparsed = self._in_head, True, 0
         if is_head and self.requests:

@@ -89,7 +89,7 @@ async def receive(request: HttpRequest, method: str) -> tuple[bytes, InferenceHe
     """
     data = await request.read(method)
     request.take_place()  # a body that does not arrive takes none
-    length, most = request.headers.get(HEADER_LENGTH), request.service.settings.max_message_bytes
+    length, most = request.headers.get(HEADER_LENGTH), request.backend.settings.max_message_bytes
     size = len(data) if length is None else _json_size(length, len(data))
     model, version = request.parameters["model"], request.parameters.get("version", "")
     return await request.decode_body(
@@ -132,7 +132,7 @@ def decode(
                     raise InvalidRequestError(name, f"has {BINARY_DATA_SIZE} {content}; {remaining}")
                 data = binary[used : used + content]
                 used += content
-            parts += wire.field(RAW_INPUT_CONTENTS, [data])
+            parts += wire.encode_field(RAW_INPUT_CONTENTS, [data])
         if used != len(body):
             sizes = f"has {len(body) - size} bytes of binary data; the inputs use {used - size}"
             raise InvalidRequestError("body", sizes)
@@ -341,9 +341,8 @@ def encode_context(message: bytes) -> tuple[str, bytes]:
         InvalidRequestError: A parameter or an input is wrong.
     """
     body = pb.ModelInferRequest.FromString(message)
-    parameters = schemas.check(
-        {"parameters": values_of(body.parameters), "inputs": []}, ContextRequest
-    ).parameters
+    content = {"parameters": values_of(body.parameters), "inputs": []}
+    parameters = schemas.check(content, ContextRequest).parameters
     request: Any = attention_pb2.PutContextRequest(shared=parameters.shared)
     if parameters.append_to:
         request = attention_pb2.AppendContextRequest(id=parameters.append_to)

@@ -47,10 +47,10 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class Route:
-    """What answers one verb on some paths.
+    """What answers one HTTP method on some paths.
 
     Attributes:
-        verb: The verb.
+        http_method: Such as GET.
         name: Its name in the description; that of the method of gRPC if it calls one.
         paths: Its paths, with parameters in braces.
         summary: What it does.
@@ -59,7 +59,7 @@ class Route:
         query: Names of its parameters after the path.
     """
 
-    verb: str
+    http_method: str
     name: str
     paths: tuple[str, ...]
     summary: str
@@ -74,11 +74,11 @@ def _rpc(
     summary: str,
     body: Any = None,
     answer: Callable[[Any], Any] = to_json,
-    verb: str = "",
+    http_method: str = "",
     query: tuple[str, ...] = (),
 ) -> Route:
     """A route that calls a method of gRPC; `answer` makes the JSON from its reply, except for DELETE."""
-    verb = verb or ("GET" if body is None else "POST")
+    http_method = http_method or ("GET" if body is None else "POST")
     # Waiting for models to load or to unload is not bounded: they may be large.
     timeout_seconds = None if rpc in ("RepositoryModelLoad", "RepositoryModelUnload") else TIMEOUT_SECONDS
     descriptor = METHODS[rpc]
@@ -107,12 +107,12 @@ def _rpc(
             data = await request.read(method)
             sent = await request.decode_body(data, len(data), partial(message, request.parameters))
         reply: Any = reply_type.FromString(await request.call(method, sent, timeout_seconds))
-        if verb == "DELETE":
+        if http_method == "DELETE":
             return Reply([], HTTPStatus.NO_CONTENT)
         # The protocol reports "not ready" as status 400.
         return Reply.of_json(answer(reply), 200 if getattr(reply, "ready", True) else 400)
 
-    return Route(verb, rpc, paths, summary, handle, body, query)
+    return Route(http_method, rpc, paths, summary, handle, body, query)
 
 
 def _text(name: str, path: str, summary: str, body: type[TextBody]) -> Route:
@@ -129,13 +129,9 @@ def _trace_settings(reply: Any) -> dict[str, Any]:
     return {name: list(setting.value) for name, setting in reply.settings.items()}
 
 
-def _config(reply: Any) -> Any:
-    return to_json(reply.config)
-
-
 def _take(member: str) -> Callable[[Any], Any]:
     """What makes the JSON of one member of a reply."""
-    return lambda reply: to_json(reply)[member]
+    return lambda reply: to_json(reply).get(member, {})
 
 
 def _regions(reply: Any) -> list[Any]:
@@ -177,14 +173,14 @@ ROUTES = (
     Route("GET", "Health", ("/health",), "Whether the server is ready; status 503 if it is not.", _health),
     Route("POST", "PutContext", CONTEXTS, PUT, infer.put_context, schemas.ContextRequest),
     _rpc("ListContexts", CONTEXTS, "A page of the contexts that the caller may use.", query=PAGE),
-    _rpc("DropContext", _after(CONTEXTS, "/{context}"), "Removes a context.", verb="DELETE"),
+    _rpc("DropContext", _after(CONTEXTS, "/{context}"), "Removes a context.", http_method="DELETE"),
     _rpc("ServerLive", ("/v2/health/live",), "Whether the server is live."),
     _rpc("ServerReady", ("/v2/health/ready",), f"Whether the server is {NOT_READY}"),
     _rpc("ServerMetadata", ("/v2",), "Name, version and extensions of the server."),
     _rpc("ModelStatistics", STATISTICS, "Statistics of a model, or of all."),
     _rpc("ModelReady", _after(MODEL, "/ready"), f"Whether a model is {NOT_READY}"),
     _rpc("ModelMetadata", MODEL, "Versions, inputs and outputs of a model."),
-    _rpc("ModelConfig", _after(MODEL, "/config"), "A model as Triton configures it.", answer=_config),
+    _rpc("ModelConfig", _after(MODEL, "/config"), "A model as Triton configures it.", answer=_take("config")),
     _rpc("RepositoryIndex", INDEX, "All models and their states.", schemas.RepositoryIndex, _take("models")),
     _rpc("RepositoryModelLoad", LOAD, "Loads a model, also again.", schemas.RepositoryChange),
     _rpc("RepositoryModelUnload", UNLOAD, "Unloads a model.", schemas.RepositoryChange),
@@ -212,7 +208,7 @@ def describe() -> dict[str, Any]:
         if route.body is not None:
             bodies.append((route.body, "validation"))
         for path in route.paths:
-            paths.setdefault(path, {})[route.verb.lower()] = _operation(route, path)
+            paths.setdefault(path, {})[route.http_method.lower()] = _operation(route, path)
     _, schemas = models_json_schema(bodies, ref_template="#/components/schemas/{model}")
     error = {"type": "object", "properties": {"error": {}}}
     refused = {"description": REFUSED, "content": {JSON: {"schema": error}}}
@@ -234,11 +230,11 @@ def _operation(route: Route, path: str) -> dict[str, Any]:
     described = "As in its API." if method is None else f"The JSON of {method.output_type.full_name}."
     reply: dict[str, Any] = {"description": described, "content": {JSON: {}}}
     done = "200"
-    if route.verb == "DELETE":
+    if route.http_method == "DELETE":
         done, reply = "204", {"description": "It was removed."}
     operation: dict[str, Any] = {
         # The same route has several paths, and an identifier for each.
-        "operationId": "_".join([route.name, route.verb.lower(), *names]),
+        "operationId": "_".join([route.name, route.http_method.lower(), *names]),
         "summary": route.summary,
         "parameters": parameters,
         "responses": {done: reply, "default": {"$ref": "#/components/responses/Error"}},

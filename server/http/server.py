@@ -28,9 +28,9 @@ from attention_serving.server.addresses import BACKLOG
 from attention_serving.server.api.errors import UNEXPECTED
 from attention_serving.server.engine.errors import EngineError, OverloadedError
 from attention_serving.server.http import text_models
+from attention_serving.server.http.backend import Backend
 from attention_serving.server.http.connection import Connection, HttpError, HttpRequest, Reply
 from attention_serving.server.http.routes import PARAMETER, ROUTES, Handler, describe
-from attention_serving.server.http.service import Service
 from attention_serving.server.observe import logs
 from attention_serving.server.security.tls import renewing_context, watch
 from attention_serving.server.settings import Settings
@@ -76,7 +76,7 @@ class HttpServer:
     """Listens, and answers requests. Belongs to the event loop in which it is created.
 
     Attributes:
-        service: What all requests share.
+        backend: What all requests share.
     """
 
     def __init__(self, settings: Settings, targets: Sequence[str]) -> None:
@@ -89,14 +89,14 @@ class HttpServer:
         Raises:
             ServerError: A certificate cannot be used.
         """
-        self.service = Service(settings, targets)
+        self.backend = Backend(settings, targets)
         self._certificates = watch(settings.tls_files) if settings.tls_files else None
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         self._connections: set[Connection] = set()
         table: dict[str, dict[str, Handler]] = defaultdict(dict)
         for route in ROUTES:
             for path in route.paths:
-                table[path][route.verb] = route.handle
+                table[path][route.http_method] = route.handle
         table["/openapi.json"]["GET"] = _openapi
         table["/docs"]["GET"] = partial(_page, DOCS.read_bytes())
         if settings.http_explore:
@@ -124,7 +124,7 @@ class HttpServer:
         options: dict[str, Any] = {}
         if self._certificates is not None:
             options = {"ssl": renewing_context(self._certificates), **TLS_SECONDS}
-        connect = partial(Connection, self.service, self._answer, self._connections)
+        connect = partial(Connection, self.backend, self._answer, self._connections)
         servers = []
         for listener in listeners:
             servers.append(await self._loop.create_server(connect, sock=listener, backlog=1, **options))
@@ -134,16 +134,16 @@ class HttpServer:
         await self._stopping.wait()
         for server in servers:
             server.close()
-        self.service.is_draining = True
+        self.backend.is_draining = True
         for connection in tuple(self._connections):
             if not connection.requests:  # otherwise the last reply closes it
                 connection.close()
-        await self._wait_until_closed(self.service.settings.grace_seconds)
+        await self._wait_until_closed(self.backend.settings.grace_seconds)
         for connection in self._connections:
             if connection.task is not None:
                 connection.task.cancel()
         await self._wait_until_closed(CANCEL_SECONDS)
-        await self.service.close()
+        await self.backend.close()
 
     async def _wait_until_closed(self, seconds: float) -> None:
         if self._connections:
@@ -171,17 +171,17 @@ class HttpServer:
         for pattern, route, handlers in self._table:
             if match := pattern.fullmatch(request.path):
                 request.route, request.parameters = route, match.groupdict()
-                if handler := handlers.get("GET" if request.verb == "HEAD" else request.verb):
+                if handler := handlers.get("GET" if request.http_method == "HEAD" else request.http_method):
                     return handler
                 allowed = ", ".join(sorted({*handlers, "HEAD"} if "GET" in handlers else handlers))
-                message = f"{request.path[:200]}: the method is {request.verb[:20]}; must be {allowed}"
+                message = f"{request.path[:200]}: the method is {request.http_method[:20]}; must be {allowed}"
                 raise HttpError(405, message, {"allow": allowed})
         raise HttpError(404, f"{request.path[:200]}: there is no such path; /docs lists them")
 
     def _refusal(self, request: HttpRequest, error: BaseException) -> HttpError:
         retry_seconds = 1.0
         if isinstance(error, EngineError):
-            self.service.refusals[error.reason] += 1
+            self.backend.refusals[error.reason] += 1
         match error:
             case HttpError():
                 return error
@@ -245,8 +245,8 @@ async def _serve(pipe: Any, settings: Settings, targets: list[str], descriptors:
 
     def announce() -> None:
         with suppress(OSError):  # the parent has ended
-            pipe.send(server.service.refusals or lifecycle.SERVES)
-            server.service.refusals.clear()
+            pipe.send(server.backend.refusals or lifecycle.SERVES)
+            server.backend.refusals.clear()
         loop.call_later(lifecycle.HEARTBEAT_SECONDS, announce)
 
     lifecycle.handle_signals(stop)

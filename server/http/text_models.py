@@ -261,7 +261,7 @@ async def answer(body: type[TextBody], request: HttpRequest) -> Reply:
 
     def decode(data: bytearray) -> tuple[TextBody, bytes]:
         content = schemas.parse(data, body)
-        return content, content.message(request.service.settings).SerializeToString()
+        return content, content.message(request.backend.settings).SerializeToString()
 
     content, message = await request.decode_body(data, len(data), decode)
     request.memory.add(len(message))

@@ -185,14 +185,9 @@ class Metrics:
         self._gauge("attention_run_memory_limit_bytes", "livesum").set(limits.max_run_bytes)
         self._gauge("attention_context_limit_bytes", "livesum").set(limits.max_context_bytes)
         self._gauge("attention_batch_sequences_limit", "livemax").set(limits.max_batch_sequences)
-        labels = {
-            "version": VERSION,
-            "provider": runtime.name,
-            # ONNX Runtime can be built under another name.
-            "onnxruntime": next(
-                (package.version for package in distributions(name=runtime.package)), UNKNOWN
-            ),
-        }
+        # ONNX Runtime can be built under another name.
+        version, *_ = [*(package.version for package in distributions(name=runtime.package)), UNKNOWN]
+        labels = {"version": VERSION, "provider": runtime.name, "onnxruntime": version}
         self._gauge("attention_build_info", "livemax", list(labels)).labels(**labels).set(1)
 
     def loading(self, models: Iterable[tuple[str, str]]) -> None:

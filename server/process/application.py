@@ -27,7 +27,6 @@ from attention_serving.server.process.grpc_server import GrpcServer
 from attention_serving.server.process.supervision import HttpProcess, private_socket
 from attention_serving.server.security.tls import watch
 from attention_serving.server.settings import Settings
-from attention_serving.server.threads import PeriodicThread
 
 log = logging.getLogger(__name__)
 # Allocated objects, minus those that are freed, between two garbage collections.
@@ -136,20 +135,16 @@ class Application:
             self._store, repository, changed, metrics.model_changed, is_explicit=is_explicit
         )
         self._stack.callback(control.close)
-        checks: list[PeriodicThread] = []
-        if settings.canary_seconds:
-            checks.append(Canary(repository, control.withdraw, metrics, settings.canary_seconds))
-        if settings.audit_fraction:
-            checks.append(Audit(engine, control.withdraw, metrics, settings.audit_fraction))
-        for check in checks:
-            self._stack.callback(check.close)
-            check.start()
+        if seconds := settings.canary_seconds:
+            self._stack.callback(Canary(repository, control.withdraw, metrics, seconds).start().close)
+        if fraction := settings.audit_fraction:
+            self._stack.callback(Audit(engine, control.withdraw, metrics, fraction).start().close)
         return True
 
     def start(self) -> dict[str, int]:
         """Begins to answer calls; returns the numbers of ready and of failed models, for the log."""
-        # Numbers only: a model that is replaced must not be kept.
-        ready = [isinstance(model, LoadedModel) for model in self._engine.repository]
+        repository = self._engine.repository
+        ready, count = len(repository.loaded_models), len(list(repository))
         # What was loaded is exempt from garbage collection: it stays until the process ends. What requests
         # allocate is freed by reference counting, so that the collector looks for cycles less often.
         gc.collect()
@@ -158,7 +153,7 @@ class Application:
         self.server.start(self._engine, self._control)
         if self.settings.model_control == "poll":
             self._control.poll(self.settings.repository_poll_seconds)
-        return {"models": ready.count(True), "failed": ready.count(False)}
+        return {"models": ready, "failed": count - ready}
 
     def drain(self, http: HttpProcess | None = None) -> None:
         """Waits for a request to stop, and then until the calls in progress have ended.
@@ -253,6 +248,6 @@ def load_models(
         return None
     loader.shutdown()
     repository = loading.result()
-    if settings.model_control == "none" and not any(isinstance(model, LoadedModel) for model in repository):
+    if settings.model_control == "none" and not repository.loaded_models:
         raise ServerError(f"no model of {store.folder} can be served; the log gives the reasons")
     return repository

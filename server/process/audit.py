@@ -63,12 +63,10 @@ class Sample:
             change: Is added to or subtracted from each number of the inputs, as a part of it.
         """
         random, factors = np.random.default_rng(0), np.array([1 - change, 1 + change], np.float32)
-        inputs = {
-            name: array * random.choice(factors, array.shape)
-            if change and array.dtype == np.float32
-            else array
-            for name, array in self.sequence.inputs.items()
-        }
+        inputs = dict(self.sequence.inputs)
+        for name, array in inputs.items():
+            if change and array.dtype == np.float32:
+                inputs[name] = array * random.choice(factors, array.shape)
         (outputs,), _ = run_batch(self.model, self.graph, [replace(self.sequence, inputs=inputs)])
         return {name: array[np.newaxis] for name, array in outputs.items()}
 
@@ -150,7 +148,7 @@ class Audit(PeriodicThread):
         self.seconds = 0.0 if is_idle else (time.monotonic() - started) / MAX_TIME_FRACTION
 
     def _audit(self, sample: Sample) -> None:
-        models = [model for model in self._engine.repository if isinstance(model, LoadedModel)]
+        models = self._engine.repository.loaded_models
         served = [model for model in models if model.statistics is sample.model.statistics]
         if not served:  # it was unloaded meanwhile
             return
@@ -182,9 +180,8 @@ def audit(sample: Sample) -> tuple[AuditResult, str]:
     fields = {"model": sample.model.name, "version": sample.model.version, "reason": reason}
     log.warning("sequence differs from itself alone", extra=fields)
     again, changed = sample.run_alone(), sample.run_alone(ROUNDING[sample.model.manifest.precision])
-    (ratio, *_), (rounding, *_) = (
-        max(compare(outputs, again, tolerance)) for outputs in (sample.outputs, changed)
-    )
+    ratio, *_ = max(compare(sample.outputs, again, tolerance))
+    rounding, *_ = max(compare(changed, again, tolerance))
     is_real = ratio > MAX_RATIO and ratio > MAX_ROUNDINGS * rounding
     return AuditResult.FAILED if is_real else AuditResult.EXPLAINED, reason
 

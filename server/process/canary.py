@@ -3,13 +3,13 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeAlias
 
 from attention_serving.artifact.golden import GoldenCase
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import Parity, replay
-from attention_serving.server.engine.models.repository import Model, Repository
+from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.run.session import Session
 from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.threads import PeriodicThread
@@ -23,12 +23,11 @@ MAX_TIME_FRACTION = 0.01
 Check: TypeAlias = tuple[LoadedModel, GoldenCase, Session]
 
 
-def checks_of(models: Iterable[Model]) -> list[Check]:
+def checks_of(repository: Repository) -> list[Check]:
     """Every golden case of the models that are ready, on each session that computes its graph."""
     return [
         (model, case, sessions[case.graph])
-        for model in models
-        if isinstance(model, LoadedModel)
+        for model in repository.loaded_models
         for sessions in (model.sessions, model.parallel_sessions)
         for case in model.golden
         if case.graph in sessions

@@ -42,13 +42,13 @@ EPILOG = (
 )
 
 
-def make_application(serve: Callable[[Settings], int]) -> typer.Typer:
+def create_command(serve: Callable[[Settings], int]) -> typer.Typer:
     """The command `python -m server`.
 
     Args:
         serve: Serves with the given settings, and returns the exit status.
     """
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    group = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
     def command(context: typer.Context, **flags: str | bool | None) -> None:
         try:
@@ -61,8 +61,8 @@ def make_application(serve: Callable[[Settings], int]) -> typer.Typer:
     # typer reads the options from the signature: one for each field of the settings.
     command.__signature__ = inspect.Signature(list(_parameters()))  # type: ignore[attr-defined]
     names = {"help_option_names": ["-h", "--help"]}
-    application.command(help=HELP, epilog=EPILOG, context_settings=names)(command)
-    return application
+    group.command(help=HELP, epilog=EPILOG, context_settings=names)(command)
+    return group
 
 
 def read_settings(context: typer.Context, flags: Mapping[str, str | bool | None]) -> Settings:

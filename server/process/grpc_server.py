@@ -18,7 +18,6 @@ from attention_serving.server.api.methods import HealthService, all_methods
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.events import EventLog
-from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ModelControl
 from attention_serving.server.errors import ServerError
 from attention_serving.server.security.guard import Guard
@@ -107,9 +106,8 @@ class GrpcServer:
             limit = f"the limit of a socket's path is {MAX_SOCKET_BYTES}"
             raise ServerError(f"{failure}: its path has {size} bytes; {limit}; choose a shorter one")
         if "," in str(path):
-            raise ServerError(
-                f"{failure}: gRPC's clients take the comma for the end of the path; choose another"
-            )
+            reason = "gRPC's clients take the comma for the end of the path; choose another"
+            raise ServerError(f"{failure}: {reason}")
         try:
             with socket.socket(socket.AF_UNIX) as probe:
                 is_taken = path.exists() and (not path.is_socket() or probe.connect_ex(str(path)) == 0)
@@ -181,9 +179,10 @@ class GrpcServer:
 
     def show_models(self) -> None:
         """Reports the health of every model, by its name: SERVING while a version of it is ready."""
-        models = self._engine.repository if self._engine is not None else ()
-        ready = {model.name for model in models if isinstance(model, LoadedModel)}
-        self._health.set_models(ready if self._health.is_serving() else set())
+        ready = set[str]()
+        if self._engine is not None and self._health.is_serving():
+            ready = {model.name for model in self._engine.repository.loaded_models}
+        self._health.set_models(ready)
 
     def is_responsive(self) -> bool:
         """Whether the transport's thread takes events and callbacks. For any thread, once started."""

@@ -94,9 +94,8 @@ class Workers:
 
     def pids(self) -> dict[str, int | None]:
         """The id of each process by its name; None for one that does not run."""
-        return {"supervisor": os.getpid()} | {
-            f"worker-{worker.number}": worker.pid for worker in self._workers
-        }
+        workers = {f"worker-{worker.number}": worker.pid for worker in self._workers}
+        return {"supervisor": os.getpid(), **workers}
 
     def refresh(self) -> None:
         """Does nothing: the workers publish their metrics with every heartbeat."""

@@ -97,16 +97,12 @@ def check(files: TlsFiles, contents: Contents) -> Certificates:
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     key = certificate.public_key()
     if not begins <= now <= ends:
-        raise ServerError(
-            f"{files.certificate}: the certificate is valid from {begins:%FT%TZ} to {ends:%FT%TZ}, not now;"
-            " renew it, or check this machine's clock"
-        )
+        reason = f"the certificate is valid from {begins:%FT%TZ} to {ends:%FT%TZ}, not now"
+        raise ServerError(f"{files.certificate}: {reason}; renew it, or check this machine's clock")
     is_rsa = isinstance(key, rsa.RSAPublicKey) and key.key_size >= MIN_RSA_BITS
     if not is_rsa and not (isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name in CURVES):
-        raise ServerError(
-            f"{files.certificate}: the key must be an RSA key of at least {MIN_RSA_BITS} bits, or an EC key"
-            " on P-256 or P-384: gRPC clients support no others"
-        )
+        kinds = f"an RSA key of at least {MIN_RSA_BITS} bits, or an EC key on P-256 or P-384"
+        raise ServerError(f"{files.certificate}: the key must be {kinds}: gRPC clients support no others")
     last = None
     if files.client_ca is not None and contents.client_ca is not None:
         authorities = parsed(files.client_ca, contents.client_ca)
@@ -132,9 +128,7 @@ def watch(files: TlsFiles, reloaded: Reloaded = unreported) -> WatchedCertificat
     Raises:
         ServerError: The files cannot be used.
     """
-    watched = Watched(CERTIFICATES, files.read, partial(check, files), reloaded)
-    watched.start()
-    return watched
+    return Watched(CERTIFICATES, files.read, partial(check, files), reloaded).start()
 
 
 def server_context(contents: Contents) -> ssl.SSLContext:

@@ -1,14 +1,8 @@
-"""What figures rest on: arrivals, ratios, and processes that end."""
-
-import os
-import sys
-from pathlib import Path
+"""What figures rest on: arrivals and ratios."""
 
 import numpy as np
-import pytest
 
 from benchmarks.load import poisson
-from benchmarks.processes import is_running, process_tree, running
 from benchmarks.systems import Measurement, Spread, ratio
 
 
@@ -33,13 +27,3 @@ def test_ratios_are_taken_round_by_round() -> None:
     }
     assert ratio(rounds, "this", "other") == Spread(2.0, 2.0, 2.0)
     assert ratio(rounds, "this", "absent") is None
-
-
-@pytest.mark.timeout(30)
-def test_a_stopped_process_leaves_no_children(tmp_path: Path) -> None:
-    script = "import subprocess; subprocess.run(['sleep', '60'])"
-    with running([sys.executable, "-c", script], tmp_path / "log", os.environ) as process:
-        while len(tree := process_tree(process.pid)) < 2:
-            assert process.poll() is None
-    while any(is_running(pid) for pid in tree):
-        pass  # SIGKILL takes effect soon; a process that it does not reach runs into the test's timeout

@@ -14,13 +14,13 @@ import pytest
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from benchmarks.processes import free_ports
 from scripts.local_server import ServerProcess
 from tests.chaos import callers
 from tests.chaos.callers import CALL_SECONDS, OK, Question, Tally
 from tests.chaos.figures import Figures, scaled
 from tests.chaos.process import MODEL, OWN_CONNECTION, server_of, wait_until
 from tests.server.watched import watched
+from tests.support.processes import free_ports
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 UNAVAILABLE = "UNAVAILABLE"

@@ -13,12 +13,12 @@ from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Signals
 import pytest
 from attention_client import AttentionClient
 
-from benchmarks.processes import free_ports
 from scripts import local_server
 from tests.chaos import callers
 from tests.chaos.callers import Question, Tally
 from tests.chaos.figures import Figures, scaled
 from tests.chaos.process import wait_until
+from tests.support.processes import free_ports
 from tests.support.prometheus import calls_ended
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]

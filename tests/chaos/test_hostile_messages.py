@@ -17,7 +17,7 @@ from grpc_status import rpc_status
 from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.api.wire import field
+from attention_serving.server.api.wire import encode_field
 from scripts.local_server import ServerProcess
 from tests.chaos.figures import Figures
 from tests.chaos.process import MIB, OWN_CONNECTION, readings, reset_peak, server_of
@@ -38,7 +38,7 @@ MAX_MEMORY_RATIO, MIN_MEMORY_BYTES = 4, 64 * MIB
 
 
 def packed(path: tuple[int, ...], content: bytes) -> bytes:
-    return b"".join(field(path, [content]))
+    return b"".join(encode_field(path, [content]))
 
 
 def texts(*texts: str) -> bytes:

@@ -44,7 +44,7 @@ from tests.chaos.process import (
     readings,
     wait_until,
 )
-from tests.server.http.clients import ask, http_port
+from tests.server.http.clients import ask
 from tests.server.samples import CROSS, SELF, eager_module
 from tests.support import eager
 from tests.support.contradictions import good_and_changed
@@ -218,7 +218,7 @@ def start(server: ServerProcess, repository: Path, tallies: dict[str, Tally]) ->
     for rows, pause in ((1, 0), (37, 0), (128, 0), (2048, 1)):
         yield callers.retrying(target, Question(rows), tallies["good"], pause=pause, max_retries=0)
     yield Actor(partial(streams, target, Question(37), tallies["streams"], rng))
-    yield Actor(hostile(target, http_port(server.log), tallies["hostile"], rng))
+    yield Actor(hostile(target, server.http_port, tallies["hostile"], rng))
     yield Actor(impatient(target, tallies["impatient"], rng))
     yield contexts(target, tallies["contexts"], rng)
     yield replaced(repository, target, tallies["replaced"])

@@ -8,7 +8,6 @@ from attention_client import AttentionClient
 
 from scripts.local_server import ServerProcess, serving
 from tests.encoders.repository import ENCODERS, SENTENCE_MODELS
-from tests.server.http.clients import http_port
 from tests.support.artifacts import cached_repositories, link_tree
 
 
@@ -48,4 +47,4 @@ def encoder_client(encoder_server: ServerProcess) -> Iterator[AttentionClient]:
 @pytest.fixture(scope="module")
 def port(server: ServerProcess) -> int:
     """The HTTP port of the server."""
-    return http_port(server.log)
+    return server.http_port

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_client._commands.weights_page import page_answer, save
+from attention_client import AttentionResult
+from attention_client._commands.weights import page_answer, save
 from attention_client._models import PatternInfo
 
 from scripts.local_server import ROOT, ServerProcess
 from tests.encoders.repository import INT8, SENTENCE
-from tests.server.http.clients import http_port
 from tests.server.samples import CROSS
 from tests.server.security.samples import entry, write_tokens
 from tests.support import node_package
@@ -57,7 +57,7 @@ def test_the_page_in_a_browser(explored: ServerProcess, tmp_path: Path) -> None:
     variables = {
         **os.environ,
         "EXPLORER_BROWSER": chromium,
-        "EXPLORER_URL": f"http://127.0.0.1:{http_port(explored.log)}/explore",
+        "EXPLORER_URL": f"http://127.0.0.1:{explored.http_port}/explore",
         "EXPLORER_TOKEN": TOKEN,
         "EXPLORER_FOLDER": str(tmp_path),
     }
@@ -69,14 +69,7 @@ def test_the_page_in_a_browser(explored: ServerProcess, tmp_path: Path) -> None:
 def write_answer(path: Path, weights: Any, mask: Any = None) -> None:
     """Writes the page of an answer with these weights: (L, H, Tq, Tk)."""
     layers, _, queries, keys = weights.shape
-    answer = page_answer(
-        model=path.stem,
-        version="7",
-        subject=f"query ({queries}, {keys})",
-        queries=[str(index) for index in range(queries)],
-        keys=[str(index) for index in range(keys)],
-        weights=weights,
-        patterns=[PatternInfo(causal=False, window=0)] * layers,
-        mask=mask,
-    )
+    result: Any = AttentionResult(weights[0, 0], weights, path.stem, "7")
+    inputs = {"query": np.empty((queries, keys)), **({} if mask is None else {"mask": mask})}
+    answer = page_answer(result, inputs, [PatternInfo(causal=False, window=0)] * layers)
     save([answer], path)

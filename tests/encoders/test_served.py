@@ -17,7 +17,7 @@ from attention_client import (
     TextTruncatedWarning,
 )
 from attention_client._commands.app import app
-from attention_client._values import StreamItem
+from attention_client._connection.streams import StreamItem
 from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 from typer.testing import CliRunner

@@ -23,7 +23,7 @@ from scripts.local_server import ServerProcess
 from tests.encoders.classifiers import CLASSIFIER, CLASSIFIERS, RERANKER
 from tests.encoders.repository import SENTENCE
 from tests.server.api.messages import vectors
-from tests.server.http.clients import ask, http_port, tensor
+from tests.server.http.clients import ask, tensor
 from tests.server.samples import CROSS
 from tests.support.artifacts import cached_repositories
 from tests.support.contradictions import (
@@ -129,7 +129,7 @@ def request(port: int, body: Body, rng: random.Random) -> str:
         parameters = {name: quote(rng.choice(WORDS), safe="") or "a" for name in ("model", "version")}
         parameters |= {"context": rng.choice(("a", "%00", "%2F")), "region": rng.choice(WORDS) or "a"}
         path = rng.choice(route.paths).format(**parameters)
-        verb = rng.choice((route.verb, "GET", "POST", "DELETE", "HEAD", "PUT"))
+        verb = rng.choice((route.http_method, "GET", "POST", "DELETE", "HEAD", "PUT"))
     try:
         return str(ask(port, path, sent.data, sent.headers, method=verb).status)
     except (HTTPException, OSError):  # the server closes connections of some bad requests
@@ -139,7 +139,7 @@ def request(port: int, body: Body, rng: random.Random) -> str:
 @pytest.mark.thorough
 @pytest.mark.timeout(3600)
 def test_no_mutated_call_fails(server: ServerProcess) -> None:
-    rng, port, statuses = random.Random(SEED), http_port(server.log), Counter[str]()  # noqa: S311
+    rng, port, statuses = random.Random(SEED), server.http_port, Counter[str]()  # noqa: S311
     with AttentionClient(server.target) as client, grpc.insecure_channel(server.target) as channel:
         for number in range(CALLS // 2):
             if number % 1000 == 0:  # some calls drop the context

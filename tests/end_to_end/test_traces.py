@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts.local_server import serving
-from tests.server.http.clients import ask, http_port
+from tests.server.http.clients import ask
 from tests.server.samples import SELF
 from tests.support.collector import QUICKLY, collecting
 
@@ -25,7 +25,7 @@ def test_a_trace_leads_from_the_caller_through_the_server_to_the_run(
             monkeypatch.setenv(name, value)
         with serving(artifacts, tmp_path / "log", "--http-port=0") as server:
             parent = {"traceparent": f"00-{7:032x}-{9:016x}-01"}
-            assert ask(http_port(server.log), f"/v2/models/{SELF}/infer", BODY, parent).status == 200
+            assert ask(server.http_port, f"/v2/models/{SELF}/infer", BODY, parent).status == 200
             (called,) = collector.wait_for(INFER)
             assert server.stop() == 0
     assert (called.trace_id, called.parent_id, called.has_remote_parent) == (f"{7:032x}", f"{9:016x}", True)

@@ -17,7 +17,6 @@ from scripts.local_server import ROOT, ServerProcess
 from tests.encoders.repository import SENTENCE
 from tests.encoders.texts import expected_of
 from tests.examples.conftest import LAYER
-from tests.server.http.clients import http_port
 from tests.server.samples import CROSS
 
 EXAMPLES = ROOT / "examples"
@@ -79,7 +78,7 @@ def test_clients_of_openai(
 ) -> None:
     """What LangChain and LlamaIndex find is what the vectors of the server say."""
     pytest.importorskip(NEEDED[name])
-    question, where = "What is sweet?", f"--url=http://127.0.0.1:{http_port(example_server.log)}/v1"
+    question, where = "What is sweet?", f"--url=http://127.0.0.1:{example_server.http_port}/v1"
     assert import_module(f"examples.{name}").main([question, where, "--model", SENTENCE]) == 0
     lines = [line.split("  ", 1) for line in capsys.readouterr().out.splitlines()]
     found = {text: float(score) for score, text in lines}

@@ -12,7 +12,7 @@ from attention_serving.server import VERSION, machine
 from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.errors import ServerError
 from attention_serving.server.process import application
-from attention_serving.server.process.command_line import make_application, unknown_variables
+from attention_serving.server.process.command_line import create_command, unknown_variables
 from attention_serving.server.security.tls import TlsFiles
 from attention_serving.server.settings import AWAKE_SECONDS, SECTIONS, Settings
 from attention_serving.server.transport.create import channel_options
@@ -46,7 +46,7 @@ def run(*flags: str) -> tuple[Result, list[Settings]]:
         found.append(settings)
         return 0
 
-    return CliRunner().invoke(make_application(serve), [*flags]), found
+    return CliRunner().invoke(create_command(serve), [*flags]), found
 
 
 def settings(*flags: str) -> Settings:

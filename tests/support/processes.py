@@ -1,9 +1,10 @@
 """Processes of tests: servers of linked models, and programs in Python."""
 
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from scripts.local_server import ROOT, ServerProcess, serving
@@ -27,3 +28,10 @@ def run_python(
     return subprocess.run(
         command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False
     )
+
+
+def free_ports(count: int = 1) -> list[int]:
+    """TCP ports that are free on loopback."""
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [listener.getsockname()[1] for listener in listeners]

@@ -276,7 +276,7 @@ test("a file shows its answers without any request", options, async () => {
   const url = pathToFileURL(`${EXPLORER_FOLDER}/masked.html`).href;
   await open(url);
   assert.equal(await page.$eval("#request", (form) => (form as HTMLElement).hidden), true);
-  assert.equal(await text("#subject"), "masked, version 7: query (2, 3)");
+  assert.equal(await text("#subject"), "masked, version 7: query (2, 3), mask (2, 3)");
   const small = await smallPictures();
   const cannot = small.map((picture) => picture.map((colour) => Number(near(colour, LIGHT_CANNOT))));
   assert.deepEqual(cannot, [[0, 0, 1, 0, 1, 1]]);

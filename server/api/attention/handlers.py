@@ -16,7 +16,7 @@ from attention_serving.server.api.errors import code_of
 from attention_serving.server.api.inference import Inference
 from attention_serving.server.api.method import Method, find_model, of_names, of_service, parse, permitted
 from attention_serving.server.api.tensors import Allowance, ReplyTemplate
-from attention_serving.server.api.wire import Parsed, copy_fields, field, leading_text, reader
+from attention_serving.server.api.wire import Parsed, copy_fields, encode_field, leading_text, reader
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.contexts import DEFAULT_TTL_SECONDS, context_id, joined, projected_inputs
 from attention_serving.server.engine.engine import Engine
@@ -63,9 +63,7 @@ class Attend(Inference):
         name = super()._model_name(parsed, call)
         if name or not parsed.message.text.return_labels:
             return name
-        models = [
-            model for model in self._engine.repository if isinstance(model, LoadedModel) and model.classifier
-        ]
+        models = [model for model in self._engine.repository.loaded_models if model.classifier]
         names = {model.name for model in permitted(models, call, Right.INFER)}
         if len(names) != 1:
             raise InvalidRequestError("model_name", f"is required: {len(names)} text classifiers are ready")
@@ -109,7 +107,7 @@ class AttendStream(Attend):
 
     def _encode(self, reply: ReplyTemplate, result: Result, request_id: str) -> bytes:
         start = pb.AttendStreamResponse(id=request_id).SerializeToString()
-        return b"".join([start, *field(RESPONSE, reply.parts(result))])
+        return b"".join([start, *encode_field(RESPONSE, reply.parts(result))])
 
     def _leading_id(self, message: bytes) -> str:
         return leading_text(message, pb.AttendStreamRequest.ID_FIELD_NUMBER)
@@ -164,9 +162,8 @@ class PutContext:
             raise InvalidRequestError("mask", "hides every row")
         inputs = projected_inputs(projector, rows, positions)
         ragged = {name: Ragged(array, (len(array),)) for name, array in inputs.items()}
-        request = self._engine.validate(
-            projector, DecodedRequest(inputs=ragged, deadline=call.deadline, caller=caller)
-        )
+        decoded = DecodedRequest(inputs=ragged, deadline=call.deadline, caller=caller)
+        request = self._engine.validate(projector, decoded)
         new = Context(
             id=context_id(model, "" if parent is None else parent.id, {**rows, KEY_POSITIONS: positions}),
             nbytes=(CONTEXT_BYTES if parent is None else parent.nbytes)
@@ -203,10 +200,9 @@ def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
         model = find_model(repository.find, call, Right.READ, request.name, request.version)
         return pb.GetModelResponse(model=responses.describe(model))
 
-    async def drop(request: pb.DropContextRequest, call: Call) -> pb.DropContextResponse:
+    async def drop(request: pb.DropContextRequest, call: Call) -> None:
         model = find_model(engine.model, call, Right.INFER, request.model_name, request.model_version)
         await threads.run(partial(contexts.drop, model, request.id, call.caller.name), call.deadline)
-        return pb.DropContextResponse()
 
     async def list_page(request: pb.ListContextsRequest, call: Call) -> pb.ListContextsResponse:
         model = find_model(engine.model, call, Right.INFER, request.model_name, request.model_version)

@@ -81,11 +81,11 @@ def input_names(model: LoadedModel) -> dict[str, str]:
     is_rows = len(spec.axes) <= MAX_OUTPUT_AXES and not isinstance(spec.axes[-1], str)
     if not is_rows and spec.axes != (BATCH_AXIS,):
         shape = ", ".join(map(str, spec.axes))
-        raise InvalidRequestError(
-            "model_name",
-            f"{spec.name} of model {model.name!r} has shape ({shape}), which is not a sequence of vectors; "
-            "send its inputs by name, as `inputs`, and its outputs come back by name",
+        problem = (
+            f"{spec.name} of model {model.name!r} has shape ({shape}), which is not a sequence of vectors"
         )
+        advice = "send its inputs by name, as `inputs`, and its outputs come back by name"
+        raise InvalidRequestError("model_name", f"{problem}; {advice}")
     if model.manifest.num_heads:
         return {}
     names = [spec.name for spec in model.inputs]

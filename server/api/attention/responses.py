@@ -10,7 +10,7 @@ from attention_serving.artifact.manifest import GraphKind, TensorSpec
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention.requests import DATA_TYPES, UINT32
 from attention_serving.server.api.tensors import DATATYPES, Output, Piece, datatype_of
-from attention_serving.server.api.wire import copy_fields, head
+from attention_serving.server.api.wire import copy_fields, field_header
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import FailedModel, Model
 from attention_serving.server.engine.types import Context, DecodedRequest, Result
@@ -41,7 +41,7 @@ def facts(request: DecodedRequest, model: LoadedModel, *, has_texts: bool = Fals
         response.token_offsets.lengths.extend(request.offsets.lengths)
         for path, column in zip((OFFSET_STARTS, OFFSET_ENDS), request.offsets.rows.T, strict=True):
             content = column.astype(UINT32).tobytes()
-            bounds += head(path, len(content)) + content
+            bounds += field_header(path, len(content)) + content
     return response.SerializeToString() + bounds
 
 
@@ -65,7 +65,7 @@ def encode(
     vectors.data_type, vectors.width = DATA_TYPES[datatype_of(rows[0], wire)], rows[0].shape[-1]
     vectors.lengths.extend([len(array) for array in rows])
     output = Output(first, wire)
-    contents: list[Piece] = [head(CONTEXT_DATA, output.size(rows)), output]
+    contents: list[Piece] = [field_header(CONTEXT_DATA, output.size(rows)), output]
     # A module may have an output of this name that is not the weights of heads.
     if weights := outputs.get(ATTENTION_WEIGHTS, ()) if has_heads else ():
         *layers, heads, _, _ = weights[0].shape  # those of an encoder have layers
@@ -79,7 +79,7 @@ def encode(
             )
         )
         output = Output(ATTENTION_WEIGHTS, wire)
-        contents += [head(WEIGHTS_DATA, output.size(weights)), output]
+        contents += [field_header(WEIGHTS_DATA, output.size(weights)), output]
     return [prefix + response.SerializeToString(), *contents]
 
 
@@ -106,8 +106,8 @@ def encode_named(
             shapes=chain.from_iterable(shapes),
         ).SerializeToString()
         size = output.size(arrays)
-        before = tensors + head(DATA, size)
-        pieces += [head(OUTPUTS, len(before) + size) + before, output]
+        before = tensors + field_header(DATA, size)
+        pieces += [field_header(OUTPUTS, len(before) + size) + before, output]
     return pieces
 
 

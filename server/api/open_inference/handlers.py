@@ -17,7 +17,7 @@ from attention_serving.server.api.open_inference import requests, responses
 from attention_serving.server.api.open_inference.requests import BYTES
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.api.tensors import DATATYPES, Allowance, ReplyTemplate
-from attention_serving.server.api.wire import Parsed, copy_fields, field
+from attention_serving.server.api.wire import Parsed, copy_fields, encode_field
 from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.contexts import CONTEXT_ID
 from attention_serving.server.engine.engine import Engine
@@ -79,7 +79,7 @@ class ModelStreamInfer(ModelInfer):
 
     def _encode(self, reply: ReplyTemplate, result: Result, request_id: str) -> bytes:
         start = pb.ModelInferResponse(id=request_id).SerializeToString()
-        return b"".join(field(RESPONSE, [start, *reply.parts(result)]))
+        return b"".join(encode_field(RESPONSE, [start, *reply.parts(result)]))
 
     def _with_reply(self, error: EngineError, request_id: str) -> EngineError:
         response = pb.ModelInferResponse(id=request_id)
@@ -258,10 +258,8 @@ class Handlers:
         self._engine.events.flush()
         models = [
             model
-            for model in permitted(self._engine.repository, call)
-            if isinstance(model, LoadedModel)
-            and request.name in ("", model.name)
-            and request.version in ("", model.version)
+            for model in permitted(self._engine.repository.loaded_models, call)
+            if request.name in ("", model.name) and request.version in ("", model.version)
         ]
         if not models and (request.name or call.identity is None):
             models = [find_model(self._engine.model, call, Right.READ, request.name, request.version)]

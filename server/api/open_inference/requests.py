@@ -67,11 +67,12 @@ Lengths = Mapping[str, tuple[int, ...]]
 
 def is_slow(parsed: Parsed[pb.ModelInferRequest]) -> bool:
     """Whether a request takes long to decode even if it is not large: much text, or many texts."""
-    is_long = len(parsed.data) > INLINE_MAX_BYTES
-    return any(
-        tensor.datatype == BYTES and (is_long or math.prod(islice(tensor.shape, MAX_AXES)) > INLINE_MAX_TEXTS)
-        for tensor in parsed.message.inputs
-    )
+    for tensor in parsed.message.inputs:
+        if tensor.datatype == BYTES:
+            has_many = math.prod(islice(tensor.shape, MAX_AXES)) > INLINE_MAX_TEXTS
+            if has_many or len(parsed.data) > INLINE_MAX_BYTES:
+                return True
+    return False
 
 
 def decode(
@@ -116,24 +117,22 @@ def decode(
     if texts and extras:
         raise InvalidRequestError(next(iter(extras)), "cannot be combined with text; send token ids instead")
     sizes, mask = _sizes(arrays, model), extras.pop(ATTENTION_MASK, None)
-    lengths = _lengths(extras, sizes, model)
-    padded = {
-        spec.name: Ragged(array.reshape(-1, *array.shape[2:]), array.shape[1:2] * len(array))
-        for spec in model.inputs
-        if (array := arrays.get(spec.name)) is not None
-    }
-    unpadded = {
-        spec.name: Ragged(np.concatenate(_unpad(arrays[spec.name], spec.axes[1:2], lengths)), ends)
-        for spec in model.inputs
-        if spec.name in arrays and (ends := lengths.get(str(spec.axes[1])))
-    }
+    lengths = _lengths(extras, sizes, model) if extras else {}
+    padded, inputs = dict[str, Ragged](), dict[str, Ragged]()
+    for name, array in arrays.items():
+        axis = str(model.inputs_by_name[name].axes[1])
+        inputs[name] = padded[name] = Ragged(
+            array.reshape(-1, *array.shape[2:]), array.shape[1:2] * len(array)
+        )
+        if axis in lengths:
+            inputs[name] = Ragged(np.concatenate(_unpad(array, (axis,), lengths)), lengths[axis])
     dimensions = parameter(parameters, DIMENSIONS, int, "a positive integer")
     if dimensions is not None:
         check_dimensions(dimensions, model)
     kind = "an integer: microseconds, or 0 for no timeout"
     microseconds = parameter(parameters, TIMEOUT, int, kind) or 0
     request = DecodedRequest(
-        inputs=padded | unpadded,
+        inputs=inputs,
         texts=texts,
         pairs=pairs,
         mask=None if mask is None else _decode_mask(mask, model, padded, lengths),
@@ -330,9 +329,9 @@ def find_slice(field: str, parameters: Parameters, memory: SharedMemory) -> Slic
         RegionNotFoundError: The region is not registered.
         UnsupportedError: Shared memory is switched off.
     """
-    region = parameter(parameters, REGION, str, "the name of a region", field)
-    if region is None:
+    if REGION not in parameters:
         return None
+    region = parameter(parameters, REGION, str, "the name of a region", field) or ""
     offset = parameter(parameters, REGION_OFFSET, int, "a number of bytes", field) or 0
     size = parameter(parameters, REGION_SIZE, int, "a number of bytes", field) or 0
     return memory.slice(field, region, offset, size)

@@ -26,7 +26,7 @@ from attention_serving.server.api.tensors import (
     Shape,
     datatype_of,
 )
-from attention_serving.server.api.wire import Parsed, head
+from attention_serving.server.api.wire import Parsed, field_header
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Array, DecodedRequest, Result
@@ -50,6 +50,7 @@ EMPTY = SIZE.pack(0)
 # Another: the number of tokens of each text.
 LENGTHS = "lengths"
 LENGTHS_SPEC = TensorSpec(name=LENGTHS, data_type="int64", axes=(BATCH_AXIS,))
+NO_PARAMETERS: Parameters = {}
 RAW_OUTPUT_CONTENTS = (pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER,)
 
 
@@ -66,7 +67,7 @@ def requested_outputs(message: pb.ModelInferRequest, model: LoadedModel) -> dict
     """
     names = default_outputs(model)
     if not message.outputs:
-        return {name: {} for name in names}
+        return dict.fromkeys(names, NO_PARAMETERS)
     outputs = list(dict.fromkeys((*names, *model.outputs, *([TOKENS] if model.text_encoder else []))))
     requested = dict[str, Parameters]()
     for output in message.outputs:
@@ -115,11 +116,13 @@ def plan_reply(
     """
     message, (padded, padded_axes) = parsed.message, _padded_sizes(request, model, sizes)
     response = _response(message, request, model, in_stream=in_stream)
-    planned, size = list[tuple[Piece, Slice | None]](), 0
+    planned, size, is_shared = list[tuple[Piece, Slice | None]](), 0, False
     for name, parameters in outputs.items():
         field = f"outputs[{name}]"
         piece: Piece
-        wire, location = output_type(field, parameters), find_slice(field, parameters, memory)
+        wire, location = "FP32", None
+        if parameters:
+            wire, location = output_type(field, parameters), find_slice(field, parameters, memory)
         if name == TOKENS and name not in model.outputs:
             length = padded.get(str(model.inputs[0].axes[1]), 0)
             datatype, (shape, piece) = BYTES, token_texts(request, model, length, allowance)
@@ -145,6 +148,7 @@ def plan_reply(
             tensor.parameters[requests.REGION].string_param = location.region.name
             tensor.parameters[requests.REGION_OFFSET].int64_param = location.offset
             tensor.parameters[requests.REGION_SIZE].int64_param = sent_bytes
+            is_shared = True
         planned.append((piece, location))
     with_id = size + len(parsed.id.encode())
     if with_id > (most := allowance.limits.max_result_bytes):
@@ -155,7 +159,6 @@ def plan_reply(
         # The outputs are copied to rectangles, which are then copied to the response.
         allowance.reservation.add(2 * size)
     # A timeout counts from the arrival of its request, and regions can be replaced.
-    is_shared = any(location is not None for _, location in planned)
     is_kept = requests.TIMEOUT not in message.parameters and not is_shared
     return ReplyTemplate(partial(_encode, response, planned), is_kept=is_kept)
 
@@ -173,10 +176,10 @@ def _encode(
             arrays = result.outputs[piece.name]
             tensor.datatype, size = datatype_of(arrays[0], piece.wire), piece.size(arrays)
         if location is None:
-            raw += [head(RAW_OUTPUT_CONTENTS, size), piece]
+            raw += [field_header(RAW_OUTPUT_CONTENTS, size), piece]
         else:
             location.write([piece] if isinstance(piece, bytes) else piece.parts(arrays))
-            raw += [head(RAW_OUTPUT_CONTENTS, 0), b""]
+            raw += [field_header(RAW_OUTPUT_CONTENTS, 0), b""]
     return [response.SerializeToString(), *raw]
 
 
@@ -184,14 +187,15 @@ def _padded_sizes(
     request: DecodedRequest, model: LoadedModel, sizes: Mapping[str, int]
 ) -> tuple[dict[str, int], set[str]]:
     """The size of each symbolic axis in a response; and the axes that are longer than some sequence."""
-    lengths = {
-        str(spec.axes[1]): request.inputs[spec.name].lengths
-        for spec in reversed(model.inputs)
-        if spec.name in request.inputs
-    }
-    longest = {axis: max(ends, default=0) for axis, ends in lengths.items()}
-    padded = {**longest, **sizes, BATCH_AXIS: max(map(len, lengths.values()), default=0)}
-    return padded, {axis for axis, ends in lengths.items() if min(ends, default=0) < padded[axis]}
+    padded, unequal = {**sizes, BATCH_AXIS: 0}, set[str]()
+    for spec in model.inputs:
+        if (ragged := request.inputs.get(spec.name)) is not None and ragged.lengths:
+            axis = str(spec.axes[1])
+            padded[axis] = sizes.get(axis, max(ragged.lengths))
+            padded[BATCH_AXIS] = max(padded[BATCH_AXIS], len(ragged.lengths))
+            if min(ragged.lengths) < padded[axis]:
+                unequal.add(axis)
+    return padded, unequal
 
 
 def _response(

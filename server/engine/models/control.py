@@ -58,14 +58,17 @@ class IndexEntry(NamedTuple):
 
 
 class ChangeKind(StrEnum):
-    """What happened to one version of a model."""
+    """What happened to one version of a model.
+
+    Attributes:
+        LOAD: It is served, and was not served before.
+        REPLACE: It is served in place of an artifact of the same version.
+        UNLOAD: It is not served any more.
+    """
 
     LOAD = "load"
-    """It is served, and was not served before."""
     REPLACE = "replace"
-    """It is served in place of an artifact of the same version."""
     UNLOAD = "unload"
-    """It is not served any more."""
 
 
 # Receives the name of a model of which a version changed or failed to, what happened or was to happen, and
@@ -141,8 +144,7 @@ class ModelControl:
 
     def poll(self, seconds: float) -> None:
         """Starts to poll the folder for changes, every so many seconds."""
-        self._poller = PeriodicThread("poll", self.poll_once, seconds)
-        self._poller.start()
+        self._poller = PeriodicThread("poll", self.poll_once, seconds).start()
 
     def close(self) -> None:
         """Ends the threads. A change that is being made is finished."""
@@ -289,9 +291,7 @@ class ModelControl:
                 _log_when_freed(old)
             kind = ChangeKind.REPLACE if was_served else ChangeKind.LOAD
             self._report(name, kind if is_served else ChangeKind.UNLOAD, True)  # noqa: FBT003 - as above
-        versions = sorted(
-            (version for version, model in now.items() if isinstance(model, LoadedModel)), key=int
-        )
+        versions = [model.version for model in self.repository.loaded_models if model.name == name]
         log.info("models changed", extra={"model": name, "versions": versions})
         self._changed()
 

@@ -61,10 +61,9 @@ class ArtifactCopy:
                 self.close = weakref.finalize(self, _release, copies, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
         except OSError as error:
-            text = f"the artifact cannot be copied to the folder of temporary files: {error.strerror}"
-            raise ArtifactError(
-                folder / MANIFEST_FILE, f"{text}; free space there, or set TMPDIR", details=error
-            ) from error
+            reason = f"the artifact cannot be copied to the folder of temporary files: {error.strerror}"
+            problem = f"{reason}; free space there, or set TMPDIR"
+            raise ArtifactError(folder / MANIFEST_FILE, problem, details=error) from error
 
     @contextmanager
     def record_crash(self) -> Iterator[None]:
@@ -81,12 +80,9 @@ class ArtifactCopy:
             _, *crashes = file.read().split(CRASH)
             if len(crashes) >= MOST_CRASHES:
                 cause = crashes[-1].decode(errors="replace").splitlines()[0]
-                raise ArtifactError(
-                    record,
-                    f"{len(crashes)} processes crashed while they loaded this artifact; it is not loaded "
-                    "until it changes or this file is removed",
-                    details=cause,
-                )
+                reason = f"{len(crashes)} processes crashed while they loaded this artifact"
+                problem = f"{reason}; it is not loaded until it changes or this file is removed"
+                raise ArtifactError(record, problem, details=cause)
             was_enabled = faulthandler.is_enabled()
             faulthandler.enable(file)
             try:

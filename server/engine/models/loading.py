@@ -113,10 +113,8 @@ class ModelStore:
         """
         keys = [(name, version) for name in self.names() for version in self.chosen(name)]
         if not keys:
-            raise ServerError(
-                f"model repository {self.folder} does not contain a <name>/<version>/ folder; "
-                f"a name must match {NAME_PATTERN}"
-            )
+            problem = f"model repository {self.folder} does not contain a <name>/<version>/ folder"
+            raise ServerError(f"{problem}; a name must match {NAME_PATTERN}")
         return keys
 
     def signature(self, name: str, version: str) -> Signature | None:
@@ -213,10 +211,7 @@ def versions(repository: Path, name: str) -> list[str]:
 
 
 def load_model(
-    folder: Path,
-    device: Device,
-    max_tolerance: float = MAX_TOLERANCE,
-    proof_keys: Sequence[PublicKey] = (),
+    folder: Path, device: Device, max_tolerance: float = MAX_TOLERANCE, proof_keys: Sequence[PublicKey] = ()
 ) -> LoadedModel:
     """Loads an artifact: verifies a copy of its files, opens its graphs, replays its golden vectors.
 
@@ -286,11 +281,8 @@ def _check_manifest(manifest: Manifest, folder: Path, max_tolerance: float) -> N
         raise ArtifactError(path, f"graph {GraphKind.PLAIN} is missing")
     tolerance = manifest.tolerance
     if max(tolerance.rtol, tolerance.atol, 1 - (tolerance.cosine or 1)) > max_tolerance:
-        raise ArtifactError(
-            path,
-            f"the tolerance is {manifest.tolerance}; this server accepts at most {max_tolerance:g} "
-            "(--max-tolerance)",
-        )
+        limit = f"this server accepts at most {max_tolerance:g} (--max-tolerance)"
+        raise ArtifactError(path, f"the tolerance is {manifest.tolerance}; {limit}")
 
 
 def _open_sessions(
@@ -328,9 +320,8 @@ def _check_types(folder: Path, graph: Graph, session: Session) -> None:
     """Refuses a graph whose outputs have other element types than its manifest states."""
     for spec in graph.outputs:
         if (runtime_type := session.types[spec.name]) != RUNTIME_TYPES[spec.data_type]:
-            raise ArtifactError(
-                folder / graph.file, f"{spec.name} is {runtime_type}; the manifest states {spec.data_type}"
-            )
+            problem = f"{spec.name} is {runtime_type}; the manifest states {spec.data_type}"
+            raise ArtifactError(folder / graph.file, problem)
 
 
 def _prove(case: GoldenCase, manifest: Manifest, session: Session, golden: Path) -> float:
@@ -355,13 +346,7 @@ def _explain_errors(path: Path, what: str) -> Iterator[None]:
         raise ArtifactError(path, what, details=error) from error
 
 
-def replay(
-    case: GoldenCase,
-    session: Session,
-    tolerance: Tolerance,
-    *,
-    where: str,
-) -> Parity:
+def replay(case: GoldenCase, session: Session, tolerance: Tolerance, *, where: str) -> Parity:
     """Runs a golden case and compares every output that it contains.
 
     Args:

@@ -53,6 +53,11 @@ class Repository:
         """Every model, sorted by name and version."""
         return iter(self._snapshot[0].values())
 
+    @property
+    def loaded_models(self) -> list[LoadedModel]:
+        """Those that are ready, sorted by name and version."""
+        return [model for model in self if isinstance(model, LoadedModel)]
+
     def versions(self, name: str) -> Mapping[str, Model]:
         """The versions of a model, lowest first; empty if there is no such model."""
         return {model.version: model for model in self if model.name == name}
@@ -67,8 +72,8 @@ class Repository:
 
     def close(self) -> None:
         """Lets the copies of the artifacts go: the process ends."""
-        for model in self:
-            if isinstance(model, LoadedModel) and model.files is not None:
+        for model in self.loaded_models:
+            if model.files is not None:
                 model.files.close()
 
     def find(self, name: str, version: str = "") -> Model:
@@ -80,16 +85,13 @@ class Repository:
         by_key, newest = self._snapshot
         if name not in newest:
             names = ", ".join(sorted(newest)) or "none"
-            raise ModelNotFoundError(
-                f"model {quoted(name)} does not exist; there are: {names}", field="model_name"
-            )
+            problem = f"model {quoted(name)} does not exist; there are: {names}"
+            raise ModelNotFoundError(problem, field="model_name")
         model = by_key.get((name, version)) if version else newest[name]
         if model is None:
             versions = ", ".join(self.versions(name))
-            raise ModelNotFoundError(
-                f"model {name!r} does not have version {quoted(version)}; it has: {versions}",
-                field="model_version",
-            )
+            problem = f"model {name!r} does not have version {quoted(version)}; it has: {versions}"
+            raise ModelNotFoundError(problem, field="model_version")
         return model
 
     def ready(self, name: str, version: str = "") -> LoadedModel:

@@ -31,53 +31,54 @@ FLOAT_BYTES, SUM_BYTES = 4, 8
 LEAST_NORM = 1e-12
 
 
-def check_outputs(request: DecodedRequest, model: LoadedModel) -> None:
-    """Checks that a model has what a request selects of its outputs.
+def output_bytes(
+    request: DecodedRequest, model: LoadedModel, shapes: Sequence[SequencePlan], size: int
+) -> tuple[int, int]:
+    """Checks what a request selects; the size of its result, and the memory to make it, in bytes.
+
+    Args:
+        request: The request.
+        model: Its model.
+        shapes: The plans of its sequences.
+        size: The size of all outputs of its graph.
 
     Raises:
-        InvalidRequestError: It lacks a layer or head, or one is named twice; or its embeddings cannot be
-            shortened to that number of elements, or be made of spans.
+        InvalidRequestError: The model lacks a layer or head, or one is named twice; or its embeddings cannot
+            be shortened to that number of elements, or be made of spans; or a span of tokens does not lie
+            within its sequence.
     """
+    work = 0
     if request.dimensions:
         check_dimensions(request.dimensions, model)
-    if request.spans is not None:
-        check_pooling(model)
     if request.head_selection is not None:
-        counts = _counts(model)
-        if request.head_selection.layers and not counts[0]:
-            raise InvalidRequestError(LAYERS, f"must be empty: model {model.name!r} is not a text encoder")
-        for field, chosen, count in zip((LAYERS, HEADS), request.head_selection, counts, strict=True):
-            if wrong := [index for index in chosen[: count + 1] if index >= count]:
-                raise InvalidRequestError(field, f"contains {wrong[0]}; the model has 0 to {count - 1}")
-            if len(chosen) > count or len(set(chosen)) < len(chosen):
-                raise InvalidRequestError(field, "names one of them twice")
-
-
-def output_bytes(
-    request: DecodedRequest, model: LoadedModel, shapes: Sequence[SequencePlan]
-) -> tuple[int, int]:
-    """The size of the result of a request, and the memory that it takes to make it, in bytes.
-
-    Raises:
-        InvalidRequestError: A span of tokens does not lie within its sequence.
-    """
-    size, work = sum([shape.result_bytes for shape in shapes]), 0
-    if request.head_selection is not None:
-        layers, heads = _counts(model)
-        chosen, layers = request.head_selection, max(1, layers)
-        left_out = layers * heads - (len(chosen.layers) or layers) * (len(chosen.heads) or heads)
         pairs = sum([shape.lengths[0] * model.key_length(shape.lengths) for shape in shapes])
-        size -= FLOAT_BYTES * left_out * pairs
+        size -= FLOAT_BYTES * _unselected_heads(request.head_selection, model) * pairs
     if request.offsets is not None:
         size += request.offsets.rows.nbytes
-    if request.spans is not None and (encoder := model.encoder) is not None:
-        lengths = [shape.lengths[0] for shape in shapes]
+    if request.spans is not None:
+        encoder, lengths = check_pooling(model), [shape.lengths[0] for shape in shapes]
         check_spans(request.spans, lengths, unit="token", noun="sequence")
         embeddings = len(request.spans.rows) - len(lengths)
         size += FLOAT_BYTES * (embeddings * encoder.embedding_width - sum(lengths) * encoder.width)
         # One sequence is pooled at a time, in double precision: see `_linear`.
         work = SUM_BYTES * (1 + max(lengths) + 2 * max(request.spans.lengths)) * encoder.width
     return size, work
+
+
+def _unselected_heads(selection: HeadSelection, model: LoadedModel) -> int:
+    """Checks a selection; returns the number of heads of all layers that it leaves out."""
+    outputs = model.manifest.graphs[GraphKind.WEIGHTS].outputs
+    axes = next(spec.axes for spec in outputs if spec.name == ATTENTION_WEIGHTS)
+    *layers, heads = [int(axis) for axis in axes[1:-2]]
+    if selection.layers and not layers:
+        raise InvalidRequestError(LAYERS, f"must be empty: model {model.name!r} is not a text encoder")
+    for field, indices, count in zip((LAYERS, HEADS), selection, (sum(layers), heads), strict=True):
+        if wrong := [index for index in indices[: count + 1] if index >= count]:
+            raise InvalidRequestError(field, f"contains {wrong[0]}; the model has 0 to {count - 1}")
+        if len(indices) > count or len(set(indices)) < len(indices):
+            raise InvalidRequestError(field, "names one of them twice")
+    num_layers = sum(layers) or 1
+    return num_layers * heads - (len(selection.layers) or num_layers) * (len(selection.heads) or heads)
 
 
 def select(weights: Array, selection: HeadSelection) -> Array:
@@ -93,14 +94,6 @@ def select(weights: Array, selection: HeadSelection) -> Array:
     return selected
 
 
-def _counts(model: LoadedModel) -> tuple[int, int]:
-    """The numbers of layers and heads of a model's weights; 0 layers if it is not a text encoder."""
-    outputs = model.manifest.graphs[GraphKind.WEIGHTS].outputs
-    axes = next(spec.axes for spec in outputs if spec.name == ATTENTION_WEIGHTS)
-    *layers, heads = [int(axis) for axis in axes[1:-2]]
-    return sum(layers), heads
-
-
 def check_dimensions(dimensions: int, model: LoadedModel) -> None:
     """Checks whether embeddings of a model can be shortened to a number of elements.
 
@@ -111,9 +104,8 @@ def check_dimensions(dimensions: int, model: LoadedModel) -> None:
         raise InvalidRequestError(DIMENSIONS, f"model {model.name!r} is not a text encoder")
     allowed = (*model.encoder.dimensions, model.encoder.embedding_width)
     if dimensions not in allowed:
-        raise InvalidRequestError(
-            DIMENSIONS, f"is {dimensions}; model {model.name!r} allows {', '.join(map(str, allowed))}"
-        )
+        problem = f"is {dimensions}; model {model.name!r} allows {', '.join(map(str, allowed))}"
+        raise InvalidRequestError(DIMENSIONS, problem)
 
 
 def shortened(outputs: dict[str, list[Array]], model: LoadedModel, dimensions: int) -> dict[str, list[Array]]:
@@ -175,21 +167,19 @@ def check_spans(
     starts, stops = spans.rows.T
     (wrong,) = np.nonzero(starts >= stops)
     if wrong.size:
-        raise InvalidRequestError(
-            SPANS, f"{_name(spans, wrong[0], noun)} has no {unit}s; its start must be below its end"
-        )
+        problem = f"{_name(spans, wrong[0], noun)} has no {unit}s; its start must be below its end"
+        raise InvalidRequestError(SPANS, problem)
     (beyond,) = np.nonzero(stops > np.repeat(np.asarray(ends, np.int64), spans.lengths))
     if beyond.size:
         name, sequence = _name(spans, beyond[0], noun), _sequence(spans, beyond[0])
         if sequence in truncated:
-            raise LimitExceededError(
-                SPANS, f"{name} ends beyond {unit} {ends[sequence]}, where the {noun} is cut"
-            )
+            problem = f"{name} ends beyond {unit} {ends[sequence]}, where the {noun} is cut"
+            raise LimitExceededError(SPANS, problem)
         raise InvalidRequestError(SPANS, f"{name} ends beyond the {ends[sequence]} {unit}s of its {noun}")
 
 
-def check_pooling(model: LoadedModel) -> None:
-    """Checks that spans of a model's sequences can be pooled.
+def check_pooling(model: LoadedModel) -> EncoderFacts:
+    """Checks that spans of a model's sequences can be pooled; returns the facts of the encoder.
 
     Raises:
         InvalidRequestError: The model has no token vectors, or an embedding is more than they pooled.
@@ -199,12 +189,10 @@ def check_pooling(model: LoadedModel) -> None:
         raise InvalidRequestError(SPANS, f"{name} is not a text encoder with token vectors")
     for pooling in encoder.pooling:
         if pooling not in POOLINGS:
-            raise InvalidRequestError(
-                SPANS,
-                f"{name} pools by {pooling}; spans need {' or '.join(POOLINGS)}",
-            )
+            raise InvalidRequestError(SPANS, f"{name} pools by {pooling}; spans need {' or '.join(POOLINGS)}")
     if model.manifest.config.get("dense"):
         raise InvalidRequestError(SPANS, f"{name} has linear layers after pooling, which take whole texts")
+    return encoder
 
 
 def with_spans(outputs: dict[str, Array], spans: Array, encoder: EncoderFacts) -> dict[str, Array]:

@@ -155,10 +155,8 @@ class TextEncoder:
                 characters.append(np.maximum(token_offsets - len(prefix), 0).astype(np.uint32))
                 ends.append(max(0, (len(text) if cut is None else cut) - len(prefix)))
             if len(ids) > limits.tokens:
-                raise LimitExceededError(
-                    TEXT,
-                    f"texts 0 to {index} have {len(ids)} tokens; the limit of one request is {limits.tokens}",
-                )
+                problem = f"texts 0 to {index} have {len(ids)} tokens"
+                raise LimitExceededError(TEXT, f"{problem}; the limit of one request is {limits.tokens}")
         row_counts = tuple(lengths)
         return EncodedTexts(
             Ragged(np.asarray(ids, np.int64), row_counts),

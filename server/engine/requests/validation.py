@@ -7,16 +7,17 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from itertools import zip_longest
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_serving.artifact.manifest import TOKEN_TYPES, GraphKind, Manifest, TensorSpec
+from attention_serving.artifact.manifest import TOKEN_TYPES, GraphKind, TensorSpec
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.outputs import SPANS, check_outputs, output_bytes, token_spans
+from attention_serving.server.engine.requests.outputs import SPANS, output_bytes, token_spans
 from attention_serving.server.engine.requests.request import Plan, Request, split
 from attention_serving.server.engine.requests.tokenizer import TEXT, TextLimits
 from attention_serving.server.engine.types import Array, DecodedRequest, Mask, MaskKind, Ragged, SequencePlan
@@ -37,28 +38,35 @@ def validate(request: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
         LimitExceededError: The request or its result would be too large.
     """
     graph = _choose_graph(request, model)
-    check_outputs(request, model)
-    sizes = _sizes(request, model, limits)
-    ragged = [_rows(spec, request, model) for spec in model.inputs]
-    shapes = [model.plan(graph, item) for item in sizes]
-    result_bytes, work_bytes = output_bytes(request, model, shapes)
+    shapes = [model.plan(graph, sizes) for sizes in _sizes(request, model, limits)]
+    rows, lengths, input_bytes = dict[str, Array](), list[tuple[int, ...]](), 0
+    for spec in model.inputs:
+        ragged = _rows(spec, request, model)
+        rows[spec.name] = ragged.rows
+        lengths.append(ragged.lengths)
+        input_bytes += ragged.rows.nbytes
+    result_bytes, work_bytes = sum(map(attrgetter("result_bytes"), shapes)), 0
+    if request.dimensions or request.head_selection or request.spans or request.offsets:
+        result_bytes, work_bytes = output_bytes(request, model, shapes, result_bytes)
     if result_bytes > limits.max_result_bytes:
         field = model.inputs[0].name if request.spans is None else SPANS
         field = RETURN_WEIGHTS if request.return_weights else field
-        raise LimitExceededError(
-            field, f"the result would be {result_bytes} bytes; the limit is {limits.max_result_bytes}"
-        )
-    _check_runs(model.inputs[0].name, shapes, limits)
-    masks = _split_mask(request.mask, model, shapes)
+        problem = f"the result would be {result_bytes} bytes; the limit is {limits.max_result_bytes}"
+        raise LimitExceededError(field, problem)
+    largest = max(shapes, key=attrgetter("run_bytes"))
+    if (size := largest.run_bytes) > limits.max_run_bytes:
+        problem = f"sequence {shapes.index(largest)} needs about {size} bytes of memory for its run"
+        advice = f"the limit is {limits.max_run_bytes}; send shorter sequences or raise max_memory"
+        raise LimitExceededError(model.inputs[0].name, f"{problem}; {advice}")
+    masks = [] if request.mask is None else _split_mask(request.mask, model, shapes)
     plan = Plan(
         graph=graph,
-        lengths=tuple([item.lengths for item in ragged]),
+        lengths=tuple(lengths),
         sequences=tuple(shapes),
-        input_bytes=sum([item.rows.nbytes for item in ragged]),
-        held_bytes=sum([mask.nbytes for mask in masks]) + 2 * result_bytes + work_bytes,
+        input_bytes=input_bytes,
+        held_bytes=sum(map(attrgetter("nbytes"), masks)) + 2 * result_bytes + work_bytes,
         dimensions=request.dimensions,
     )
-    rows = {name: item.rows for name, item in zip(model.inputs_by_name, ragged, strict=True)}
     validated = plan.fill(model, rows, request.deadline, request.caller)
     spans = [] if request.spans is None else split(request.spans.rows, request.spans.lengths)
     for sequence, mask, item in zip_longest(validated.sequences, masks, spans):
@@ -89,13 +97,11 @@ def encode_texts(
                 raise InvalidRequestError(field, "needs text; the request has none")
         return request
     if request.inputs:
-        raise InvalidRequestError(
-            TEXT, f"cannot be combined with {', '.join(request.inputs)}; send one of them"
-        )
+        problem = f"cannot be combined with {', '.join(request.inputs)}; send one of them"
+        raise InvalidRequestError(TEXT, problem)
     if model.text_encoder is None:
-        raise InvalidRequestError(
-            TEXT, f"model {model.name!r} takes {', '.join(model.inputs_by_name)}, not text"
-        )
+        problem = f"model {model.name!r} takes {', '.join(model.inputs_by_name)}, not text"
+        raise InvalidRequestError(TEXT, problem)
     limits.check_sequences(TEXT, len(request.texts))
     bounds, prefix, truncates = _text_limits(model, limits), _prompt(request, model), request.truncate
     if truncates is None:
@@ -138,9 +144,8 @@ def _check_pairs(request: DecodedRequest, model: LoadedModel) -> None:
     if model.classifier is None:
         raise InvalidRequestError(PAIRS, f"model {model.name!r} is not a text classifier, and takes no pairs")
     if len(request.pairs) != len(request.texts):
-        raise InvalidRequestError(
-            PAIRS, f"has {len(request.pairs)} second texts; the request has {len(request.texts)} texts"
-        )
+        problem = f"has {len(request.pairs)} second texts; the request has {len(request.texts)} texts"
+        raise InvalidRequestError(PAIRS, problem)
     if request.return_offsets:
         raise InvalidRequestError(RETURN_OFFSETS, "needs single texts; the request has pairs")
 
@@ -188,33 +193,31 @@ def _sizes(request: DecodedRequest, model: LoadedModel, limits: Limits) -> list[
 
     Lengths are checked before anything is made of them.
     """
-    inputs, specs = request.inputs, model.inputs_by_name
+    inputs = request.inputs
     for name in inputs:
         model.input(name)
     bound: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for name, spec in specs.items():
+    for name, spec in model.inputs_by_name.items():
         if name not in inputs:
             if name in model.optional_inputs:
                 continue
             raise InvalidRequestError(name, f"is missing; model {model.name!r} takes {model.input_names}")
         row_counts, axis = inputs[name].lengths, str(spec.axes[1])
-        _check_lengths(name, row_counts, model.manifest, axis, limits)
+        _check_lengths(name, row_counts, axis, model, limits)
         other, expected = bound.setdefault(axis, (name, row_counts))
         if row_counts != expected and len(row_counts) == len(expected):
             at = next(at for at, length in enumerate(row_counts) if length != expected[at])
-            raise InvalidRequestError(
-                name, f"sequence {at} has {row_counts[at]} rows; {other} has {expected[at]}"
-            )
+            problem = f"sequence {at} has {row_counts[at]} rows; {other} has {expected[at]}"
+            raise InvalidRequestError(name, problem)
         first, lengths = next(iter(bound.values()))
         if len(row_counts) != len(lengths):
-            raise InvalidRequestError(
-                name, f"contains {len(row_counts)} sequences; {first} contains {len(lengths)}"
-            )
+            problem = f"contains {len(row_counts)} sequences; {first} contains {len(lengths)}"
+            raise InvalidRequestError(name, problem)
     return list(zip(*[row_counts for _, row_counts in bound.values()], strict=True))
 
 
 def _check_lengths(
-    name: str, lengths: tuple[int, ...], manifest: Manifest, axis: str, limits: Limits
+    name: str, lengths: tuple[int, ...], axis: str, model: LoadedModel, limits: Limits
 ) -> None:
     limits.check_sequences(name, len(lengths))
     if not lengths:
@@ -222,14 +225,11 @@ def _check_lengths(
     shortest, longest = min(lengths), max(lengths)
     if shortest < 1:
         raise InvalidRequestError(name, f"sequence {lengths.index(shortest)} is empty")
-    least, most = manifest.min_lengths.get(axis, 1), manifest.max_lengths.get(axis)
-    if longest > limits.max_sequence_length:
-        raise LimitExceededError(
-            name, f"a sequence has {longest} rows; the limit is {limits.max_sequence_length}"
-        )
-    if most is not None and longest > most:
+    if longest > (limit := limits.max_sequence_length):
+        raise LimitExceededError(name, f"a sequence has {longest} rows; the limit is {limit}")
+    if longest > (most := model.manifest.max_lengths.get(axis, longest)):
         raise LimitExceededError(name, f"a sequence has {longest} rows; this model takes at most {most}")
-    if shortest < least:
+    if shortest < (least := model.manifest.min_lengths.get(axis, 1)):
         raise LimitExceededError(name, f"a sequence has {shortest} rows; this model takes at least {least}")
 
 
@@ -255,9 +255,8 @@ def _rows(spec: TensorSpec, request: DecodedRequest, model: LoadedModel) -> Ragg
         raise InvalidRequestError(name, f"is {rows.dtype.name}; the model takes {spec.data_type}")
     width, expected_width = rows.shape[1:], spec.axes[2:]
     if width != expected_width:
-        raise InvalidRequestError(
-            name, f"rows are {_width(width)} wide; the model takes {_width(expected_width)}"
-        )
+        problem = f"rows are {_width(width)} wide; the model takes {_width(expected_width)}"
+        raise InvalidRequestError(name, problem)
     if model.manifest.refuses_nan and spec.data_type == "float32" and np.isnan(rows.min()):
         raise InvalidRequestError(name, "contains NaN, which this model does not carry to its results")
     if (bound := spec.exclusive_upper_bound) is not None:
@@ -272,22 +271,8 @@ def _width(shape: Sequence[object]) -> str:
     return "x".join(map(str, shape)) or "1"
 
 
-def _check_runs(name: str, shapes: Sequence[SequencePlan], limits: Limits) -> None:
-    sizes = [shape.run_bytes for shape in shapes]
-    if (size := max(sizes)) > limits.max_run_bytes:
-        raise LimitExceededError(
-            name,
-            f"sequence {sizes.index(size)} needs about {size} bytes of memory for its run; the limit is "
-            f"{limits.max_run_bytes}; send shorter sequences or raise max_memory",
-        )
-
-
-def _split_mask(
-    mask: Mask | None, model: LoadedModel, sequences: list[SequencePlan]
-) -> list[NDArray[np.bool_]]:
-    """One mask for each sequence, broadcastable to (H, Tq, Tk); none if the request has none."""
-    if mask is None:
-        return []
+def _split_mask(mask: Mask, model: LoadedModel, sequences: list[SequencePlan]) -> list[NDArray[np.bool_]]:
+    """One mask for each sequence, broadcastable to (H, Tq, Tk)."""
     heads = model.manifest.num_heads if mask.kind is MaskKind.HEADS else 1
     query, key = model.manifest.graphs[GraphKind.MASK].inputs[-1].axes[2:]
     shapes = []
@@ -298,8 +283,7 @@ def _split_mask(
     counts = [math.prod(shape) for shape in shapes]
     if not mask.holds(sum(counts)):
         size = f"{mask.data.size} {'flags' if mask.data.dtype == np.bool_ else 'bytes of 8 flags each'}"
-        raise InvalidRequestError(
-            MASK, f"contains {size}; {mask.kind} masks of these sequences need {sum(counts)} flags"
-        )
+        problem = f"contains {size}; {mask.kind} masks of these sequences need {sum(counts)} flags"
+        raise InvalidRequestError(MASK, problem)
     parts: list[Array] = np.split(mask.flags(sum(counts)), np.cumsum(counts)[:-1])
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]

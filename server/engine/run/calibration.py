@@ -31,8 +31,8 @@ LEAST_SCALE = 1e-280
 CONTEXT_SIZES = (64, 2048)
 # Larger sizes are skipped once a run takes this long.
 MAX_RUN_SECONDS = 0.05
+# Number of sequences, and length of each.
 Size: TypeAlias = tuple[int, int]
-"""Number of sequences, and length of each."""
 
 
 def calibrate(model: LoadedModel) -> LoadedModel:

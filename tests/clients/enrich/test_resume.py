@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attention_client._values import AnyResult
 from attention_client.enrich import EnrichError, plan
-from attention_client.enrich.backends import BackendRequest, BackendResult
+from attention_client.enrich.backends import BackendRequest
 from attention_client.enrich.options import Role
 
 from attention_serving.enrich import enrich
@@ -113,7 +114,7 @@ def test_finished_work_is_kept_whatever_its_rows(
     computed: list[int] = []
     submit = LocalBackend.submit
 
-    def counting(backend: LocalBackend, request: BackendRequest) -> Callable[[], BackendResult]:
+    def counting(backend: LocalBackend, request: BackendRequest) -> Callable[[], AnyResult]:
         computed.append(len(request[Role.QUERY]))
         return submit(backend, request)
 

@@ -19,7 +19,7 @@ from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.attention import requests as attention
 from attention_serving.server.api.open_inference import requests as open_inference
 from attention_serving.server.api.tensors import Allowance
-from attention_serving.server.api.wire import field, reader
+from attention_serving.server.api.wire import encode_field, reader
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.errors import Code, EngineError, InvalidRequestError, OverloadedError
 from attention_serving.server.engine.limits import MIB, Limits
@@ -169,7 +169,7 @@ def spans(count: int) -> Made:
 
 def more_numbers(number: int, content: bytes) -> Made:
     """A good request, and the packed content of a further field of its spans."""
-    return Made(ATTEND, b"".join([spans(1).data, *field((12, 2, number), [content])]))
+    return Made(ATTEND, b"".join([spans(1).data, *encode_field((12, 2, number), [content])]))
 
 
 SPANS: dict[str, tuple[Callable[[], Made], str]] = {

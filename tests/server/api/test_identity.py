@@ -14,7 +14,7 @@ from attention_serving.server.api.admission import AdmissionControl, check_share
 from attention_serving.server.engine.budget import Account, MemoryBudget
 from attention_serving.server.engine.errors import IdentityLimitError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.http.service import access_question as question
+from attention_serving.server.http.backend import access_question as question
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.peers import ACCESS_CHECK as CHECK
 from attention_serving.server.security.rights import Identity, Rights

@@ -23,7 +23,7 @@ from attention_serving.server.security.guard import Guard
 from scripts.local_server import serving
 from tests.server.api.messages import attend_request, raw_request
 from tests.server.api.served import ATTEND, STREAM, OpenStream, attend, bearer
-from tests.server.http.clients import ask, http_port
+from tests.server.http.clients import ask
 from tests.server.samples import SELF, TEXT
 from tests.server.seams import PATIENCE_SECONDS, SAME_FOR_ALL, Gate, Served, costing, tapped
 from tests.support.collector import QUICKLY, Collector, collecting
@@ -195,7 +195,7 @@ def test_neither_content_nor_secrets_are_logged(artifacts: Path, tmp_path: Path)
                 client.attend(SENTINEL, query)
             with pytest.raises(ValueError, match="query"):
                 client.attend(SELF, np.full((3, 5), VALUE, np.float32))
-        port, headers = http_port(log), {"authorization": f"Bearer {SECRET}", "x-request-id": "over-http"}
+        port, headers = server.http_port, {"authorization": f"Bearer {SECRET}", "x-request-id": "over-http"}
         text = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [SENTINEL]}]}
         answer = ask(port, f"/v2/models/{TEXT}/infer?{SENTINEL.split(maxsplit=1)[0]}", text, headers)
         assert ask(port, f"/v2/models/{SELF}/infer", {"inputs": SENTINEL}, headers).status == 400

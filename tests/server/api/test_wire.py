@@ -21,7 +21,7 @@ from attention_serving.server.api.wire import (
     Cutter,
     PackedNumbers,
     cut_fields,
-    field,
+    encode_field,
     leading_text,
 )
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
@@ -99,7 +99,7 @@ def put_back(rest: Message, fields: Fields) -> None:
             message = message[step] if isinstance(step, int) else getattr(message, step)
         number = message.DESCRIPTOR.fields_by_name[path[-1]].number
         # Numbers in one occurrence or in many, strings and bytes: the library merges them.
-        message.MergeFromString(b"".join(b"".join(field((number,), [found])) for found in occurrences))
+        message.MergeFromString(b"".join(b"".join(encode_field((number,), [found])) for found in occurrences))
 
 
 def cut_out(data: bytes, root: CutFields, bounds: tuple[int, int] = WIDE) -> tuple[bytes, Fields]:

@@ -2,11 +2,9 @@
 
 import http.client
 import json
-import re
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,12 +32,6 @@ class Answer(NamedTuple):
         assert self.headers["content-type"] == "application/json"
         assert list(self.json) == ["error"]
         return str(self.json["error"])
-
-
-def http_port(log: Path) -> int:
-    """The port in the log of a server that serves."""
-    (port,) = re.findall(r" serving .*\bhttp_port=(\d+)", log.read_text())
-    return int(port)
 
 
 def ask(

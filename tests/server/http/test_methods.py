@@ -17,11 +17,11 @@ from google.rpc import error_details_pb2, status_pb2
 from tritonclient import http as triton
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.http.backend import Backend
 from attention_serving.server.http.routes import ROUTES
-from attention_serving.server.http.service import Service
 from attention_serving.server.settings import Settings
 from scripts.local_server import serving
-from tests.server.http.clients import HOST, INFER, REQUEST, ask, http_port, tensor
+from tests.server.http.clients import HOST, INFER, REQUEST, ask, tensor
 from tests.server.http.scripted import SERVICE, Scripted
 from tests.server.samples import ROOT
 from tests.support.artifacts import cached_repositories
@@ -166,13 +166,13 @@ def test_retry_info_becomes_retry_after(scripted: Scripted, port: int) -> None:
 
 async def test_the_connection_with_the_fewest_calls_is_next_and_equal_ones_take_turns() -> None:
     settings = Settings.model_validate({"model_repository": "."})
-    service = Service(settings, ["unix:a", "unix:b"])
-    first, second = service.channel(), service.channel()
+    backend = Backend(settings, ["unix:a", "unix:b"])
+    first, second = backend.channel(), backend.channel()
     assert first is not second
-    assert service.channel() is first
-    service.calls[first] += 1
-    assert [service.channel() for _ in range(2)] == [second, second]
-    await service.close()
+    assert backend.channel() is first
+    backend.calls[first] += 1
+    assert [backend.channel() for _ in range(2)] == [second, second]
+    await backend.close()
 
 
 def test_rights_and_traces_are_passed_on_and_no_other_headers(scripted: Scripted, port: int) -> None:
@@ -193,8 +193,8 @@ def test_every_method_of_the_service_has_a_route() -> None:
 def test_the_description_names_every_route_and_its_references_exist(port: int) -> None:
     answer = ask(port, "/openapi.json")
     described, components = answer.json["paths"], answer.json["components"]
-    expected = {(path, route.verb.lower()) for route in ROUTES for path in route.paths}
-    assert {(path, verb) for path, verbs in described.items() for verb in verbs} == expected
+    expected = {(path, route.http_method.lower()) for route in ROUTES for path in route.paths}
+    assert {(path, method) for path, methods in described.items() for method in methods} == expected
     names = [operation["operationId"] for verbs in described.values() for operation in verbs.values()]
     assert len(set(names)) == len(names)
     references = re.findall(r'"\$ref": ?"#/components/(\w+)/(\w+)"', answer.body.decode())
@@ -219,7 +219,7 @@ def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
     python = "".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
     (models,) = cached_repositories(DEMO)
     with serving(models, tmp_path / "log", "--http-port=0") as server:
-        here = f"127.0.0.1:{http_port(server.log)}"
+        here = f"127.0.0.1:{server.http_port}"
         for command in (
             ["/bin/sh", "-e", "-c", shell.replace("curl ", "curl --fail ").replace("127.0.0.1:8000", here)],
             [sys.executable, "-c", python.replace("127.0.0.1:8000", here)],

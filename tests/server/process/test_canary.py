@@ -175,7 +175,7 @@ def test_a_graph_that_no_longer_runs_is_withdrawn_unless_it_lacks_memory(
 def test_every_case_is_replayed_on_each_session_of_its_graph_once_in_a_period(artifacts: Path) -> None:
     model = load_model(artifacts / SELF / "1", Device(threads=2))
     sessions = [*model.sessions.values(), *model.parallel_sessions.values()]
-    assert {id(session) for *_, session in checks_of([model])} == set(map(id, sessions))
+    assert {id(session) for *_, session in checks_of(Repository([model]))} == set(map(id, sessions))
     runs: list[object] = []
     repository = Repository([tapped(model, runs.append), FailedModel("name", "1", "")])
     replaying = Canary(repository, lambda *_: True, Metrics(), 1000.0)

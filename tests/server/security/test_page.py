@@ -17,7 +17,6 @@ from attention_serving.server.api.methods import HealthService, all_methods
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.security.token_file import read_file
 from scripts.local_server import serving
-from tests.server.http.clients import http_port
 from tests.server.samples import ROOT
 from tests.server.seams import engine_of, unchanged, wait_until
 from tests.support.certificates import client_context, presented
@@ -56,7 +55,7 @@ def test_the_first_trial_of_the_page(artifacts: Path, tmp_path: Path) -> None:
     run(certificates, tmp_path)
     options = [str(tmp_path / part) if part.startswith("tls/") else part for part in shlex.split(server)[7:]]
     with serving(artifacts, tmp_path / "log", "--http-port=0", "--workers=2", *options) as process:
-        ports = {"8000": http_port(process.log), "8002": process.metrics_port}
+        ports = {"8000": process.http_port, "8002": process.metrics_port}
         for known, port in ports.items():
             clients = clients.replace(f"127.0.0.1:{known}", f"127.0.0.1:{port}")
         command = f"{Path(sys.executable).parent}/attention-client --server {process.target}"

@@ -9,6 +9,8 @@ with AttentionClient("127.0.0.1:8001") as client:
 ```
 """
 
+from attention_client._calls.attention import AttendInputs
+from attention_client._calls.contexts import Context
 from attention_client._calls.embeddings import TextTruncatedWarning
 from attention_client._client import AsyncAttentionClient, AttentionClient
 from attention_client._connection.tls import TlsFiles
@@ -22,9 +24,7 @@ from attention_client._models import (
     TensorInfo,
 )
 from attention_client._values import (
-    AttendInputs,
     AttentionResult,
-    Context,
     EmbeddingInputs,
     HeadSelection,
     InferResult,

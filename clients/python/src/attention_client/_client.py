@@ -19,8 +19,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from numpy.typing import ArrayLike
 
-from attention_client._calls.attention import encode_texts, encode_tokens, encode_vectors
-from attention_client._calls.contexts import read_rows
+from attention_client._calls.attention import AttendInputs, encode_texts, encode_tokens, encode_vectors
+from attention_client._calls.contexts import Context, read_rows
 from attention_client._calls.embeddings import (
     EmbedInputs,
     SpanList,
@@ -31,24 +31,20 @@ from attention_client._calls.embeddings import (
 )
 from attention_client._calls.named import encode_infer
 from attention_client._connection.aio import AsyncConnection
-from attention_client._connection.contexts import ContextSource
 from attention_client._connection.settings import seconds
-from attention_client._connection.streams import StreamSettings
+from attention_client._connection.streams import StreamItem, StreamSettings
 from attention_client._connection.sync import Connection
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._models import ModelInfo
 from attention_client._values import (
     MAX_INDEX,
     Arrays,
-    AttendInputs,
     AttentionResult,
-    Context,
     EmbeddingInputs,
     FloatArray,
     InferResult,
     Ranking,
     ReturnWeights,
-    StreamItem,
     TextInputs,
     Texts,
     TokenInputs,
@@ -430,11 +426,11 @@ class AttentionClient(Connection):
         """
         options = self._options(model, version)
         lifetime = 0 if ttl is None else whole_number("ttl", ttl, 1, MAX_INDEX)
-        rows = read_rows(key, value, mask)
-        source = ContextSource(self, options, [rows], ttl=lifetime, shared=shared)
+        context = Context(self, options, [read_rows(key, value, mask)], ttl=lifetime, shared=shared)
 
         async def put() -> Context:
-            return Context(source, await source.put(timeout))
+            await context._put(timeout)
+            return context
 
         return self._run(put())
 
@@ -450,7 +446,7 @@ class AttentionClient(Connection):
             contexts: list[Context] = []
             while True:
                 page = await self._ask("ListContexts", request, lambda response: response, timeout)
-                contexts += [Context(ContextSource(self, options), stored) for stored in page.contexts]
+                contexts += [Context(self, options, stored=stored) for stored in page.contexts]
                 request.page_token = page.next_page_token
                 if not request.page_token:
                     return contexts

@@ -7,13 +7,11 @@ d elements of a row.
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client.errors import invalid
 
 FloatArray: TypeAlias = NDArray[np.float32]
@@ -98,91 +96,6 @@ class Ranking(NamedTuple):
     score: float
 
 
-class Context:
-    """Key and value rows that a server has projected and stored, to which calls attend without sending them.
-
-    The server removes a context that expires or whose memory it needs, and neither a restarted server nor
-    another replica has it. A call that finds so puts the rows again by itself and is repeated, once, or until
-    each of several servers has them. The calls of contexts that `contexts` lists, whose rows are not here,
-    fail with NotFoundError and the reason CONTEXT_NOT_FOUND.
-
-    As a context manager, it is dropped at the end of the block. With an AsyncAttentionClient, `append` and
-    `drop` are awaited, and the block begins with `async with await client.context(...)`.
-
-    Attributes:
-        id: The same on every server for the same model, rows, mask and order of appends.
-        model_name: Name of the model.
-        model_version: Version of the model.
-        rows: Number of rows that may be attended to, without those that a mask hides.
-        bytes: Memory that it takes on the server.
-        expires_at: When the server removes it, in UTC.
-        shared: Whether callers with other identities may use it.
-    """
-
-    def __init__(self, source: Any, stored: pb.Context) -> None:
-        self._source = source  # a ContextSource, whose module imports this one
-        self._update(stored)
-
-    def _update(self, stored: pb.Context) -> None:
-        self.id = stored.id
-        self.model_name = stored.model_name
-        self.model_version = stored.model_version
-        self.rows = stored.rows
-        self.bytes = stored.bytes
-        self.expires_at = datetime.fromtimestamp(stored.expires_at, UTC)
-        self.shared = stored.shared
-
-    def append(
-        self,
-        key: Arrays,
-        value: Arrays | None = None,
-        *,
-        mask: Arrays | None = None,
-        timeout: float | None = None,
-    ) -> Any:
-        """Appends rows: this object then stands for the longer context, which has another id.
-
-        Args:
-            key: Further key rows, (T, d).
-            value: Further value rows, for models that separate them from the key.
-            mask: Booleans (T,): False hides a row from every query.
-            timeout: Seconds; None means the client's timeout.
-
-        Raises:
-            AttentionClientError: The call failed, and this object is unchanged.
-        """
-        return self._source.run(self._source.append(self, key, value, mask, timeout))
-
-    def drop(self, *, timeout: float | None = None) -> Any:
-        """Removes the context from the server, unless it is gone already. It is not put again."""
-        return self._source.run(self._source.drop(self, timeout))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.drop()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.drop()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AttendInputs:
-    """One request of a stream with more inputs than a query: the arguments of `AttentionClient.attend`."""
-
-    query: Arrays
-    key: Arrays | None = None
-    value: Arrays | None = None
-    mask: Arrays | None = None
-    lengths: ArrayLike | None = None
-    positions: Arrays | None = None
-    context: Context | str | None = None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenInputs:
     """One request of a stream with token ids: the arguments of `AttentionClient.attend_tokens`."""
@@ -214,8 +127,6 @@ class EmbeddingInputs:
     truncate: bool | None = None
 
 
-# Anything else is a query.
-StreamItem: TypeAlias = AttendInputs | TokenInputs | TextInputs | EmbeddingInputs | Arrays
 # The requests of one stream may differ in form, and so may its results.
 AnyResult: TypeAlias = AttentionResult[Any]
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attention_client._calls.contexts import Context
 from attention_client._client import AttentionClient
-from attention_client._values import Context
 from attention_client.errors import (
     DeadlineExceededError,
     InternalError,

@@ -11,22 +11,28 @@ from itertools import accumulate, pairwise
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from attention_client._calls.arrays import DATA_TYPES, narrow, split, widen
-from attention_client._calls.sequences import InputForm, Sequences, encode_mask, integers, texts, vectors
+from attention_client._calls.arrays import DATA_TYPES, split, widen
+from attention_client._calls.contexts import Context
+from attention_client._calls.sequences import (
+    InputForm,
+    Sequences,
+    encode_mask,
+    fill_vectors,
+    integers,
+    texts,
+    vectors,
+)
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._values import (
     Arrays,
-    AttendInputs,
     AttentionResult,
-    Context,
     FloatArray,
     HeadSelection,
     RequestOptions,
     TextInputs,
     TokenInputs,
-    Wire,
     encodable,
     type_name,
 )
@@ -37,6 +43,19 @@ _Shape: TypeAlias = tuple[int, ...]
 Offsets: TypeAlias = NDArray[np.int64]
 # How many lengths a message shows at most.
 _MAX_LENGTHS = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttendInputs:
+    """One request of a stream with more inputs than a query: the arguments of `AttentionClient.attend`."""
+
+    query: Arrays
+    key: Arrays | None = None
+    value: Arrays | None = None
+    mask: Arrays | None = None
+    lengths: ArrayLike | None = None
+    positions: Arrays | None = None
+    context: Context | str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -212,8 +231,8 @@ def _attend_context(
         raise invalid("context", f"a Context of model {request.model_name}, or its id", actual)
     request.context_id = context.id
     # A call without a version takes that of the context, which may be the highest that is ready as well.
-    request.model_version = request.model_version or context._source.options.version
-    return replace(call, context=context, puts=context._source.puts)
+    request.model_version = request.model_version or context._options.version
+    return replace(call, context=context, puts=context._puts)
 
 
 def encode_tokens(options: RequestOptions, inputs: TokenInputs) -> EncodedCall[AttentionResult[Any]]:
@@ -285,15 +304,6 @@ def _check_match(sequences: Sequences, other: Sequences, *, rows: bool = True) -
     if rows and sequences.rows != other.rows:
         expected = f"as many rows as the {other.field}, {other.rows[:_MAX_LENGTHS]}"
         raise invalid(field, expected, sequences.rows[:_MAX_LENGTHS])
-
-
-def fill_vectors(message: pb.VectorSequences, sequences: Sequences, wire: Wire) -> None:
-    """Fills the message in place, because copying one message into another copies its data again."""
-    pieces = [narrow(sequences.field, piece, wire) for piece in sequences.pieces]
-    message.data_type = DATA_TYPES[wire]
-    message.width = pieces[0].shape[-1]
-    message.lengths.extend(sequences.lengths)
-    message.data = b"".join(np.ascontiguousarray(piece).data for piece in pieces)
 
 
 def _finish(

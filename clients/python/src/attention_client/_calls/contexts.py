@@ -1,17 +1,23 @@
-"""The rows of a context: read from arguments, and put into messages."""
+"""Stored contexts: their rows, and the calls that put, extend, restore and drop them."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attention_client._calls.arrays import as_booleans
-from attention_client._calls.attention import fill_vectors
-from attention_client._calls.sequences import InputForm, encode_mask, vectors
+from attention_client._calls.sequences import InputForm, encode_mask, fill_vectors, vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client._values import Array, Arrays, Wire
-from attention_client.errors import invalid
+from attention_client._values import Array, Arrays, RequestOptions, Wire
+from attention_client.errors import LimitExceededError, NotFoundError, invalid
+
+LOST = "CONTEXT_NOT_FOUND"
+# How many times the rows are put before each repetition of a call. One is enough unless several servers stand
+# behind one name: they are called in turn, so that n times in a row reach n of them.
+_PUTS = (1, 2, 3)
 
 
 class Rows(NamedTuple):
@@ -58,3 +64,169 @@ def fill_rows(
         fill_vectors(request.value, vectors("value", np.concatenate(values)), wire)
     if not (mask := np.concatenate(masks)).all():
         request.mask.CopyFrom(encode_mask(mask, InputForm.SINGLE, ()))
+
+
+class Context:
+    """Key and value rows that a server has projected and stored, to which calls attend without sending them.
+
+    The server removes a context that expires or whose memory it needs, and neither a restarted server nor
+    another replica has it. A call that finds so puts the rows again by itself and is repeated, once, or until
+    each of several servers has them. The calls of contexts that `contexts` lists, whose rows are not here,
+    fail with NotFoundError and the reason CONTEXT_NOT_FOUND.
+
+    As a context manager, it is dropped at the end of the block. With an AsyncAttentionClient, `append` and
+    `drop` are awaited, and the block begins with `async with await client.context(...)`.
+
+    Attributes:
+        id: The same on every server for the same model, rows, mask and order of appends.
+        model_name: Name of the model.
+        model_version: Version of the model.
+        rows: Number of rows that may be attended to, without those that a mask hides.
+        bytes: Memory that it takes on the server.
+        expires_at: When the server removes it, in UTC.
+        shared: Whether callers with other identities may use it.
+    """
+
+    def __init__(
+        self,
+        connection: Any,
+        options: RequestOptions,
+        rows: Sequence[Rows] = (),
+        *,
+        ttl: int = 0,
+        shared: bool = False,
+        stored: pb.Context | None = None,
+    ) -> None:
+        self._connection = connection
+        self._options = options  # with the version as the caller gave it
+        self._rows = list(rows)  # none of a listed context
+        self._ttl = ttl
+        self._shared = shared
+        self._lock = connection._new_lock()
+        self._puts = 0  # how often the rows were put
+        if stored is not None:
+            self._update(stored)
+
+    def _update(self, stored: pb.Context) -> None:
+        self.id = stored.id
+        self.model_name = stored.model_name
+        self.model_version = stored.model_version
+        self.rows = stored.rows
+        self.bytes = stored.bytes
+        self.expires_at = datetime.fromtimestamp(stored.expires_at, UTC)
+        self.shared = stored.shared
+
+    def append(
+        self,
+        key: Arrays,
+        value: Arrays | None = None,
+        *,
+        mask: Arrays | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Appends rows: this object then stands for the longer context, which has another id.
+
+        Args:
+            key: Further key rows, (T, d).
+            value: Further value rows, for models that separate them from the key.
+            mask: Booleans (T,): False hides a row from every query.
+            timeout: Seconds; None means the client's timeout.
+
+        Raises:
+            AttentionClientError: The call failed, and this object is unchanged.
+        """
+        return self._connection._run(self._append(key, value, mask, timeout))
+
+    def drop(self, *, timeout: float | None = None) -> Any:
+        """Removes the context from the server, unless it is gone already. It is not put again."""
+        return self._connection._run(self._drop(timeout))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.drop()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.drop()
+
+    async def _put(self, timeout: float | None, *further: Rows) -> None:
+        """Puts all rows, and further ones: as one sequence or, if that is too long, as they were appended."""
+        first, *appended = parts = [*self._rows, *further]
+        try:
+            stored: pb.Context = await self._ask("PutContext", parts, timeout, shared=self._shared)
+        except LimitExceededError:
+            if not appended:
+                raise
+            stored = await self._ask("PutContext", [first], timeout, shared=self._shared)
+            for part in appended:
+                stored = await self._ask("AppendContext", [part], timeout, id=stored.id)
+        self._puts += 1
+        self._update(stored)
+
+    async def _recover(self, call: Any, error: NotFoundError, timeout: float | None) -> Any:
+        """Puts the rows again, unless another call has done so since, and repeats the call.
+
+        Args:
+            call: An EncodedCall, whose module imports this one.
+            error: Why it failed.
+            timeout: Seconds of each call.
+
+        Raises:
+            AttentionClientError: There are no rows to put, or the context is not found in spite of it.
+        """
+        (request,) = call.requests
+        puts = call.puts
+        for times in _PUTS:
+            if error.reason != LOST:
+                break
+            async with self._lock:
+                if not self._rows:
+                    break
+                if self._puts == puts:
+                    for _ in range(times):
+                        await self._put(timeout)
+                puts = self._puts
+            request.context_id = self.id
+            try:
+                return await self._connection._attend(replace(call, context=None), timeout)
+            except NotFoundError as again:
+                error = again
+        raise error
+
+    async def _append(
+        self, key: Arrays, value: Arrays | None, mask: Arrays | None, timeout: float | None
+    ) -> None:
+        rows = read_rows(key, value, mask)
+        async with self._lock:
+            try:
+                self._update(await self._ask("AppendContext", [rows], timeout, id=self.id))
+            except NotFoundError as error:
+                if error.reason != LOST or not self._rows:
+                    raise
+                await self._put(timeout, rows)
+            if self._rows:
+                self._rows.append(rows)
+
+    async def _drop(self, timeout: float | None) -> None:
+        async with self._lock:
+            self._rows.clear()
+        try:
+            await self._ask("DropContext", (), timeout, id=self.id)
+        except NotFoundError as error:
+            if error.reason != LOST:
+                raise
+
+    async def _ask(self, method: str, parts: Sequence[Rows], timeout: float | None, **fields: Any) -> Any:
+        """The context of the response, if the method's has one."""
+        model = {"model_name": self._options.model, "model_version": self._options.version}
+        request = getattr(pb, f"{method}Request")(**model, **fields)
+        if parts:
+            request.ttl_seconds = self._ttl
+            fill_rows(request, parts, self._options.wire)
+        return await self._connection._ask(
+            method, request, lambda response: getattr(response, "context", None), timeout
+        )

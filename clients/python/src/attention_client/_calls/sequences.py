@@ -13,9 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attention_client._calls.arrays import as_array, as_booleans, as_floats, as_integers, items_of
+from attention_client._calls.arrays import (
+    DATA_TYPES,
+    as_array,
+    as_booleans,
+    as_floats,
+    as_integers,
+    items_of,
+    narrow,
+)
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client._values import Array, Arrays, Texts, type_name
+from attention_client._values import Array, Arrays, Texts, Wire, type_name
 from attention_client.errors import invalid
 
 _KINDS = (pb.AttentionMask.KIND_KEYS, pb.AttentionMask.KIND_PAIRS, pb.AttentionMask.KIND_HEADS)
@@ -166,6 +174,15 @@ def _cut(sequences: Sequences, lengths: ArrayLike) -> Sequences:
     (batch,) = sequences.pieces
     pieces = tuple(batch[index, :length] for index, length in enumerate(valid))
     return replace(sequences, pieces=pieces, lengths=valid)
+
+
+def fill_vectors(message: pb.VectorSequences, sequences: Sequences, wire: Wire) -> None:
+    """Fills the message in place, because copying one message into another copies its data again."""
+    pieces = [narrow(sequences.field, piece, wire) for piece in sequences.pieces]
+    message.data_type = DATA_TYPES[wire]
+    message.width = pieces[0].shape[-1]
+    message.lengths.extend(sequences.lengths)
+    message.data = b"".join(np.ascontiguousarray(piece).data for piece in pieces)
 
 
 def encode_mask(

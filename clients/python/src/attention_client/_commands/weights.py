@@ -1,22 +1,41 @@
-"""The command `weights`: prints attention weights, draws them, or writes a page that explores them."""
+"""The command `weights`: prints attention weights, draws them, or writes a page that explores them.
 
+The page is one HTML file that loads nothing: _explorer.html, built from clients/explorer of the repository.
+Servers have it at /explore.
+
+Notation: L layers, H heads, Tq query rows, Tk key rows.
+"""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib import import_module
+from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from attention_client._commands.arrays import read_array, read_token_ids
 from attention_client._commands.compute import INPUTS, OUTPUT, Array
 from attention_client._commands.session import ModelName, ModelVersion, Session, fail, option
 from attention_client._commands.tables import print_json, token_labels, weights_table
-from attention_client._commands.weights_page import page_answer, save
+from attention_client._models import PatternInfo
 from attention_client._values import AnyResult, FloatArray
 
 PictureFile = Annotated[Path | None, option(metavar="FILE", panel=OUTPUT)]
 Number = Annotated[int | None, option(metavar="N", panel=OUTPUT, min=0)]
+# Where the page expects the answers. A page that a server serves has none.
+_PLACE = '<script type="application/json" id="answers"></script>'
+# What the page of a server may ask; a file makes no requests.
+_REQUESTS = "connect-src 'self'; "
+# More rows make unreadable pictures and slow pages.
+MAX_ROWS = 256
+MAX_WEIGHTS = 1 << 24
 
 
 def weights(
@@ -134,22 +153,11 @@ def _title(result: AnyResult) -> str:
 
 
 def _write_page(session: Session, results: list[AnyResult], inputs: dict[str, Any], path: Path) -> None:
-    answers = []
-    for result in results:
-        patterns = session.client.model(result.model_name, result.model_version).attention_patterns
-        weights = np.asarray(result.attention_weights)
-        answers.append(
-            page_answer(
-                model=result.model_name,
-                version=result.model_version,
-                subject=_subject(inputs),
-                queries=_labels(inputs, result, weights.shape[-2]),
-                keys=_labels(inputs, result, weights.shape[-1]),
-                weights=weights.reshape(-1, *weights.shape[-3:]),
-                patterns=patterns,
-                mask=inputs.get("mask"),
-            )
-        )
+    models = [session.client.model(result.model_name, result.model_version) for result in results]
+    answers = [
+        page_answer(result, inputs, model.attention_patterns)
+        for result, model in zip(results, models, strict=True)
+    ]
     size = save(answers, path)
     names = " and ".join(map(_title, results))
     if session.json:
@@ -158,13 +166,13 @@ def _write_page(session: Session, results: list[AnyResult], inputs: dict[str, An
         typer.echo(f"{path}: {size} bytes, {names}")
 
 
-def _subject(inputs: dict[str, Any]) -> str:
+def _subject(inputs: Mapping[str, Any]) -> str:
     if "text" in inputs:
         return str(inputs["text"])
     return ", ".join(f"{name} {value.shape}" for name, value in inputs.items())
 
 
-def _labels(inputs: dict[str, Any], result: AnyResult, count: int) -> list[str]:
+def _labels(inputs: Mapping[str, Any], result: AnyResult, count: int) -> list[str]:
     """One label for each row: the characters of a token, its id, or its number.
 
     Special tokens, which have no characters, are dots.
@@ -198,3 +206,58 @@ def _heat_maps() -> ModuleType:
         return import_module("attention_client._commands.heat_maps")
     except ModuleNotFoundError as error:
         fail(f"--plot needs {error.name}: install attention-client with its extra 'plot'")
+
+
+def page_answer(
+    result: AnyResult, inputs: Mapping[str, Any], patterns: Sequence[PatternInfo]
+) -> dict[str, Any]:
+    """The weights that one model computed, as the page reads them.
+
+    Args:
+        result: With weights (H, Tq, Tk), or (L, H, Tq, Tk) of a text encoder.
+        inputs: What attends, by name, and the mask of the request if it has one.
+        patterns: The model's own rule for each layer.
+
+    Raises:
+        ValueError: There are too many rows or weights.
+    """
+    weights: FloatArray = np.asarray(result.attention_weights, "<f4")
+    weights = weights.reshape(-1, *weights.shape[-3:])
+    layers, heads, *lengths = weights.shape
+    if max(lengths) > MAX_ROWS or weights.size > MAX_WEIGHTS:
+        raise ValueError(
+            f"--html: {max(lengths)} rows and {weights.size} weights; a page draws at most {MAX_ROWS} rows "
+            f"and {MAX_WEIGHTS} weights: shorten the input"
+        )
+    queries, keys = (_labels(inputs, result, length) for length in lengths)
+    mask = None if inputs.get("mask") is None else np.asarray(inputs["mask"], bool)
+    bits = None if mask is None else _base64(np.packbits(mask, bitorder="little"))
+    return {
+        "model": result.model_name,
+        "version": result.model_version,
+        "subject": _subject(inputs),
+        "queries": queries,
+        "keys": keys,
+        "layers": layers,
+        "heads": heads,
+        "patterns": [asdict(pattern) for pattern in patterns],
+        "mask": None if mask is None else {"shape": list(mask.shape), "bits": bits},
+        "weights": _base64(weights),
+    }
+
+
+def save(answers: Sequence[dict[str, Any]], path: Path) -> int:
+    """Writes the page of one answer, or of two and their difference, and returns its size in bytes.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    # In a script element, only "<" could be taken for markup.
+    data = json.dumps(answers, ensure_ascii=False).replace("<", "\\u003c")
+    page = files("attention_client").joinpath("_explorer.html").read_text(encoding="utf-8")
+    filled = page.replace(_REQUESTS, "", 1).replace(_PLACE, _PLACE.replace("></", f">{data}</"), 1)
+    return path.write_bytes(filled.encode(errors="replace"))
+
+
+def _base64(array: NDArray[Any]) -> str:
+    return base64.b64encode(array.tobytes()).decode()

@@ -22,6 +22,7 @@ from attention_client._connection.streams import (
     Entry,
     Outcome,
     StreamEnd,
+    StreamItem,
     StreamSettings,
     encode_item,
     ended_early,
@@ -29,7 +30,7 @@ from attention_client._connection.streams import (
     iterator_of,
 )
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client._values import RequestOptions, StreamItem
+from attention_client._values import RequestOptions
 from attention_client.errors import AttentionClientError, CallCancelledError, from_rpc_error
 
 _ResultT = TypeVar("_ResultT")

@@ -234,7 +234,7 @@ class BaseConnection:
         except errors.NotFoundError as error:
             if call.context is None:
                 raise
-            result: _ResultT = await call.context._source.recover(call.context, call, error, timeout)
+            result: _ResultT = await call.context._recover(call, error, timeout)
             return result
         return call.decode(responses)
 

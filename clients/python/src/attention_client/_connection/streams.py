@@ -14,15 +14,20 @@ from enum import Enum
 from typing import Any, Protocol, TypeAlias
 
 from attention_client import errors
-from attention_client._calls.attention import EncodedCall, encode_texts, encode_tokens, encode_vectors
+from attention_client._calls.attention import (
+    AttendInputs,
+    EncodedCall,
+    encode_texts,
+    encode_tokens,
+    encode_vectors,
+)
 from attention_client._calls.embeddings import encode_stream_item
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._values import (
     AnyResult,
-    AttendInputs,
+    Arrays,
     EmbeddingInputs,
     RequestOptions,
-    StreamItem,
     TextInputs,
     TokenInputs,
     type_name,
@@ -56,6 +61,8 @@ class StreamEnd(Enum):
     CALL_ENDED = "the server ended the call, or the connection is lost"
 
 
+# Anything else is a query.
+StreamItem: TypeAlias = AttendInputs | TokenInputs | TextInputs | EmbeddingInputs | Arrays
 Entry: TypeAlias = EncodedCall[AnyResult] | AttentionClientError | StreamEnd
 Outcome: TypeAlias = AnyResult | AttentionClientError
 
@@ -162,7 +169,7 @@ async def _receive(exchange: Exchange, index: int, entry: Entry) -> Outcome:
         raise failure from failure.__cause__
     if isinstance(outcome, errors.NotFoundError) and (context := entry.context) is not None:
         try:
-            outcome = await context._source.recover(context, entry, outcome, None)
+            outcome = await context._recover(entry, outcome, None)
         except AttentionClientError as error:
             outcome = error
     return outcome

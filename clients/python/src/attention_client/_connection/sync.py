@@ -15,13 +15,14 @@ from attention_client._connection.streams import (
     Entry,
     Outcome,
     StreamEnd,
+    StreamItem,
     StreamSettings,
     encode_item,
     idle_too_long,
     iterator_of,
 )
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client._values import RequestOptions, StreamItem
+from attention_client._values import RequestOptions
 from attention_client.errors import AttentionClientError, from_rpc_error
 
 

@@ -12,8 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -24,7 +22,6 @@ from attention_client import (
     AttendInputs,
     AttentionClient,
     AttentionClientError,
-    AttentionResult,
     Context,
     EmbeddingInputs,
     ModelInfo,
@@ -34,18 +31,14 @@ from attention_client import (
     errors,
 )
 from attention_client._connection.settings import addresses_of
-from attention_client._connection.streams import encode_request
-from attention_client._values import Array, StreamItem
-from attention_client.enrich.memory import read_memory
+from attention_client._connection.streams import StreamItem, encode_request
+from attention_client._values import AnyResult
+from attention_client.enrich.model import JobModel
 from attention_client.enrich.options import EnrichOptions, Role, check_values
 from attention_client.enrich.outcome import EnrichError, RefusedError, ServersUnavailableError
 
 # Sequences that are computed together, for each input: (T, d) float32, (T,) int64, or texts.
 BackendRequest: TypeAlias = "Mapping[Role, Sequence[Any]]"
-# Their results in the same order. A model that pools returns (d,) or (1, d) for each.
-BackendResult: TypeAlias = AttentionResult[Any]
-# Axes of vectors: sequences, their rows, elements of a row. A pooled output lacks the rows.
-VECTORS_RANK, POOLED_RANK = 3, 2
 log = logging.getLogger(__name__)
 # Requests that one server computes at the same time.
 MAX_IN_FLIGHT = 8
@@ -58,77 +51,6 @@ TRANSIENT = (
     errors.CallCancelledError,
     errors.ResourceExhaustedError,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobModel(ModelInfo):
-    """The model of a job.
-
-    Attributes:
-        memory_rows: Key rows of the job's memory; 0 if the table has the key.
-        output: Axes of the first output: (B, T, d), or (B, d) for a model that pools.
-    """
-
-    memory_rows: int
-    output: Sequence[str | int]
-
-    @classmethod
-    def read(cls, info: ModelInfo, options: EnrichOptions) -> tuple["JobModel", list[Array]]:
-        """The model that a server describes, and the memory of the job: see `read_memory`.
-
-        Raises:
-            EnrichError: The model is not ready, its server is too old to state its digest, or it cannot
-                attend to the memory.
-        """
-        if info.state != "ready":
-            raise EnrichError(f"model {info.name!r} is not ready: {info.state_reason}")
-        if not info.digest:
-            raise EnrichError(
-                f"the server of model {info.name!r} does not state its digest, without which a table could "
-                "become that of two models: update the server"
-            )
-        values = {attribute.name: getattr(info, attribute.name) for attribute in fields(info)}
-        output = info.outputs[0].axes
-        if info.text_encoder is not None:
-            output = (output[0], info.text_encoder.embedding_width)
-        model = cls(**values, memory_rows=0, output=output)
-        memory = read_memory(options, model.input_widths)
-        return replace(model, memory_rows=sum(map(len, memory[:1]))), memory
-
-    @cached_property
-    def input_widths(self) -> Mapping[Role, int | None]:
-        """For each required input, the elements of a row; None for token ids and texts."""
-        inputs = (tensor.axes for tensor in self.inputs if not tensor.optional)
-        widths = (int(axes[-1]) if len(axes) == VECTORS_RANK else None for axes in inputs)
-        return dict(zip(Role, widths, strict=False))
-
-    @property
-    def output_width(self) -> int:
-        """Elements of a context vector: d."""
-        return int(self.output[-1])
-
-    @property
-    def pooled(self) -> bool:
-        """Whether the model returns one vector (d,) for each sequence rather than (Tq, d)."""
-        return len(self.output) == POOLED_RANK
-
-    @property
-    def max_tokens(self) -> int | None:
-        """Largest number of tokens of a text; None for no limit. For text encoders."""
-        return min(self.inputs[0].max_lengths.values(), default=None)
-
-    def check(self, digest: str) -> None:
-        """Checks that an answer is that of this model.
-
-        Raises:
-            EnrichError: The digest is another one.
-        """
-        if digest != self.digest:
-            raise EnrichError(
-                f"model {self.name!r} version {self.version} is not that of the job: its digest is "
-                f"{digest or 'unknown'}; it must be {self.digest}. Finished chunks are kept: serve that "
-                "artifact again, and --resume (resume=True) continues the job"
-            )
 
 
 class Backend(Protocol):
@@ -162,12 +84,13 @@ class Backend(Protocol):
             EnrichError: The model refuses the text or the prompt.
         """
 
-    def submit(self, request: BackendRequest) -> Callable[[], BackendResult]:
+    def submit(self, request: BackendRequest) -> Callable[[], AnyResult]:
         """Starts to compute a request.
 
         Returns:
-            Waits for the result. It raises `RefusedError` if the model refuses the request, and any other
-            error if the job cannot continue.
+            Waits for the result, in the order of the request; a model that pools returns (d,) or (1, d) for
+            each sequence. It raises `RefusedError` if the model refuses the request, and any other error
+            if the job cannot continue.
         """
 
     def close(self) -> None:
@@ -223,7 +146,7 @@ class ServerBackend:
         self._options = options
         self.concurrency = MAX_IN_FLIGHT * len(self._clients)
         self._retry_seconds = retry_seconds
-        self._requests: queue.SimpleQueue[tuple[BackendRequest, Future[BackendResult]] | None]
+        self._requests: queue.SimpleQueue[tuple[BackendRequest, Future[AnyResult]] | None]
         self._requests = queue.SimpleQueue()
         self._answered_at = time.monotonic()
         self._ended = threading.Event()
@@ -248,9 +171,9 @@ class ServerBackend:
             raise EnrichError(f"{self.model.name}: {error.message}") from error
         return int(result.token_counts[0])
 
-    def submit(self, request: BackendRequest) -> Callable[[], BackendResult]:
+    def submit(self, request: BackendRequest) -> Callable[[], AnyResult]:
         """See Backend."""
-        future: Future[BackendResult] = Future()
+        future: Future[AnyResult] = Future()
         self._answered_at = time.monotonic()  # the servers may have had nothing to answer for long
         self._requests.put((request, future))
         return future.result
@@ -328,7 +251,7 @@ class ServerBackend:
         inputs: dict[str, Any] = {str(role): list(rows) for role, rows in request.items()}
         return AttendInputs(**inputs, context=context)
 
-    def _ask(self, target: str, inputs: StreamItem) -> BackendResult:
+    def _ask(self, target: str, inputs: StreamItem) -> AnyResult:
         """The answer of a server, which states the model that it is from; a refusal by the model does too."""
         client, model = self._clients[target], self.model
         options = client._options(model.name, model.version, weights=self._options.weights)

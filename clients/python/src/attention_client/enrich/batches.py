@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from attention_client._values import Array
+from attention_client._values import AnyResult, Array
 from attention_client.enrich import cells
-from attention_client.enrich.backends import Backend, BackendRequest, BackendResult, JobModel
+from attention_client.enrich.backends import Backend, BackendRequest
+from attention_client.enrich.model import JobModel
 from attention_client.enrich.options import OnError, PassageLayout, Pool, Role
 from attention_client.enrich.outcome import EnrichError, Figures, Refusal, RefusedError
 from attention_client.enrich.plan import PASSAGE_TYPES, JobPlan
@@ -224,7 +225,7 @@ class Batch:
             present &= query > 0
         return np.flatnonzero(present)
 
-    def _submit(self, sequences: Sequence[int]) -> Callable[[], BackendResult]:
+    def _submit(self, sequences: Sequence[int]) -> Callable[[], AnyResult]:
         request: BackendRequest = {
             role: [values[index] for index in sequences] for role, values in self._values.items()
         }
@@ -258,7 +259,7 @@ class Batch:
         figures.refusals = [self._refusals[row] for row in sorted(self._refusals)]
         return figures
 
-    def _collect(self, sequences: Sequence[int], wait: Callable[[], BackendResult]) -> None:
+    def _collect(self, sequences: Sequence[int], wait: Callable[[], AnyResult]) -> None:
         try:
             result = wait()
         except RefusedError as error:
@@ -280,7 +281,7 @@ class Batch:
         self._truncated.update(int(self._rows[sequences[position]]) for position in result.truncated)
         self._figures.tokens += self._count_tokens(sequences, result)
 
-    def _count_tokens(self, sequences: Sequence[int], result: BackendResult) -> int:
+    def _count_tokens(self, sequences: Sequence[int], result: AnyResult) -> int:
         """Query and key rows. A text of unknown length counts one token for each of its vectors."""
         if result.token_counts:
             return sum(result.token_counts)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 import pyarrow as pa
 
 from attention_client.enrich import cells
-from attention_client.enrich.backends import POOLED_RANK, VECTORS_RANK, JobModel
+from attention_client.enrich.model import POOLED_RANK, VECTORS_RANK, JobModel
 from attention_client.enrich.options import EnrichOptions, PassageLayout, Pool, Role
 from attention_client.enrich.outcome import EnrichError, Refusal
 from attention_client.enrich.tables import Json, TableSource, locate

@@ -181,8 +181,8 @@ def locate(address: str) -> Location:
 
 # Consecutive rows of a table, after the number of the first of them.
 RowBatch: TypeAlias = tuple[int, pa.RecordBatch]
-# Record batches that have the rows from a first to a last number, each run of them with its first row.
-Scan: TypeAlias = Callable[[int, int], Iterable[tuple[int, Iterable[pa.RecordBatch]]]]
+# Reads at least the rows from a first up to a last number.
+Scan: TypeAlias = Callable[[int, int], Iterable[RowBatch]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +192,7 @@ class Table:
     Attributes:
         schema: Its columns.
         rows: Number of its rows.
-        scan: Reads at least the rows that are asked for.
+        scan: Reads its rows in batches of any size.
         close: Closes its file.
     """
 
@@ -206,16 +206,14 @@ class Table:
 
         Where one batch ends and the next begins depends on the table, not on `start`.
         """
-        for first, record_batches in self.scan(start, stop):
-            for rows in record_batches:
-                step = rows_per_batch(rows.num_rows, rows.nbytes)
-                for at in range(0, rows.num_rows, step):
-                    begin, end = max(at, start - first), min(at + step, rows.num_rows, stop - first)
-                    if begin < end:
-                        yield first + begin, rows.slice(begin, end - begin)
-                first += rows.num_rows  # noqa: PLW2901 - counts on
-                if first >= stop:
-                    return
+        for first, rows in self.scan(start, stop):
+            step = rows_per_batch(rows.num_rows, rows.nbytes)
+            for at in range(0, rows.num_rows, step):
+                begin, end = max(at, start - first), min(at + step, rows.num_rows, stop - first)
+                if begin < end:
+                    yield first + begin, rows.slice(begin, end - begin)
+            if first + rows.num_rows >= stop:
+                return
 
 
 def rows_per_batch(rows: int, size: int) -> int:
@@ -232,21 +230,26 @@ def _overlapping(sizes: Iterable[int], start: int, stop: int) -> Iterator[tuple[
             yield index, first
 
 
-# For each column of a table, its batches.
-Columns: TypeAlias = Mapping[str, Iterable[pa.RecordBatch]]
+def _number(
+    batches: Iterable[pa.RecordBatch],
+    first: int = 0,
+    place: str = "the table",
+    columns: Mapping[str, Iterable[pa.RecordBatch]] = {},
+) -> Iterator[RowBatch]:
+    """Numbers the rows of batches, from `first` on. Errors name the place, the column and the row.
 
-
-def _readable(
-    place: str, first: int, batches: Iterable[pa.RecordBatch], columns: Columns
-) -> Iterator[pa.RecordBatch]:
-    """The batches of rows from the number `first` on, whose errors name the place, the column and the row.
+    Args:
+        batches: The batches.
+        first: Number of the first row.
+        place: What is read, for errors.
+        columns: For each column, its batches: read only to find a damaged one.
 
     Raises:
-        EnrichError: The batches cannot be read. The columns are then read alone, to find the damaged one.
+        EnrichError: The batches cannot be read.
     """
     try:
         for batch in batches:
-            yield batch
+            yield first, batch
             first += batch.num_rows
     except (pa.ArrowException, OSError) as error:
         damaged = "".join(f", column {name!r}" for name, column in columns.items() if _is_damaged(column))
@@ -266,14 +269,14 @@ def _open_parquet(location: Location) -> Table:
     file = pq.ParquetFile(location.open(), pre_buffer=False, buffer_size=1 << 20)
     metadata, schema = file.metadata, file.schema_arrow
 
-    def scan(start: int, stop: int) -> Iterator[tuple[int, Iterable[pa.RecordBatch]]]:
+    def scan(start: int, stop: int) -> Iterator[RowBatch]:
         sizes = (metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
         for index, first in _overlapping(sizes, start, stop):
             group = metadata.row_group(index)
             rows = rows_per_batch(group.num_rows, group.total_byte_size)
             read = partial(file.iter_batches, rows, row_groups=[index], use_threads=False)
             columns = {name: read(columns=[name]) for name in schema.names}
-            yield first, _readable(f"{location}, row group {index}", first, read(), columns)
+            yield from _number(read(), first, f"{location}, row group {index}", columns)
 
     return Table(schema, metadata.num_rows, scan, lambda: file.close(force=True))
 
@@ -297,17 +300,17 @@ def _open_arrow(location: Location) -> Table:
             else:
                 yield from islice(pa.ipc.open_stream(source, options=options), index, None)
 
-    def readable(index: int, first: int, read: Sequence[int] = ()) -> Iterator[pa.RecordBatch]:
+    def read(index: int, first: int, selected: Sequence[int] = ()) -> Iterator[RowBatch]:
         columns = {name: record_batches(index, [number]) for number, name in enumerate(schema.names)}
-        return _readable(str(location), first, record_batches(index, read), columns)
+        return _number(record_batches(index, selected), first, str(location), columns)
 
-    def scan(start: int, stop: int) -> Iterator[tuple[int, Iterable[pa.RecordBatch]]]:
-        for index, first in islice(_overlapping(sizes, start, stop), 1):
-            yield first, readable(index, first)
+    def scan(start: int, stop: int) -> Iterator[RowBatch]:
+        index, first = next(_overlapping(sizes, start, stop), (len(sizes), 0))
+        return read(index, first)
 
     # One column of fixed width is enough to count rows; all columns are read if there is none.
     fixed = [index for index, column in enumerate(schema) if pa.types.is_primitive(column.type)]
-    sizes = [batch.num_rows for batch in readable(0, 0, fixed[:1])]
+    sizes = [batch.num_rows for _, batch in read(0, 0, fixed[:1])]
     return Table(schema, sum(sizes), scan)
 
 
@@ -533,7 +536,7 @@ def open_source(source: Any) -> TableSource:
             "dataset, a data frame or a DuckDB relation"
         ) from error
     file = SourceFile("", table.num_rows, table.nbytes)
-    scanned = Table(table.schema, table.num_rows, lambda *_: [(0, table.to_batches())])
+    scanned = Table(table.schema, table.num_rows, lambda *_: _number(table.to_batches()))
     return TableSource(table.schema, [file], (), scanned)
 
 
@@ -592,11 +595,8 @@ def refuse_table_log(location: Location, files: Iterable[str] = (), advice: str 
 
 
 def _dataset(dataset: ds.Dataset) -> TableSource:
-    def scan(*_: int) -> Iterator[tuple[int, Iterable[pa.RecordBatch]]]:
-        batches = dataset.to_batches(batch_size=BATCH_ROWS, batch_readahead=1, fragment_readahead=1)
-        yield 0, _readable("the dataset", 0, batches, {})
-
-    table = Table(dataset.schema, dataset.count_rows(), scan)
+    read = partial(dataset.to_batches, batch_size=BATCH_ROWS, batch_readahead=1, fragment_readahead=1)
+    table = Table(dataset.schema, dataset.count_rows(), lambda *_: _number(read(), place="the dataset"))
     paths, system = getattr(dataset, "files", ()), getattr(dataset, "filesystem", None)
     is_local = isinstance(system, fs.LocalFileSystem)
     locations = [locate(path) if is_local else Location(system, path) for path in paths]

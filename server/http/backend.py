@@ -1,4 +1,4 @@
-"""What all requests of the HTTP process share: the gRPC server, memory and places."""
+"""The gRPC server behind the HTTP process: connections to it, and the memory and places of all requests."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ OPTIONS = (
 )
 
 
-class Service:
+class Backend:
     """What all requests of one process share. Belongs to one event loop.
 
     Attributes:
