@@ -179,23 +179,39 @@ class _Reach:
                 raise
             except ExportError as error:
                 self.error = error
-                takes = partial(_takes_length, self._module, self._signature, self._sizes, self._axis)
                 longer = range(self.length + 1, length)
-                self._run(self.length + bisect_left(longer, True, key=lambda rows: not takes(rows)))  # noqa: FBT003
+                self._run(self.length + bisect_left(longer, True, key=lambda rows: not self._takes(rows)))  # noqa: FBT003
                 return
             seconds = time.monotonic() - started
 
     def _run(self, length: int) -> None:
-        sizes = {**self._sizes, self._axis: length}
-        inputs = random_inputs(self._signature, sizes, rng())
-        results = outputs(self._module, self._signature, inputs)
-        if ids := [spec for spec in self._signature.inputs if spec.exclusive_upper_bound]:
-            # Random ids can include padding, which some models do not count as rows.
-            largest = {s.name: np.full_like(inputs[s.name], s.exclusive_upper_bound or 1) - 1 for s in ids}
-            outputs(self._module, self._signature, inputs | largest)
+        sizes, case = self._case(length)
         self.length = length
         if length > LONGEST:
-            self.cases.append((sizes, GoldenCase(self._signature.kind, inputs, results)))
+            self.cases.append((sizes, case))
+
+    def _takes(self, length: int) -> bool:
+        try:
+            self._case(length)
+        except NotANumberError:
+            raise
+        except ExportError:
+            return False
+        return True
+
+    def _case(self, length: int) -> LongCase:
+        sizes = {**self._sizes, self._axis: length}
+        inputs = random_inputs(self._signature, sizes, rng())
+        case = GoldenCase(self._signature.kind, inputs, outputs(self._module, self._signature, inputs))
+        # Random ids can include padding, which some models do not count as rows; the largest id is not.
+        largest = {
+            spec.name: np.full_like(inputs[spec.name], spec.exclusive_upper_bound - 1)
+            for spec in self._signature.inputs
+            if spec.exclusive_upper_bound
+        }
+        if largest:
+            outputs(self._module, self._signature, inputs | largest)
+        return sizes, case
 
 
 def _free_bytes() -> int:
