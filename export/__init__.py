@@ -10,9 +10,21 @@ import os
 # Without this, ONNX Runtime reports model names and hashes to its vendor (as in server/__init__.py).
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-from attention_serving.export.api import export_module
+from attention_serving.artifact.tolerance import Tolerance
+from attention_serving.export.api import check_module, export_module
 from attention_serving.export.certificate import VERSION
 from attention_serving.export.deployment.write import write_target
 from attention_serving.export.errors import ArtifactExistsError, ExportError, ParityError
+from attention_serving.export.precision import Precision
 
-__all__ = ["VERSION", "ArtifactExistsError", "ExportError", "ParityError", "export_module", "write_target"]
+__all__ = [
+    "VERSION",
+    "ArtifactExistsError",
+    "ExportError",
+    "ParityError",
+    "Precision",
+    "Tolerance",
+    "check_module",
+    "export_module",
+    "write_target",
+]

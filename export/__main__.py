@@ -1,10 +1,10 @@
-"""Command line: `python -m export PRESET --out REPO`; or `--weights FILE` or `--encoder FOLDER` for PRESET.
+"""Command line: `python -m export PRESET --out REPO`; or FILE:NAME, `--weights FILE` or `--encoder FOLDER`.
 
 Checks the usage without PyTorch, which takes seconds to import; `export.command` does the work. Exit status:
 0 if the export succeeded, 1 if it failed, 2 if the command was used wrongly.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ def export(
     list_presets: options.ListPresets = False,
     describe: options.Describe = False,
     tool_version: options.ToolVersion = False,
+    examples: options.Examples = None,
     weights: options.Weights = None,
     encoder: options.Encoder = None,
     seed: options.Seed = None,
@@ -60,7 +61,7 @@ def export(
     atol: options.AbsoluteTolerance = None,
     cosine: options.SmallestCosine = None,
 ) -> None:
-    """Export an attention module or a text encoder into a model repository; compare it with eager PyTorch."""
+    """Export a module or a text encoder into a model repository; compare it with eager PyTorch."""
     if tool_version:
         console.print(VERSION)
         return
@@ -71,22 +72,20 @@ def export(
     checkpoint |= _set_options(rotary_theta=rotary_theta)
     text = _set_options(pooling=pooling, dimensions=tuple(dimensions or ()), truncates=truncate)
     text |= _set_options(reference=reference, trust_remote_code=trust_remote_code)
-    if encoder is not None:
-        conflicts = _set_options(preset=preset, weights=weights, seed=seed) | checkpoint
-        source = _encoder(encoder, text, conflicts)
-    elif text:
-        fail(f"{_flags(text)} needs --encoder")
-    elif weights is not None:
-        source = _checkpoint(weights, preset, seed, checkpoint)
+    if ":" in preset:
+        conflicts = _set_options(weights=weights, encoder=encoder, cosine=cosine) | checkpoint | text
+        source = _module(preset, seed, examples or (), conflicts)
     else:
-        source = _preset(preset, seed, checkpoint)
+        if examples:
+            fail("--example needs a module of your project, such as my_project.model:build_ranker")
+        source = _source(preset, weights, encoder, seed, checkpoint, text)
     if describe:
         with _report_failures():
             from attention_serving.export import command  # noqa: PLC0415 - imports PyTorch
 
             command.describe(source)
         return
-    if not (name or preset):
+    if not (name or source.preset):
         fail("--name is missing: give the name of the model")
     try:
         model = ModelId(name or preset, version)
@@ -109,6 +108,24 @@ def export(
         )
 
 
+def _source(
+    preset: str,
+    weights: Path | None,
+    encoder: Path | None,
+    seed: int | None,
+    checkpoint: Mapping[str, Any],
+    text: Mapping[str, Any],
+) -> Source:
+    if encoder is not None:
+        conflicts = _set_options(preset=preset, weights=weights, seed=seed) | dict(checkpoint)
+        return _encoder(encoder, text, conflicts)
+    if text:
+        fail(f"{_flags(text)} needs --encoder")
+    if weights is not None:
+        return _checkpoint(weights, preset, seed, checkpoint)
+    return _preset(preset, seed, checkpoint)
+
+
 def _set_options(**values: Any) -> dict[str, Any]:
     """The options of the command line; 0 is a value."""
     return {name: value for name, value in values.items() if value or (value == 0 and value is not False)}
@@ -126,6 +143,19 @@ def _preset(preset: str, seed: int | None, conflicts: Mapping[str, Any]) -> Sour
     if conflicts:
         fail(f"{_flags(conflicts)} needs --weights; a preset has its own configuration")
     return Source(preset=preset, options={"seed": options.PRESET_SEED if seed is None else seed})
+
+
+def _module(
+    reference: str, seed: int | None, examples: Sequence[str], conflicts: Mapping[str, Any]
+) -> Source:
+    if conflicts:
+        fail(f"{reference} and {_flags([*conflicts][:1])} exclude each other")
+    if not examples:
+        fail("--example is missing: give the name and shape of each input, such as --example src=2,3,32")
+    return Source(
+        module=reference,
+        options={"seed": options.PRESET_SEED if seed is None else seed, "examples": tuple(examples)},
+    )
 
 
 def _checkpoint(weights: Path, preset: str, seed: int | None, arguments: Mapping[str, Any]) -> Source:

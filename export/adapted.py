@@ -4,7 +4,7 @@ Shapes: B batch, H heads, T rows of a sequence, Tq query rows, Tk key rows, d wi
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from attention_serving.artifact.manifest import ATTENTION_MASK
 from attention_serving.export.assumptions import Place, innermost_place, user_place
 from attention_serving.export.operators import REPLACEMENTS
+from attention_serving.export.signature import output_tensors
 from attention_serving.export.state import ModuleState
 
 
@@ -92,6 +93,9 @@ class AdaptedModule(nn.Module):
         lengths: Mapping[str, str],
         masks: Sequence[Mask] = (),
         parameters: Mapping[str, str] | None = None,
+        batch_second: Collection[str] = (),
+        output_axes: Sequence[int] = (),
+        positional: Sequence[str] = (),
     ) -> None:
         """Wraps a module.
 
@@ -101,6 +105,9 @@ class AdaptedModule(nn.Module):
             lengths: By sequence axis, the input that holds its lengths.
             masks: What the module takes and its graphs do not.
             parameters: By input, the parameter of the module if its name differs.
+            batch_second: The parameters that the module takes as (T, B, ...).
+            output_axes: The batch axis of each output of the module; empty if it is the first of all.
+            positional: The order of the parameters if the module takes them by position.
         """
         super().__init__()
         self.module = module
@@ -111,6 +118,15 @@ class AdaptedModule(nn.Module):
         self._rows = dict(rows)
         self._lengths = dict(lengths)
         self._names = dict(parameters or {})
+        self._batch_second, self._output_axes = frozenset(batch_second), tuple(output_axes)
+        self._positional = tuple(positional)
+
+    @property
+    def changes_calls(self) -> bool:
+        """Whether the module takes its tensors in another form than its graphs."""
+        return bool(self.masks or self._names or self._batch_second or self._positional) or any(
+            self._output_axes
+        )
 
     def forward(self, **inputs: Tensor) -> object:
         """Calls the module; without lengths or `attention_mask`, every row may be attended to."""
@@ -120,10 +136,10 @@ class AdaptedModule(nn.Module):
         is_small = max(rows) <= MOST_FOLLOWED_ROWS if rows else len(tensors[0]) <= MOST_FOLLOWED_ALONE
         with self.calls.following(tensors, is_small=is_small):
             if not torch.compiler.is_exporting():
-                return self.module(**arguments)
+                return self.call(arguments)
             before = ModuleState(self.module, copy=False)
             try:
-                return self.module(**arguments)
+                return self.call(arguments)
             finally:  # what the module keeps of a trace are symbols
                 before.restore()
 
@@ -142,7 +158,17 @@ class AdaptedModule(nn.Module):
     @property
     def is_needed(self) -> bool:
         """Whether a trace of the bare module differs."""
-        return bool(self.masks or self._names or self.calls.is_needed or self.start.changes())
+        return self.changes_calls or self.calls.is_needed or bool(self.start.changes())
+
+    def call(self, arguments: Mapping[str, Tensor]) -> object:
+        """Calls the module with its arguments; its outputs begin with the batch axis."""
+        if self._positional:
+            arguments = {name: arguments[name] for name in self._positional}
+        outputs = call_module(self.module, arguments, positional=bool(self._positional))
+        if not any(self._output_axes):
+            return outputs
+        pairs = zip(output_tensors(outputs), self._output_axes, strict=True)
+        return tuple(tensor.movedim(axis, 0) for tensor, axis in pairs)
 
     @contextmanager
     def using(self, masks: Sequence[Mask]) -> Iterator[None]:
@@ -164,7 +190,10 @@ class AdaptedModule(nn.Module):
             allowed = self._allowed(mask, inputs)
             if allowed is not None:
                 arguments[mask.name] = mask.encoded(allowed, real)
-        return arguments
+        return {
+            name: values.transpose(0, 1) if name in self._batch_second else values
+            for name, values in arguments.items()
+        }
 
     def _allowed(self, mask: Mask, inputs: Mapping[str, Tensor]) -> Tensor | None:
         """(B, Tk) or (B, 1, Tq, Tk), True = may attend; None if the module computes the same without."""
@@ -182,6 +211,11 @@ class AdaptedModule(nn.Module):
         if lengths is None:
             return torch.ones(batch, length, dtype=torch.bool, device=rows.device)
         return torch.arange(length, device=rows.device) < lengths[:, None]
+
+
+def call_module(module: nn.Module, arguments: Mapping[str, Tensor], *, positional: bool) -> Any:
+    """Calls a module with arguments by name, or by their position."""
+    return module(*arguments.values()) if positional else module(**arguments)
 
 
 # In longer sequences, the tensors that depend on inputs are not followed: they take memory until the end.

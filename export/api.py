@@ -14,30 +14,35 @@ from attention_serving.export.precision import TOLERANCES, Precision
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+BF16_NOTE = (
+    "bf16: ONNX Runtime has kernels for CUDA only. This export cannot compare the graph with eager PyTorch, "
+    "and servers without CUDA refuse it; precision='fp16' runs everywhere"
+)
+
 
 @details_in_file()
 def export_module(  # noqa: PLR0913 - a public interface of keywords
     module: "nn.Module",
     example_inputs: "Mapping[str, Tensor] | Sequence[Tensor]",
-    dynamic_axes: Mapping[str, Mapping[int, str]],
+    dynamic_axes: Mapping[str, Mapping[int, str]] | None = None,
     *,
     out: Path | str,
     name: str,
     version: int = 1,
     description: str = "",
-    output_names: Sequence[str] = ("context_vectors",),
+    output_names: Sequence[str] | None = None,
     max_length: int | Mapping[str, int] | None = None,
     masks: Mapping[str, str | None] | None = None,
     inputs: Mapping[str, str] | None = None,
     examples: "Sequence[Mapping[str, Tensor] | Sequence[Tensor]]" = (),
     branches: Literal["as traced"] | None = None,
-    precision: Precision = Precision.FP32,
+    precision: Precision | str = Precision.FP32,
     tolerance: Tolerance | None = None,
     replace: bool = False,
     sign_key: Path | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> tuple[Path, Manifest]:
-    """Exports any module with (batch, ...) inputs, such as a whole transformer encoder.
+    """Exports any module of sequences or fixed-size inputs, such as a whole transformer encoder.
 
     The server serves the artifact over both protocols. The typed API carries the first input as the query and
     the first output as the context vectors; the Open Inference Protocol carries all by name.
@@ -54,20 +59,27 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
     Exporting the same module again changes nothing and succeeds.
 
     Args:
-        module: Put into evaluation mode. Takes tensors; returns a tensor, or a tuple or mapping of tensors,
-            each (batch, ...). The other axes of outputs are fixed, those of inputs, or follow from the length
-            of one sequence, such as T + 1. The sequences of a batch must not depend on each other.
-        example_inputs: By parameter name of `forward`, or in its order. float32, int64 or bool. Integer
-            inputs are ids: served and tested from 0 to the largest value of the example. Real numbers are
-            tested in the range of the example, or as standard normal ones if it is constant or like them.
+        module: A copy of it is exported, in evaluation mode and float32, without the wrappers of
+            torch.compile, DataParallel, PEFT or torch.jit; the module itself is not changed. Takes tensors;
+            returns a tensor, or a sequence, mapping or dataclass of them, also nested; None and caches are
+            left out. The axes of outputs are those of inputs, fixed, or follow from the length of one
+            sequence, as T + 1 does. The sequences of a batch must not depend on each other.
+        example_inputs: By parameter name of `forward`, or in its order. Real numbers, int64 or bool. Integer
+            inputs are ids: served and tested from 0 to the last row of the embedding that reads them, or to
+            the largest value of the example. Real numbers are tested in the range of the example, or as
+            standard normal ones if it is constant or like them.
         dynamic_axes: By input name, the symbolic name of each dynamic axis. Axis 0 is "batch", axis 1 the
-            sequence if the input has one; all others are fixed. Of masks, the last axis is that of the keys,
-            and the one before it may be that of the query rows. At most four different sequence axes.
+            sequence, or the other way round; all others are fixed, and axis 1 is if it has no name. Of masks,
+            the last axis is that of the keys, and the one before it may be that of the query rows. At most
+            four different sequence axes. Default, and for inputs without an entry: found by runs with other
+            sizes. `progress` is called with what was understood, in a form that can be passed here.
         out: Model repository; made if it does not exist.
         name: Name of the model.
         version: Version of the model, from 1.
         description: One line. Default: the name of the class.
-        output_names: Names of the outputs.
+        output_names: Names of the outputs. Default: their keys or fields, joined by dots if they are nested;
+            `context_vectors` for a single one without a name, or if all axes are given; otherwise `output_0`
+            and so on.
         max_length: Largest number of rows of a sequence, for all sequence axes or by axis name, from 2. The
             server refuses longer requests. Default: the largest that the module was tried with, which is
             `max_position_embeddings`, `n_positions`, `max_seq_len` or `max_sequence_length` of
@@ -84,7 +96,7 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
         branches: "as traced" accepts branches on values of inputs, such as `if x.max() > 10`, of which the
             graph follows the side that the example takes; manifest, parity report and certificate repeat
             it. Default: they are refused.
-        precision: Element type of the arithmetic.
+        precision: Element type of the arithmetic: fp32, fp16, bf16 or int8.
         tolerance: Largest accepted difference from eager PyTorch. Default: that of the precision, whose
             absolute part is multiplied as outputs grow with the length, or by their magnitude if that is
             above 1 and the values of the example are not standard normal.
@@ -108,27 +120,91 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
     """
     # PyTorch takes seconds to import; see export/__init__.py.
     from attention_serving.export.artifact import ArtifactWriter, show, source_digest  # noqa: PLC0415
-    from attention_serving.export.module import AS_TRACED, ModuleInputs, module_spec  # noqa: PLC0415
+    from attention_serving.export.module import AS_TRACED, module_spec, read_inputs  # noqa: PLC0415
     from attention_serving.export.target import Target  # noqa: PLC0415
 
     key = read_private_key(sign_key) if sign_key is not None else None
     target = Target(repository=Path(out), model=ModelId(name, version), replace=replace)
+    precision, progress = Precision(precision), progress or show
     if branches not in (None, AS_TRACED):
         raise ValueError(f"branches={branches!r}: must be None or {AS_TRACED!r}")
-    module_inputs = ModuleInputs.of(module, example_inputs, dynamic_axes, max_length, masks, inputs, examples)
-    description = description or type(module).__name__
+    if precision is Precision.BF16:
+        progress(BF16_NOTE)
+    source, module_inputs, notes = read_inputs(
+        module, example_inputs, dynamic_axes, max_length, masks, inputs, examples
+    )
+    names = output_names or module_inputs.output_names(dynamic_axes or {})
+    for note in notes if dynamic_axes is not None else [module_inputs.describe(names), *notes]:
+        progress(note)
+    description = description or getattr(module, "original_name", type(source).__name__)
     identity: dict[str, object] = {
         "inputs": module_inputs,
-        "outputs": list(output_names),
+        "outputs": list(names),
         "description": description,
     }
     accepted = tolerance or TOLERANCES[precision]
-    source = source_digest(
-        module, identity | {"precision": precision, "tolerance": accepted, "branches": branches}
+    digest = source_digest(
+        source, identity | {"precision": precision, "tolerance": accepted, "branches": branches}
     )
-    target.check(source)
-    progress = progress or show
+    target.check(digest)
     progress("runs in eager PyTorch")
-    spec = module_spec(module, module_inputs, output_names, description, tolerance, branches)
-    accepted = tolerance or spec.tolerances[precision]
-    return ArtifactWriter(spec, target, precision, accepted, source, progress).publish(key)
+    with module_inputs.advise_masks():
+        spec = module_spec(source, module_inputs, names, description, tolerance, branches)
+        accepted = tolerance or spec.tolerances[precision]
+        return ArtifactWriter(spec, target, precision, accepted, digest, progress).publish(key)
+
+
+@details_in_file()
+def check_module(
+    module: "nn.Module",
+    example_inputs: "Mapping[str, Tensor] | Sequence[Tensor]",
+    dynamic_axes: Mapping[str, Mapping[int, str]] | None = None,
+    *,
+    output_names: Sequence[str] | None = None,
+    max_length: int | Mapping[str, int] | None = None,
+    masks: Mapping[str, str | None] | None = None,
+    inputs: Mapping[str, str] | None = None,
+    examples: "Sequence[Mapping[str, Tensor] | Sequence[Tensor]]" = (),
+    branches: Literal["as traced"] | None = None,
+    progress: Callable[[str], object] = print,
+) -> None:
+    """Shows what `export_module` would export, in seconds and without writing anything.
+
+    What is understood of the inputs is shown first, then inputs and outputs of the graph. Only short
+    sequences are tried: a whole export proves more.
+
+    Args:
+        module: As in `export_module`, with the arguments below.
+        example_inputs: The inputs.
+        dynamic_axes: Names of the axes that vary.
+        output_names: Names of the outputs.
+        max_length: Largest number of rows.
+        masks: What masks mean.
+        inputs: Names of inputs in requests.
+        examples: Further inputs.
+        branches: Whether branches on values are accepted.
+        progress: Called with each text.
+
+    Raises:
+        ValueError: The first obstacle, as `export_module` raises it.
+    """
+    from attention_serving.export.graph import trace  # noqa: PLC0415
+    from attention_serving.export.module import module_spec, read_inputs  # noqa: PLC0415
+
+    source, module_inputs, notes = read_inputs(
+        module, example_inputs, dynamic_axes, max_length, masks, inputs, examples
+    )
+    names = output_names or module_inputs.output_names(dynamic_axes or {})
+    for note in (module_inputs.describe(names), *notes):
+        progress(note)
+    with module_inputs.advise_masks():
+        spec = module_spec(source, module_inputs.shortened(), names, "", None, branches)
+    plain = spec.signatures[0]
+    for direction, tensors in (("input", plain.inputs), ("output", plain.outputs)):
+        for tensor in tensors:
+            axes = ", ".join(map(str, tensor.axes))
+            bound = tensor.exclusive_upper_bound
+            ids = f", ids below {bound}" if bound is not None else ""
+            progress(f"{direction} {tensor.name}: {tensor.data_type} ({axes}){ids}")
+    progress(f"graphs: {', '.join(signature.kind for signature in spec.signatures)}")
+    trace(spec.module, plain)

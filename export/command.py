@@ -1,18 +1,26 @@
 """The work of `python -m export`, once its options are checked. Imports PyTorch."""
 
+import importlib
 import json
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attention_serving.artifact.keys import read_private_key
+import torch
+from torch import Tensor, nn
+
+from attention_serving.artifact.keys import PrivateKey, read_private_key
 from attention_serving.artifact.manifest import Manifest
 from attention_serving.artifact.names import ModelId
-from attention_serving.export.artifact import UNCHANGED, show, write_artifact
+from attention_serving.artifact.tolerance import Tolerance
+from attention_serving.export.api import check_module, export_module
+from attention_serving.export.artifact import UNCHANGED, Progress, show, write_artifact
 from attention_serving.export.deployment.write import DeploymentTarget, check_target, write_target
 from attention_serving.export.encoder import classifier_spec, encoder_spec
 from attention_serving.export.errors import ExportError
 from attention_serving.export.options import Source
-from attention_serving.export.precision import Precision
+from attention_serving.export.precision import TOLERANCES, Precision
 from attention_serving.export.signature import ExportSpec, attention_spec
 from attention_serving.export.verify import console
 from attention_serving.model.checkpoints.loading import load_checkpoint
@@ -21,6 +29,48 @@ from attention_serving.model.text_encoder import TextEncoder
 from attention_serving.model.text_folders import load as load_folder
 
 EXAMPLE_LENGTH = 128
+# NAME=SHAPE, and perhaps :TYPE and <BOUND.
+EXAMPLE = re.compile(r"(?P<name>\w+)=(?P<shape>\d+(,\d+)*)(:(?P<type>float32|int64|bool))?(<(?P<bound>\d+))?")
+
+
+def load_module(reference: str, seed: int, examples: Sequence[str]) -> tuple[nn.Module, dict[str, Tensor]]:
+    """A module of the project in the working directory, and examples of its inputs.
+
+    Args:
+        reference: `package.file:name` of a module, or of a function or class that returns one.
+        seed: That of random weights and examples.
+        examples: By input, `name=shape`, and perhaps `:type` and `<bound`.
+
+    Raises:
+        ValueError: There is no such module, or an example is not of this form.
+    """
+    file, _, name = reference.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    torch.manual_seed(seed)
+    try:
+        value = importlib.import_module(file)
+        for part in name.split("."):
+            value = getattr(value, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{reference} cannot be imported from {Path.cwd()}: {error}") from error
+    module = value if isinstance(value, nn.Module) else value() if callable(value) else value
+    if not isinstance(module, nn.Module):
+        raise ValueError(  # noqa: TRY004 - as for all other arguments
+            f"{reference} is {type(module).__name__}; name a torch.nn.Module, or a function that returns one"
+        )
+    return module, dict(map(_example, examples))
+
+
+def _example(text: str) -> tuple[str, Tensor]:
+    if (match := EXAMPLE.fullmatch(text)) is None:
+        raise ValueError(f"--example {text}: must be such as src=2,3,32 or ids=2,3:int64<1000")
+    name, data_type, bound = match["name"], match["type"], match["bound"]
+    shape = [int(size) for size in match["shape"].split(",")]
+    if data_type == "bool":
+        return name, torch.full(shape, "padding" not in name)
+    if data_type == "int64" or bound:
+        return name, torch.randint(int(bound), shape) if bound else torch.ones(shape, dtype=torch.int64)
+    return name, torch.randn(shape)
 
 
 def load(source: Source) -> tuple[ExportSpec, Sequence[str]]:
@@ -82,8 +132,49 @@ def run(
 
     def progress(step: str) -> None:
         steps.append(step)
-        show(step)
+        if source.module:
+            sys.stderr.write(f"{step}\n")
+        else:
+            show(step)
 
+    if source.module:
+        module, examples = load_module(source.module, **source.options)
+        usual = TOLERANCES[precision].model_dump()
+        folder, manifest = export_module(
+            module,
+            examples,
+            out=out,
+            name=model.name,
+            version=model.version,
+            precision=precision,
+            tolerance=Tolerance(**{**usual, **tolerances}) if tolerances else None,
+            replace=replace,
+            sign_key=sign_key,
+            progress=progress,
+        )
+        notes: Sequence[str] = ()
+    else:
+        folder, manifest, notes = _write(source, model, out, precision, tolerances, replace, key, progress)
+    for note in notes:
+        console.print(note)
+    _print_artifact(folder, manifest, unchanged=steps[-1] == UNCHANGED)
+    if key is not None:
+        console.print(f"  signed with key {key.public_key.keyid}")
+    for target in targets:
+        for path in write_target(folder, target, replace=replace):
+            console.print(f"  {target}: {path}")
+
+
+def _write(
+    source: Source,
+    model: ModelId,
+    out: Path,
+    precision: Precision,
+    tolerances: Mapping[str, float],
+    replace: bool,  # noqa: FBT001 - passed on
+    key: PrivateKey | None,
+    progress: Progress,
+) -> tuple[Path, Manifest, Sequence[str]]:
     progress("weights")
     spec, notes = load(source)
     if "cosine" in tolerances and spec.encoder is None:
@@ -101,22 +192,20 @@ def run(
         sign_key=key,
         progress=progress,
     )
-    for note in notes:
-        console.print(note)
-    _print_artifact(folder, manifest, unchanged=steps[-1] == UNCHANGED)
-    if key is not None:
-        console.print(f"  signed with key {key.public_key.keyid}")
-    for target in targets:
-        for path in write_target(folder, target, replace=replace):
-            console.print(f"  {target}: {path}")
+    return folder, manifest, notes
 
 
 def describe(source: Source) -> None:
     """Prints the configuration of a module, its parameters and its floating-point operations.
 
+    Of a module of another project, prints what would be exported.
+
     Raises:
-        ValueError: The checkpoint cannot be read.
+        ValueError: The checkpoint cannot be read, or the module cannot be exported.
     """
+    if source.module:
+        check_module(*load_module(source.module, **source.options), progress=console.print)
+        return
     (spec, notes), length = load(source), EXAMPLE_LENGTH
     cost = spec.cost
     linear = length * (cost.flops_per_query + cost.flops_per_key)

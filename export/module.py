@@ -1,9 +1,9 @@
 """The signatures of any module with (batch, sequence, ...) inputs, from examples and names of axes."""
 
-import inspect
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -24,10 +24,11 @@ from attention_serving.artifact.manifest import (
 from attention_serving.artifact.names import NAME_PATTERN
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export.adapted import AdaptedModule, Mask, Meaning
+from attention_serving.export.axes import Understanding, understand
 from attention_serving.export.errors import ExportError
+from attention_serving.export.parity import LONGEST
 from attention_serving.export.precision import TOLERANCES, Precision
 from attention_serving.export.probe import (
-    BATCH_SECOND,
     DATA_TYPES,
     NotANumberError,
     check_independence,
@@ -48,6 +49,15 @@ from attention_serving.export.signature import (
     ValueRange,
     tensor,
 )
+from attention_serving.export.source import (
+    Examples,
+    are_positional,
+    copy_module,
+    copy_state,
+    forward_parameters,
+    name_inputs,
+    to_float32,
+)
 
 DynamicAxes = Mapping[str, Mapping[int, str]]
 # Requests give these names a meaning of their own.
@@ -56,6 +66,8 @@ RESERVED = frozenset(
 )
 # Names of masks that say what they mean: those of PyTorch's layers, and those of Hugging Face.
 HIDING, ATTENDING = "key_padding_mask", "attention_mask"
+# Such as the global_attention_mask of Longformer, which hides nothing.
+GLOBAL = "global_"
 FEW_AXES = 2
 # Attributes by which configurations of other projects state it, such as those of Hugging Face models.
 CONFIG_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
@@ -77,6 +89,8 @@ class ModuleInputs:
         example_sizes: By sequence axis, the number of rows in the first example.
         ranges: By input, the values that it is tested with; absent if they are standard normal.
         narrow_ranges: The same for every input of real numbers, whatever its examples.
+        understanding: What was found by runs of the module.
+        positional: The parameters in their order if `forward` takes them by position.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -87,26 +101,30 @@ class ModuleInputs:
     example_sizes: Mapping[str, int]
     ranges: Mapping[str, ValueRange]
     narrow_ranges: Mapping[str, ValueRange]
+    # Not part of the digest of the source, which artifacts of earlier versions record.
+    understanding: Understanding = field(repr=False)
+    positional: tuple[str, ...] = field(repr=False, default=())
 
     @classmethod
     def of(
         cls,
         module: nn.Module,
-        example_inputs: Mapping[str, Tensor] | Sequence[Tensor],
-        dynamic_axes: DynamicAxes,
+        example_inputs: Examples,
+        dynamic_axes: DynamicAxes | None,
         max_length: MaxLength,
         masks: Mapping[str, str | None] | None = None,
         inputs: Mapping[str, str] | None = None,
-        further_examples: Sequence[Mapping[str, Tensor] | Sequence[Tensor]] = (),
+        further_examples: Sequence[Examples] = (),
     ) -> Self:
-        """Reads the arguments of `export_module`.
+        """Reads the arguments of `export_module`, and finds what they leave out by runs of the module.
 
         Raises:
             ValueError: They do not fit each other or the module.
         """
-        examples = _by_name(module, example_inputs)
+        examples = _to_float32(name_inputs(module, example_inputs))
         all_examples = _all_examples(module, examples, further_examples)
-        meanings, renamed = dict(masks or {}), dict(inputs or {})
+        renamed, dynamic_axes = dict(inputs or {}), dynamic_axes or {}
+        meanings: Mapping[str, str | None] = dict(masks or {})
         for argument, names in (("dynamic_axes", dynamic_axes), ("masks", meanings), ("inputs", renamed)):
             if unknown := sorted(set(names) - set(examples)):
                 raise ValueError(
@@ -118,6 +136,20 @@ class ModuleInputs:
                     f"dynamic_axes[{name!r}]={axes_of_input!r}: must be a mapping such as "
                     f"{{0: 'batch', 1: 'sequence'}}"
                 )
+        positional = are_positional(module, [*examples])
+        understanding = understand(
+            copy_state(module), all_examples, dynamic_axes, meanings, positional=positional
+        )
+        meanings, batch_second = understanding.masks, understanding.batch_second
+        dynamic_axes = {
+            name: {
+                1 - at if name in batch_second and at < FEW_AXES else at: axis for at, axis in axes.items()
+            }
+            for name, axes in understanding.axes.items()
+        }
+        for name in batch_second:
+            all_examples[name] = [values.transpose(0, 1) for values in all_examples[name]]
+        examples = {name: values[0] for name, values in all_examples.items()}
         candidates = [
             _mask(name, example, dynamic_axes.get(name, {}), meanings) for name, example in examples.items()
         ]
@@ -125,7 +157,10 @@ class ModuleInputs:
         mask_names = {mask.name for mask in mask_inputs}
         names = {name: renamed.get(name, name) for name in examples if name not in mask_names}
         _check_names(names)
-        tensors = tuple(_input(name, all_examples[name], dynamic_axes, names[name]) for name in names)
+        tensors = tuple(
+            _input(name, all_examples[name], dynamic_axes, names[name], understanding.id_bounds.get(name))
+            for name in names
+        )
         axes = list(dict.fromkeys(sequence_axes(tensors)))
         if len(axes) > MAX_SEQUENCE_AXES:
             raise ValueError(
@@ -156,7 +191,39 @@ class ModuleInputs:
             },
             ranges=ranges[0],
             narrow_ranges=ranges[1],
+            understanding=understanding,
+            positional=tuple(examples) if positional else (),
         )
+
+    def output_names(self, dynamic_axes: DynamicAxes) -> Sequence[str]:
+        """Names of the outputs. If the caller gives all axes, a single output is the context vectors."""
+        names = self.understanding.output_names
+        is_single = len(names) == 1 and set(dynamic_axes) == set(self.understanding.axes)
+        return ("context_vectors",) if is_single else names
+
+    def describe(self, output_names: Sequence[str]) -> str:
+        """The arguments of `export_module` that say what was understood, and notes."""
+        return str(replace(self.understanding, output_names=output_names))
+
+    @contextmanager
+    def advise_masks(self) -> Iterator[None]:
+        """Ends an ExportError of the block with the inputs that could be masks.
+
+        Any values of such an input are tried: a module need not define a result if it hides all rows.
+        """
+        try:
+            yield
+        except ExportError as error:
+            if self.understanding.flags:
+                error.args = (". ".join([str(error), *self.understanding.flags]),)
+            raise
+
+    def shortened(self) -> Self:
+        """The same inputs, of short sequences."""
+        largest = {
+            axis: min(self.max_lengths.get(axis, LONGEST), LONGEST) for axis in sequence_axes(self.tensors)
+        }
+        return replace(self, max_lengths=largest)
 
     @property
     def lengths(self) -> dict[str, str]:
@@ -183,8 +250,34 @@ class ModuleInputs:
             if isinstance(spec.length_axis, str)
         }
         return AdaptedModule(
-            module, rows=rows, lengths=self.lengths, masks=self.masks, parameters=self.parameters
+            module,
+            rows=rows,
+            lengths=self.lengths,
+            masks=self.masks,
+            parameters=self.parameters,
+            batch_second=self.understanding.batch_second,
+            output_axes=self.understanding.output_axes,
+            positional=self.positional,
         )
+
+
+def read_inputs(
+    module: nn.Module,
+    example: Examples,
+    dynamic_axes: DynamicAxes | None,
+    max_length: MaxLength,
+    masks: Mapping[str, str | None] | None,
+    inputs: Mapping[str, str] | None,
+    examples: Sequence[Examples],
+) -> tuple[nn.Module, ModuleInputs, list[str]]:
+    """The module to export, which is a copy, its inputs, and notes on both.
+
+    Raises:
+        ValueError: The arguments do not fit each other or the module, or it cannot be copied.
+    """
+    source, notes = copy_module(module, example)
+    module_inputs = ModuleInputs.of(source, example, dynamic_axes, max_length, masks, inputs, examples)
+    return source, module_inputs, notes
 
 
 def module_spec(
@@ -251,9 +344,8 @@ def module_spec(
         check_masks(adapted, padded, tolerance)
         if all(can_be_padded(adapted, signed, tolerance) for signed in (padded, *signatures[1:])):
             signatures.append(padded)
-    is_adapted = adapted.is_needed
     return ExportSpec(
-        module=adapted if is_adapted else module,
+        module=adapted if adapted.is_needed else module,
         signatures=tuple(signatures),
         description=description,
         tolerances=tolerances,
@@ -282,35 +374,19 @@ def _followed_branches(module: AdaptedModule, statement: str | None) -> list[str
     return [f"{Path(line.file).name}:{line.line}" for line in places.values()]
 
 
-def _by_name(module: nn.Module, examples: Mapping[str, Tensor] | Sequence[Tensor]) -> dict[str, Tensor]:
-    parameters = inspect.signature(module.forward).parameters
-    if isinstance(examples, Tensor):
-        raise ValueError("example_inputs: give tensors by name, or a sequence of them")  # noqa: TRY004
-    if not isinstance(examples, Mapping):
-        if len(examples) > len(parameters):
-            raise ValueError(f"{len(examples)} example_inputs; forward takes {', '.join(parameters)}")
-        examples = dict(zip(parameters, examples, strict=False))
-    required = [name for name, parameter in parameters.items() if _is_required(parameter)]
-    if not examples or set(examples) - set(parameters) or set(required) - set(examples):
-        raise ValueError(f"example_inputs={list(examples)}: forward takes {', '.join(parameters)}")
-    for name, example in examples.items():
-        if not isinstance(example, Tensor):
-            raise ValueError(  # noqa: TRY004 - as for all other arguments
-                f"example_inputs[{name!r}] is {type(example).__name__}, not a tensor: wrap the module to "
-                f"fix it"
-            )
-    return dict(examples)
+def _to_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: to_float32(tensor) for name, tensor in tensors.items()}
 
 
 def _all_examples(
     module: nn.Module,
     examples: Mapping[str, Tensor],
-    further: Sequence[Mapping[str, Tensor] | Sequence[Tensor]],
+    further: Sequence[Examples],
 ) -> dict[str, list[Tensor]]:
     """The values of each input in all examples."""
     columns = {name: [example] for name, example in examples.items()}
     for index, values in enumerate(further):
-        for name, value in _by_name(module, values).items():
+        for name, value in _to_float32(name_inputs(module, values)).items():
             first = columns[name][0] if name in columns else value
             if name not in columns or (value.dtype, value.shape[2:]) != (first.dtype, first.shape[2:]):
                 raise ValueError(f"examples[{index}][{name!r}]: differs from example_inputs in type or width")
@@ -321,13 +397,9 @@ def _all_examples(
     return columns
 
 
-def _is_required(parameter: inspect.Parameter) -> bool:
-    variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    return parameter.default is parameter.empty and not variadic
-
-
 def _has_default(module: nn.Module, name: str) -> bool:
-    return inspect.signature(module.forward).parameters[name].default is None
+    parameter = forward_parameters(module).get(name)
+    return parameter is not None and parameter.default is None
 
 
 def _check_names(names: Mapping[str, str]) -> None:
@@ -350,6 +422,7 @@ def _mask(
     lengths = [axis for axis in axes[1:] if isinstance(axis, str)]
     is_mask = axes[:1] == (BATCH_AXIS,) and (axes[-1:] == tuple(lengths) or axes[-2:] == tuple(lengths))
     is_usual_name = name.endswith((HIDING, ATTENDING)) and example.ndim == FEW_AXES
+    is_usual_name = is_usual_name and not name.startswith(GLOBAL)
     if name in meanings:
         if meanings[name] is None:
             return None
@@ -397,7 +470,9 @@ def _check_masks(masks: Sequence[Mask], axes: Sequence[str]) -> None:
         raise ValueError(f"{', '.join(pairs)}: requests carry one mask of query and key rows; combine them")
 
 
-def _input(name: str, examples: Sequence[Tensor], dynamic_axes: DynamicAxes, served: str) -> TensorSpec:
+def _input(
+    name: str, examples: Sequence[Tensor], dynamic_axes: DynamicAxes, served: str, bound: int | None
+) -> TensorSpec:
     example = examples[0]
     if example.dtype not in DATA_TYPES:
         types = ", ".join(DATA_TYPES.values())
@@ -405,7 +480,7 @@ def _input(name: str, examples: Sequence[Tensor], dynamic_axes: DynamicAxes, ser
     axis_names = dynamic_axes.get(name, {})
     is_batch = [axis_name == BATCH_AXIS for axis_name in axis_names.values()]
     if axis_names.get(0) != BATCH_AXIS or sum(is_batch) > 1 or example.ndim < 1:
-        raise ValueError(_about_axes(name, example, axis_names))
+        raise ValueError(_about_axes(name, axis_names))
     if further := sorted(set(axis_names) - {0, 1}):
         raise ValueError(
             f"dynamic_axes[{name!r}]={dict(axis_names)}: axis {further[0]} varies. Only axis 0, the batch, "
@@ -415,28 +490,17 @@ def _input(name: str, examples: Sequence[Tensor], dynamic_axes: DynamicAxes, ser
     if len(axis_names) > example.ndim:
         raise ValueError(f"dynamic_axes[{name!r}]={dict(axis_names)}: its shape is {tuple(example.shape)}")
     shape = (BATCH_AXIS, *(axis_names.get(at, size) for at, size in enumerate(example.shape[1:], 1)))
-    is_ids = example.dtype is torch.int64
-    bound = max(_id_bound(name, values) for values in examples) if is_ids else None
+    if example.dtype is torch.int64:
+        bound = max(bound or 0, *(_id_bound(name, values) for values in examples))
     return tensor(served, DATA_TYPES[example.dtype], *shape, exclusive_upper_bound=bound)
 
 
-def _about_axes(name: str, example: Tensor, axis_names: Mapping[int, str]) -> str:
+def _about_axes(name: str, axis_names: Mapping[int, str]) -> str:
     """What is wrong with the names of the axes of an input."""
-    argument = (
-        f"dynamic_axes[{name!r}]={dict(axis_names)}"
-        if axis_names
-        else f"dynamic_axes has no entry for {name!r}"
+    return (
+        f"dynamic_axes[{name!r}]={dict(axis_names)}: name axis 0 {BATCH_AXIS!r} and axis 1 the sequence, as "
+        f"{{0: 'batch', 1: 'sequence'}}; or the batch alone if every sequence has the same size"
     )
-    message = (
-        f"{argument}: name axis 0 {BATCH_AXIS!r} and axis 1 the sequence, as {{0: 'batch', 1: 'sequence'}}; "
-        f"an input without a sequence axis has {{0: 'batch'}}"
-    )
-    if axis_names.get(1) == BATCH_AXIS:
-        message += f"; {BATCH_SECOND}"
-    if example.dtype == torch.bool and not name.endswith((HIDING, ATTENDING)):
-        choices = " or ".join(f"{{{name!r}: '{meaning}'}}" for meaning in (Meaning.HIDES, Meaning.ATTENDS))
-        message += f"; if it is a mask, state what it means: masks={choices}"
-    return message
 
 
 def _id_bound(name: str, example: Tensor) -> int:

@@ -38,10 +38,34 @@ def _option(panel: str | None, text: str, *names: str, **settings: Any) -> Any:
 
 
 Preset = Annotated[
-    str, typer.Argument(help="Name of the preset to export. --list shows all.", show_default=False)
+    str,
+    typer.Argument(
+        help="Name of the preset to export (--list shows all), or a module of your project, such as "
+        "my_project.model:build_ranker: a torch.nn.Module, or a function or class that returns one.",
+        show_default=False,
+    ),
+]
+Examples = Annotated[
+    list[str] | None,
+    _option(
+        SOURCE,
+        "With a module of your project: an input of forward by its name, shape and type, such as src=2,3,32, "
+        "ids=2,3:int64<1000 (random ids below 1,000) or src_key_padding_mask=2,3:bool (a mask that hides "
+        "nothing). Can be repeated.",
+        "--example",
+    ),
 ]
 ListPresets = Annotated[bool, _option(None, "List the presets and exit.", "--list")]
-Describe = Annotated[bool, _option(None, "Describe the module and exit. Nothing is written.", "--describe")]
+Describe = Annotated[
+    bool,
+    _option(
+        None,
+        "Describe the module and exit. Of a module of your project, show what would be exported, or what "
+        "prevents it. Nothing is written.",
+        "--describe",
+        "--dry-run",
+    ),
+]
 ToolVersion = Annotated[
     bool,
     _option(
@@ -101,7 +125,9 @@ ComparedWith = Annotated[
 TrustRemoteCode = Annotated[
     bool, _option(ENCODER, "Run Python code that the folder brings along.", "--trust-remote-code")
 ]
-Seed = Annotated[int | None, _option(SOURCE, f"Seed of a preset's random weights. Default: {PRESET_SEED}.")]
+Seed = Annotated[
+    int | None, _option(SOURCE, f"Seed of random weights and random examples. Default: {PRESET_SEED}.")
+]
 Layout = Annotated[
     str, _option(CHECKPOINT, f"Layout of the checkpoint, required: {', '.join(sorted(LAYOUTS))}.")
 ]
@@ -185,15 +211,18 @@ SmallestCosine = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What is exported: one of the first three.
+    """What is exported: one of the first four.
 
     Attributes:
+        module: A module of another project, `package.file:name`.
         preset: Name of a preset.
         weights: A checkpoint of another project.
         encoder: The folder of a text encoder.
-        options: Arguments of `build_preset`, of `load_checkpoint`, or of `load_encoder` and `encoder_spec`.
+        options: Arguments of `load_module`, of `build_preset`, of `load_checkpoint`, or of `load_encoder` and
+            `encoder_spec`.
     """
 
+    module: str = ""
     preset: str = ""
     weights: Path | None = None
     encoder: Path | None = None

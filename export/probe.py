@@ -29,8 +29,8 @@ from attention_serving.export.signature import (
     MASK_HEADS_AXIS,
     Signature,
     SignedModule,
+    arrays_by_name,
     call_eager,
-    named_outputs,
     output_tensors,
     random_inputs,
     standard_layers,
@@ -247,19 +247,40 @@ class _Reach:
                 raise
             except ExportError as error:
                 self.error = error
-                takes = partial(_takes_length, self._module, self._signature, self._sizes, self._axis)
                 longer = range(self.length + step, length, step)
-                self._run(self.length + step * bisect_left(longer, True, key=lambda rows: not takes(rows)))  # noqa: FBT003
+                count = bisect_left(longer, True, key=lambda rows: not self._takes(rows))  # noqa: FBT003
+                self._run(self.length + step * count)
                 return
             seconds = time.monotonic() - started
 
     def _run(self, length: int) -> None:
-        sizes = {**self._sizes, self._axis: length}
-        inputs = random_inputs(self._signature, sizes, rng())
-        results = outputs(self._module, self._signature, inputs)
+        sizes, case = self._case(length)
         self.length = length
         if length > LONGEST:
-            self.cases.append((sizes, GoldenCase(self._signature.kind, inputs, results)))
+            self.cases.append((sizes, case))
+
+    def _takes(self, length: int) -> bool:
+        try:
+            self._case(length)
+        except NotANumberError:
+            raise
+        except ExportError:
+            return False
+        return True
+
+    def _case(self, length: int) -> LongCase:
+        sizes = {**self._sizes, self._axis: length}
+        inputs = random_inputs(self._signature, sizes, rng())
+        case = GoldenCase(self._signature.kind, inputs, outputs(self._module, self._signature, inputs))
+        # Random ids can include padding, which some models do not count as rows; the largest id is not.
+        largest = {
+            spec.name: np.full_like(inputs[spec.name], spec.exclusive_upper_bound - 1)
+            for spec in self._signature.inputs
+            if spec.exclusive_upper_bound
+        }
+        if largest:
+            outputs(self._module, self._signature, inputs | largest)
+        return sizes, case
 
 
 def _free_bytes() -> int:
@@ -419,7 +440,7 @@ def outputs(module: nn.Module, signature: Signature, inputs: Arrays, *, accepts_
         ExportError: The module fails.
         NotANumberError: An output is not a number, and that is not accepted.
     """
-    return named_outputs(signature, inputs, _try(module, signature, inputs, accepts_nan=accepts_nan))
+    return arrays_by_name(signature, inputs, _try(module, signature, inputs, accepts_nan=accepts_nan))
 
 
 def _run(module: nn.Module, signature: Signature, sizes: Mapping[str, int]) -> tuple[Tensor, ...]:
@@ -453,10 +474,7 @@ def _try(
     try:
         results = call_eager(module, signature, inputs)
     except Exception as error:  # a module may raise anything
-        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
-        first = str(error).strip().partition("\n")[0]
-        message = f"the module fails for {shapes}: {type(error).__name__}: {first}"
-        raise ExportError(message, traceback.format_exc()) from error
+        raise failure(inputs, error) from error
     if any(result.numel() == 0 for result in results):
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
         raise ExportError(f"the module returns an output without elements for {shapes}")
@@ -469,6 +487,14 @@ def _try(
                 f"the range of the examples"
             )
     return results
+
+
+def failure(inputs: Arrays | Mapping[str, Tensor], error: Exception) -> ExportError:
+    """What a module raised for inputs."""
+    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
+    first = str(error).strip().partition("\n")[0]
+    message = f"the module fails for {shapes}: {type(error).__name__}: {first}"
+    return ExportError(message, "".join(traceback.format_exception(error)))
 
 
 def fast_path_notes(module: AdaptedModule, signature: Signature, tolerance: Tolerance) -> list[str]:
@@ -484,7 +510,7 @@ def fast_path_notes(module: AdaptedModule, signature: Signature, tolerance: Tole
     try:
         standard = outputs(module, signature, inputs).values()
         with torch.inference_mode():
-            fused = output_tensors(module.module(**module.arguments(tensors)))
+            fused = output_tensors(module.call(module.arguments(tensors)))
     except Exception:  # the module may raise anything for such rows
         return []
     equal = [tolerance.holds(values.numpy(), array) for values, array in zip(fused, standard, strict=True)]

@@ -1,9 +1,9 @@
 """What is exported: the inputs and outputs of each graph, and calls of eager PyTorch with them."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -47,6 +47,8 @@ MAX_POSITION = 4096
 # The sizes that modules are traced and probed with are distinct for the batch and up to four lengths.
 MAX_SEQUENCE_AXES = 4
 UNKNOWN_COST = Cost(flops_per_query=0, flops_per_key=0, flops_per_pair=0)
+# The output of Hugging Face models that only the next step of a generation needs.
+CACHE_FIELD = "past_key_values"
 AttentionModule = MultiHeadAttention | TextAttention
 
 
@@ -376,26 +378,64 @@ class _MethodOf(nn.Module):
 
 
 def output_tensors(outputs: Any) -> tuple[Tensor, ...]:
-    """The outputs of a module as a tuple: of a tensor, a sequence or a mapping; None is skipped.
+    """The outputs of a module as a tuple; see `named_outputs`.
 
     Real numbers of any precision become float32, and integers int64.
 
     Raises:
         TypeError: An output is not a tensor.
     """
-    if isinstance(outputs, Tensor):
-        return (_with_served_type(outputs),)
-    values = outputs.values() if isinstance(outputs, Mapping) else outputs
-    tensors = tuple(output for output in values if output is not None)
-    if kinds := [type(output).__name__ for output in tensors if not isinstance(output, Tensor)]:
-        raise TypeError(f"the module returns {', '.join(kinds)}; outputs must be tensors")
-    return tuple(map(_with_served_type, tensors))
+    return tuple(map(_with_served_type, named_outputs(outputs)[0].values()))
 
 
 def _with_served_type(output: Tensor) -> Tensor:
     if output.is_floating_point():
         return output.float()
     return output if output.dtype is torch.bool or output.is_complex() else output.long()
+
+
+def named_outputs(outputs: Any) -> tuple[dict[str, Tensor], list[str]]:
+    """The outputs of a module by their path, such as `scores.left`, and the paths of caches, left out.
+
+    Args:
+        outputs: A tensor, or a sequence, mapping or dataclass of outputs. None is skipped.
+
+    Raises:
+        TypeError: An output is not a tensor, or there is none.
+    """
+    tensors, caches = dict[str, Tensor](), list[str]()
+    for path, output in _leaves(outputs, ()):
+        name = ".".join(path)
+        if CACHE_FIELD in path or type(output).__name__.endswith("Cache"):
+            caches.append(name)
+        elif isinstance(output, Tensor):
+            tensors[name] = output
+        else:
+            raise TypeError(f"the module returns {type(output).__name__}; outputs must be tensors")
+    if not tensors:
+        raise TypeError("the module returns no tensor")
+    return tensors, list(dict.fromkeys(caches))
+
+
+def _leaves(output: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    parts: Iterable[tuple[object, Any]]
+    if isinstance(output, Mapping):
+        parts = output.items()
+    elif is_dataclass(output):
+        parts = ((part.name, getattr(output, part.name)) for part in fields(output))
+    elif isinstance(output, tuple) and hasattr(output, "_fields"):
+        parts = zip(output._fields, output, strict=True)
+    elif isinstance(output, Sequence) and not isinstance(output, str):
+        parts = enumerate(output)
+    else:
+        if output is not None:
+            yield path, output
+        return
+    for name, part in parts:
+        if name == CACHE_FIELD and part is not None:
+            yield (*path, CACHE_FIELD), part
+        else:
+            yield from _leaves(part, (*path, str(name)))
 
 
 @contextmanager
@@ -427,10 +467,10 @@ def run_eager(module: nn.Module, signature: Signature, inputs: Arrays) -> Arrays
     Raises:
         ExportError: An output has another shape than its axes say.
     """
-    return named_outputs(signature, inputs, call_eager(module, signature, inputs))
+    return arrays_by_name(signature, inputs, call_eager(module, signature, inputs))
 
 
-def named_outputs(signature: Signature, inputs: Arrays, outputs: Sequence[Tensor]) -> Arrays:
+def arrays_by_name(signature: Signature, inputs: Arrays, outputs: Sequence[Tensor]) -> Arrays:
     """The outputs by name, whose shapes must be those of their axes.
 
     Raises:

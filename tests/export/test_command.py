@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from attention_serving.artifact.certificate import CERTIFICATE_FILE, check_certificate
-from attention_serving.artifact.manifest import Manifest
+from attention_serving.artifact.manifest import GraphKind, Manifest
 from attention_serving.export import sign, verify
 from attention_serving.export.__main__ import app
 from attention_serving.model.presets import PRESETS
@@ -42,6 +42,10 @@ def assert_refused(done: Result, status: int, part: str) -> None:
     ("arguments", "part"),
     [
         ([*PRESET, "--causal"], "--causal needs --weights"),
+        ([*PRESET, "--example", "x=2,3"], "--example needs a module of your project"),
+        (["a.b:c", "--out", "models", "--name", "a"], "--example is missing"),
+        (["a.b:c", "--example", "x=2", "--encoder", "f"], "a.b:c and --encoder exclude each other"),
+        (["a.b:c", "--example", "x=2", "--out", "models"], "--name is missing"),
         (["multi-head-64x4", "--layout", "bert", "--describe"], "--layout needs --weights"),
         ([*PRESET, "--pooling", "cls"], "--pooling needs --encoder"),
         ([*BERT, "multi-head-64x4"], "give one of them"),
@@ -168,3 +172,43 @@ def test_a_checkpoint_is_described(weights: Path) -> None:
     assert lines[4] == f"  {4 * (D * D + D)} parameters"
     says = f"this prefix has no tensor of the layout; these prefixes have: '{PREFIX}'"
     assert_refused(run(*given, "--prefix", "encoder.layer.1.attention."), 1, says)
+
+
+PROJECT = """
+from torch import nn
+
+
+class Sums(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.inner = nn.Embedding(1000, 4), nn.Linear(4, 4)
+
+    def forward(self, src, ids):
+        return self.inner(src.mean(1)) + self.words(ids).mean(1)
+
+
+NUMBER = 3
+"""
+
+
+def test_a_module_of_a_project_is_exported_from_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ranking_project.py").write_text(PROJECT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    examples = ["--example", "src=2,3,4", "--example", "ids=2,3:int64<10"]
+    dry = run("ranking_project:Sums", *examples, "--dry-run")
+    assert dry.exit_code == 0
+    assert "'ids': {0: 'batch', 1: 'ids_length'}" in " ".join(dry.stdout.split())
+    assert not (tmp_path / "R").exists()
+    done = run("ranking_project:Sums", *examples, "--name", "ranker", "--out", "R")
+    assert done.exit_code == 0, done.stderr
+    assert "understood: dynamic_axes={'src'" in done.stderr
+    manifest = Manifest.model_validate_json((tmp_path / "R/ranker/1/manifest.json").read_bytes())
+    bounds = [spec.exclusive_upper_bound for spec in manifest.graphs[GraphKind.PLAIN].inputs]
+    assert bounds == [None, 1000]
+    for reference, part in (("ranking_project:NUMBER", "is int; name a"), ("none:x", "cannot be imported")):
+        refused = run(reference, *examples, "--dry-run")
+        assert_refused(refused, 1, part)
+    assert_refused(run("ranking_project:Sums", "--example", "src", "--dry-run"), 1, "must be such as src=2,3")

@@ -40,7 +40,7 @@ def learned_queries(module: Computes, x: Tensor) -> Tensor:
 
 
 def shared_key_head(module: Computes, x: Tensor) -> Tensor:
-    query = x.unflatten(-1, (4, 2)).transpose(1, 2)
+    query = x.reshape(*x.shape[:2], 4, 2).transpose(1, 2)
     key = x[:, None, :, :2]
     return F.scaled_dot_product_attention(query, key, key).transpose(1, 2).flatten(2)
 
@@ -67,7 +67,8 @@ def recurrent(module: Computes, x: Tensor) -> Tensor:
     lstm, gru, rnn = module.layers
     x, (hidden, cell) = lstm(x)
     x, _ = gru(x.transpose(0, 1), torch.zeros(1, x.shape[0], 5))
-    return rnn(x.transpose(0, 1))[0] + hidden[-1][:, None] + cell[0][:, None]
+    rows: Tensor = rnn(x.transpose(0, 1))[0] + hidden[-1][:, None] + cell[0][:, None]
+    return rows
 
 
 def kept_mask(module: Computes, x: Tensor) -> Tensor:
@@ -83,7 +84,7 @@ def growing_table(module: Computes, x: Tensor) -> Tensor:
 
 
 def flexible(module: Computes, x: Tensor) -> Tensor:
-    rows, length = x.unflatten(-1, (2, 4)).transpose(1, 2), x.shape[1]
+    rows, length = x.reshape(*x.shape[:2], 2, 4).transpose(1, 2), x.shape[1]
     mask = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < 5), None, None, length, length, "cpu")
     result = flex_attention(rows, rows, rows, lambda s, b, h, i, j: s - (i - j) * 0.1 * h, mask)
     assert isinstance(result, Tensor)

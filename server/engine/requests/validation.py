@@ -234,7 +234,7 @@ def _check_lengths(
         raise LimitExceededError(name, f"a sequence has {longest} rows; this model takes at most {most}")
     if shortest < (least := model.manifest.min_lengths.get(axis, 1)):
         raise LimitExceededError(name, f"a sequence has {shortest} rows; this model takes at least {least}")
-    step = manifest.length_multiples.get(axis, 1)
+    step = model.manifest.length_multiples.get(axis, 1)
     if odd := next((length for length in lengths if length % step), None):
         raise LimitExceededError(name, f"a sequence has {odd} rows; this model takes multiples of {step}")
 
