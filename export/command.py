@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from attention_serving.artifact.keys import PrivateKey, read_private_key
 from attention_serving.artifact.manifest import Manifest
 from attention_serving.artifact.names import ModelId
 from attention_serving.artifact.tolerance import Tolerance
-from attention_serving.export.api import check_module, export_module
+from attention_serving.export.api import check_module, export_module, export_onnx
 from attention_serving.export.artifact import UNCHANGED, Progress, show, write_artifact
 from attention_serving.export.deployment.write import DeploymentTarget, check_target, write_target
 from attention_serving.export.encoder import classifier_spec, encoder_spec
@@ -132,17 +133,15 @@ def run(
 
     def progress(step: str) -> None:
         steps.append(step)
-        if source.module:
+        if source.module or source.onnx:
             sys.stderr.write(f"{step}\n")
         else:
             show(step)
 
-    if source.module:
-        module, examples = load_module(source.module, **source.options)
+    if source.module or source.onnx:
         usual = TOLERANCES[precision].model_dump()
-        folder, manifest = export_module(
-            module,
-            examples,
+        folder, manifest = _export(
+            source,
             out=out,
             name=model.name,
             version=model.version,
@@ -163,6 +162,13 @@ def run(
     for target in targets:
         for path in write_target(folder, target, replace=replace):
             console.print(f"  {target}: {path}")
+
+
+def _export(source: Source, *, precision: Precision, **arguments: Any) -> tuple[Path, Manifest]:
+    if source.onnx is not None:
+        return export_onnx(source.onnx, **source.options, **arguments)
+    module, examples = load_module(source.module, **source.options)
+    return export_module(module, examples, precision=precision, **arguments)
 
 
 def _write(
@@ -225,7 +231,7 @@ def describe(source: Source) -> None:
 
 def _print_artifact(folder: Path, manifest: Manifest, *, unchanged: bool) -> None:
     report = json.loads((folder / manifest.parity_report).read_bytes())
-    cases = len(report["cases"])
+    cases = sum(case["judge"] is None for case in report["cases"])
     error = f"{report['max_abs_error']:.2g} in {cases} cases" if cases else "not measured: no CPU kernels"
     if report["min_cosine"] is not None:
         error += f", smallest cosine of embeddings {report['min_cosine']:.6f}"
@@ -237,6 +243,6 @@ def _print_artifact(folder: Path, manifest: Manifest, *, unchanged: bool) -> Non
     console.print(
         f"{folder}{' (unchanged)' if unchanged else ''}",
         f"  {manifest.parameters:,} parameters; opset {manifest.opset}; graphs {', '.join(manifest.graphs)}",
-        f"  largest difference from eager PyTorch {error}; tolerance {manifest.tolerance}",
+        f"  largest difference from {manifest.judge} {error}; tolerance {manifest.tolerance}",
         sep="\n",
     )
