@@ -167,6 +167,13 @@ class OnnxFile:
         return {str(value.name): value.dtype or DataType.UNDEFINED for value in self.model.graph.outputs}
 
     @property
+    def shapes(self) -> dict[str, list[int | str | None]]:
+        """Sizes or names of the axes of each input and output; None for an axis without either."""
+        return {
+            str(value.name): _sizes(value) for value in (*self.model.graph.inputs, *self.model.graph.outputs)
+        }
+
+    @property
     def opset(self) -> int:
         """Version of the operators of the ONNX standard."""
         return self.model.opset_imports.get("", 1)
@@ -433,12 +440,12 @@ def _mask(builder: Builder, mask: Mask, rows: Value, lengths: Value | None) -> V
 
     Its operators exist since opset 9.
     """
-    shape, one = builder.op("Shape", rows), onnx_ir.tensor(np.array([True]))
+    shape, true = builder.op("Shape", rows), onnx_ir.tensor(np.array([True]))
     sizes = builder.op("Gather", shape, builder.constant(np.array([0, 1])))
-    allowed = builder.op("ConstantOfShape", sizes, value=one)  # (B, T)
+    allowed = builder.op("ConstantOfShape", sizes, value=true)  # (B, T)
     if lengths is not None:
         length = builder.op("Gather", shape, builder.constant(np.array([1])))
-        positions = builder.op("NonZero", builder.op("ConstantOfShape", length, value=one))  # (1, T)
+        positions = builder.op("NonZero", builder.op("ConstantOfShape", length, value=true))  # (1, T)
         column = builder.op("Reshape", lengths, builder.constant(np.array([-1, 1])))
         allowed = builder.op("Less", positions, column)
     middle = [int(size) for size in mask.axes[1:-1]]

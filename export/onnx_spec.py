@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from attention_serving.artifact.golden import MAX_GOLDEN_BYTES, Arrays, GoldenCase
-from attention_serving.artifact.manifest import GraphKind, TensorSpec, all_sizes
+from attention_serving.artifact.manifest import GraphKind, all_sizes
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export.adapted import Mask, Meaning
 from attention_serving.export.errors import ExportError
@@ -65,6 +65,11 @@ def read_vectors(path: Path, file: OnnxFile) -> list[Arrays]:
     for case, vectors in cases.items():
         if missing := types.keys() - vectors.keys():
             raise ExportError(f"{path}: case {case} lacks {', '.join(sorted(missing))}")
+        for name, axes in file.shapes.items():
+            shape = vectors[name].shape
+            pairs = zip(axes, shape, strict=False)
+            if len(axes) != len(shape) or any(axis != size for axis, size in pairs if isinstance(axis, int)):
+                raise ExportError(f"{path}: {name} is {list(shape)} in case {case}, and {axes} in the file")
     if not cases:
         raise ExportError(f"{path} has no arrays")
     return [*cases.values()]
@@ -94,7 +99,7 @@ def file_inputs(
         ValueError: The inputs of the file cannot be served, or the arguments do not fit them.
     """
     axes = {**file.axes(), **(dynamic_axes or {})}
-    names = {name: re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip("_.-") for name in file.inputs}
+    names = {name: _valid_name(name) for name in file.inputs}
     is_mask = {name: len(axes.get(name, ())) > 1 and "mask" in name for name in names}
     served = {
         name: f"{valid}_input" if valid in RESERVED and not is_mask[name] else valid
@@ -148,11 +153,16 @@ def file_spec(
         ExportError: Sequences of a batch depend on each other, a mask does not hide, or nothing can judge.
     """
     precision, alone = file.precision, file.shares_scales
-    names = [*file.outputs]
+    names = [_valid_name(name) for name in file.outputs]
+    if len({*names}) < len(names):
+        raise ExportError(
+            f"{file.path}: outputs {', '.join(file.outputs)} are {', '.join(names)} in responses"
+        )
     spec = module_spec(module, inputs, names, description, tolerance, precision=precision, runs_alone=alone)
     if vectors and golden is not None:
         judge = f"golden vectors of {golden.name}"
-        cases = _cases_of_vectors(vectors, inputs, spec.signatures, golden)
+        renamed = [dict(zip(names, map(case.get, file.outputs), strict=True)) | case for case in vectors]
+        cases = _cases_of_vectors(renamed, inputs, spec.signatures, golden)
     else:
         judge = EVALUATOR
         try:
@@ -180,6 +190,11 @@ def file_spec(
     )
 
 
+def _valid_name(name: str) -> str:
+    """A name as requests, responses and golden vectors can have it."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip("_.-")
+
+
 def _cases_of_vectors(
     vectors: Sequence[Arrays], inputs: ModuleInputs, signatures: Sequence[Signature], golden: Path
 ) -> dict[GraphKind, list[GoldenCase]]:
@@ -188,8 +203,6 @@ def _cases_of_vectors(
     plain = signatures[0]
     for arrays in vectors:
         batch = {spec.name: arrays[inputs.parameters.get(spec.name, spec.name)] for spec in plain.inputs}
-        for spec in plain.inputs:
-            _check_shape(spec, batch[spec.name], golden)
         lengths = {mask.sequence_axes[0]: _lengths(mask, arrays[mask.name], golden) for mask in inputs.masks}
         results = [torch.from_numpy(arrays[spec.name]) for spec in plain.outputs]
         outputs = arrays_by_name(plain, batch, results)
@@ -206,12 +219,6 @@ def _cases_of_vectors(
             result = cut(outputs, plain.outputs, index, all_sizes(sizes, plain.derived_axes))
             cases[GraphKind.PLAIN].append(GoldenCase(GraphKind.PLAIN, sequence, result))
     return dict(cases)
-
-
-def _check_shape(spec: TensorSpec, array: np.ndarray[Any, Any], golden: Path) -> None:
-    pairs = zip(spec.axes, array.shape, strict=False)
-    if array.ndim != len(spec.axes) or any(axis != size for axis, size in pairs if isinstance(axis, int)):
-        raise ExportError(f"{golden}: {spec.name} is {list(array.shape)}; its axes are {spec.axes}")
 
 
 def _lengths(mask: Mask, values: np.ndarray[Any, Any], golden: Path) -> np.ndarray[Any, Any]:
