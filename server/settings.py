@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from attention_serving.server import machine
-from attention_serving.server.engine.limits import MAX_TOLERANCE, MIB, Limits, chosen_versions
+from attention_serving.server.engine.limits import MAX_TOLERANCE, MIB, Limits, select_versions
 from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.tls import TlsFiles
@@ -104,7 +104,7 @@ class Models(Section):
     @field_validator("version_policy")
     @classmethod
     def _is_a_policy(cls, value: str) -> str:
-        chosen_versions(value, ())
+        select_versions(value, ())
         return value
 
 

@@ -102,7 +102,7 @@ class ContextStore:
         Raises:
             ContextNotFoundError: The context does not exist, or is another caller's.
         """
-        view = self.existing(model, context_id, caller)
+        view = self.get(model, context_id, caller)
         with self._lock:
             self.hits += view is not None
             self.misses += view is None
@@ -110,7 +110,7 @@ class ContextStore:
             raise _not_found(model, context_id, field)
         return view
 
-    def existing(self, model: LoadedModel, context_id: str, caller: str) -> ContextModel | None:
+    def get(self, model: LoadedModel, context_id: str, caller: str) -> ContextModel | None:
         """As `find`; None if there is no such context."""
         with self._lock:
             contexts = self._stored.get(model, {})
@@ -394,7 +394,7 @@ def projected_inputs(projector: LoadedModel, rows: Mapping[str, Array], position
     return {**rows, KEY_POSITIONS: positions} if takes_positions else dict(rows)
 
 
-def joined(
+def join_tensors(
     parent: Context | None, positions: Array, projected: Mapping[str, Sequence[Array]]
 ) -> dict[str, Array]:
     """The tensors of a context: those of the context that it continues, and further ones.

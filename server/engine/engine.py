@@ -36,7 +36,7 @@ from attention_serving.server.engine.events import (
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.requests.outputs import shortened
+from attention_serving.server.engine.requests.outputs import shorten_embeddings
 from attention_serving.server.engine.requests.request import Request, SequenceInputs
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.execute import Moments, Outputs, run_batch
@@ -471,7 +471,7 @@ def _outcome(request: Request) -> Result | EngineError:
     try:
         outputs = {name: [arrays[name] for arrays in sequences] for name in sequences[0]}
         if request.plan.dimensions:
-            outputs = shortened(outputs, request.model, request.plan.dimensions)
+            outputs = shorten_embeddings(outputs, request.model, request.plan.dimensions)
         return Result(outputs)
     except Exception:
         log.exception("result failed", extra={"model": request.model.name})

@@ -78,8 +78,8 @@ class ModelFacts:
         return {spec.name: spec for spec in self.inputs}
 
     @cached_property
-    def input_names(self) -> str:
-        """The names of the inputs that a request may have, as messages list them."""
+    def input_list(self) -> str:
+        """The inputs that a request may have, as a text for error messages."""
         names = ", ".join(spec.name for spec in self.inputs)
         takes_mask = GraphKind.MASK in self.manifest.graphs
         return f"{names} and optionally {ATTENTION_MASK}" if takes_mask else names
@@ -91,7 +91,7 @@ class ModelFacts:
             InvalidRequestError: There is none.
         """
         if name not in self.inputs_by_name:
-            raise InvalidRequestError(name, f"is not an input; model {self.name!r} takes {self.input_names}")
+            raise InvalidRequestError(name, f"is not an input; model {self.name!r} takes {self.input_list}")
         return self.inputs_by_name[name]
 
     @cached_property

@@ -23,7 +23,7 @@ from attention_serving.server.engine.errors import UnsupportedError
 from attention_serving.server.engine.events import ModelStatistics
 from attention_serving.server.engine.facts import ModelFacts
 from attention_serving.server.engine.models.copies import ArtifactCopy
-from attention_serving.server.engine.requests.tokenizer import TextEncoder
+from attention_serving.server.engine.requests.tokenizer import TextTokenizer
 from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.run.session import Session
 from attention_serving.server.engine.types import Context, SequencePlan
@@ -41,7 +41,7 @@ class LoadedModel(ModelFacts):
 
     Attributes:
         sessions: Sessions that compute one run on the thread of their caller.
-        text_encoder: None if the model does not take text.
+        tokenizer: None if the model does not take text.
         measured_error: Largest difference from eager PyTorch when the golden vectors were replayed here.
         provider: ONNX Runtime's name of the execution provider.
         costs: What its runs cost.
@@ -53,7 +53,7 @@ class LoadedModel(ModelFacts):
     """
 
     sessions: dict[GraphKind, Session]
-    text_encoder: TextEncoder | None
+    tokenizer: TextTokenizer | None
     measured_error: float
     provider: str
     costs: Costs = field(default_factory=Costs)

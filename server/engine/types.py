@@ -95,7 +95,7 @@ class DecodedRequest:
     Attributes:
         inputs: Sequences by name of the model's input.
         texts: Texts in place of `inputs`, for models with a tokenizer.
-        pairs: For text classifiers: the second text of each pair; empty for single texts.
+        second_texts: For text classifiers: the second text of each pair; empty for single texts.
         mask: None if every key may be attended to.
         return_weights: Whether the result contains the attention weights.
         head_selection: Which of them, if the result contains them; None for all.
@@ -115,7 +115,7 @@ class DecodedRequest:
 
     inputs: Mapping[str, Ragged] = field(default_factory=dict)
     texts: tuple[Text, ...] = ()
-    pairs: tuple[Text, ...] = ()
+    second_texts: tuple[Text, ...] = ()
     mask: Mask | None = None
     return_weights: bool = False
     head_selection: HeadSelection | None = None

@@ -19,7 +19,7 @@ from attention_serving.artifact.manifest import (
     TensorSpec,
 )
 from attention_serving.server.engine.model import ContextModel, LoadedModel
-from attention_serving.server.engine.requests.outputs import select, with_spans
+from attention_serving.server.engine.requests.outputs import pool_spans, select
 from attention_serving.server.engine.requests.request import SequenceInputs
 from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.types import Array, Context
@@ -68,7 +68,7 @@ def run_batch(
         if sequence.head_selection is not None:
             results[at][ATTENTION_WEIGHTS] = select(results[at][ATTENTION_WEIGHTS], sequence.head_selection)
         if sequence.spans is not None and model.encoder is not None:
-            results[at] = with_spans(results[at], sequence.spans, model.encoder)
+            results[at] = pool_spans(results[at], sequence.spans, model.encoder)
     return results, (started, prepared, computed, time.monotonic())
 
 

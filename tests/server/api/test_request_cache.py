@@ -18,7 +18,7 @@ from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api import inference
 from attention_serving.server.api.attention.handlers import Attend, AttendStream
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.inference import Inference, RequestCache, _depends_on_form
+from attention_serving.server.api.inference import InferenceMethod, RequestCache, _is_cacheable
 from attention_serving.server.api.open_inference.handlers import ModelInfer, ModelStreamInfer
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.budget import MemoryBudget
@@ -42,7 +42,7 @@ CALL = ScriptedCall(math.inf)
 class Method(NamedTuple):
     """A method of a service, without a transport."""
 
-    method: Inference
+    method: InferenceMethod
 
     @property
     def cache(self) -> RequestCache:
@@ -69,7 +69,7 @@ class Method(NamedTuple):
             return self.answer(data)
 
 
-Methods = dict[type[Inference], Method]
+Methods = dict[type[InferenceMethod], Method]
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def asserted_alike(method: Method, make: Callable[[str], Message]) -> None:
     assert len({first, second, third}) == 3
 
 
-Alike = tuple[type[Inference], Callable[[Models, str], Message]]
+Alike = tuple[type[InferenceMethod], Callable[[Models, str], Message]]
 ALIKE: dict[str, Alike] = {
     "raw": (ModelInfer, lambda models, name: infer_request(models[CROSS], 3, name=name)),
     "numbers": (ModelInfer, as_numbers),
@@ -173,7 +173,7 @@ def with_timeout(models: Models) -> pb.ModelInferRequest:
 HALF = vectors(np.zeros((1, 4), np.float16))
 MASK = typed.AttentionMask(kind=typed.AttentionMask.KIND_KEYS, bits=b"\x07")
 # What vectors, texts, the time or other copies decide; what is rare; and what is too long.
-NotKept = tuple[type[Inference], Callable[[Models], Message]]
+NotKept = tuple[type[InferenceMethod], Callable[[Models], Message]]
 NOT_KEPT: dict[str, NotKept] = {
     "key lengths": (ModelInfer, with_lengths),
     "timeout": (ModelInfer, with_timeout),
@@ -201,8 +201,8 @@ def test_a_request_with_booleans_is_not_kept(self_model: LoadedModel) -> None:
     }
     manifest = self_model.manifest.model_copy(update={"graphs": graphs})
     decoded, _ = decode_infer(infer_request(self_model), self_model)
-    assert _depends_on_form(decoded, self_model)
-    assert not _depends_on_form(decoded, dataclasses.replace(self_model, manifest=manifest))
+    assert _is_cacheable(decoded, self_model)
+    assert not _is_cacheable(decoded, dataclasses.replace(self_model, manifest=manifest))
 
 
 def test_the_least_recently_used_is_dropped(methods: Methods, monkeypatch: pytest.MonkeyPatch) -> None:

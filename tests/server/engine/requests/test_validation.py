@@ -14,7 +14,7 @@ from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.validation import encode_texts, validate
+from attention_serving.server.engine.requests.validation import tokenize_texts, validate
 from attention_serving.server.engine.types import Array, DecodedRequest, HeadSelection, Mask, MaskKind, Ragged
 from tests.server.samples import CROSS, HEADS, SELF, TEXT, ragged, request_of, validated_of
 from tests.support.refusals import expect_refusal
@@ -136,7 +136,7 @@ def test_a_refusal_names_field_value_and_limit(row: Any, models: dict[str, Loade
     name, build, message, *limits = row
     with expect_refusal(message, LimitExceededError if limits else InvalidRequestError) as caught:
         model, bounds = models[name], limits[0] if limits else Limits()
-        validate(encode_texts(build(model), model, bounds), model, bounds)
+        validate(tokenize_texts(build(model), model, bounds), model, bounds)
     assert caught.value.message == message
 
 
