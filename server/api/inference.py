@@ -17,7 +17,7 @@ import numpy as np
 
 from attention_serving.artifact.manifest import POSITIONS
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.errors import engine_error_of
+from attention_serving.server.api.errors import log_and_wrap_error
 from attention_serving.server.api.method import LARGE_BYTES, Method, find_model, parse
 from attention_serving.server.api.tensors import Allowance, ReplyTemplate
 from attention_serving.server.api.wire import Parsed, field_header, make_parser
@@ -109,7 +109,7 @@ class InferenceMethod(ABC):
                 raise
             # Not a variable: the error refers to this frame, and neither may keep the other alive.
             name = self._leading_id(message) if request_id is None else request_id
-            raise self._with_reply(engine_error_of(error), name) from None
+            raise self._with_reply(log_and_wrap_error(error), name) from None
 
     def _model_name(self, parsed: Parsed[Any], call: Call) -> str:  # noqa: ARG002 - for subclasses
         """The name of the model that a request is for."""

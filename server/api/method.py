@@ -46,7 +46,7 @@ class Method:
         kind: How many requests and replies a call has.
         handle: Answers a serialized request with a serialized reply: `await handle(message, call,
             reservation)`. Of a server stream, `handle(message)`, which yields replies until the drain.
-        is_inference: Whether calls take a place of inference: see `server.api.admission`. Those that only
+        is_inference: Whether calls take a slot of inference: see `server.api.admission`. Those that only
             tell what the server is and does take none: a busy server is live and ready.
         is_counted: Whether calls are reported to the metrics. Those of gRPC's own services are not.
         right: What a caller needs, where callers have to say who they are; None opens the method to everyone.
