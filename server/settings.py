@@ -44,7 +44,7 @@ NO_RUNS = "must leave a part of max_memory beside max_in_flight_bytes"
 # A process that serves reports so every second.
 MIN_TIMEOUT, SHORT = 2.0, "must be 0, or at least 2"
 # How long the thread that receives calls stays awake after a run if latency matters most.
-AWAKE_SECONDS = 0.001
+SPIN_SECONDS = 0.001
 
 # How calls are received: see `server.transport`.
 TransportKind: TypeAlias = Literal["completion-queue", "threaded"]
@@ -339,9 +339,9 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
         )
 
     @property
-    def awake_seconds(self) -> float:
+    def spin_seconds(self) -> float:
         """How long the thread that receives calls stays awake after a run; 0 if another core is lacking."""
-        return AWAKE_SECONDS if self.latency == "lowest" and self.device.threads > 1 else 0.0
+        return SPIN_SECONDS if self.latency == "lowest" and self.device.threads > 1 else 0.0
 
     @property
     def limits(self) -> Limits:

@@ -91,14 +91,14 @@ class InferenceMethod(ABC):
                 request, reply, request_id = cached
                 if call.identity is not None:
                     call.identity.require_model(Right.INFER, request.model.name)
-                result = await self._engine.run(request, reservation, len(message))
+                result = await self._engine.submit_and_wait(request, reservation, len(message))
             else:
                 reservation.add(len(message))
                 work, is_large = partial(parse, self._parse_message, message), len(message) > LARGE_BYTES
                 parsed = await self._threads.run(work, call.deadline) if is_large else work()
                 request_id = parsed.id
                 request, reply = await self._decode_and_cache(parsed, call, reservation)
-                result = await self._engine.run(request, reservation)
+                result = await self._engine.submit_and_wait(request, reservation)
             is_large = reservation.size > LARGE_RESERVATION_BYTES
             if reservation.timeline is None and not is_large:
                 return self._encode(reply, result, request_id)
@@ -173,7 +173,7 @@ class InferenceMethod(ABC):
             decoded.caller = call.caller
             return decoded, self._engine.validate(model, decoded), reply
         except Exception as error:
-            self._engine.report_refusal(model, error, reservation)
+            self._engine.report_failure(model, error, reservation)
             raise
 
     def _encode_timed(
@@ -268,7 +268,7 @@ class RequestCache:
         rows = {}
         for name, shape, dtype, start in entry.arrays:
             rows[name] = np.ndarray(shape, dtype, message, start)
-        return entry.plan.fill(model, rows, call.deadline, caller), entry.reply, request_id
+        return entry.plan.make_request(model, rows, call.deadline, caller), entry.reply, request_id
 
     def put(
         self, parsed: Parsed[Any], decoded: DecodedRequest, request: Request, reply: ReplyTemplate

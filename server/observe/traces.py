@@ -137,7 +137,7 @@ class Traces:
                     "attention.rows": run.rows,
                     "attention.padding_share": round(run.padding / computed, 4) if computed else 0.0,
                 }
-                links = [Link(reference) for reference in run.requests] if run.is_shared else []
+                links = [Link(reference) for reference in run.span_contexts] if run.is_shared else []
                 span = add("run", run.started_at, run.ended_at, attributes=values, links=links)
                 run.reference = span.get_span_context()
             if run.is_shared:

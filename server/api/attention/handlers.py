@@ -162,7 +162,7 @@ class PutContext:
         work = partial(self._decode, message, call, reservation)
         model, context, make_tensors, request = await self._threads.run(work, call.deadline)
         if request is not None:
-            result = await self._engine.run(request, reservation)
+            result = await self._engine.submit_and_wait(request, reservation)
             store = partial(self._contexts.put, model, context, partial(make_tensors, result.outputs))
             await self._threads.run(store, call.deadline)
         reply: bytes = self._reply(context=responses.describe_context(context, model)).SerializeToString()
@@ -175,7 +175,7 @@ class PutContext:
         try:
             return self._validate(parsed, model, call, reservation)
         except Exception as error:
-            self._engine.report_refusal(model, error, reservation)
+            self._engine.report_failure(model, error, reservation)
             raise
 
     def _validate(

@@ -41,8 +41,8 @@ RESPONSE = (pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER,)
 PLATFORM = "onnxruntime_onnx"
 BACKEND = "onnxruntime"
 UNLOAD_DEPENDENTS = "unload_dependents"
-CONFIGURED = "is not supported: an artifact states its own configuration"
-FIXED = "cannot be changed while the server runs"
+NO_CONFIGURATION_MESSAGE = "is not supported: an artifact states its own configuration"
+FIXED_SETTING_MESSAGE = "cannot be changed while the server runs"
 # The parts of a run in the statistics of a model.
 PARTS = {"compute_input": "prepare", "compute_infer": "compute", "compute_output": "split"}
 TensorMetadata = pb.ModelMetadataResponse.TensorMetadata
@@ -177,7 +177,7 @@ class Handlers:
         Raises:
             InvalidRequestError: A setting is to be changed.
         """
-        _refuse("settings", request.settings, FIXED)
+        _refuse("settings", request.settings, FIXED_SETTING_MESSAGE)
         level, response = logging.getLogger().level, pb.LogSettingsResponse()
         for name, severity in SEVERITIES.items():
             response.settings[name].bool_param = level <= severity
@@ -192,7 +192,7 @@ class Handlers:
         Raises:
             InvalidRequestError: A setting is to be changed.
         """
-        _refuse("settings", request.settings, FIXED)
+        _refuse("settings", request.settings, FIXED_SETTING_MESSAGE)
         response = pb.TraceSettingResponse()
         response.settings["trace_level"].value.append("OFF")
         return response
@@ -286,12 +286,12 @@ class Handlers:
 
     async def load(self, request: pb.RepositoryModelLoadRequest, call: Call) -> None:
         """Loads a model, and replies once it is served."""
-        _refuse("parameters", request.parameters, CONFIGURED)
+        _refuse("parameters", request.parameters, NO_CONFIGURATION_MESSAGE)
         await result_of(self._control.request(self._control.load, request.model_name))
 
     async def unload(self, request: pb.RepositoryModelUnloadRequest, call: Call) -> None:
         """Unloads a model, and replies once it takes no more requests."""
-        _refuse("parameters", request.parameters.keys() - {UNLOAD_DEPENDENTS}, CONFIGURED)
+        _refuse("parameters", request.parameters.keys() - {UNLOAD_DEPENDENTS}, NO_CONFIGURATION_MESSAGE)
         await result_of(self._control.request(self._control.unload, request.model_name))
 
 

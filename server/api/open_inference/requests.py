@@ -55,7 +55,7 @@ PATHS = (RAW_CONTENTS, *[f"inputs.contents.{name}" for name in TYPED_FIELDS])
 # NumPy's own limit.
 MAX_AXES = 64
 TEXT_PAIR = "text_pair"
-# Inputs that a request may have beside those of its model.
+# Inputs that a request may have in addition to those of its model.
 OTHER_INPUTS = (TEXT, TEXT_PAIR, ATTENTION_MASK)
 TIMEOUT = "timeout"
 # The parameters of an extension of the protocol that this server lacks.

@@ -35,8 +35,8 @@ def validate(decoded: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
         InvalidRequestError: The request is wrong; names the field at fault.
         LimitExceededError: The request or its result would be too large.
     """
-    graph = _choose_graph(decoded, model)
-    plans = [model.plan(graph, sizes) for sizes in _check_sequence_lengths(decoded, model, limits)]
+    kind = _choose_graph(decoded, model)
+    plans = [model.plan(kind, sizes) for sizes in _check_sequence_lengths(decoded, model, limits)]
     rows, lengths = dict[str, Array](), list[tuple[int, ...]]()
     for spec in model.inputs:
         ragged = _rows(spec, decoded, model)
@@ -57,13 +57,13 @@ def validate(decoded: DecodedRequest, model: LoadedModel, limits: Limits) -> Req
         raise LimitExceededError(model.inputs[0].name, f"{problem}; {advice}")
     masks = [] if decoded.mask is None else _split_mask(decoded.mask, model, plans)
     plan = Plan(
-        graph=graph,
+        graph=kind,
         lengths=tuple(lengths),
         sequences=tuple(plans),
-        held_bytes=sum(map(attrgetter("nbytes"), masks)) + 2 * result_bytes + work_bytes,
+        required_bytes=sum(map(attrgetter("nbytes"), masks)) + 2 * result_bytes + work_bytes,
         dimensions=decoded.dimensions,
     )
-    validated = plan.fill(model, rows, decoded.deadline, decoded.caller)
+    validated = plan.make_request(model, rows, decoded.deadline, decoded.caller)
     spans = [] if decoded.spans is None else split(decoded.spans.rows, decoded.spans.lengths)
     for sequence, mask, item in zip_longest(validated.sequences, masks, spans):
         sequence.mask, sequence.spans, sequence.head_selection = mask, item, decoded.head_selection

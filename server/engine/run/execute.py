@@ -26,23 +26,23 @@ from attention_serving.server.engine.types import Array, Context
 
 Outputs = dict[str, Array]
 # When a run started, had its inputs, had its outputs, and ended, on `time.monotonic`'s clock.
-Moments = tuple[float, float, float, float]
+RunTimestamps = tuple[float, float, float, float]
 _plan = attrgetter("plan")
 
 
 def run_batch(
     model: LoadedModel,
-    graph: GraphKind,
+    kind: GraphKind,
     sequences: Sequence[SequenceInputs],
     control: RunControl | None = None,
     *,
     parallel: bool = False,
-) -> tuple[list[Outputs], Moments]:
+) -> tuple[list[Outputs], RunTimestamps]:
     """Runs sequences together on one graph.
 
     Args:
         model: The model of all sequences.
-        graph: The graph that runs them.
+        kind: The graph that runs them.
         sequences: What to run.
         control: Can end the run early.
         parallel: Whether the run uses all threads instead of the caller's.
@@ -53,17 +53,17 @@ def run_batch(
     Raises:
         MemoryError: The run needs more memory than the runtime may take.
     """
-    tensors, started = model.manifest.graphs[graph], time.monotonic()
-    session = (model.parallel_sessions if parallel else model.sessions)[graph]
+    graph, started = model.manifest.graphs[kind], time.monotonic()
+    session = (model.parallel_sessions if parallel else model.sessions)[kind]
     split = _split
     if isinstance(model, ContextModel):
-        inputs, split = _concatenate(model.context, tensors, sequences, session), _split_rows
+        inputs, split = _concatenate(model.context, graph, sequences, session), _split_rows
     else:
-        inputs = {spec.name: _pad(model, spec, sequences) for spec in tensors.inputs}
+        inputs = {spec.name: _pad(model, spec, sequences) for spec in graph.inputs}
     prepared = time.monotonic()
     outputs = session.run(inputs, control)
     computed = time.monotonic()
-    results = split(tensors, outputs, sequences)
+    results = split(graph, outputs, sequences)
     for at, sequence in enumerate(sequences):
         if sequence.head_selection is not None:
             results[at][ATTENTION_WEIGHTS] = select(results[at][ATTENTION_WEIGHTS], sequence.head_selection)

@@ -199,7 +199,7 @@ def test_the_memory_of_spans_is_reserved(ready: Models) -> None:
     other.release()
     validated = decode(made, ready)
     assert validated is not None
-    assert validated.plan.held_bytes > 2 * count * 4 * WIDTH
+    assert validated.plan.required_bytes > 2 * count * 4 * WIDTH
 
 
 CHANGED = good_and_changed()

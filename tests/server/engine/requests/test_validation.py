@@ -211,7 +211,7 @@ def test_the_cheapest_graph_answers_and_mask_result_and_reply_are_held(
     cross_model: LoadedModel, kind: MaskKind | None, graph: GraphKind, held_bytes: int, return_weights: bool
 ) -> None:
     request = validated_of(cross_model, [(2, 3), (1, 4)], kind=kind, return_weights=return_weights)
-    assert (request.plan.graph, request.plan.held_bytes) == (graph, held_bytes)
+    assert (request.plan.graph, request.plan.required_bytes) == (graph, held_bytes)
 
 
 def test_a_sequence_whose_run_can_never_fit_is_refused(self_model: LoadedModel) -> None:
