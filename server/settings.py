@@ -32,7 +32,7 @@ HEADER_BYTES = MIB // 16
 ARENA_FACTOR = 1.25
 # Estimated memory of the run of several sequences, on the CPU and on CUDA, where larger runs gain.
 MAX_BATCH_BYTES = {"cpu": 256 * MIB, "cuda": 8192 * MIB}
-# What options need beside others.
+# What options need in combination with others.
 ONE_WORKER = "needs a single worker; set workers to 1"
 NOT_EXPLICIT = "needs a single worker, because a load request reaches only one; set workers to 1, or use poll"
 PAIR = "is needed with tls_certificate, and tls_certificate with it"
@@ -74,7 +74,7 @@ class Models(Section):
     """Execution provider that runs the graphs: cpu; cuda, which refuses to start if it cannot be used;
     auto, which takes cuda if it can be used."""
     device_memory: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
-    """Maximum memory of a CUDA device for runs, beside the weights of the models. 0 sets no limit."""
+    """Maximum memory of a CUDA device for runs, in addition to the weights of the models. 0 sets no limit."""
     model_control: Literal["none", "poll", "explicit"] = "none"
     """When models are loaded: none loads all at startup; poll also follows changes of the repository;
     explicit loads those of load_model, and more on request, and needs a single worker."""
@@ -231,8 +231,8 @@ class Requests(Section):
     max_sequence_length: PositiveInt = 8192
     """Maximum number of rows in one sequence, at least 1."""
     max_memory: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
-    """Maximum memory for requests and runs, beside the loaded models, at least 0. 0 uses half of the memory
-    of the machine or container, divided by the number of workers."""
+    """Maximum memory for requests and runs, in addition to the loaded models, at least 0. 0 uses half of the
+    memory of the machine or container, divided by the number of workers."""
     max_in_flight_bytes: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
     """Part of max_memory for requests, from arrival until the reply is sent. 0 uses a quarter, at most 1GiB.
     Runs use what requests and stored contexts leave."""

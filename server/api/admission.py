@@ -16,8 +16,8 @@ A call of any other method (liveness, readiness, health, metadata, reflection)
 
 Before both, HTTP/2 bounds the calls of one connection: the client's library makes further calls wait.
 
-Beside a limit of its own, an identity may hold at most four times what is free: of calls, of streams and of
-memory. One identity alone takes 4/5 of everything; two greedy ones take 4/9 each, and n of them leave
+In addition to a limit of its own, an identity may hold at most four times what is free: of calls, of streams
+and of memory. One identity alone takes 4/5 of everything; two greedy ones take 4/9 each, and n of them leave
 1/(1 + 4n) for those that come later.
 Source: dynamic queue length thresholds, Choudhury and Hahne 1998.
 """

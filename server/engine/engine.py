@@ -127,13 +127,13 @@ class Engine:
         """
         return self.repository.ready(name, version)
 
-    def validate(self, model: LoadedModel, request: DecodedRequest) -> Request:
+    def validate(self, model: LoadedModel, decoded: DecodedRequest) -> Request:
         """Checks a decoded request against its model and the limits.
 
         Raises:
             EngineError: The request is refused.
         """
-        return validate(request, model, self.limits)
+        return validate(decoded, model, self.limits)
 
     @coroutine
     def submit_and_wait(

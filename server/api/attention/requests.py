@@ -276,13 +276,13 @@ def decode_named(
         rank = len(model.input(name).axes) - 1
         has_batch &= len(shapes[0]) == rank + 1
         rows[name] = _ragged(name, shapes, array, rank, allowance.limits)
-    request = DecodedRequest(
+    decoded = DecodedRequest(
         inputs=rows,
         mask=None if mask is None else build_mask(*mask, model, rows, has_batch=has_batch),
         return_weights=ATTENTION_WEIGHTS in outputs and ATTENTION_WEIGHTS not in model.default_outputs,
         return_tokens=CONTEXT_VECTORS in outputs,
     )
-    return request, has_batch
+    return decoded, has_batch
 
 
 def output_names(message: pb.AttendRequest, model: LoadedModel) -> Sequence[str]:

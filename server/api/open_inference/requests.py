@@ -137,7 +137,7 @@ def decode(
         check_dimensions(dimensions, model)
     kind = "an integer: microseconds, or 0 for no timeout"
     microseconds = parameter(parameters, TIMEOUT, int, kind) or 0
-    request = DecodedRequest(
+    decoded = DecodedRequest(
         inputs=inputs,
         texts=texts,
         second_texts=second_texts,
@@ -149,7 +149,7 @@ def decode(
         truncate=parameter(parameters, "truncate", bool, "a boolean"),
         deadline=min(deadline, deadline_after(microseconds / 1e6)) if microseconds > 0 else deadline,
     )
-    return tokenize_texts(request, model, allowance.limits, allowance.reservation), sizes
+    return tokenize_texts(decoded, model, allowance.limits, allowance.reservation), sizes
 
 
 def decode_tensors(

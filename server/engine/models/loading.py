@@ -193,7 +193,7 @@ class ModelStore:
 
 
 def memory_shortfall(files: Signature) -> str:
-    """Why an artifact cannot be loaded beside what is there; empty if it can."""
+    """Why an artifact cannot be loaded in addition to what is there; empty if it can."""
     needed = HEADROOM_BYTES + HEADROOM_FACTOR * sum(size for _, _, size, _ in files)
     free = machine.free_bytes()
     return f"it needs about {needed} bytes of memory; {free} are free" if needed > free else ""

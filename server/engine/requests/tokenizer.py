@@ -113,7 +113,7 @@ class TextTokenizer:
 
         Args:
             texts: The texts. One that is given as UTF-8 is decoded when it is encoded, so that only one text
-                at a time needs memory beside the request.
+                at a time needs memory in addition to the request.
             limits: Bounds of the texts.
             deadline: When the caller stops waiting, on `time.monotonic`'s clock.
             second_texts: The second text of each pair, without offsets; empty for single texts.
