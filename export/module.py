@@ -45,6 +45,7 @@ from attention_serving.export.signature import (
     MASK_HEADS_AXIS,
     MAX_SEQUENCE_AXES,
     ExportSpec,
+    IdBound,
     Signature,
     ValueRange,
     tensor,
@@ -471,7 +472,7 @@ def _check_masks(masks: Sequence[Mask], axes: Sequence[str]) -> None:
 
 
 def _input(
-    name: str, examples: Sequence[Tensor], dynamic_axes: DynamicAxes, served: str, bound: int | None
+    name: str, examples: Sequence[Tensor], dynamic_axes: DynamicAxes, served: str, bound: IdBound | None
 ) -> TensorSpec:
     example = examples[0]
     if example.dtype not in DATA_TYPES:
@@ -491,7 +492,9 @@ def _input(
         raise ValueError(f"dynamic_axes[{name!r}]={dict(axis_names)}: its shape is {tuple(example.shape)}")
     shape = (BATCH_AXIS, *(axis_names.get(at, size) for at, size in enumerate(example.shape[1:], 1)))
     if example.dtype is torch.int64:
-        bound = max(bound or 0, *(_id_bound(name, values) for values in examples))
+        largest = max(_id_bound(name, values) for values in examples)
+        is_of_columns = isinstance(bound, tuple) and isinstance(shape[1], int)
+        bound = bound if is_of_columns else max(largest, bound if isinstance(bound, int) else 0)
     return tensor(served, DATA_TYPES[example.dtype], *shape, exclusive_upper_bound=bound)
 
 

@@ -4,12 +4,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from attention_serving.artifact.encoder import ClassifierFacts, EncoderFacts
 from attention_serving.artifact.golden import Arrays, GoldenCase
@@ -50,6 +51,8 @@ UNKNOWN_COST = Cost(flops_per_query=0, flops_per_key=0, flops_per_pair=0)
 # The output of Hugging Face models that only the next step of a generation needs.
 CACHE_FIELD = "past_key_values"
 AttentionModule = MultiHeadAttention | TextAttention
+IdBound: TypeAlias = int | tuple[int, ...]
+"""The exclusive upper bound of ids, or that of each column of ids (B, F)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,7 +345,7 @@ def _own_inputs(module: AttentionModule) -> list[TensorSpec]:
 
 
 def tensor(
-    name: str, data_type: str, *axes: str | int, exclusive_upper_bound: int | None = None
+    name: str, data_type: str, *axes: str | int, exclusive_upper_bound: IdBound | None = None
 ) -> TensorSpec:
     """A tensor by its name, NumPy type name and axes; ids also by their exclusive upper bound."""
     values = {"name": name, "data_type": data_type, "axes": axes}
@@ -451,6 +454,30 @@ def standard_layers() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(was_on)
+
+
+class StandardViews(TorchFunctionMode):
+    """Computes `view` as `reshape` where the memory of a tensor does not allow it.
+
+    The operators of PyTorch's layers return other strides than the fused ones do.
+
+    Attributes:
+        is_needed: Whether a module has such a tensor.
+    """
+
+    is_needed = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls an operator."""
+        if func is not Tensor.view or isinstance(args[-1], torch.dtype) or kwargs:
+            return func(*args, **(kwargs or {}))
+        if torch.compiler.is_exporting():
+            return Tensor.reshape(*args)
+        try:
+            return func(*args)
+        except RuntimeError:
+            self.is_needed = True
+            return Tensor.reshape(*args)
 
 
 def call_eager(module: nn.Module, signature: Signature, inputs: Arrays) -> tuple[Tensor, ...]:
