@@ -90,6 +90,7 @@ class ModuleInputs:
         example_sizes: By sequence axis, the number of rows in the first example.
         ranges: By input, the values that it is tested with; absent if they are standard normal.
         narrow_ranges: The same for every input of real numbers, whatever its examples.
+        flags: By input of flags, the first value of the example.
         understanding: What was found by runs of the module.
         positional: The parameters in their order if `forward` takes them by position.
     """
@@ -103,6 +104,7 @@ class ModuleInputs:
     ranges: Mapping[str, ValueRange]
     narrow_ranges: Mapping[str, ValueRange]
     # Not part of the digest of the source, which artifacts of earlier versions record.
+    flags: Mapping[str, bool] = field(repr=False)
     understanding: Understanding = field(repr=False)
     positional: tuple[str, ...] = field(repr=False, default=())
 
@@ -192,6 +194,13 @@ class ModuleInputs:
             },
             ranges=ranges[0],
             narrow_ranges=ranges[1],
+            flags={
+                served: bool(examples[name].flatten()[0])
+                for (name, served), spec in zip(names.items(), tensors, strict=True)
+                if isinstance(spec.axes[-1], str)
+                and len(spec.axes) > 1
+                and (spec.data_type == "bool" or spec.exclusive_upper_bound == len((False, True)))
+            },
             understanding=understanding,
             positional=tuple(examples) if positional else (),
         )
@@ -314,6 +323,7 @@ def module_spec(
         least_key_length=1,
         max_lengths=inputs.max_lengths,
         ranges=inputs.ranges,
+        flags=inputs.flags,
         lengths={name: axis for axis, name in inputs.lengths.items()},
     )
     check_repeatable(adapted, plain, inputs.example_sizes)

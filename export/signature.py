@@ -70,6 +70,7 @@ class Signature:
         min_lengths: By symbolic axis, the smallest size that the module takes; 1 if absent.
         length_multiples: By symbolic axis, what every size is a multiple of; 1 if absent.
         ranges: By input, the values that it is tested with; standard normal ones if absent.
+        flags: By input of flags, the value that each sequence has first; the other value comes next.
         lengths: By input that holds lengths, the axis.
         derived_axes: By symbolic axis of outputs that the inputs lack, how its size follows from theirs.
     """
@@ -86,6 +87,7 @@ class Signature:
     min_lengths: Mapping[str, int] = field(default_factory=dict)
     length_multiples: Mapping[str, int] = field(default_factory=dict)
     ranges: Mapping[str, "ValueRange"] = field(default_factory=dict)
+    flags: Mapping[str, bool] = field(default_factory=dict)
     lengths: Mapping[str, str] = field(default_factory=dict)
     derived_axes: Mapping[str, DerivedAxis] = field(default_factory=dict)
 
@@ -553,6 +555,9 @@ def random_inputs(signature: Signature, sizes: Mapping[str, int], rng: np.random
             arrays[spec.name] = (
                 drawn.draw(shape, rng) if drawn else _random_values(spec, shape, rng, positions)
             )
+            if spec.name in signature.flags:  # a mask, whatever it means, hides some rows and not all
+                arrays[spec.name][..., 0] = signature.flags[spec.name]
+                arrays[spec.name][..., 1:2] = not signature.flags[spec.name]
     return arrays
 
 
