@@ -287,6 +287,13 @@ def read_inputs(
     """
     source, notes = copy_module(module, example)
     module_inputs = ModuleInputs.of(source, example, dynamic_axes, max_length, masks, inputs, examples)
+    for spec in module_inputs.tensors:
+        name = module_inputs.parameters.get(spec.name, spec.name)
+        if spec.data_type == "int64" and name not in module_inputs.understanding.id_bounds:
+            notes.append(
+                f"input {spec.name}: integers below {spec.exclusive_upper_bound}, as in the example; give "
+                f"larger ones in examples=[...]"
+            )
     return source, module_inputs, notes
 
 
