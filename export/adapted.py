@@ -132,7 +132,9 @@ class AdaptedModule(nn.Module):
         arguments, masks = self.arguments(inputs), {mask.name for mask in self.masks}
         tensors = [values for name, values in arguments.items() if name not in masks]
         rows = [max(inputs[name].shape[:2]) for name in self._rows.values()]
-        is_small = max(rows) <= MOST_FOLLOWED_ROWS if rows else len(tensors[0]) <= MOST_FOLLOWED_ALONE
+        is_small = not torch.compiler.is_exporting() and (  # a trace would note the condition
+            max(rows) <= MOST_FOLLOWED_ROWS if rows else len(tensors[0]) <= MOST_FOLLOWED_ALONE
+        )
         with self.calls.following(tensors, is_small=is_small):
             if not torch.compiler.is_exporting():
                 return self.call(arguments)
@@ -295,7 +297,7 @@ class TracedCalls(StandardViews):
         What depends on their values is followed if the call is small.
         """
         stack = ExitStack()
-        self._values = InputValues(inputs) if is_small and not torch.compiler.is_exporting() else None
+        self._values = InputValues(inputs) if is_small else None
         if self._values is not None:
             stack.enter_context(self._values)
         # flex_attention calls its operator itself, in place of a compiler that has no part in a trace.
