@@ -416,9 +416,11 @@ def _tries(trials: _Trials, base: Sizes, group: Group) -> Iterator[list[dict[Axi
 
 
 def _varies(trials: _Trials, base: Sizes, group: Group) -> bool:
-    """Whether the module runs with fewer and with more rows."""
+    """Whether the module runs with fewer and with more rows; of two rows, with more that change a result."""
     fewer, more = _tries(trials, base, group)
-    return any(map(trials.takes, more)) and (not fewer or any(map(trials.takes, fewer)))
+    return any(map(trials.takes, more)) and (
+        any(map(trials.takes, fewer)) if fewer else _varies_in_one_direction(trials, base, group)
+    )
 
 
 def _varies_in_one_direction(trials: _Trials, base: Sizes, group: Group) -> bool:
