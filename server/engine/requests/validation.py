@@ -272,11 +272,20 @@ def _rows(spec: TensorSpec, decoded: DecodedRequest, model: LoadedModel) -> Ragg
     if model.manifest.refuses_nan and spec.data_type == "float32" and np.isnan(rows.min()):
         raise InvalidRequestError(name, "contains NaN, which this model does not carry to its results")
     if (bound := spec.exclusive_upper_bound) is not None:
-        least, most = rows.min(), rows.max()
-        if least < 0 or most >= bound:
-            wrong = least if least < 0 else most
-            raise InvalidRequestError(name, f"contains id {wrong}; ids must be between 0 and {bound - 1}")
+        _check_ids(name, rows, bound)
     return sent
+
+
+def _check_ids(name: str, ids: Array, bound: int | tuple[int, ...]) -> None:
+    """Checks the range of ids, which differs between the columns of (B, F) if there are several bounds."""
+    columns = ids.reshape(-1, *np.shape(bound))
+    least, most = columns.min(axis=0), columns.max(axis=0)
+    if not np.any((least < 0) | (most >= bound)):
+        return
+    for low, high, limit in zip(*np.atleast_1d(least, most, bound), strict=True):
+        if low < 0 or high >= limit:
+            wrong = low if low < 0 else high
+            raise InvalidRequestError(name, f"contains id {wrong}; ids must be between 0 and {limit - 1}")
 
 
 def _width(shape: Sequence[object]) -> str:

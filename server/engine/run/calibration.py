@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -102,7 +102,7 @@ def _random_sequence(model: LoadedModel, kind: GraphKind, length: int) -> Sequen
     for spec in model.inputs:
         rows = length if isinstance(spec.length_axis, str) else spec.length_axis
         shape = [rows, *(axis for axis in spec.axes[2:] if isinstance(axis, int))]
-        bound = spec.exclusive_upper_bound or length
+        bound: Any = spec.exclusive_upper_bound or length
         noise = rng.integers(bound, size=shape) if spec.data_type == "int64" else rng.random(shape)
         inputs[spec.name] = noise.astype(spec.data_type)
     masked = kind in (GraphKind.MASK, GraphKind.MASK_BLOCKS)
