@@ -143,6 +143,12 @@ def keeps_rows(module: Computes, x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(x, module.kept, module.kept)
 
 
+def keeps_scale(module: Computes, x: Tensor) -> Tensor:
+    if module.kept is None:
+        module.kept = x.std()
+    return x / module.kept
+
+
 def draws(module: Computes, x: Tensor) -> Tensor:
     return F.dropout(x, 0.5)
 
@@ -154,6 +160,7 @@ def repeats_a_list(module: Computes, x: Tensor) -> Tensor:
 REFUSALS = {
     "changes its input": (Computes(changes_input), "changes its input 'x' in place, at .*x.mul_"),
     "keeps rows": (Computes(keeps_rows), "keeps self.kept between calls, at .*module.kept = x"),
+    "keeps a scale": (Computes(keeps_scale), "keeps self.kept between calls, at .*module.kept = x.std"),
     "draws": (Computes(draws), "draws random numbers"),
     "projection": (
         Computes(lambda module, x: module.layers[0](x)[0], nn.LSTM(WIDTH, 6, proj_size=3, batch_first=True)),
