@@ -91,6 +91,11 @@ def flexible(module: Computes, x: Tensor) -> Tensor:
     return result.transpose(1, 2).flatten(2)
 
 
+def half_of_the_keys(module: Computes, x: Tensor) -> Tensor:
+    keys = x[:, : -(-x.shape[1] // 2)]
+    return F.scaled_dot_product_attention(x, keys, keys)
+
+
 FORMS = {
     "learned queries": lambda: Computes(learned_queries),
     "shared key head": lambda: Computes(shared_key_head),
@@ -104,6 +109,7 @@ FORMS = {
     ),
     "kept mask": lambda: Computes(kept_mask),
     "growing table": lambda: Computes(growing_table, kept=torch.arange(8.0).sin()),
+    "half of the keys": lambda: Computes(half_of_the_keys),
     "flexible": lambda: Computes(flexible),
 }
 

@@ -137,15 +137,14 @@ class RandomModule:
 
     def _extend(self, axes: Sequence[str]) -> None:
         """Adds inputs without rows, further parts and outputs; chooses how it is called and exported."""
+        stream = self._pick([*self.streams])
         self.fixed = {f"f{at}": self._pick([*FIXED]) for at in range(self._pick([0, 0, 1, 2]))}
         for name, kind in self.fixed.items():
-            self.lines.append(
-                self._hoist(FIXED[kind][1], self._fields(self._pick([*self.streams]), "h0") | {"f": name})
-            )
+            self.lines.append(self._hoist(FIXED[kind][1], self._fields(stream, stream) | {"f": name}))
         for _ in range(self._pick([0, 1, 2])):
-            self.lines += self._part(self._further(PARTS, "state"), self._pick([*self.streams]))
-        for _ in range(self._pick([0, 0, 1, 2])):
-            self.outputs += self._part(self._further(OUTPUTS), self._pick([*self.streams]))
+            self.lines += self._part(self._further(PARTS, "state"), stream)
+        for _ in range(self._pick([1, 1, 2])):
+            self.outputs += self._part(self._further(OUTPUTS), stream)
         self.form, self.dtype = self._pick(FORMS), self._pick(TYPES)
         self.finds_axes, self.batch_second = (bool(self.rng.random() < part) for part in (0.5, 0.2))
         step = MULTIPLE if "multiple" in self.traits else 1
