@@ -105,6 +105,11 @@ def flexible(module: Computes, x: Tensor) -> Tensor:
     return result.transpose(1, 2).flatten(2)
 
 
+def half_of_the_keys(module: Computes, x: Tensor) -> Tensor:
+    keys = x[:, : -(-x.shape[1] // 2)]
+    return F.scaled_dot_product_attention(x, keys, keys)
+
+
 FORMS = {
     "learned queries": lambda: Computes(learned_queries),
     "shared key head": lambda: Computes(shared_key_head),
@@ -121,6 +126,7 @@ FORMS = {
     "tables by length": lambda: Computes(tables_by_length, kept=torch.tensor(0.25)),
     "view of a layer": lambda: Computes(view_of_a_layer, nn.MultiheadAttention(WIDTH, 2, batch_first=True)),
     "strides": lambda: Computes(lambda module, x: module.layers[0](x.mT).mT, nn.Conv1d(WIDTH, 3, 3, 4, 1)),
+    "half of the keys": lambda: Computes(half_of_the_keys),
     "flexible": lambda: Computes(flexible),
 }
 
@@ -190,6 +196,12 @@ def keeps_rows(module: Computes, x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(x, module.kept, module.kept)
 
 
+def keeps_scale(module: Computes, x: Tensor) -> Tensor:
+    if module.kept is None:
+        module.kept = x.std()
+    return x / module.kept
+
+
 def draws(module: Computes, x: Tensor) -> Tensor:
     return F.dropout(x, 0.5)
 
@@ -201,6 +213,7 @@ def repeats_a_list(module: Computes, x: Tensor) -> Tensor:
 REFUSALS = {
     "changes its input": (Computes(changes_input), "changes its input 'x' in place, at .*x.mul_"),
     "keeps rows": (Computes(keeps_rows), "keeps self.kept between calls, at .*module.kept = x"),
+    "keeps a scale": (Computes(keeps_scale), "keeps self.kept between calls, at .*module.kept = x.std"),
     "draws": (Computes(draws), "draws random numbers"),
     "projection": (
         Computes(lambda module, x: module.layers[0](x)[0], nn.LSTM(WIDTH, 6, proj_size=3, batch_first=True)),

@@ -35,8 +35,8 @@ _DEVICE = threading.Lock()
 # Operators that compute with sizes of tensors, for which the runtime prefers the host. They take a few
 # numbers, and are not a reason for a warning.
 SHAPE_OPERATORS = (
-    "Shape", "Size", "Gather", "Slice", "Concat", "Squeeze", "Unsqueeze", "Add", "Sub", "Mul", "Div", "Min",
-    "Max", "Range", "Reshape", "Cast", "Identity", "Constant",
+    "Shape", "Size", "Gather", "Slice", "Concat", "Squeeze", "Unsqueeze", "Add", "Sub", "Mul", "Div", "Mod",
+    "Min", "Max", "Range", "Reshape", "Cast", "Identity", "Constant",
 )  # fmt: skip
 
 
