@@ -97,8 +97,9 @@ class TensorSpec(Record):
     name: str
     data_type: Literal["float32", "int64", "bool"]
     axes: tuple[str | Size, ...]
-    exclusive_upper_bound: Size | None = None
-    """For ids, which count from 0: each is below this bound."""
+    exclusive_upper_bound: Size | tuple[Size, ...] | None = None
+    """For ids, which count from 0: each is below this bound, or below that of its column if ids (B, F) have a
+    bound for each."""
 
     @property
     def length_axis(self) -> str | int:

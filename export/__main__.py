@@ -36,6 +36,7 @@ def export(
     describe: options.Describe = False,
     tool_version: options.ToolVersion = False,
     examples: options.Examples = None,
+    masks: options.Masks = None,
     weights: options.Weights = None,
     encoder: options.Encoder = None,
     onnx: options.OnnxFile = None,
@@ -76,7 +77,9 @@ def export(
     text |= _set_options(reference=reference, trust_remote_code=trust_remote_code)
     settings = _set_options(cosine=cosine, dry_run=describe, golden=golden)
     settings |= {"precision": precision} if precision is not Precision.FP32 else {}
-    source = _source(preset, weights, encoder, onnx, seed, examples or (), checkpoint, text, settings)
+    source = _source(
+        preset, weights, encoder, onnx, seed, examples or (), masks or (), checkpoint, text, settings
+    )
     if describe:
         with _report_failures():
             from attention_serving.export import command  # noqa: PLC0415 - imports PyTorch
@@ -113,20 +116,22 @@ def _source(
     onnx: Path | None,
     seed: int | None,
     examples: Sequence[str],
+    masks: Sequence[str],
     checkpoint: Mapping[str, Any],
     text: Mapping[str, Any],
     settings: Mapping[str, Any],
 ) -> Source:
     if onnx is not None:
         conflicts = _set_options(preset=preset, weights=weights, encoder=encoder, example=examples, seed=seed)
-        return _onnx_file(onnx, {**conflicts, **checkpoint, **text, **settings})
+        return _onnx_file(onnx, masks, {**conflicts, **checkpoint, **text, **settings})
     if "golden" in settings:
         fail("--golden needs --onnx")
     if ":" in preset:
         conflicts = _set_options(weights=weights, encoder=encoder, cosine=settings.get("cosine"))
-        return _module(preset, seed, examples, {**conflicts, **checkpoint, **text})
-    if examples:
-        fail("--example needs a module of your project, such as my_project.model:build_ranker")
+        return _module(preset, seed, examples, masks, {**conflicts, **checkpoint, **text})
+    if examples or masks:
+        flag = "--example" if examples else "--mask"
+        fail(f"{flag} needs a module of your project, such as my_project.model:build_ranker")
     if encoder is not None:
         conflicts = _set_options(preset=preset, weights=weights, seed=seed) | dict(checkpoint)
         return _encoder(encoder, text, conflicts)
@@ -157,22 +162,24 @@ def _preset(preset: str, seed: int | None, conflicts: Mapping[str, Any]) -> Sour
 
 
 def _module(
-    reference: str, seed: int | None, examples: Sequence[str], conflicts: Mapping[str, Any]
+    reference: str,
+    seed: int | None,
+    examples: Sequence[str],
+    masks: Sequence[str],
+    conflicts: Mapping[str, Any],
 ) -> Source:
     if conflicts:
         fail(f"{reference} and {_flags([*conflicts][:1])} exclude each other")
     if not examples:
         fail("--example is missing: give the name and shape of each input, such as --example src=2,3,32")
-    return Source(
-        module=reference,
-        options={"seed": options.PRESET_SEED if seed is None else seed, "examples": tuple(examples)},
-    )
+    seed = options.PRESET_SEED if seed is None else seed
+    return Source(module=reference, options={"seed": seed, "examples": examples, "masks": masks})
 
 
-def _onnx_file(path: Path, settings: Mapping[str, Any]) -> Source:
+def _onnx_file(path: Path, masks: Sequence[str], settings: Mapping[str, Any]) -> Source:
     if conflicts := [name for name in settings if name != "golden"]:
         fail(f"--onnx and {_flags(conflicts[:1])} exclude each other")
-    return Source(onnx=path, options={"golden": settings.get("golden")})
+    return Source(onnx=path, options={"golden": settings.get("golden"), "masks": masks})
 
 
 def _checkpoint(weights: Path, preset: str, seed: int | None, arguments: Mapping[str, Any]) -> Source:

@@ -34,13 +34,16 @@ EXAMPLE_LENGTH = 128
 EXAMPLE = re.compile(r"(?P<name>\w+)=(?P<shape>\d+(,\d+)*)(:(?P<type>float32|int64|bool))?(<(?P<bound>\d+))?")
 
 
-def load_module(reference: str, seed: int, examples: Sequence[str]) -> tuple[nn.Module, dict[str, Tensor]]:
-    """A module of the project in the working directory, and examples of its inputs.
+def load_module(
+    reference: str, seed: int, examples: Sequence[str], masks: Sequence[str]
+) -> tuple[nn.Module, dict[str, Any]]:
+    """A module of the project in the working directory, and further arguments of `export_module`.
 
     Args:
         reference: `package.file:name` of a module, or of a function or class that returns one.
         seed: That of random weights and examples.
         examples: By input, `name=shape`, and perhaps `:type` and `<bound`.
+        masks: By input, `name=meaning`.
 
     Raises:
         ValueError: There is no such module, or an example is not of this form.
@@ -59,7 +62,12 @@ def load_module(reference: str, seed: int, examples: Sequence[str]) -> tuple[nn.
         raise ValueError(  # noqa: TRY004 - as for all other arguments
             f"{reference} is {type(module).__name__}; name a torch.nn.Module, or a function that returns one"
         )
-    return module, dict(map(_example, examples))
+    return module, {"example_inputs": dict(map(_example, examples)), "masks": _meanings(masks)}
+
+
+def _meanings(masks: Sequence[str]) -> dict[str, str | None]:
+    pairs = (mask.partition("=") for mask in masks)
+    return {name: None if meaning == "None" else meaning for name, _, meaning in pairs}
 
 
 def _example(text: str) -> tuple[str, Tensor]:
@@ -166,9 +174,10 @@ def run(
 
 def _export(source: Source, *, precision: Precision, **arguments: Any) -> tuple[Path, Manifest]:
     if source.onnx is not None:
-        return export_onnx(source.onnx, **source.options, **arguments)
-    module, examples = load_module(source.module, **source.options)
-    return export_module(module, examples, precision=precision, **arguments)
+        golden, masks = source.options["golden"], _meanings(source.options["masks"])
+        return export_onnx(source.onnx, golden=golden, masks=masks, **arguments)
+    module, inputs = load_module(source.module, **source.options)
+    return export_module(module, precision=precision, **inputs, **arguments)
 
 
 def _write(
@@ -210,7 +219,8 @@ def describe(source: Source) -> None:
         ValueError: The checkpoint cannot be read, or the module cannot be exported.
     """
     if source.module:
-        check_module(*load_module(source.module, **source.options), progress=console.print)
+        module, arguments = load_module(source.module, **source.options)
+        check_module(module, **arguments, progress=console.print)
         return
     (spec, notes), length = load(source), EXAMPLE_LENGTH
     cost = spec.cost

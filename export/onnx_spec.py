@@ -161,7 +161,8 @@ def file_spec(
     spec = module_spec(module, inputs, names, description, tolerance, precision=precision, runs_alone=alone)
     if vectors and golden is not None:
         judge = f"golden vectors of {golden.name}"
-        renamed = [dict(zip(names, map(case.get, file.outputs), strict=True)) | case for case in vectors]
+        pairs = [*zip(names, file.outputs, strict=True)]
+        renamed = [case | {name: case[output] for name, output in pairs} for case in vectors]
         cases = _cases_of_vectors(renamed, inputs, spec.signatures, golden)
     else:
         judge = EVALUATOR
