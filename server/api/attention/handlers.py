@@ -95,8 +95,10 @@ class Attend(Inference):
                 problem = f"model: {model.name!r} is not a text classifier"
                 raise ModelNotFoundError(problem, field="model_name")
             prefix += pb.AttendResponse(labels=model.classifier.labels).SerializeToString()
-        has_heads = bool(model.manifest.num_heads)
-        encode = partial(responses.encode, prefix=prefix, wire=wire, embeds=embeds, has_heads=has_heads)
+        weights = (
+            model.weights_output.name if request.return_weights and model.weights_output is not None else ""
+        )
+        encode = partial(responses.encode, prefix=prefix, wire=wire, embeds=embeds, weights_name=weights)
         return request, ReplyTemplate(encode)
 
 

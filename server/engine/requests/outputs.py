@@ -10,14 +10,15 @@ Shapes: L layers, H heads, Tq and Tk query and key rows; n spans of one sequence
 vector.
 """
 
+import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 import numpy as np
 
-from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS, EMBEDDING, EncoderFacts
-from attention_serving.artifact.manifest import GraphKind
+from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING, EncoderFacts
+from attention_serving.artifact.manifest import GraphKind, TensorSpec
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.tokenizer import EncodedTexts
@@ -50,9 +51,14 @@ def output_bytes(
     work = 0
     if request.dimensions:
         check_dimensions(request.dimensions, model)
-    if request.head_selection is not None:
-        pairs = sum([shape.lengths[0] * model.key_length(shape.lengths) for shape in shapes])
-        size -= FLOAT_BYTES * _unselected_heads(request.head_selection, model) * pairs
+    if request.head_selection is not None and model.weights_output is not None:
+        unselected = _unselected_heads(request.head_selection, model.weights_output, model.name)
+        for shape in shapes:
+            rows = [
+                shape.sizes[axis] if isinstance(axis, str) else axis
+                for axis in model.weights_output.axes[-2:]
+            ]
+            size -= FLOAT_BYTES * unselected * math.prod(rows)
     if request.offsets is not None:
         size += request.offsets.rows.nbytes
     if request.spans is not None:
@@ -65,13 +71,11 @@ def output_bytes(
     return size, work
 
 
-def _unselected_heads(selection: HeadSelection, model: LoadedModel) -> int:
+def _unselected_heads(selection: HeadSelection, weights: TensorSpec, model: str) -> int:
     """Checks a selection; returns the number of heads of all layers that it leaves out."""
-    outputs = model.manifest.graphs[GraphKind.WEIGHTS].outputs
-    axes = next(spec.axes for spec in outputs if spec.name == ATTENTION_WEIGHTS)
-    *layers, heads = [int(axis) for axis in axes[1:-2]]
+    *layers, heads = [int(axis) for axis in weights.axes[1:-2] or (1,)]
     if selection.layers and not layers:
-        raise InvalidRequestError(LAYERS, f"must be empty: model {model.name!r} is not a text encoder")
+        raise InvalidRequestError(LAYERS, f"must be empty: model {model!r} is not a text encoder")
     for field, indices, count in zip((LAYERS, HEADS), selection, (sum(layers), heads), strict=True):
         if wrong := [index for index in indices[: count + 1] if index >= count]:
             raise InvalidRequestError(field, f"contains {wrong[0]}; the model has 0 to {count - 1}")
@@ -85,10 +89,11 @@ def select(weights: Array, selection: HeadSelection) -> Array:
     """A copy of the selected weights.
 
     Args:
-        weights: (L, H, Tq, Tk), or (H, Tq, Tk) of a model that is not a text encoder.
+        weights: (L, H, Tq, Tk), or (H, Tq, Tk) or (Tq, Tk) of a model that is not a text encoder.
         selection: Layers and heads, in the order of the result.
     """
-    *layers, heads, _, _ = weights.shape
+    *layers, heads = weights.shape[:-2] or (1,)
+    weights = weights.reshape(*layers, heads, *weights.shape[-2:])
     chosen = [selection.layers or range(count) for count in layers]
     selected: Array = weights[np.ix_(*chosen, selection.heads or range(heads))]
     return selected
