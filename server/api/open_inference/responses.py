@@ -225,8 +225,9 @@ def _response(
 def _ends_in_zeros(message: pb.ModelInferRequest, request: DecodedRequest, model: LoadedModel) -> bool:
     """Whether a sequence of several ends in zeros that nothing marks as padding, where a module has masks."""
     masked_axes = model.manifest.lengths.values()
-    has_lengths = any(tensor.name in model.axes_of_lengths for tensor in message.inputs)
-    if not masked_axes or has_lengths or request.mask is not None:
+    if not masked_axes or request.mask is not None:
+        return False
+    if any(tensor.name in model.axes_of_lengths for tensor in message.inputs):
         return False
     for spec in model.inputs:
         ragged = request.inputs.get(spec.name)
