@@ -90,11 +90,11 @@ class ModelFacts:
     def length_inputs(self) -> list[TensorSpec]:
         """The lengths that stand in for masks of keys, for padded tensors in the Open Inference Protocol.
 
-        Requests of any model with sequences may have such lengths. Other models do without, as their modules.
+        Requests of any model with sequences may have such lengths; other modules do without. They are (B, 1)
+        or (B,): Triton's load generator refuses descriptions of the latter.
         """
-        return [
-            TensorSpec(name=name, data_type="int64", axes=(BATCH_AXIS,)) for name in self.manifest.lengths
-        ]
+        axes = (BATCH_AXIS, 1)
+        return [TensorSpec(name=name, data_type="int64", axes=axes) for name in self.manifest.lengths]
 
     def input(self, name: str) -> TensorSpec:
         """The input of a name.

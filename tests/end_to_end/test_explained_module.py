@@ -114,7 +114,7 @@ def test_both_protocols_describe_lengths_and_their_limits(
     (rows,) = x.max_lengths
     assert (x.min_lengths, x.length_multiples) == ({rows: WINDOW}, {rows: WINDOW})
     assert (lengths.name, lengths.data_type, lengths.axes, lengths.optional) == (
-        "key_lengths", "int64", ("batch",), True,
+        "key_lengths", "int64", ("batch", 1), True,
     )  # fmt: skip
     printed = CliRunner().invoke(app, ["--server", server.target, "describe", "m"]).output
     assert f"{WINDOW} <= {rows} <= {LONGEST} in multiples of {WINDOW}" in printed
@@ -141,7 +141,7 @@ def test_zeros_without_lengths_are_warned_of(
     request.inputs.add(name="memory", datatype="FP32", shape=rows.shape)
     request.raw_input_contents.append(rows.tobytes())
     if lengths is not None:
-        request.inputs.add(name="key_lengths", datatype="INT64", shape=[2])
+        request.inputs.add(name="key_lengths", datatype="INT64", shape=[2, 1])
         request.raw_input_contents.append(np.array(lengths).tobytes())
     with grpc.insecure_channel(server.target) as channel:
         stub = GRPCInferenceServiceStub(channel)
