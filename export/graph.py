@@ -61,7 +61,8 @@ def trace(module: nn.Module, signature: Signature) -> Traced:
         _symbolic_len(),
         record_assumptions(signature) as assumptions,
     ):
-        size = module.return_to_start() if isinstance(module, AdaptedModule) else 0
+        adapted = _adapted_part(module)
+        size = 0 if adapted is None else adapted.return_to_start()
         try:
             program = _export(SignedModule(module, signature), signature, size)
         except ExportError:
@@ -98,7 +99,8 @@ def _untraceable(
         cause = cause.__cause__
     text = f"{error}\n{cause}"
     details = "\n".join(traceback.format_exception(error)) + log
-    undecided = module.calls.undecided if isinstance(module, AdaptedModule) else []
+    adapted = _adapted_part(module)
+    undecided = [] if adapted is None else adapted.calls.undecided
     line = _user_line(details)
     message = f"{type(cause).__name__}: {next(iter(str(cause).strip().splitlines()), '')}"
     if isinstance(cause, ExportError):
@@ -139,6 +141,11 @@ def _untraceable(
         f"graph {signature.kind}: the module cannot be traced over {shapes}: {reason}",
         details,
     )
+
+
+def _adapted_part(module: nn.Module) -> AdaptedModule | None:
+    """A module of somebody else, perhaps inside one that computes in half precision."""
+    return next((part for part in module.modules() if isinstance(part, AdaptedModule)), None)
 
 
 def _user_line(details: str) -> str:
@@ -346,8 +353,10 @@ def _check(proto: onnx.ModelProto, signature: Signature) -> None:
     for value, spec in zip(values, (*signature.inputs, *signature.outputs), strict=True):
         dims = value.type.tensor_type.shape.dim
         axes = tuple(dim.dim_param or dim.dim_value for dim in dims)
-        if (value.name, axes) != (spec.name, spec.axes):
-            raise ExportError(f"the graph has {value.name} {axes}; expected {spec.name} {spec.axes}")
+        data_type = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name
+        if (value.name, data_type, axes) != (spec.name, spec.data_type, spec.axes):
+            contract = f"{spec.name} {spec.data_type} {spec.axes}"
+            raise ExportError(f"the graph has {value.name} {data_type} {axes}; expected {contract}")
     foreign = sorted({f"{node.domain}.{node.op_type}" for node in proto.graph.node if node.domain})
     if foreign or proto.functions:
         raise ExportError(f"the graph uses operators outside the ONNX standard: {', '.join(foreign)}")

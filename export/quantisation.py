@@ -48,7 +48,7 @@ def lowered(module: nn.Module, precision: Precision) -> nn.Module:
 
 
 class _HalfPrecision(nn.Module):
-    """Casts float32 inputs to half precision, and outputs back to float32."""
+    """Casts float32 inputs to half precision, and real outputs back to float32."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class _HalfPrecision(nn.Module):
     def forward(self, **options: Any) -> tuple[Tensor, ...]:
         """Calls the module."""
         outputs = self.module(**{name: self._cast(value) for name, value in options.items()})
-        return tuple(output.float() for output in output_tensors(outputs))
+        return output_tensors(outputs)
 
     def _cast(self, value: Any) -> Any:
         is_float = isinstance(value, Tensor) and value.is_floating_point()
