@@ -209,8 +209,8 @@ def check_module(
             bound = tensor.exclusive_upper_bound
             ids = f", ids below {bound}" if bound is not None else ""
             progress(f"{direction} {tensor.name}: {tensor.data_type} ({axes}){ids}")
-    stated = dataclasses.replace(plain, max_lengths=module_inputs.max_lengths)  # longer ones were not tried
-    for line in stated.describe():
+    # The largest lengths were not tried.
+    for line in dataclasses.replace(plain, max_lengths=module_inputs.max_lengths).describe():
         progress(line)
     progress(f"graphs: {', '.join(signature.kind for signature in spec.signatures)}")
     trace(spec.module, plain)

@@ -23,36 +23,38 @@ from tests.support import triton
 from tests.support.eager import Array, assert_parity
 
 WIDTH, HEADS, WINDOW, LONGEST = 8, 2, 4, 16
+AVERAGED = "averaged"
 
 
 class Explained(nn.Module):
     """Rows and the means of their windows attend to a memory and to one learned key."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, averages: bool) -> None:
         super().__init__()
+        self.averages = averages
         self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
         self.key = nn.Parameter(torch.randn(1, 1, WIDTH))
 
     def forward(self, x: Tensor, memory: Tensor, memory_key_padding_mask: Tensor) -> dict[str, Tensor]:
-        means = x.unflatten(1, (-1, WINDOW)).mean(2).repeat_interleave(WINDOW, 1)
+        means = x.reshape(len(x), -1, WINDOW, WIDTH).mean(2).repeat_interleave(WINDOW, 1)
         keys, hidden = torch.cat([self.key.expand(len(x), -1, -1), memory], 1), memory_key_padding_mask
-        options = {"key_padding_mask": F.pad(hidden, (1, 0)), "average_attn_weights": False}
+        options = {"key_padding_mask": F.pad(hidden, (1, 0)), "average_attn_weights": self.averages}
         rows, weights = self.attention(x + means, keys, keys, **options)
-        return {"rows": rows, "heads": weights}  # (B, Tq, d), (B, H, Tq, Tk + 1)
+        return {"rows": rows, "heads": weights}  # (B, Tq, d), (B, H, Tq, Tk + 1) or (B, Tq, Tk + 1)
 
 
-def module() -> Explained:
+def module(model: str = "m") -> Explained:
     torch.manual_seed(0)
-    return Explained().eval()
+    return Explained(averages=model == AVERAGED).eval()
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder, hidden = tmp_path_factory.mktemp("explained"), torch.zeros(2, 5, dtype=torch.bool)
     example = {"x": torch.randn(2, 8, WIDTH), "memory": torch.randn(2, 5, WIDTH)}
-    export_module(
-        module(), example | {"memory_key_padding_mask": hidden}, out=folder, name="m", max_length=LONGEST
-    )
+    example["memory_key_padding_mask"] = hidden
+    for name in ("m", AVERAGED):
+        export_module(module(name), example, out=folder, name=name, max_length=LONGEST)
     with serving(folder, folder / "log") as process:
         yield process
 
@@ -66,30 +68,35 @@ def client(server: ServerProcess) -> Iterator[AttentionClient]:
 def sequences() -> list[tuple[Array, Array]]:
     rng = np.random.default_rng(1)
     return [
-        tuple(rng.standard_normal((rows, WIDTH), np.float32) for rows in pair) for pair in ((4, 3), (8, 6))
+        (rng.standard_normal((rows, WIDTH), np.float32), rng.standard_normal((keys, WIDTH), np.float32))
+        for rows, keys in ((4, 3), (8, 6))
     ]
 
 
-def eager(x: Array, memory: Array) -> dict[str, Array]:
+def eager(x: Array, memory: Array, model: str = "m") -> dict[str, Array]:
+    """The outputs of a sequence; weights are (H or 1, Tq, Tk + 1)."""
     hidden = torch.zeros(1, len(memory), dtype=torch.bool)
     with torch.inference_mode():
-        outputs = module()(torch.from_numpy(x)[None], torch.from_numpy(memory)[None], hidden)
-    return {name: output[0].numpy() for name, output in outputs.items()}
+        outputs = module(model)(torch.from_numpy(x)[None], torch.from_numpy(memory)[None], hidden)
+    rows, weights = (output[0].numpy() for output in outputs.values())
+    return {"rows": rows, "heads": weights.reshape(-1, *weights.shape[-2:])}
 
 
-def test_weights_are_returned_on_request(client: AttentionClient) -> None:
+@pytest.mark.parametrize(("model", "head"), [("m", 1), (AVERAGED, 0)])
+def test_weights_are_returned_on_request(client: AttentionClient, model: str, head: int) -> None:
     queries, memories = zip(*sequences(), strict=True)
-    result = client.attend("m", list(queries), list(memories), return_weights=True)
-    chosen = client.attend("m", list(queries), list(memories), return_weights=HeadSelection(heads=[1]))
-    assert client.attend("m", queries[0], memories[0]).attention_weights is None
+    result: Any = client.attend(model, list(queries), list(memories), return_weights=True)
+    selection = HeadSelection(heads=[head])
+    selected: Any = client.attend(model, list(queries), list(memories), return_weights=selection)
+    assert client.attend(model, queries[0], memories[0]).attention_weights is None
     for at, pair in enumerate(sequences()):
-        expected = eager(*pair)
+        expected = eager(*pair, model)
         assert_parity(result.context_vectors[at], expected["rows"])
         assert_parity(result.attention_weights[at], expected["heads"])
-        assert_parity(chosen.attention_weights[at], expected["heads"][1:])
+        assert_parity(selected.attention_weights[at], expected["heads"][head:])
     # More keys than rows of the memory.
-    batch = client.attend("m", queries[0][None], memories[0][None], return_weights=True)
-    assert_parity(np.asarray(batch.attention_weights)[0], eager(*sequences()[0])["heads"])
+    batch = client.attend(model, queries[0][None], memories[0][None], return_weights=True)
+    assert_parity(np.asarray(batch.attention_weights)[0], eager(*sequences()[0], model)["heads"])
 
 
 def test_weights_are_drawn(server: ServerProcess, tmp_path: Path) -> None:
