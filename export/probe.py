@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from attention_serving.artifact.encoder import ATTENTION_WEIGHTS
 from attention_serving.artifact.golden import Arrays, GoldenCase
-from attention_serving.artifact.manifest import BATCH_AXIS, DerivedAxis, TensorSpec
+from attention_serving.artifact.manifest import BATCH_AXIS, DerivedAxis, TensorSpec, has_weights_axes
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export.adapted import AdaptedModule
 from attention_serving.export.assumptions import LONGEST_SERVED, user_line
@@ -50,6 +51,8 @@ TRIED_LENGTHS = (LONGEST, 2049, 4097, LONGEST_SERVED)
 # copies of the scores of eight heads for each pair of rows.
 # Outputs have copies, in float64 too.
 LONG_RUN_SECONDS, PAIR_BYTES, OUTPUT_COPIES = 20.0, 3 * 8 * 4, 8
+# The sum of attention weights that were rounded to bfloat16 differs from 1 by less.
+SUM_TOLERANCE = 2.0**-8
 MEMORY_FILE = Path("/proc/meminfo")
 LongCase: TypeAlias = tuple[Mapping[str, int], GoldenCase]
 """Sizes of the symbolic axes, and what eager PyTorch computes."""
@@ -103,7 +106,18 @@ def find_outputs(module: nn.Module, signature: Signature, names: Sequence[str]) 
         if dtype not in DATA_TYPES or axes[:1] != [BATCH_AXIS]:
             raise ValueError(f"output {name!r} is {dtype} {axes}; it must begin with the batch axis")
         specs.append(tensor(name, DATA_TYPES[dtype], *axes))
-    return replace(signature, outputs=tuple(specs), derived_axes=derived)
+    weights = [
+        spec.name
+        for spec, *values in zip(specs, *results, strict=True)
+        if has_weights_axes(spec) and all(map(_has_rows_of_sum_1, values))
+    ]
+    chosen = ATTENTION_WEIGHTS if ATTENTION_WEIGHTS in weights else next(reversed(weights), "")
+    return replace(signature, outputs=tuple(specs), derived_axes=derived, attention_weights=chosen)
+
+
+def _has_rows_of_sum_1(values: Tensor) -> bool:
+    sums = values.sum(-1)
+    return bool((values >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=SUM_TOLERANCE)
 
 
 SizeAt: TypeAlias = Callable[[str, int], int | None]

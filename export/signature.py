@@ -74,6 +74,7 @@ class Signature:
         flags: By input of flags, the value that each sequence has first; the other value comes next.
         lengths: By input that holds lengths, the axis.
         derived_axes: By symbolic axis of outputs that the inputs lack, how its size follows from theirs.
+        attention_weights: The output with attention weights, of a non-attention module; empty without.
     """
 
     kind: GraphKind
@@ -91,6 +92,7 @@ class Signature:
     flags: Mapping[str, bool] = field(default_factory=dict)
     lengths: Mapping[str, str] = field(default_factory=dict)
     derived_axes: Mapping[str, DerivedAxis] = field(default_factory=dict)
+    attention_weights: str = ""
 
     @property
     def axes(self) -> list[str]:
@@ -107,6 +109,15 @@ class Signature:
     def sequence_axes(self) -> list[str]:
         """Symbolic axes of lengths, in the order of the inputs."""
         return [axis for axis in self.axes if axis not in (BATCH_AXIS, MASK_HEADS_AXIS)]
+
+    def describe(self) -> Iterator[str]:
+        """The lengths that the module takes, and its attention weights, in a line for each."""
+        for axis in sequence_axes(self.inputs):
+            most, step = self.max_lengths.get(axis), self.length_multiples.get(axis)
+            limits = f"from {self.min_lengths.get(axis, 1)}{f' to {most}' if most else ''}"
+            yield f"lengths of {axis}: {limits}{f', multiples of {step}' if step else ''}"
+        if self.attention_weights:
+            yield f"attention weights: output {self.attention_weights}"
 
     def part_of(self, module: nn.Module) -> nn.Module:
         """What computes the graph: the module, or one of its methods as a module."""

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import mul
 
-from attention_serving.artifact.encoder import ClassifierFacts, EncoderFacts
+from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, ClassifierFacts, EncoderFacts
 from attention_serving.artifact.manifest import (
     ATTENTION_MASK,
+    BATCH_AXIS,
     IN_BLOCKS,
     KEY_LENGTHS,
     POSITIONS,
@@ -81,8 +82,19 @@ class ModelFacts:
     def input_list(self) -> str:
         """The inputs that a request may have, as a text for error messages."""
         names = ", ".join(spec.name for spec in self.inputs)
-        takes_mask = GraphKind.MASK in self.manifest.graphs
-        return f"{names} and optionally {ATTENTION_MASK}" if takes_mask else names
+        optional = [ATTENTION_MASK] if GraphKind.MASK in self.manifest.graphs else []
+        optional += self.manifest.lengths
+        return f"{names} and optionally {', '.join(optional)}" if optional else names
+
+    @cached_property
+    def length_inputs(self) -> list[TensorSpec]:
+        """The lengths that stand in for masks of keys, for padded tensors in the Open Inference Protocol.
+
+        Requests of any model with sequences may have such lengths; other modules do without. They are (B, 1)
+        or (B,): Triton's load generator refuses descriptions of the latter.
+        """
+        axes = (BATCH_AXIS, 1)
+        return [TensorSpec(name=name, data_type="int64", axes=axes) for name in self.manifest.lengths]
 
     def input(self, name: str) -> TensorSpec:
         """The input of a name.
@@ -119,6 +131,25 @@ class ModelFacts:
         """Every output that a request may ask for, by name."""
         graphs = self.manifest.graphs
         return {spec.name: spec for spec in graphs.get(GraphKind.WEIGHTS, graphs[GraphKind.PLAIN]).outputs}
+
+    @cached_property
+    def length_limits(self) -> dict[str, dict[str, int]]:
+        """By name in descriptions, what limits the rows on symbolic axes; axes without a limit are absent."""
+        manifest = self.manifest
+        return {
+            "max_length": manifest.max_lengths,
+            "min_length": manifest.min_lengths,
+            "length_multiple": manifest.length_multiples,
+        }
+
+    @cached_property
+    def weights_output(self) -> TensorSpec | None:
+        """The output with attention weights (B, H, Tq, Tk); None without.
+
+        That of text encoders is (B, L, H, T, T), that of non-attention modules may be (B, Tq, Tk).
+        """
+        has_graph = GraphKind.WEIGHTS in self.manifest.graphs
+        return self.outputs.get(ATTENTION_WEIGHTS if has_graph else self.manifest.attention_weights)
 
     @cached_property
     def default_outputs(self) -> list[str]:

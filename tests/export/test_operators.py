@@ -94,7 +94,8 @@ def view_of_a_layer(module: Computes, x: Tensor) -> Tensor:
     """What the layer returns in four rows can be viewed as a sequence if its fused operator computed it."""
     rows = F.pad(x, (0, 0, 0, -x.shape[1] % 4)).reshape(-1, 4, WIDTH)
     rows = module.layers[0](rows, rows, rows, need_weights=False)[0]
-    return rows.view(len(x), -1, WIDTH)[:, : x.shape[1]]
+    viewed: Tensor = rows.view(len(x), -1, WIDTH)[:, : x.shape[1]]
+    return viewed
 
 
 def flexible(module: Computes, x: Tensor) -> Tensor:
@@ -155,7 +156,8 @@ class ReadsColumns(nn.Module):
     def forward(self, columns: Tensor, x: Tensor, shown: Tensor) -> Tensor:
         query = self.colours(columns[:, 0]) + self.sizes(columns[:, 1])
         scores = (x @ query[:, :, None])[..., 0].masked_fill(~shown, float("-inf"))
-        return (scores.softmax(1)[..., None] * x).sum(1)
+        pooled: Tensor = (scores.softmax(1)[..., None] * x).sum(1)
+        return pooled
 
 
 def test_columns_of_ids_have_ranges_and_flags_show_a_row_of_each_sequence(tmp_path: Path) -> None:

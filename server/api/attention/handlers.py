@@ -121,9 +121,10 @@ class Attend(InferenceMethod):
                 problem = f"model: {model.name!r} is not a text classifier"
                 raise ModelNotFoundError(problem, field="model_name")
             prefix += pb.AttendResponse(labels=model.classifier.labels).SerializeToString()
-        model_has_heads = bool(model.manifest.num_heads)
+        output = model.weights_output if decoded.return_weights else None
+        weights = "" if output is None else output.name
         encode = partial(
-            responses.encode, prefix=prefix, datatype=datatype, embeds=embeds, model_has_heads=model_has_heads
+            responses.encode, prefix=prefix, datatype=datatype, embeds=embeds, weights_name=weights
         )
         return decoded, ReplyTemplate(encode)
 

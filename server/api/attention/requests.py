@@ -273,6 +273,8 @@ def decode_named(
     mask = inputs.pop(ATTENTION_MASK, None) if takes_mask else None
     rows, has_batch = dict[str, Ragged](), True
     for name, (shapes, array) in inputs.items():
+        if name in model.axes_of_lengths:
+            raise InvalidRequestError(name, "is for padded tensors; send each sequence without its padding")
         rank = len(model.input(name).axes) - 1
         has_batch &= len(shapes[0]) == rank + 1
         rows[name] = _ragged(name, shapes, array, rank, allowance.limits)

@@ -5,7 +5,7 @@ from itertools import chain
 
 import numpy as np
 
-from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS, EMBEDDING
+from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING
 from attention_serving.artifact.manifest import GraphKind, TensorSpec
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.attention.requests import ENUM_BY_NAME, UINT32
@@ -51,7 +51,7 @@ def encode(
     datatype: str = "FP32",
     *,
     embeds: bool = False,
-    model_has_heads: bool = True,
+    weights_name: str = "",
 ) -> list[TemplatePart]:
     """A response, for `ReplyTemplate`.
 
@@ -60,7 +60,7 @@ def encode(
         prefix: The result of `encode_reply_header`.
         datatype: The type of real numbers in the response.
         embeds: Whether the request asked for embeddings.
-        model_has_heads: Whether the model has attention weights.
+        weights_name: The output with attention weights; empty if the request did not ask for them.
     """
     response, outputs = pb.AttendResponse(), result.outputs
     first = EMBEDDING if embeds else CONTEXT_VECTORS if CONTEXT_VECTORS in outputs else next(iter(outputs))
@@ -71,9 +71,8 @@ def encode(
     vectors.lengths.extend([len(array) for array in rows])
     output = OutputPlaceholder(first, datatype)
     contents: list[TemplatePart] = [field_header(CONTEXT_DATA, output.size(rows)), output]
-    # A module may have an output of this name that is not the weights of heads.
-    if weights := outputs.get(ATTENTION_WEIGHTS, ()) if model_has_heads else ():
-        *layers, heads, _, _ = weights[0].shape  # those of an encoder have layers
+    if weights := outputs.get(weights_name, ()):
+        *layers, heads = weights[0].shape[:-2] or (1,)  # those of an encoder have layers
         response.attention_weights.MergeFrom(
             pb.AttentionWeights(
                 data_type=ENUM_BY_NAME[datatype_of(weights[0], datatype)],
@@ -83,7 +82,7 @@ def encode(
                 key_lengths=[array.shape[-1] for array in weights],
             )
         )
-        output = OutputPlaceholder(ATTENTION_WEIGHTS, datatype)
+        output = OutputPlaceholder(weights_name, datatype)
         contents += [field_header(WEIGHTS_DATA, output.size(weights)), output]
     return [prefix + response.SerializeToString(), *contents]
 
@@ -126,6 +125,9 @@ def describe(model: Model) -> pb.Model:
     inputs = [_tensor(spec, model, optional=spec.name in model.optional_inputs) for spec in model.inputs]
     if GraphKind.MASK in manifest.graphs:
         inputs.append(_tensor(manifest.graphs[GraphKind.MASK].inputs[-1], model, optional=True))
+    inputs += [_tensor(spec, model, optional=True) for spec in model.length_inputs]
+    weights = model.weights_output
+    heads = manifest.num_heads or (0 if weights is None else int([1, *weights.axes[1:-2]][-1]))
     return pb.Model(
         name=model.name,
         version=model.version,
@@ -136,7 +138,7 @@ def describe(model: Model) -> pb.Model:
             _tensor(spec, model, optional=name not in model.default_outputs)
             for name, spec in model.outputs.items()
         ],
-        num_heads=manifest.num_heads or None,
+        num_heads=heads or None,
         causal=manifest.causal,
         accepts_text=model.tokenizer is not None,
         parity=pb.Parity(
@@ -157,13 +159,17 @@ def describe(model: Model) -> pb.Model:
         attention_patterns=[
             copy_fields(pattern, pb.AttentionPattern) for pattern in manifest.attention_patterns
         ],
+        attention_weights="" if weights is None else weights.name,
     )
 
 
 def _tensor(spec: TensorSpec, model: LoadedModel, *, optional: bool) -> pb.Tensor:
-    longest = model.manifest.max_lengths
     axes = [
-        pb.Axis(size=axis) if isinstance(axis, int) else pb.Axis(name=axis, max_length=longest.get(axis, 0))
+        pb.Axis(size=axis)
+        if isinstance(axis, int)
+        else pb.Axis(
+            name=axis, **{name: lengths.get(axis, 0) for name, lengths in model.length_limits.items()}
+        )
         for axis in spec.axes
     ]
     data_type = ENUM_BY_NAME[NAME_BY_DTYPE[np.dtype(spec.data_type)]]

@@ -225,9 +225,13 @@ class Handlers:
     def model_metadata(
         self, request: pb.ModelMetadataRequest | pb.ModelConfigRequest, call: Call
     ) -> pb.ModelMetadataResponse:
-        """Lists the inputs that a request must contain, and the outputs of a request that names none."""
+        """Lists inputs and default outputs.
+
+        Masks and lengths are left out where they are options: load generators send noise for all inputs.
+        """
         model = find_model(self._engine.model, call, Right.READ, request.name, request.version)
-        inputs = [_metadata(spec) for spec in model.inputs if spec.name not in model.optional_inputs]
+        required = [spec for spec in model.inputs if spec.name not in model.optional_inputs]
+        inputs = list(map(_metadata, [*required, *model.length_inputs]))
         if model.tokenizer is not None:
             inputs = [TensorMetadata(name=TEXT, datatype=BYTES, shape=[-1])]
         specs = [model.outputs.get(name, responses.LENGTHS_SPEC) for name in responses.default_outputs(model)]
@@ -237,7 +241,7 @@ class Handlers:
             platform=PLATFORM,
             inputs=inputs,
             outputs=map(_metadata, specs),
-            properties={responses.MODEL_DIGEST: model.digest},
+            properties={responses.MODEL_DIGEST: model.digest, **_length_properties(model)},
         )
 
     def config(self, request: pb.ModelConfigRequest, call: Call) -> pb.ModelConfigResponse:
@@ -248,14 +252,21 @@ class Handlers:
         """
         metadata = self.model_metadata(request, call)
         batched = metadata.inputs[0].datatype != BYTES
+        lengths = self._engine.model(request.name, request.version).manifest.lengths
         config = pb.ModelConfig(
             name=metadata.name,
             platform=PLATFORM,
             backend=BACKEND,
             version_policy=pb.ModelVersionPolicy(all=pb.ModelVersionPolicy.All()),
             max_batch_size=self._engine.limits.max_sequences if batched else 0,
-            input=[pb.ModelInput(**_configuration(tensor, batched)) for tensor in metadata.inputs],
+            input=[
+                pb.ModelInput(**_configuration(tensor, batched), optional=tensor.name in lengths)
+                for tensor in metadata.inputs
+            ],
             output=[pb.ModelOutput(**_configuration(tensor, batched)) for tensor in metadata.outputs],
+            parameters={
+                name: pb.ModelParameter(string_value=value) for name, value in metadata.properties.items()
+            },
         )
         if batched:
             config.dynamic_batching.SetInParent()
@@ -303,6 +314,16 @@ def _refuse(field: str, names: Iterable[str], reason: str) -> None:
 def _metadata(spec: TensorSpec) -> TensorMetadata:
     shape = [axis if isinstance(axis, int) else -1 for axis in spec.axes]
     return TensorMetadata(name=spec.name, datatype=NAME_BY_DTYPE[np.dtype(spec.data_type)], shape=shape)
+
+
+def _length_properties(model: LoadedModel) -> dict[str, str]:
+    """What limits the rows of each input: these descriptions have no names of axes."""
+    return {
+        f"{spec.name}.{name}": str(limits[str(spec.length_axis)])
+        for spec in model.inputs
+        for name, limits in model.length_limits.items()
+        if spec.length_axis in limits
+    }
 
 
 def _configuration(tensor: TensorMetadata, batched: bool) -> dict[str, Any]:  # noqa: FBT001 - one caller

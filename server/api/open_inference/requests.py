@@ -300,11 +300,11 @@ def _lengths(extras: Mapping[str, Array], sizes: Mapping[str, int], model: Loade
     for name, array in extras.items():
         axis = model.axes_of_lengths[name]
         longest = sizes.get(axis, 0)
-        if array.dtype.kind not in "iu" or array.shape != (batch,) or batch == 0:
+        if array.dtype.kind not in "iu" or array.shape not in ((batch,), (batch, 1)) or batch == 0:
             raise InvalidRequestError(name, f"must be integers, one for each of {batch} sequences")
         if not 1 <= array.min() <= array.max() <= longest:
             raise InvalidRequestError(name, f"must lie in 1..{longest}")
-        lengths[axis] = tuple(array.tolist())
+        lengths[axis] = tuple(array.ravel().tolist())
     return lengths
 
 

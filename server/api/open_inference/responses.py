@@ -37,6 +37,12 @@ TRUNCATED = "truncated"
 MODEL_DIGEST = "model_digest"
 # A parameter of this server: the type in which a requested output of FP32 is sent.
 DATATYPE = "datatype"
+# A parameter of responses: what callers probably did not mean.
+WARNING = "warning"
+PADDING_WARNING = (
+    "a sequence ends in zeros, which were computed as rows: if they are padding, send the lengths that the "
+    "metadata of the model lists"
+)
 # The parameter of an extension of the protocol that this server lacks.
 CLASSIFICATION = "classification"
 # Triton's clients send the first with every request: whether the last response of a stream to it is marked as
@@ -162,6 +168,7 @@ def plan_reply(
         allowance.reservation.add(2 * size)
     # A timeout counts from the arrival of its request, and regions can be replaced.
     is_cacheable = requests.TIMEOUT not in message.parameters and not is_shared
+    is_cacheable = is_cacheable and WARNING not in response.parameters
     return ReplyTemplate(partial(_encode, response, planned), is_cacheable=is_cacheable)
 
 
@@ -210,9 +217,28 @@ def _response(
     response.parameters[MODEL_DIGEST].string_param = model.digest
     if decoded.truncated:
         response.parameters[TRUNCATED].string_param = ",".join(map(str, decoded.truncated))
+    if _ends_in_zeros(message, decoded, model):
+        response.parameters[WARNING].string_param = PADDING_WARNING
     if in_stream and WANTS_FINAL in message.parameters and message.parameters[WANTS_FINAL].bool_param:
         response.parameters[IS_FINAL].bool_param = True
     return response
+
+
+def _ends_in_zeros(message: pb.ModelInferRequest, decoded: DecodedRequest, model: LoadedModel) -> bool:
+    """Whether a sequence of several ends in zeros that nothing marks as padding, where a module has masks."""
+    masked_axes = model.manifest.lengths.values()
+    if not masked_axes or decoded.mask is not None:
+        return False
+    if any(tensor.name in model.axes_of_lengths for tensor in message.inputs):
+        return False
+    for spec in model.inputs:
+        ragged = decoded.inputs.get(spec.name)
+        if ragged is not None and spec.length_axis in masked_axes and len(ragged.lengths) > 1:
+            length = ragged.lengths[0]  # that of all, padding included
+            last_rows = ragged.rows[length - 1 :: length].reshape(len(ragged.lengths), -1)  # (B, d)
+            if length > 1 and not last_rows.any(axis=1).all():
+                return True
+    return False
 
 
 def output_type(field: str, parameters: Parameters) -> str:

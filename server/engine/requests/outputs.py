@@ -10,14 +10,15 @@ Shapes: L layers, H heads, Tq and Tk query and key rows; n spans of one sequence
 vector.
 """
 
+import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 import numpy as np
 
-from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS, EMBEDDING, EncoderFacts
-from attention_serving.artifact.manifest import GraphKind
+from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING, EncoderFacts
+from attention_serving.artifact.manifest import GraphKind, TensorSpec
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.tokenizer import EncodedTexts
@@ -50,9 +51,12 @@ def check_selection(
     work = 0
     if decoded.dimensions:
         check_dimensions(decoded.dimensions, model)
-    if decoded.head_selection is not None:
-        pairs = sum([plan.lengths[0] * model.key_length(plan.lengths) for plan in plans])
-        size -= FLOAT_BYTES * _unselected_heads(decoded.head_selection, model) * pairs
+    if decoded.head_selection is not None and model.weights_output is not None:
+        unselected = _unselected_heads(decoded.head_selection, model.weights_output, model.name)
+        axes = model.weights_output.axes[-2:]
+        for plan in plans:
+            rows = [plan.sizes[axis] if isinstance(axis, str) else axis for axis in axes]
+            size -= FLOAT_BYTES * unselected * math.prod(rows)
     if decoded.offsets is not None:
         size += decoded.offsets.rows.nbytes
     if decoded.spans is not None:
@@ -65,13 +69,11 @@ def check_selection(
     return size, work
 
 
-def _unselected_heads(selection: HeadSelection, model: LoadedModel) -> int:
+def _unselected_heads(selection: HeadSelection, weights: TensorSpec, model: str) -> int:
     """Checks a selection; returns the number of heads of all layers that it leaves out."""
-    outputs = model.manifest.graphs[GraphKind.WEIGHTS].outputs
-    axes = next(spec.axes for spec in outputs if spec.name == ATTENTION_WEIGHTS)
-    *layers, heads = [int(axis) for axis in axes[1:-2]]
+    *layers, heads = [int(axis) for axis in weights.axes[1:-2] or (1,)]
     if selection.layers and not layers:
-        raise InvalidRequestError(LAYERS, f"must be empty: model {model.name!r} is not a text encoder")
+        raise InvalidRequestError(LAYERS, f"must be empty: model {model!r} is not a text encoder")
     for field, indices, count in zip((LAYERS, HEADS), selection, (sum(layers), heads), strict=True):
         if wrong := [index for index in indices[: count + 1] if index >= count]:
             raise InvalidRequestError(field, f"contains {wrong[0]}; the model has 0 to {count - 1}")
@@ -85,10 +87,11 @@ def select(weights: Array, selection: HeadSelection) -> Array:
     """A copy of the selected weights.
 
     Args:
-        weights: (L, H, Tq, Tk), or (H, Tq, Tk) of a model that is not a text encoder.
+        weights: (L, H, Tq, Tk), or (H, Tq, Tk) or (Tq, Tk) of a model that is not a text encoder.
         selection: Layers and heads, in the order of the result.
     """
-    *layers, heads, _, _ = weights.shape
+    *layers, heads = weights.shape[:-2] or (1,)
+    weights = weights.reshape(*layers, heads, *weights.shape[-2:])
     chosen = [selection.layers or range(count) for count in layers]
     selected: Array = weights[np.ix_(*chosen, selection.heads or range(heads))]
     return selected

@@ -181,9 +181,11 @@ def _choose_graph(decoded: DecodedRequest, model: LoadedModel) -> GraphKind:
         raise InvalidRequestError(MASK, f"model {model.name!r} does not take a mask")
     if decoded.head_selection is not None and not decoded.return_weights:
         raise InvalidRequestError(HEAD_SELECTION, "needs return_weights")
-    if decoded.return_weights and GraphKind.WEIGHTS not in graphs:
-        raise InvalidRequestError(RETURN_WEIGHTS, f"model {model.name!r} does not have attention weights")
-    if decoded.return_weights:
+    if decoded.return_weights and model.weights_output is None:
+        problem = f"model {model.name!r} does not have attention weights: none of its outputs "
+        shapes = f"({', '.join(model.outputs)}) is (B, H, Tq, Tk) or (B, Tq, Tk) with rows that sum to 1"
+        raise InvalidRequestError(RETURN_WEIGHTS, problem + shapes)
+    if decoded.return_weights and GraphKind.WEIGHTS in graphs:
         return GraphKind.WEIGHTS
     if (decoded.return_tokens or decoded.spans is not None) and GraphKind.TOKENS in graphs:
         return GraphKind.TOKENS

@@ -10,7 +10,6 @@ from operator import attrgetter, is_
 
 import numpy as np
 
-from attention_serving.artifact.encoder import ATTENTION_WEIGHTS
 from attention_serving.artifact.manifest import (
     BATCH_AXIS,
     BLOCK_ROWS,
@@ -65,8 +64,9 @@ def run_batch(
     computed = time.monotonic()
     results = split(graph, outputs, sequences)
     for at, sequence in enumerate(sequences):
-        if sequence.head_selection is not None:
-            results[at][ATTENTION_WEIGHTS] = select(results[at][ATTENTION_WEIGHTS], sequence.head_selection)
+        if sequence.head_selection is not None and model.weights_output is not None:
+            name = model.weights_output.name
+            results[at][name] = select(results[at][name], sequence.head_selection)
         if sequence.spans is not None and model.encoder is not None:
             results[at] = pool_spans(results[at], sequence.spans, model.encoder)
     return results, (started, prepared, computed, time.monotonic())
