@@ -161,5 +161,5 @@ REPLACEMENTS: Mapping[Any, Callable[..., Any]] = {
     torch.gru: recurrent("GRU", linear_before_reset=1),
     torch.rnn_tanh: recurrent("RNN"),
     torch.rnn_relu: recurrent("RNN", activations=["Relu"]),
-    torch._VF._pack_padded_sequence: refuse_packing,  # type: ignore[attr-defined]
+    torch._VF._pack_padded_sequence: refuse_packing,
 }

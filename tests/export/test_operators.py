@@ -94,6 +94,7 @@ def view_of_a_layer(module: Computes, x: Tensor) -> Tensor:
     """What the layer returns in four rows can be viewed as a sequence if its fused operator computed it."""
     rows = F.pad(x, (0, 0, 0, -x.shape[1] % 4)).reshape(-1, 4, WIDTH)
     rows = module.layers[0](rows, rows, rows, need_weights=False)[0]
+    assert isinstance(rows, Tensor)
     return rows.view(len(x), -1, WIDTH)[:, : x.shape[1]]
 
 
@@ -147,7 +148,7 @@ class ReadsColumns(nn.Module):
         self.colours, self.sizes = nn.Embedding(5, WIDTH), nn.Embedding(9, WIDTH)
 
     def forward(self, columns: Tensor, x: Tensor, shown: Tensor) -> Tensor:
-        query = self.colours(columns[:, 0]) + self.sizes(columns[:, 1])
+        query: Tensor = self.colours(columns[:, 0]) + self.sizes(columns[:, 1])
         scores = (x @ query[:, :, None])[..., 0].masked_fill(~shown, float("-inf"))
         return (scores.softmax(1)[..., None] * x).sum(1)
 
