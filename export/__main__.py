@@ -36,6 +36,7 @@ def export(
     describe: options.Describe = False,
     tool_version: options.ToolVersion = False,
     examples: options.Examples = None,
+    masks: options.Masks = None,
     weights: options.Weights = None,
     encoder: options.Encoder = None,
     seed: options.Seed = None,
@@ -74,10 +75,11 @@ def export(
     text |= _set_options(reference=reference, trust_remote_code=trust_remote_code)
     if ":" in preset:
         conflicts = _set_options(weights=weights, encoder=encoder, cosine=cosine) | checkpoint | text
-        source = _module(preset, seed, examples or (), conflicts)
+        source = _module(preset, seed, examples or (), masks or (), conflicts)
     else:
-        if examples:
-            fail("--example needs a module of your project, such as my_project.model:build_ranker")
+        if examples or masks:
+            flag = "--example" if examples else "--mask"
+            fail(f"{flag} needs a module of your project, such as my_project.model:build_ranker")
         source = _source(preset, weights, encoder, seed, checkpoint, text)
     if describe:
         with _report_failures():
@@ -146,16 +148,18 @@ def _preset(preset: str, seed: int | None, conflicts: Mapping[str, Any]) -> Sour
 
 
 def _module(
-    reference: str, seed: int | None, examples: Sequence[str], conflicts: Mapping[str, Any]
+    reference: str,
+    seed: int | None,
+    examples: Sequence[str],
+    masks: Sequence[str],
+    conflicts: Mapping[str, Any],
 ) -> Source:
     if conflicts:
         fail(f"{reference} and {_flags([*conflicts][:1])} exclude each other")
     if not examples:
         fail("--example is missing: give the name and shape of each input, such as --example src=2,3,32")
-    return Source(
-        module=reference,
-        options={"seed": options.PRESET_SEED if seed is None else seed, "examples": tuple(examples)},
-    )
+    seed = options.PRESET_SEED if seed is None else seed
+    return Source(module=reference, options={"seed": seed, "examples": examples, "masks": masks})
 
 
 def _checkpoint(weights: Path, preset: str, seed: int | None, arguments: Mapping[str, Any]) -> Source:

@@ -493,7 +493,8 @@ def _masks(
         if name.endswith(ATTENTION):
             meanings[name] = None
         tried = " and ".join(repr(match.value) for match in matches) or "no meaning"
-        advice = f"masks={{{name!r}: {(meaning or Meaning.HIDES).value!r}}} makes it a mask"
+        choice = (meaning or Meaning.HIDES).value
+        advice = f"masks={{{name!r}: {choice!r}}}, or --mask '{name}={choice}', makes it a mask"
         flags.append(f"input {name}: an ordinary input; {advice} ({tried} was found to hide rows)")
     return meanings, flags
 

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,13 +34,16 @@ EXAMPLE_LENGTH = 128
 EXAMPLE = re.compile(r"(?P<name>\w+)=(?P<shape>\d+(,\d+)*)(:(?P<type>float32|int64|bool))?(<(?P<bound>\d+))?")
 
 
-def load_module(reference: str, seed: int, examples: Sequence[str]) -> tuple[nn.Module, dict[str, Tensor]]:
-    """A module of the project in the working directory, and examples of its inputs.
+def load_module(
+    reference: str, seed: int, examples: Sequence[str], masks: Sequence[str]
+) -> tuple[nn.Module, dict[str, Any]]:
+    """A module of the project in the working directory, and further arguments of `export_module`.
 
     Args:
         reference: `package.file:name` of a module, or of a function or class that returns one.
         seed: That of random weights and examples.
         examples: By input, `name=shape`, and perhaps `:type` and `<bound`.
+        masks: By input, `name=meaning`.
 
     Raises:
         ValueError: There is no such module, or an example is not of this form.
@@ -58,7 +62,10 @@ def load_module(reference: str, seed: int, examples: Sequence[str]) -> tuple[nn.
         raise ValueError(  # noqa: TRY004 - as for all other arguments
             f"{reference} is {type(module).__name__}; name a torch.nn.Module, or a function that returns one"
         )
-    return module, dict(map(_example, examples))
+    meanings = {
+        name: None if meaning == "None" else meaning for name, _, meaning in (m.partition("=") for m in masks)
+    }
+    return module, {"example_inputs": dict(map(_example, examples)), "masks": meanings}
 
 
 def _example(text: str) -> tuple[str, Tensor]:
@@ -138,11 +145,11 @@ def run(
             show(step)
 
     if source.module:
-        module, examples = load_module(source.module, **source.options)
+        module, arguments = load_module(source.module, **source.options)
         usual = TOLERANCES[precision].model_dump()
         folder, manifest = export_module(
             module,
-            examples,
+            **arguments,
             out=out,
             name=model.name,
             version=model.version,
@@ -204,7 +211,8 @@ def describe(source: Source) -> None:
         ValueError: The checkpoint cannot be read, or the module cannot be exported.
     """
     if source.module:
-        check_module(*load_module(source.module, **source.options), progress=console.print)
+        module, arguments = load_module(source.module, **source.options)
+        check_module(module, **arguments, progress=console.print)
         return
     (spec, notes), length = load(source), EXAMPLE_LENGTH
     cost = spec.cost

@@ -8,34 +8,33 @@ import numpy as np
 from attention_serving.artifact.manifest import DerivedAxis
 
 # Rows above the smallest length that a module takes: any small stride, and longer lengths of both parities.
-STEPS = (*range(10), 13, 29, 62, 125, 254, 511, 1021, 2042)
+SHORT, LONG = range(10), (13, 29, 62, 125, 254, 511, 1021, 2042)
 # Numbers of the formulas that are tried. Upsampling by 3 and downsampling by 2 have scale 3 and stride 2.
 MOST_STRIDE, MOST_SCALE = 1024, 8
 # A formula is tried where its size changes next, until it holds there. Its numbers are few.
 MOST_ROUNDS = 16
 
 
-def derive_axis(axis: str, size_at: Callable[[int], int | None], least: int, most: int) -> DerivedAxis | None:
+def derive_axis(axis: str, size_at: Callable[[int], int | None], lengths: range) -> DerivedAxis | None:
     """The simplest formula that holds for all lengths that are tried.
 
     Args:
         axis: The sequence axis.
         size_at: The size of the axis of the output for a length; None if the module does not take it.
-        least: The smallest length.
-        most: The largest length.
+        lengths: All lengths that requests may have.
     """
-    sizes = dict[int, int]()
+    sizes, step = dict[int, int](), lengths.step
 
-    def run(*lengths: int) -> None:
-        for length in lengths:
-            if length not in sizes and least <= length <= most and (size := size_at(length)) is not None:
+    def run(*tries: int) -> None:
+        for length in tries:
+            if length not in sizes and length in lengths and (size := size_at(length)) is not None:
                 sizes[length] = size
 
-    run(*(least + step for step in STEPS))
+    run(*(lengths.start + step * rows for rows in (*SHORT, *(rows // step for rows in LONG))))
     for change in list(_changes(sizes))[:2]:  # of a large stride: where exactly
         low, high = change
-        while high - low > 1:
-            middle = (low + high) // 2
+        while high - low > step:
+            middle = low + (high - low) // step // 2 * step
             run(middle)
             if middle not in sizes:
                 break
@@ -44,7 +43,7 @@ def derive_axis(axis: str, size_at: Callable[[int], int | None], least: int, mos
         formula = _fit(axis, sizes)
         if formula is None:
             return None
-        run(*_around_changes(formula, min(sizes), max(sizes)))
+        run(*_around_changes(formula, range(min(sizes), max(sizes), step)))
         if all(formula.size(length) == size for length, size in sizes.items()):
             return formula
     return None
@@ -55,13 +54,12 @@ def _changes(sizes: Mapping[int, int]) -> Iterator[tuple[int, int]]:
     return ((low, high) for low, high in pairwise(sorted(sizes)) if sizes[low] != sizes[high])
 
 
-def _around_changes(formula: DerivedAxis, least: int, most: int) -> list[int]:
+def _around_changes(formula: DerivedAxis, lengths: range) -> list[int]:
     """The lengths before and after the first and the last changes of the size."""
-    lengths = range(least, most)
-    around = list[int]()
+    around, step = list[int](), lengths.step
     for direction in (lengths, reversed(lengths)):
-        changes = (length for length in direction if formula.size(length) != formula.size(length + 1))
-        around += [length + at for length in islice(changes, 3) for at in (0, 1)]
+        changes = (length for length in direction if formula.size(length) != formula.size(length + step))
+        around += [length + at for length in islice(changes, 3) for at in (0, step)]
     return around
 
 

@@ -225,7 +225,7 @@ class ModuleInputs:
             yield
         except ExportError as error:
             if self.understanding.flags:
-                error.args = (". ".join([str(error), *self.understanding.flags]),)
+                error.args = (". ".join([f"{error}. Perhaps an input is a mask", *self.understanding.flags]),)
             raise
 
     def shortened(self) -> Self:

@@ -55,6 +55,15 @@ Examples = Annotated[
         "--example",
     ),
 ]
+Masks = Annotated[
+    list[str] | None,
+    _option(
+        SOURCE,
+        "With a module of your project: what a mask means, such as 'query_mask=True attends', 'padding=True "
+        "hides', 'bias=added' (-inf hides) or 'attention_mask=None' (an ordinary input). Can be repeated.",
+        "--mask",
+    ),
+]
 ListPresets = Annotated[bool, _option(None, "List the presets and exit.", "--list")]
 Describe = Annotated[
     bool,

@@ -119,8 +119,9 @@ def _derive(signature: Signature, tries: Sequence[Mapping[str, int]], size_at: S
     if len(axes) != 1:
         return None
     (axis,) = axes
-    least, most = signature.min_lengths.get(axis, 1), signature.max_lengths.get(axis, LONGEST_SERVED)
-    return derive_axis(axis, partial(size_at, axis), least, most)
+    most, step = signature.max_lengths.get(axis, LONGEST_SERVED), signature.length_multiples.get(axis, 1)
+    lengths = range(signature.min_lengths.get(axis, 1), most + 1, step)
+    return derive_axis(axis, partial(size_at, axis), lengths)
 
 
 def _size_at(
@@ -339,13 +340,17 @@ def check_repeatable(module: AdaptedModule, signature: Signature, example: Mappi
             )
     kept = module.start.changes()
     repeats = _repeats(module, signature, inputs, first)  # before other sizes, which may reset what is kept
-    _takes(module, signature, {axis: size + 1 for axis, size in sizes.items()})
-    kept |= module.start.changes()
-    if repeats and _repeats(module, signature, inputs, first):
+    larger = {axis: size + 1 for axis, size in sizes.items()}
+    for others in (larger, {**sizes, BATCH_AXIS: larger[BATCH_AXIS]}):  # after the inputs, then before them
+        _takes(module, signature, others)
+        kept |= module.start.changes()
+        repeats = repeats and _repeats(module, signature, inputs, first)
+        module.start.restore()
+    if repeats:
         return
-    module.start.restore()
     if _repeats(module, signature, inputs, first):
         name = next(iter(kept), "state")
+        module.start.restore()
         place = _writes(module, signature, sizes, name.rpartition(".")[2])
         raise ExportError(
             f"the result depends on the calls before: the module keeps self.{name} between calls{place}. "

@@ -1,5 +1,6 @@
 """Operators that the exporter lacks, most of them on complex tensors, which have a last axis of 2 in ONNX."""
 
+import operator
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -30,8 +31,15 @@ def add_operators(registry: ONNXRegistry) -> None:
     registry.register_op(aten.exp.default, _exp, is_complex=True)
     registry.register_op(aten.mul.Scalar, _scale, is_complex=True)
     registry.register_op(aten.sort.stable, _stable(registry.get_decomps(aten.sort.default)[0].onnx_function))
+    registry.register_op(operator.floordiv, _floor_division)
     convert = torch.ops.prims.convert_element_type.default
     registry.register_op(convert, _conversion(registry.get_decomps(convert)[0].onnx_function))
+
+
+def _floor_division(self: Any, other: Any) -> onnx_ir.Value:
+    """A size divided by another one. ONNX rounds -(-T // 4) towards zero; its remainder is that of Python."""
+    quotient: onnx_ir.Value = op.Div(op.Sub(self, op.Mod(self, other)), other)
+    return quotient
 
 
 def _by_parts(function: Any) -> Callable[..., Any]:

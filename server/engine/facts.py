@@ -78,8 +78,8 @@ class ModelFacts:
         return {spec.name: spec for spec in self.inputs}
 
     @cached_property
-    def input_names(self) -> str:
-        """The names of the inputs that a request may have, as messages list them."""
+    def input_list(self) -> str:
+        """The inputs that a request may have, as a text for error messages."""
         names = ", ".join(spec.name for spec in self.inputs)
         takes_mask = GraphKind.MASK in self.manifest.graphs
         return f"{names} and optionally {ATTENTION_MASK}" if takes_mask else names
@@ -91,7 +91,7 @@ class ModelFacts:
             InvalidRequestError: There is none.
         """
         if name not in self.inputs_by_name:
-            raise InvalidRequestError(name, f"is not an input; model {self.name!r} takes {self.input_names}")
+            raise InvalidRequestError(name, f"is not an input; model {self.name!r} takes {self.input_list}")
         return self.inputs_by_name[name]
 
     @cached_property
@@ -141,9 +141,9 @@ class ModelFacts:
         """Whether sequences of unequal lengths can run together."""
         return GraphKind.LENGTHS in self.manifest.graphs
 
-    def mixed_graph(self, graph: GraphKind) -> GraphKind:
-        """The graph that runs sequences of unequal lengths together, each of which alone runs on `graph`."""
-        return GraphKind.LENGTHS if graph is GraphKind.PLAIN and self.attends_to_padding else graph
+    def mixed_graph(self, kind: GraphKind) -> GraphKind:
+        """The graph that runs sequences of unequal lengths together, each of which alone runs on `kind`."""
+        return GraphKind.LENGTHS if kind is GraphKind.PLAIN and self.attends_to_padding else kind
 
     def first_position(self, query_length: int) -> int:  # noqa: ARG002 - see `ContextModel`
         """The position of the first of a sequence's rows, where a request does not state them."""
@@ -225,16 +225,16 @@ class ModelFacts:
             return lengths
         return [rows for axis, rows in zip(self.axes, lengths, strict=True) if axis in symbolic] or [1]
 
-    def run_bytes(self, graph: GraphKind, batch: int, lengths: Sequence[int]) -> int:
+    def run_bytes(self, kind: GraphKind, batch: int, lengths: Sequence[int]) -> int:
         """Expected memory of one run on this machine, in bytes; arguments as for `seconds`."""
         row_elements, heads = self._row_elements
         rows = sum(map(mul, lengths, row_elements))
         pairs = self._pairs(lengths)
-        if graph in IN_BLOCKS.values():
+        if kind in IN_BLOCKS.values():
             key_length = self.key_length(lengths)
             pairs = min(lengths[0], self.block_rows(key_length)) * key_length
-        pair_tensors = PAIR_TENSORS[graph]
-        if self.encoder is not None and graph is GraphKind.WEIGHTS:
+        pair_tensors = PAIR_TENSORS[kind]
+        if self.encoder is not None and kind is GraphKind.WEIGHTS:
             # The weights of every layer, and all of them once more as one output.
             pair_tensors += 2 * self.encoder.layers
         return int(4 * batch * (rows + pairs * heads * pair_tensors))

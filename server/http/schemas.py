@@ -15,7 +15,7 @@ from attention_serving.server.api.open_inference.requests import values_of
 from attention_serving.server.engine.errors import InvalidRequestError
 
 M = TypeVar("M", bound=BaseModel)
-# Entries of one list or object of a request, beside elements of tensors.
+# Entries of one list or object of a request, other than elements of tensors.
 MAX_ENTRIES = 256
 # NumPy's own limit, which is the gRPC server's too.
 MAX_AXES = 64

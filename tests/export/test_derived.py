@@ -7,7 +7,7 @@ import pytest
 from attention_serving.export.derived import derive_axis
 
 MOST = 8192
-# By name, the smallest length, and the size by length.
+# By name, the smallest length and the size by length.
 SIZES: dict[str, tuple[int, Callable[[int], int]]] = {
     "a class token": (1, lambda rows: rows + 1),
     "a convolution without padding": (3, lambda rows: rows - 2),
@@ -29,11 +29,20 @@ NONE: dict[str, Callable[[int], int]] = {
 
 @pytest.mark.parametrize(("least", "size"), SIZES.values(), ids=SIZES)
 def test_a_formula_holds_for_every_length(least: int, size: Callable[[int], int]) -> None:
-    formula = derive_axis("sequence", size, least, MOST)
+    formula = derive_axis("sequence", size, range(least, MOST + 1))
     assert formula is not None
     assert all(formula.size(rows) == size(rows) for rows in range(least, MOST + 1))
 
 
+@pytest.mark.parametrize("size", [lambda rows: rows // 4, lambda rows: rows // 8 * 3 + 1], ids=["4", "8"])
+@pytest.mark.parametrize("step", [4, 16])
+def test_a_formula_holds_for_every_multiple(size: Callable[[int], int], step: int) -> None:
+    lengths = range(step, MOST + 1, step)
+    formula = derive_axis("sequence", size, lengths)
+    assert formula is not None
+    assert all(formula.size(rows) == size(rows) for rows in lengths)
+
+
 @pytest.mark.parametrize("size", NONE.values(), ids=NONE)
 def test_other_sizes_have_none(size: Callable[[int], int]) -> None:
-    assert derive_axis("sequence", size, 1, MOST) is None
+    assert derive_axis("sequence", size, range(1, MOST + 1)) is None

@@ -94,8 +94,8 @@ def view_of_a_layer(module: Computes, x: Tensor) -> Tensor:
     """What the layer returns in four rows can be viewed as a sequence if its fused operator computed it."""
     rows = F.pad(x, (0, 0, 0, -x.shape[1] % 4)).reshape(-1, 4, WIDTH)
     rows = module.layers[0](rows, rows, rows, need_weights=False)[0]
-    assert isinstance(rows, Tensor)
-    return rows.view(len(x), -1, WIDTH)[:, : x.shape[1]]
+    viewed: Tensor = rows.view(len(x), -1, WIDTH)[:, : x.shape[1]]
+    return viewed
 
 
 def flexible(module: Computes, x: Tensor) -> Tensor:
@@ -104,6 +104,11 @@ def flexible(module: Computes, x: Tensor) -> Tensor:
     result = flex_attention(rows, rows, rows, lambda s, b, h, i, j: s - (i - j) * 0.1 * h, mask)
     assert isinstance(result, Tensor)
     return result.transpose(1, 2).flatten(2)
+
+
+def half_of_the_keys(module: Computes, x: Tensor) -> Tensor:
+    keys = x[:, : -(-x.shape[1] // 2)]
+    return F.scaled_dot_product_attention(x, keys, keys)
 
 
 FORMS = {
@@ -122,6 +127,7 @@ FORMS = {
     "tables by length": lambda: Computes(tables_by_length, kept=torch.tensor(0.25)),
     "view of a layer": lambda: Computes(view_of_a_layer, nn.MultiheadAttention(WIDTH, 2, batch_first=True)),
     "strides": lambda: Computes(lambda module, x: module.layers[0](x.mT).mT, nn.Conv1d(WIDTH, 3, 3, 4, 1)),
+    "half of the keys": lambda: Computes(half_of_the_keys),
     "flexible": lambda: Computes(flexible),
 }
 
@@ -148,9 +154,10 @@ class ReadsColumns(nn.Module):
         self.colours, self.sizes = nn.Embedding(5, WIDTH), nn.Embedding(9, WIDTH)
 
     def forward(self, columns: Tensor, x: Tensor, shown: Tensor) -> Tensor:
-        query: Tensor = self.colours(columns[:, 0]) + self.sizes(columns[:, 1])
+        query = self.colours(columns[:, 0]) + self.sizes(columns[:, 1])
         scores = (x @ query[:, :, None])[..., 0].masked_fill(~shown, float("-inf"))
-        return (scores.softmax(1)[..., None] * x).sum(1)
+        pooled: Tensor = (scores.softmax(1)[..., None] * x).sum(1)
+        return pooled
 
 
 def test_columns_of_ids_have_ranges_and_flags_show_a_row_of_each_sequence(tmp_path: Path) -> None:
@@ -191,6 +198,12 @@ def keeps_rows(module: Computes, x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(x, module.kept, module.kept)
 
 
+def keeps_scale(module: Computes, x: Tensor) -> Tensor:
+    if module.kept is None:
+        module.kept = x.std()
+    return x / module.kept
+
+
 def draws(module: Computes, x: Tensor) -> Tensor:
     return F.dropout(x, 0.5)
 
@@ -202,6 +215,7 @@ def repeats_a_list(module: Computes, x: Tensor) -> Tensor:
 REFUSALS = {
     "changes its input": (Computes(changes_input), "changes its input 'x' in place, at .*x.mul_"),
     "keeps rows": (Computes(keeps_rows), "keeps self.kept between calls, at .*module.kept = x"),
+    "keeps a scale": (Computes(keeps_scale), "keeps self.kept between calls, at .*module.kept = x.std"),
     "draws": (Computes(draws), "draws random numbers"),
     "projection": (
         Computes(lambda module, x: module.layers[0](x)[0], nn.LSTM(WIDTH, 6, proj_size=3, batch_first=True)),

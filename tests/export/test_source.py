@@ -216,8 +216,8 @@ AXES: dict[str, tuple[nn.Module, Mapping[str, Tensor], dict[str, dict[int, str]]
     "a flag": (
         Masked(flag=False), cross("valid"),
         {"query": QUERY, "memory": MEMORY, "valid": MEMORY},
-        {"flags": ["input valid: an ordinary input; masks={'valid': 'True attends'} makes it a mask "
-                   "('True attends' was found to hide rows)"]},
+        {"flags": ["input valid: an ordinary input; masks={'valid': 'True attends'}, or --mask "
+                   "'valid=True attends', makes it a mask ('True attends' was found to hide rows)"]},
     ),
     "the batch second": (
         Masked(batch_first=False),

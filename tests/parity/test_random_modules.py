@@ -23,6 +23,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves
 
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.server.engine.engine import Engine
@@ -94,7 +95,7 @@ def compute(network: nn.Module, module: RandomModule, sequence: Mapping[str, Arr
     The second uses no fused kernels, which differ in what NaN of an input spreads to.
     """
     sizes = {axis: len(sequence[name]) for name, (_, axis) in module.inputs.items()}
-    tensors = {name: torch.from_numpy(sequence[name])[None] for name in module.inputs}
+    tensors = module.tensors({name: sequence[name][None] for name in (*module.inputs, *module.fixed)})
     for mask in module.masks:
         allowed = torch.ones([sizes[axis] for axis in mask.axes], dtype=torch.bool)
         if len(mask.axes) > 1 and "attention_mask" in sequence:
@@ -107,7 +108,8 @@ def compute(network: nn.Module, module: RandomModule, sequence: Mapping[str, Arr
         with torch.inference_mode(), kernel:
             cast = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
             outputs = network.to(dtype)(**cast)
-        results.append([t[0].numpy() for t in (outputs if isinstance(outputs, tuple) else (outputs,))])
+        leaves = (leaf for leaf in tree_leaves(outputs) if leaf is not None)
+        results.append([leaf.select(module.batch_axis(leaf), 0).numpy() for leaf in leaves])
     return results[::-1]
 
 
@@ -115,10 +117,11 @@ def difference(rows: int, answer: Array, expected: Array, exact: Array) -> float
     """Largest |answer - eager| if that exceeds the tolerance and what rounding explains, otherwise 0."""
     if answer.shape != expected.shape:
         return math.inf
+    answer, expected, exact = (array.astype(float) for array in (answer, expected, exact))
     same = np.isnan(answer) & (np.isnan(expected) | np.isnan(exact))
     expected = np.where(np.isnan(expected), exact, expected)
     with np.errstate(invalid="ignore", over="ignore"):
-        errors = np.where(same | (answer == expected), 0, np.abs(answer.astype(float) - expected))
+        errors = np.where(same | (answer == expected), 0, np.abs(answer - expected))
         rounding = np.nan_to_num(np.abs(expected - exact), nan=0, posinf=0).max(initial=0)
     summed = ROW_ROUNDING * rows * np.abs(expected[np.isfinite(expected)]).max(initial=0)
     errors[errors <= ATOL + RTOL * np.abs(expected) + ROUNDING * rounding + summed] = 0
@@ -129,7 +132,7 @@ def send_to_engine(
     engine: Engine, models: Mapping[str, LoadedModel], name: str, sequences: Sequences
 ) -> list[list[Array]]:
     """Answers of the engine in this process, which runs as many sequences together as it may."""
-    arrays = {key: [sequence[key] for sequence in sequences] for key in sequences[0]}
+    arrays = {key: [np.atleast_1d(sequence[key]) for sequence in sequences] for key in sequences[0]}
     mask, flags = None, arrays.pop("attention_mask", None)
     if flags is not None:
         mask = Mask(MaskKind.PAIRS, np.concatenate([array.ravel() for array in flags]))
@@ -222,7 +225,7 @@ def test_no_answer_is_wrong(seeds: Sequence[int], tmp_path: Path) -> None:
     plain = [module for module in modules if not module.traits]
     refused = [findings.refused[module.name] for module in plain if module.name in findings.refused]
     assert len(refused) <= math.ceil(REFUSED_PART * len(plain)), "\n".join([summary, *refused])
-    hostile = [module for module in modules if module.traits & {"guard", "value"}]
+    hostile = [module for module in modules if module.traits & {"guard", "value", "state"}]
     answered = [
         str(module) for module in hostile if module.name not in {*findings.refused, *findings.limited}
     ]

@@ -5,7 +5,7 @@ import re
 import runpy
 import string
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -20,18 +20,27 @@ from tests.support.eager import Array
 
 _T = TypeVar("_T")
 GRAMMAR = tomllib.loads((ROOT / "tests/data/module_grammar.toml").read_text())
-PARTS, OUTPUTS = GRAMMAR["parts"], GRAMMAR["outputs"]
+PARTS, OUTPUTS, FIXED = GRAMMAR["parts"], GRAMMAR["outputs"], GRAMMAR["fixed"]
 GROUPS = {part: group for table in (OUTPUTS, PARTS) for group, parts in table.items() for part in parts}
-READS_HIDDEN = {part for part, group in GROUPS.items() if group in ("mixing", "far", "odd")}
+MIXING = ("mixing", "far", "odd", "further_mixing", "multiple")
+READS_HIDDEN = {part for part, group in GROUPS.items() if group in MIXING}
+TRAITS = {"odd", "guard", "value", "multiple", "state"}
 # Lengths at which modules branch, and those of long sequences.
-BRANCHES, LONG = (1, 4, 10, 64, 300, 520, 700, 1024), (600, 1030, 1500)
+BRANCHES, LONG = (1, 4, 10, 64, 300, 520, 700, 1024), (97, 211, 509, 600, 1021, 1030, 1500)
 LARGEST, SMALL_LARGEST = 1600, 96
-EXAMPLE_LENGTHS = {"t0": 6, "t1": 9, "t2": 5, "t3": 7}
+EXAMPLE_LENGTHS, MULTIPLE = {"t0": 6, "t1": 9, "t2": 5, "t3": 7}, 4
+# Results in other forms than a tuple, and the element types of weights.
+FORMS = ("{}", "{}", "[[{}], None]", "dict(rows=({},))", "dict(state=None, nested=dict(y=[{}]))")
+TYPES = (*[torch.float32] * 4, torch.float16, torch.bfloat16, torch.float64)
 SOURCE = """import math
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+{classes}
+
+def turn(x):
+    return x.transpose(0, 1) if x.ndim > 2 else x
 
 
 class Random(nn.Module):
@@ -41,6 +50,7 @@ class Random(nn.Module):
 
     def forward({arguments}):
         {lines}
+        return {outputs}
 """
 
 
@@ -49,6 +59,10 @@ def random_rows(kind: str, length: int, rng: np.random.Generator, values: str = 
     if kind in ("ids", "flags"):
         return rng.integers(0, 20, length) if kind == "ids" else rng.random(length) < 0.5
     factor = {"large": 300, "zeros": 0}.get(values, 1)
+    if kind == "id":
+        return np.array(rng.integers(0, 20))
+    if kind in FIXED:
+        return np.array(rng.standard_normal(FIXED[kind][0]) * factor, np.float32)
     if kind == "gaps":
         return (rng.uniform(0.5, 50, length) * max(factor, 1)).astype(np.float32)
     rows = rng.random((length, 8)) * 255 if kind == "pixels" else rng.standard_normal((length, 8))
@@ -80,8 +94,13 @@ class RandomModule:
 
     Attributes:
         inputs: By name, kind and axis.
-        traits: What an export may refuse it for: "leaky", "odd", "guard" or "value".
+        fixed: The same of inputs without rows, by name the kind.
+        traits: What an export may refuse it for: "leaky", "odd", "guard", "value", "multiple" or "state".
         branches: By axis, the lengths at which it may compute something else.
+        sizes: By axis, the length in the example.
+        fixed_axes: Those whose length is that of the example in every sequence.
+        finds_axes: Whether the export finds the axes, and what masks mean.
+        batch_second: Whether it takes and returns (T, B, ...).
     """
 
     def __init__(self, seed: int) -> None:
@@ -110,9 +129,42 @@ class RandomModule:
         self.streams = {name.replace("x", "h"): axis for name, (_, axis) in self.inputs.items()}
         self.lines = self._opening()
         self.outputs = self._compose(1 + seed % 4)
+        self.rng = np.random.default_rng((seed, 1))  # so that what is above stays the same
+        self._extend(axes)
 
     def _pick(self, options: Sequence[_T]) -> _T:
         return options[int(self.rng.integers(len(options)))]
+
+    def _extend(self, axes: Sequence[str]) -> None:
+        """Adds inputs without rows, further parts and outputs; chooses how it is called and exported."""
+        stream = self._pick([*self.streams])
+        self.fixed = {f"f{at}": self._pick([*FIXED]) for at in range(self._pick([0, 0, 1, 2]))}
+        for name, kind in self.fixed.items():
+            self.lines.append(self._hoist(FIXED[kind][1], self._fields(stream, stream) | {"f": name}))
+        for _ in range(self._pick([0, 1, 2])):
+            self.lines += self._part(self._further(PARTS, "state"), stream)
+        for _ in range(self._pick([1, 1, 2])):
+            self.outputs += self._part(self._further(OUTPUTS), stream)
+        self.form, self.dtype = self._pick(FORMS), self._pick(TYPES)
+        self.finds_axes, self.batch_second = (bool(self.rng.random() < part) for part in (0.5, 0.2))
+        step = MULTIPLE if "multiple" in self.traits else 1
+        usual = {
+            axis: self._pick([3, 5, 6, 8, 9]) if self.finds_axes else EXAMPLE_LENGTHS[axis] for axis in axes
+        }
+        self.sizes = {axis: step * size for axis, size in usual.items()}
+        self.batch = self._pick([1, 2, 3]) if self.finds_axes else 2
+        masked = {axis for mask in self.masks for axis in mask.axes}
+        self.fixed_axes = {
+            axis
+            for axis in axes
+            if self.rng.random() < 0.15 and not (axis in masked or self.finds_axes or self.batch_second)
+        }
+
+    def _further(self, groups: Mapping[str, list[str]], *rare: str) -> list[str]:
+        """Parts of groups: usually of rows and mixing, or of a rare one."""
+        if self.rng.random() < 0.2:
+            return groups[self._pick(["multiple", *rare])]
+        return groups["further_rows"] + groups["further_mixing"]
 
     def _opening(self) -> list[str]:
         lines = []
@@ -154,7 +206,7 @@ class RandomModule:
         if not fitting:
             return []
         part = self._pick(fitting)
-        self.traits |= {GROUPS[part]} & {"odd", "guard", "value"} | ({"leaky"} if part in leaky else set())
+        self.traits |= {GROUPS[part]} & TRAITS | ({"leaky"} if part in leaky else set())
         if "size" in names[part] and self.max_length is None:
             self.traits.add("guard")
             self.branches[self.streams[stream]].add(int(fields["size"]))
@@ -194,46 +246,89 @@ class RandomModule:
 
     def __str__(self) -> str:
         inputs = [f"{name} {kind} [{axis}]" for name, (kind, axis) in self.inputs.items()]
+        inputs += [f"{name} {kind}" for name, kind in self.fixed.items()]
         inputs += [f"{mask.name} {mask.meaning} {[*mask.axes]}" for mask in self.masks]
         layers = [f"m{at} = {layer}" for at, layer in enumerate(self.layers)]
-        lines = "; ".join([*layers, *self.lines, f"return {', '.join(self.outputs)}"]).replace("self.", "")
-        return f"{self.name} {sorted(self.traits)} max_length={self.max_length}: {', '.join(inputs)}: {lines}"
+        lines = "; ".join([*layers, *self.lines, f"return {self._result()}"]).replace("self.", "")
+        form = f"{self.dtype}{', axes found' * self.finds_axes}{', (T, B)' * self.batch_second}"
+        form += (
+            f", example {self.batch} x {self.sizes}, fixed {[*self.fixed_axes]}, max_length={self.max_length}"
+        )
+        return f"{self.name} {sorted(self.traits)} {form}: {', '.join(inputs)}: {lines}"
+
+    def _kinds(self) -> list[tuple[str, str, str]]:
+        """By input, its name, kind and axis, which is empty without rows."""
+        rows = [(name, kind, axis) for name, (kind, axis) in self.inputs.items()]
+        return rows + [(name, kind, "") for name, kind in self.fixed.items()]
+
+    def batch_axis(self, output: Tensor) -> int:
+        """Of an output: the second axis of rows, if the module returns (T, B, ...)."""
+        return int(self.batch_second and output.ndim > 2)
+
+    def _result(self) -> str:
+        """What it returns."""
+        return self.form.format(
+            ", ".join(f"turn({output})" if self.batch_second else output for output in self.outputs)
+        )
 
     def build(self, folder: Path) -> nn.Module:
         """The module, whose source is written to a file, because errors of the export name its lines."""
         masks = [f"{mask.name}=None" if mask.optional else mask.name for mask in self.masks]
         path = folder / f"{self.name}.py"
+        turns = [f"{name} = {name}.transpose(0, 1)" for name in self.inputs if self.batch_second]
         path.write_text(
             SOURCE.format(
+                classes=GRAMMAR["classes"],
                 layers="\n        ".join(f"self.m{at} = {layer}" for at, layer in enumerate(self.layers)),
-                arguments=", ".join(["self", *self.inputs, *masks]),
-                lines="\n        ".join([*self.lines, f"return {', '.join(self.outputs)}"]),
+                arguments=", ".join(["self", *self.inputs, *self.fixed, *masks]),
+                lines="\n        ".join([*turns, *self.lines]),
+                outputs=self._result(),
             )
         )
         torch.manual_seed(self.seed)
         module: nn.Module = runpy.run_path(str(path))["Random"]()
-        return module.eval()
+        return module.eval().to(self.dtype)
+
+    def tensors(self, sequences: Mapping[str, Array]) -> dict[str, Tensor]:
+        """What the module takes, of sequences (B, ...) by input."""
+        tensors = {name: torch.from_numpy(array) for name, array in sequences.items()}
+        turned = self.inputs if self.batch_second else ()
+        return {name: t.transpose(0, 1) if name in turned else t for name, t in tensors.items()}
 
     def export(self, folder: Path) -> None:
         """Exports it to the repository of a folder, with an example of usual values."""
-        rng = np.random.default_rng(self.seed)
-        examples, axes = {}, {name: {0: "batch", 1: axis} for name, (_, axis) in self.inputs.items()}
-        for name, (kind, axis) in self.inputs.items():
-            sequences = np.stack([random_rows(kind, EXAMPLE_LENGTHS[axis], rng) for _ in range(2)])
-            examples[name] = torch.from_numpy(np.full_like(sequences, 19) if kind == "ids" else sequences)
+        rng, at = np.random.default_rng(self.seed), 1 - self.batch_second
+        examples = {
+            name: np.stack([random_rows(kind, self.sizes.get(axis, 0), rng) for _ in range(self.batch)])
+            for name, kind, axis in self._kinds()
+        }
+        if not self.finds_axes:
+            examples |= {
+                name: np.full_like(examples[name], 19) for name, kind, _ in self._kinds() if kind == "ids"
+            }
+        axes = {
+            name: {1 - at: "batch", at: axis}
+            for name, (_, axis) in self.inputs.items()
+            if axis not in self.fixed_axes
+        }
+        tensors = self.tensors(examples)
         for mask in self.masks:
-            shape = [EXAMPLE_LENGTHS[axis] for axis in mask.axes]
-            examples[mask.name] = mask.encode(torch.ones(shape, dtype=torch.bool)).repeat_interleave(2, 0)
+            allowed = torch.ones([self.sizes[axis] for axis in mask.axes], dtype=torch.bool)
+            tensors[mask.name] = mask.encode(allowed).repeat_interleave(self.batch, 0)
             axes[mask.name] = {0: "batch"} | dict(enumerate(mask.axes, 1 + len(mask.heads)))
         export_module(
             self.build(folder),
-            examples,
-            axes,
+            {name: t.to(self.dtype) if t.is_floating_point() else t for name, t in tensors.items()},
+            None if self.finds_axes else {name: axes.get(name, {0: "batch"}) for name in tensors},
             out=folder / "repository",
             name=self.name,
-            output_names=[f"y{at}" for at in range(len(self.outputs))],
+            output_names=None if self.finds_axes else [f"y{at}" for at in range(len(self.outputs))],
             max_length=self.max_length,
-            masks={mask.name: mask.meaning for mask in self.masks},
+            masks={
+                mask.name: mask.meaning
+                for mask in self.masks
+                if not self.finds_axes or mask.meaning == "added" or len(mask.axes) > 1
+            },
             progress=lambda _: None,
         )
 
@@ -243,10 +338,10 @@ class RandomModule:
         pairs = [mask for mask in self.masks if len(mask.axes) > 1]
 
         def sequence(least: int, most: int, values: str = "usual", **lengths: int) -> dict[str, Array]:
-            sizes = {name: int(rng.integers(least, most + 1)) for name in self.branches} | lengths
+            sizes = {name: int(rng.integers(least, most + 1)) for name in self.branches}
+            sizes |= {axis: self.sizes[axis] for axis in self.fixed_axes} | lengths
             rows = {
-                name: random_rows(kind, sizes[axis], rng, values)
-                for name, (kind, axis) in self.inputs.items()
+                name: random_rows(kind, sizes.get(axis, 0), rng, values) for name, kind, axis in self._kinds()
             }
             for mask in pairs if values == "masked" else []:
                 rows["attention_mask"] = rng.random([sizes[axis] for axis in mask.axes]) < 0.6

@@ -31,15 +31,15 @@ FLOAT_BYTES, SUM_BYTES = 4, 8
 LEAST_NORM = 1e-12
 
 
-def output_bytes(
-    request: DecodedRequest, model: LoadedModel, shapes: Sequence[SequencePlan], size: int
+def check_selection(
+    decoded: DecodedRequest, model: LoadedModel, plans: Sequence[SequencePlan], size: int
 ) -> tuple[int, int]:
     """Checks what a request selects; the size of its result, and the memory to make it, in bytes.
 
     Args:
-        request: The request.
+        decoded: The request.
         model: Its model.
-        shapes: The plans of its sequences.
+        plans: The plans of its sequences.
         size: The size of all outputs of its graph.
 
     Raises:
@@ -48,20 +48,20 @@ def output_bytes(
             within its sequence.
     """
     work = 0
-    if request.dimensions:
-        check_dimensions(request.dimensions, model)
-    if request.head_selection is not None:
-        pairs = sum([shape.lengths[0] * model.key_length(shape.lengths) for shape in shapes])
-        size -= FLOAT_BYTES * _unselected_heads(request.head_selection, model) * pairs
-    if request.offsets is not None:
-        size += request.offsets.rows.nbytes
-    if request.spans is not None:
-        encoder, lengths = check_pooling(model), [shape.lengths[0] for shape in shapes]
-        check_spans(request.spans, lengths, unit="token", noun="sequence")
-        embeddings = len(request.spans.rows) - len(lengths)
+    if decoded.dimensions:
+        check_dimensions(decoded.dimensions, model)
+    if decoded.head_selection is not None:
+        pairs = sum([plan.lengths[0] * model.key_length(plan.lengths) for plan in plans])
+        size -= FLOAT_BYTES * _unselected_heads(decoded.head_selection, model) * pairs
+    if decoded.offsets is not None:
+        size += decoded.offsets.rows.nbytes
+    if decoded.spans is not None:
+        encoder, lengths = check_pooling(model), [plan.lengths[0] for plan in plans]
+        check_spans(decoded.spans, lengths, unit="token", noun="sequence")
+        embeddings = len(decoded.spans.rows) - len(lengths)
         size += FLOAT_BYTES * (embeddings * encoder.embedding_width - sum(lengths) * encoder.width)
         # One sequence is pooled at a time, in double precision: see `_linear`.
-        work = SUM_BYTES * (1 + max(lengths) + 2 * max(request.spans.lengths)) * encoder.width
+        work = SUM_BYTES * (1 + max(lengths) + 2 * max(decoded.spans.lengths)) * encoder.width
     return size, work
 
 
@@ -108,7 +108,9 @@ def check_dimensions(dimensions: int, model: LoadedModel) -> None:
         raise InvalidRequestError(DIMENSIONS, problem)
 
 
-def shortened(outputs: dict[str, list[Array]], model: LoadedModel, dimensions: int) -> dict[str, list[Array]]:
+def shorten_embeddings(
+    outputs: dict[str, list[Array]], model: LoadedModel, dimensions: int
+) -> dict[str, list[Array]]:
     """The outputs of a request with its embeddings (..., d) cut to (..., dimensions), normalised again."""
     if not dimensions or model.encoder is None or EMBEDDING not in outputs:
         return outputs
@@ -195,7 +197,7 @@ def check_pooling(model: LoadedModel) -> EncoderFacts:
     return encoder
 
 
-def with_spans(outputs: dict[str, Array], spans: Array, encoder: EncoderFacts) -> dict[str, Array]:
+def pool_spans(outputs: dict[str, Array], spans: Array, encoder: EncoderFacts) -> dict[str, Array]:
     """The outputs of one sequence with the embeddings (n, d) of its spans, and without token vectors."""
     further = {name: output for name, output in outputs.items() if name != CONTEXT_VECTORS}
     return {**further, EMBEDDING: pool(outputs[CONTEXT_VECTORS], spans, encoder)}
